@@ -1,0 +1,1 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
