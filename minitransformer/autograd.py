@@ -1,0 +1,179 @@
+"""Reverse-mode automatic differentiation: the tape, and no calculus.
+
+A primitive is a function on plain arrays that returns its result and its
+vector-Jacobian product. Calling it on tensors records a node; `Tensor.backward` walks
+the nodes from the result to the leaves. What an operation computes is in `ops.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from minitransformer import backend
+from minitransformer.backend import Array
+
+Vjp: TypeAlias = Callable[[Array], tuple[Array | None, ...]]
+
+PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
+
+_recording: ContextVar[bool] = ContextVar("recording", default=True)
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Record nothing inside the block, in this thread."""
+    token = _recording.set(False)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+class Node:
+    """One recorded operation: where its inputs came from and how to go back.
+
+    It holds no result, so an activation lives only as long as a vjp captures it.
+    """
+
+    __slots__ = ("__weakref__", "parents", "vjp")
+
+    def __init__(self, parents: tuple[Node | Tensor | None, ...], vjp: Vjp) -> None:
+        self.parents = parents
+        self.vjp = vjp
+
+
+class Tensor:
+    """An array, and the node that made it if its gradient may be asked for.
+
+    A leaf with `requires_grad` adds incoming gradients into `grad` (None until then, or
+    an array of the caller's).
+    """
+
+    __slots__ = ("__weakref__", "data", "grad", "node", "requires_grad")
+
+    def __init__(
+        self, data: Array, requires_grad: bool = False, node: Node | None = None
+    ) -> None:
+        self.data = data
+        self.grad: Array | None = None
+        self.node = node
+        self.requires_grad = requires_grad or node is not None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def __repr__(self) -> str:
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"Tensor({self.data!r}{grad})"
+
+    def backward(self, gradient: Array | float | None = None) -> None:
+        """Add the derivative of this tensor to the `grad` of every leaf it came from.
+
+        `gradient` is the derivative of the final result with respect to this tensor:
+        an array of its shape, or a number where this tensor is a scalar (default 1).
+        Each node is released once passed, so a graph can be walked once.
+
+        Raises: ValueError if the gradient is missing or of another shape, or if
+        nothing was recorded.
+        """
+        xp = backend.array_module(self.data)
+        if gradient is None and self.data.size != 1:
+            raise ValueError(f"expected a gradient of shape {self.shape}, got none")
+        seed = xp.asarray(1.0 if gradient is None else gradient, dtype=self.data.dtype)
+        if seed.shape != self.shape:
+            raise ValueError(
+                f"expected a gradient of shape {self.shape}, got {seed.shape}"
+            )
+        origin = _origin(self)
+        if origin is None:
+            raise ValueError("expected a recorded tensor, got one without a gradient")
+        self.node = None
+        _backpropagate(origin, seed)
+
+
+def _origin(value: Any) -> Node | Tensor | None:
+    """Return where a gradient for `value` goes: its node, itself as a leaf, or None."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return None
+    return value.node or value
+
+
+def _backpropagate(origin: Node | Tensor, seed: Array) -> None:
+    order = _topological_order(origin)
+    gradients: dict[int, Array] = {id(origin): seed}
+    owned: set[int] = set()  # sums made here, which may be added to in place
+    while order:
+        current = order.pop()
+        gradient = gradients.pop(id(current))
+        if isinstance(current, Tensor):
+            if current.grad is None:
+                current.grad = gradient.copy()
+            else:
+                current.grad += gradient
+            continue
+        parents, vjp = current.parents, current.vjp
+        current.parents, current.vjp = (), _released
+        for parent, share in zip(parents, vjp(gradient), strict=False):
+            if parent is None or share is None:
+                continue
+            key = id(parent)
+            if key not in gradients:
+                gradients[key] = share
+            elif key in owned:
+                gradients[key] += share
+            else:
+                gradients[key] = gradients[key] + share
+                owned.add(key)
+        del vjp, parents
+
+
+def _topological_order(origin: Node | Tensor) -> list[Node | Tensor]:
+    """List everything below `origin`, inputs before results, without recursion."""
+    order: list[Node | Tensor] = []
+    seen: set[int] = set()
+    stack: list[tuple[Node | Tensor, bool]] = [(origin, False)]
+    while stack:
+        current, inputs_done = stack.pop()
+        if inputs_done:
+            order.append(current)
+        elif id(current) not in seen:
+            seen.add(id(current))
+            stack.append((current, True))
+            if isinstance(current, Node):
+                stack.extend((p, False) for p in current.parents if p is not None)
+    return order
+
+
+def _released(gradient: Array) -> tuple[Array | None, ...]:
+    raise RuntimeError("this graph was released by an earlier backward")
+
+
+def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tensor]:
+    """Make a differentiable operation of a function on arrays.
+
+    `function(*arrays, **options)` returns `(out, vjp)`; `vjp(g)` returns one gradient,
+    or None, per array parameter, given or left out. It must not change its inputs or `g`; it may use
+    up what it captured, as it is called at most once. The arrays decide whether this
+    body or an override of the same name in `cuda/ops.py` runs.
+    """
+    name = function.__name__
+    PRIMITIVES[name] = function
+
+    @functools.wraps(function)
+    def operation(*inputs: Any, **options: Any) -> Tensor:
+        arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
+        body = backend.override(name, arrays) or function
+        out, vjp = body(*arrays, **options)
+        if not _recording.get():
+            return Tensor(out)
+        parents = tuple(_origin(x) for x in inputs)
+        if all(parent is None for parent in parents):
+            return Tensor(out)
+        return Tensor(out, node=Node(parents, vjp))
+
+    return operation

@@ -1,0 +1,129 @@
+"""Arrays and the machine under them: libraries, devices, random bytes, memory.
+
+Everything above this file calls the array library that its arrays belong to, which
+`array_module` tells. Only this file, `cuda/` and NCCL know that CuPy exists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# A NumPy or a CuPy array. CuPy has no type stubs, so both are Any to the type checker.
+Array: TypeAlias = Any
+
+
+def array_module(array: Array) -> ModuleType:
+    """Return the library (NumPy or CuPy) that `array` belongs to."""
+    if isinstance(array, np.ndarray | np.generic):
+        return np
+    return importlib.import_module("cupy")
+
+
+def device_module(device: str) -> ModuleType:
+    """Return the array library of `cpu`, `cuda` or `cuda:N`, selecting GPU N.
+
+    Raises: ValueError if the name is unknown, RuntimeError if there is no such GPU.
+    """
+    kind, _, index = device.partition(":")
+    if device == "cpu":
+        return np
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise ValueError(f"expected a device cpu, cuda or cuda:N, got {device!r}")
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise RuntimeError(
+            "device cuda needs CuPy: pip install 'minitransformer[cuda13]' "
+            "(or [cuda12] for a CUDA 12 driver)"
+        ) from error
+    if not cupy.cuda.is_available():
+        raise RuntimeError("device cuda: no CUDA driver or no GPU was found")
+    count = cupy.cuda.runtime.getDeviceCount()
+    if int(index or 0) >= count:
+        raise RuntimeError(f"device {device}: expected cuda:0 to cuda:{count - 1}")
+    cupy.cuda.Device(int(index or 0)).use()
+    return cupy
+
+
+def to_host(array: Array) -> np.ndarray:
+    """Return `array` as a NumPy array, copied only if it lives on a GPU."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def override(name: str, arrays: tuple[Array, ...]) -> Any:
+    """Return the fused CUDA version of operation `name` for `arrays`, or None."""
+    if any(isinstance(array, np.ndarray) for array in arrays):
+        return None
+    try:
+        fused = importlib.import_module("minitransformer.cuda.ops")
+    except ModuleNotFoundError:
+        return None
+    return getattr(fused, name, None)
+
+
+class RandomStream:
+    """Random bytes on the library's device, a function of the integers in `key`.
+
+    Keys such as (seed, step, shard) make each training step's noise independent of what
+    was drawn before, so that resuming needs no generator state.
+    """
+
+    def __init__(self, key: tuple[int, ...], xp: ModuleType = np) -> None:
+        self._xp = xp
+        sequence = np.random.SeedSequence(key)
+        if xp is np:
+            self._generator: Any = np.random.Generator(np.random.SFC64(sequence))
+        else:
+            seed = int(sequence.generate_state(1, np.uint64)[0])
+            self._generator = xp.random.default_rng(seed)
+
+    def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
+        """Draw a dropout mask: True where kept, and the factor for what is kept.
+
+        One random byte decides an element, so `rate` is rounded to a multiple of
+        1/256; the factor is the inverse of the keep probability that results.
+        """
+        threshold = min(round(rate * 256), 255)
+        size = 1
+        for axis in shape:
+            size *= axis
+        words = self._generator.integers(
+            0, 2**64 - 1, size=(size + 7) // 8, dtype=np.uint64, endpoint=True
+        )
+        kept = words.view(np.uint8)[:size].reshape(shape) >= threshold
+        return kept, 256 / (256 - threshold)
+
+
+def tune_allocator() -> bool:
+    """Let glibc keep freed memory, so that large arrays do not fault in fresh pages.
+
+    Returns whether it was done; elsewhere than on glibc nothing happens. All threads
+    share one heap, because a thread's own heap would be returned to the system.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
+    settings = {
+        m_mmap_threshold: 1 << 30,
+        m_trim_threshold: (1 << 31) - 1,
+        m_arena_max: 1,
+    }
+    return all([mallopt(name, value) for name, value in settings.items()])
+
+
+def num_cores() -> int:
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,281 @@
+"""The building blocks of the model (sections 3.2 to 3.5), and their parameters.
+
+A forward pass takes `rng`, the source of dropout noise; None means evaluation, without
+dropout. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import TypeVar
+
+import numpy as np
+
+from minitransformer import ops
+from minitransformer.autograd import Tensor
+from minitransformer.backend import Array, RandomStream, array_module
+
+M = TypeVar("M", bound="Module")
+
+
+class Module:
+    """Something with parameters: tensors that are its attributes, or its modules'."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (dotted name, parameter) in order of construction, tied ones once."""
+        seen: set[int] = set()
+        for name, parameter in self._walk(""):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.requires_grad:
+                yield prefix + name, value
+            elif isinstance(value, Module):
+                yield from value._walk(f"{prefix}{name}.")
+            elif isinstance(value, list):
+                for i, item in enumerate(value):
+                    yield from item._walk(f"{prefix}{name}.{i}.")
+
+    def num_parameters(self) -> int:
+        return sum(p.data.size for _, p in self.named_parameters())
+
+
+class ParameterBuffer:
+    """All parameters of a module in one contiguous array, their gradients in another.
+
+    The parameters become views into `data` and `grad`, so that the optimizer, the
+    gradient norm and an all-reduce see one vector each. Shapes: data, grad [number of
+    parameters].
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.parameters = dict(module.named_parameters())
+        arrays = [p.data for p in self.parameters.values()]
+        xp = array_module(arrays[0])
+        self.data = xp.concatenate([array.reshape(-1) for array in arrays])
+        self.grad = xp.zeros_like(self.data)
+        for name, view in self.views(self.data).items():
+            self.parameters[name].data = view
+        for name, view in self.views(self.grad).items():
+            self.parameters[name].grad = view
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """Cut a vector laid out like `data` into arrays by parameter name."""
+        views, start = {}, 0
+        for name, parameter in self.parameters.items():
+            end = start + parameter.data.size
+            views[name] = flat[start:end].reshape(parameter.data.shape)
+            start = end
+        return views
+
+
+def replicate(module: M) -> M:
+    """Copy a module that shares the parameter arrays but not the gradients.
+
+    Threads that work on different sentences each need gradients of their own.
+    """
+    shared = {id(p.data): p.data for _, p in module.named_parameters()}
+    twin = copy.deepcopy(module, shared)
+    for _, parameter in twin.named_parameters():
+        parameter.grad = None
+    return twin
+
+
+def glorot_uniform(
+    rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype
+) -> Tensor:
+    """Draw a weight from U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
+    bound = math.sqrt(6 / sum(shape))
+    return _parameter(rng.uniform(-bound, bound, shape), dtype)
+
+
+def _parameter(values: np.ndarray, dtype: np.dtype) -> Tensor:
+    return Tensor(values.astype(dtype), requires_grad=True)
+
+
+class LayerNorm(Module):
+    """Dropout, residual connection and layer normalisation (3.1 and 5.4).
+
+    Differs: tensor2tensor's later versions normalise before the sub-layer, the annotated
+    Transformer divides by std + eps.
+    """
+
+    def __init__(self, d_model: int, dtype: np.dtype) -> None:
+        self.gain = _parameter(np.ones(d_model), dtype)
+        self.bias = _parameter(np.zeros(d_model), dtype)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, rate: float, rng: RandomStream | None
+    ) -> Tensor:
+        """LayerNorm(residual + Dropout(x)). Shapes: [..., D] -> [..., D]"""
+        return ops.add_layer_norm(x, residual, self.gain, self.bias, rate=rate, rng=rng)
+
+
+class MultiHeadAttention(Module):
+    """Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Section 3.2.2: the projections are matrices without bias, those of all heads side
+    by side in one.
+
+    Differs: tensor2tensor, fairseq and PyTorch add biases to the projections.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        d_model: int,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        dropout: float,
+        dtype: np.dtype,
+    ) -> None:
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.query = glorot_uniform(rng, (d_model, num_heads * d_k), dtype)
+        self.key = glorot_uniform(rng, (d_model, num_heads * d_k), dtype)
+        self.value = glorot_uniform(rng, (d_model, num_heads * d_v), dtype)
+        self.output = glorot_uniform(rng, (num_heads * d_v, d_model), dtype)
+
+    def __call__(
+        self,
+        queries: Tensor,
+        memory: Tensor,
+        mask: Array | None,
+        rng: RandomStream | None,
+    ) -> Tensor:
+        """Attend from `queries` to `memory` (the same tensor in self-attention).
+
+        Shapes: queries [B, T, D], memory [B, S, D], mask True where allowed,
+        broadcasting to [B, H, T, S] -> [B, T, D]
+        """
+        keys, values = self.project_memory(memory)
+        return self.attend(queries, keys, values, mask, rng)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [B, S, H d_k] and values [B, S, H d_v], which decoding caches."""
+        return ops.linear(memory, self.key), ops.linear(memory, self.value)
+
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Array | None,
+        rng: RandomStream | None,
+    ) -> Tensor:
+        """Attend with projected keys and values. Shapes: as `project_memory` gives."""
+        heads = ops.attention(
+            ops.linear(queries, self.query),
+            keys,
+            values,
+            mask,
+            num_heads=self.num_heads,
+            rate=self.dropout,
+            rng=rng,
+        )
+        return ops.linear(heads, self.output)
+
+
+class FeedForward(Module):
+    """max(0, x W_1 + b_1) W_2 + b_2 (equation 2), with optional dropout inside."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        d_model: int,
+        d_ff: int,
+        dropout: float,
+        dtype: np.dtype,
+    ) -> None:
+        self.dropout = dropout
+        self.weight_1 = glorot_uniform(rng, (d_model, d_ff), dtype)
+        self.bias_1 = _parameter(np.zeros(d_ff), dtype)
+        self.weight_2 = glorot_uniform(rng, (d_ff, d_model), dtype)
+        self.bias_2 = _parameter(np.zeros(d_model), dtype)
+
+    def __call__(self, x: Tensor, rng: RandomStream | None) -> Tensor:
+        """Shapes: [..., D] -> [..., D]"""
+        hidden = ops.linear(x, self.weight_1, self.bias_1, relu=True)
+        if rng is not None and self.dropout > 0:
+            hidden = ops.dropout(hidden, rate=self.dropout, rng=rng)
+        return ops.linear(hidden, self.weight_2, self.bias_2)
+
+
+def sinusoids(length: int, d_model: int) -> np.ndarray:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos (3.5).
+
+    Shapes: -> [length, D], float64
+
+    Differs: tensor2tensor puts all sines before all cosines and divides i by d/2 - 1.
+    """
+    position = np.arange(length)[:, None]
+    angle = position / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
+    table = np.empty((length, d_model))
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle[:, : d_model // 2])
+    return table
+
+
+class Embedding(Module):
+    """The matrix shared by source, target and pre-softmax (3.4), and positions (3.5).
+
+    The weights are drawn from N(0, 1 / d_model) and multiplied by sqrt(d_model) on
+    input only. Positions are sinusoids of any length, or `max_length` learned vectors
+    (Table 3, row E).
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        vocab_size: int,
+        d_model: int,
+        max_length: int | None,
+        dropout: float,
+        dtype: np.dtype,
+    ) -> None:
+        self.dropout = dropout
+        self.scale = math.sqrt(d_model)
+        deviation = d_model**-0.5
+        self.table = _parameter(rng.normal(0, deviation, (vocab_size, d_model)), dtype)
+        self.learned = max_length is not None
+        if max_length is not None:
+            values = rng.normal(0, deviation, (max_length, d_model))
+            self.positions = _parameter(values, dtype)
+        else:
+            self.positions = Tensor(sinusoids(256, d_model).astype(dtype))
+
+    def __call__(
+        self, ids: Array, rng: RandomStream | None, first_position: int = 0
+    ) -> Tensor:
+        """Embed `ids`, whose first column stands at `first_position`.
+
+        Shapes: ids [B, T] -> [B, T, D]
+        Raises: ValueError if positions are learned and the ids are longer.
+        """
+        end = first_position + ids.shape[-1]
+        positions = self._positions(end)
+        if first_position:
+            positions = Tensor(positions.data[first_position:end])
+        return ops.embedding(
+            self.table, ids, positions, scale=self.scale, rate=self.dropout, rng=rng
+        )
+
+    def _positions(self, length: int) -> Tensor:
+        available, d_model = self.positions.shape
+        if length > available:
+            if self.learned:
+                raise ValueError(
+                    f"expected at most {available} tokens (learned positions), "
+                    f"got {length}"
+                )
+            table = self.positions.data
+            longer = sinusoids(max(length, 2 * available), d_model)
+            xp = array_module(table)
+            self.positions = Tensor(xp.asarray(longer, dtype=table.dtype))
+        return self.positions

@@ -1,0 +1,286 @@
+"""The model of section 3: encoder and decoder stacks, and the Transformer.
+
+Read from the top: masks, one encoder layer and one decoder layer (3.1), the model with
+its shared embedding (3.4), and decoding one position at a time with cached keys and
+values. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary, K beams.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minitransformer import ops
+from minitransformer.autograd import Tensor
+from minitransformer.backend import Array, RandomStream, array_module
+from minitransformer.config import PAD_ID, ModelConfig
+from minitransformer.layers import (
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Module,
+    MultiHeadAttention,
+)
+
+
+def padding_mask(ids: Array) -> Array:
+    """True at the keys that are words. Shapes: ids [B, S] -> [B, 1, 1, S]"""
+    return (ids != PAD_ID)[:, None, None, :]
+
+
+def causal_mask(like: Array, length: int) -> Array:
+    """True where a position may look: at itself and before. Shapes: -> [T, T]"""
+    xp = array_module(like)
+    return xp.tri(length, dtype=bool)
+
+
+def _attention(
+    rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
+) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        rng,
+        config.d_model,
+        config.num_heads,
+        config.key_width,
+        config.value_width,
+        config.attention_dropout,
+        dtype,
+    )
+
+
+def _feed_forward(
+    rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
+) -> FeedForward:
+    return FeedForward(rng, config.d_model, config.d_ff, config.relu_dropout, dtype)
+
+
+class EncoderLayer(Module):
+    """Self-attention and feed-forward, each LayerNorm(x + Dropout(Sublayer(x))) (3.1)."""
+
+    def __init__(
+        self, rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
+    ) -> None:
+        self.dropout = config.dropout
+        self.self_attention = _attention(rng, config, dtype)
+        self.self_attention_norm = LayerNorm(config.d_model, dtype)
+        self.feed_forward = _feed_forward(rng, config, dtype)
+        self.feed_forward_norm = LayerNorm(config.d_model, dtype)
+
+    def __call__(
+        self, x: Tensor, source_mask: Array, rng: RandomStream | None
+    ) -> Tensor:
+        """Shapes: x [B, S, D], source_mask [B, 1, 1, S] -> [B, S, D]"""
+        attended = self.self_attention(x, x, source_mask, rng)
+        x = self.self_attention_norm(attended, x, self.dropout, rng)
+        return self.feed_forward_norm(self.feed_forward(x, rng), x, self.dropout, rng)
+
+
+class DecoderLayer(Module):
+    """Masked self-attention, attention to the encoder's output, feed-forward (3.1)."""
+
+    def __init__(
+        self, rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
+    ) -> None:
+        self.dropout = config.dropout
+        self.self_attention = _attention(rng, config, dtype)
+        self.self_attention_norm = LayerNorm(config.d_model, dtype)
+        self.cross_attention = _attention(rng, config, dtype)
+        self.cross_attention_norm = LayerNorm(config.d_model, dtype)
+        self.feed_forward = _feed_forward(rng, config, dtype)
+        self.feed_forward_norm = LayerNorm(config.d_model, dtype)
+
+    def __call__(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        target_mask: Array,
+        source_mask: Array,
+        rng: RandomStream | None,
+    ) -> Tensor:
+        """Shapes: x [B, T, D], memory [B, S, D], masks [T, T], [B, 1, 1, S]"""
+        attended = self.self_attention(x, x, target_mask, rng)
+        x = self.self_attention_norm(attended, x, self.dropout, rng)
+        attended = self.cross_attention(x, memory, source_mask, rng)
+        x = self.cross_attention_norm(attended, x, self.dropout, rng)
+        return self.feed_forward_norm(self.feed_forward(x, rng), x, self.dropout, rng)
+
+    def step(self, x: Tensor, cache: LayerCache, source_mask: Array) -> Tensor:
+        """Decode one position of every beam. Shapes: x [B K, 1, D] -> the same"""
+        rows, _, d_model = x.shape
+        keys, values = cache.append(*self.self_attention.project_memory(x))
+        attended = self.self_attention.attend(x, keys, values, None, None)
+        x = self.self_attention_norm(attended, x, 0, None)
+        # All beams of a sentence share its memory, so they attend as its K queries.
+        beams = Tensor(x.data.reshape(len(cache.memory_keys), -1, d_model))
+        memory_keys, memory_values = Tensor(cache.memory_keys), Tensor(
+            cache.memory_values
+        )
+        attended = self.cross_attention.attend(
+            beams, memory_keys, memory_values, source_mask, None
+        )
+        attended = Tensor(attended.data.reshape(rows, 1, d_model))
+        x = self.cross_attention_norm(attended, x, 0, None)
+        return self.feed_forward_norm(self.feed_forward(x, None), x, 0, None)
+
+
+class LayerCache:
+    """What one decoder layer remembers: its own keys and values, and the memory's.
+
+    Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
+    """
+
+    def __init__(self, memory_keys: Array, memory_values: Array, beam_size: int) -> None:
+        xp = array_module(memory_keys)
+        self.memory_keys, self.memory_values = memory_keys, memory_values
+        rows, capacity = len(memory_keys) * beam_size, 16
+        self.keys, self.values = (
+            xp.empty((rows, capacity, m.shape[-1]), dtype=m.dtype)
+            for m in (memory_keys, memory_values)
+        )
+        self.length = 0
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one position [B K, 1, H d] and return all so far [B K, length, H d]."""
+        if self.length == self.keys.shape[1]:
+            self.keys, self.values = (
+                _with_double_capacity(self.keys),
+                _with_double_capacity(self.values),
+            )
+        self.keys[:, self.length] = key.data[:, 0]
+        self.values[:, self.length] = value.data[:, 0]
+        self.length += 1
+        return (
+            Tensor(self.keys[:, : self.length]),
+            Tensor(self.values[:, : self.length]),
+        )
+
+    def select(self, rows: Array, sentences: Array | None) -> None:
+        """Keep `rows` of the beams and, unless None, `sentences` of the memory."""
+        used = self.length
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old if len(rows) == len(old) else old[: len(rows)].copy()
+            new[:, :used] = old[rows, :used]
+            setattr(self, name, new)
+        if sentences is not None:
+            self.memory_keys = self.memory_keys[sentences]
+            self.memory_values = self.memory_values[sentences]
+
+
+def _with_double_capacity(cache: Array) -> Array:
+    rows, capacity, width = cache.shape
+    xp = array_module(cache)
+    longer = xp.empty((rows, 2 * capacity, width), dtype=cache.dtype)
+    longer[:, :capacity] = cache
+    return longer
+
+
+class DecoderState:
+    """The caches of all decoder layers for a batch of sentences with K beams each."""
+
+    def __init__(
+        self, caches: list[LayerCache], source_mask: Array, beam_size: int
+    ) -> None:
+        self.caches = caches
+        self.source_mask = source_mask  # [B, 1, 1, S]
+        self.beam_size = beam_size
+        self.position = 0
+
+    def select(self, rows: Array) -> None:
+        """Keep the beams `rows` [B' K], each K in a row from one sentence.
+
+        Sentences without a row leave the batch.
+        """
+        xp = array_module(self.source_mask)
+        rows = xp.asarray(rows)
+        sentences = rows[:: self.beam_size] // self.beam_size
+        count = len(self.source_mask)
+        unchanged = len(sentences) == count and bool(
+            (sentences == xp.arange(count)).all()
+        )
+        if unchanged and bool((rows == xp.arange(len(rows))).all()):
+            return
+        for cache in self.caches:
+            cache.select(rows, None if unchanged else sentences)
+        if not unchanged:
+            self.source_mask = self.source_mask[sentences]
+
+
+class Transformer(Module):
+    """The encoder-decoder of Figure 1, with one matrix for both embeddings and logits.
+
+    Parameters are drawn from `seed`, the same on every device.
+    """
+
+    def __init__(
+        self, config: ModelConfig, seed: int = 1, dtype: str = "float32"
+    ) -> None:
+        rng, kind = np.random.default_rng(seed), np.dtype(dtype)
+        self.config = config
+        self.embedding = Embedding(
+            rng,
+            config.vocab_size,
+            config.d_model,
+            config.max_length,
+            config.dropout,
+            kind,
+        )
+        self.encoder = [
+            EncoderLayer(rng, config, kind) for _ in range(config.encoder_layers)
+        ]
+        self.decoder = [
+            DecoderLayer(rng, config, kind) for _ in range(config.decoder_layers)
+        ]
+
+    def encode(
+        self, source: Array, rng: RandomStream | None = None
+    ) -> tuple[Tensor, Array]:
+        """Run the encoder stack.
+
+        Shapes: source ids [B, S] -> memory [B, S, D], its mask [B, 1, 1, S]
+        """
+        mask = padding_mask(source)
+        x = self.embedding(source, rng)
+        for layer in self.encoder:
+            x = layer(x, mask, rng)
+        return x, mask
+
+    def __call__(
+        self, source: Array, target: Array, rng: RandomStream | None = None
+    ) -> Tensor:
+        """Run both stacks: output t has seen the source and target[: t + 1].
+
+        Shapes: source ids [B, S], target ids [B, T] -> [B, T, D]
+        """
+        memory, source_mask = self.encode(source, rng)
+        x = self.embedding(target, rng)
+        target_mask = causal_mask(target, target.shape[1])
+        for layer in self.decoder:
+            x = layer(x, memory, target_mask, source_mask, rng)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The pre-softmax transformation (3.4). Shapes: x [..., D] -> [..., V]"""
+        return ops.linear(x, Tensor(self.embedding.table.data.T))
+
+    def start_decoding(self, source: Array, beam_size: int) -> DecoderState:
+        """Encode, and compute each layer's memory keys and values once.
+
+        Shapes: source ids [B, S]
+        """
+        memory, mask = self.encode(source)
+        caches = []
+        for layer in self.decoder:
+            keys, values = layer.cross_attention.project_memory(memory)
+            caches.append(LayerCache(keys.data, values.data, beam_size))
+        return DecoderState(caches, mask, beam_size)
+
+    def decode_step(self, tokens: Array, state: DecoderState) -> Array:
+        """Feed the next token of every beam and return the logits that follow it.
+
+        Shapes: tokens [B K] -> [B K, V]
+        """
+        x = self.embedding(tokens[:, None], None, state.position)  # [B K, 1, D]
+        for layer, cache in zip(self.decoder, state.caches, strict=True):
+            x = layer.step(x, cache, state.source_mask)
+        state.position += 1
+        return self.logits(x).data[:, 0]
