@@ -157,9 +157,9 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     """Make a differentiable operation of a function on arrays.
 
     `function(*arrays, **options)` returns `(out, vjp)`; `vjp(g)` returns one gradient,
-    or None, per array parameter, given or left out. It must not change its inputs or `g`; it may use
-    up what it captured, as it is called at most once. The arrays decide whether this
-    body or an override of the same name in `cuda/ops.py` runs.
+    or None, per array parameter, given or left out. Neither may change the inputs or
+    `g`. The arrays decide whether this body or an override of the same name in
+    `cuda/ops.py` runs.
     """
     name = function.__name__
     PRIMITIVES[name] = function

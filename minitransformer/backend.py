@@ -119,7 +119,8 @@ def tune_allocator() -> bool:
         m_trim_threshold: (1 << 31) - 1,
         m_arena_max: 1,
     }
-    return all([mallopt(name, value) for name, value in settings.items()])
+    accepted = [mallopt(name, value) for name, value in settings.items()]
+    return all(accepted)
 
 
 def num_cores() -> int:

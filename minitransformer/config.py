@@ -55,9 +55,7 @@ class Checked:
             if kind is float and type(value) is int:
                 object.__setattr__(self, f.name, float(value))
             elif type(value) is not kind:
-                raise ValueError(
-                    f"{f.name}: expected {kind.__name__}, got {value!r}"
-                )
+                raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
             if kind is float and value != value:
                 raise ValueError(f"{f.name}: expected a number, got {value}")
             if rule["at_least"] is not None and value < rule["at_least"]:
@@ -148,7 +146,7 @@ class TrainingConfig(Checked):
 
     max_tokens: int = option(
         4096,
-        "padded source tokens, and as many target tokens, in a batch",
+        "source tokens, and about as many target tokens, in a batch",
         at_least=1,
         aliases=("--batch-tokens",),
     )
@@ -236,9 +234,7 @@ class DecodingConfig(Checked):
     max_len_a: float = option(
         1.0, "longest output is a * input length + b: a", at_least=0
     )
-    max_len_b: int = option(
-        50, "longest output is a * input length + b: b", at_least=0
-    )
+    max_len_b: int = option(50, "longest output is a * input length + b: b", at_least=0)
     decode_tokens: int = option(
         4096, "source tokens times beam size decoded together", at_least=1
     )

@@ -86,28 +86,43 @@ def replicate(module: M) -> M:
     return twin
 
 
-def glorot_uniform(
-    rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype
-) -> Tensor:
-    """Draw a weight from U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
-    bound = math.sqrt(6 / sum(shape))
-    return _parameter(rng.uniform(-bound, bound, shape), dtype)
+class Initializer:
+    """Makes parameters of one dtype; without a seed all are zero, to be loaded into."""
 
+    def __init__(self, seed: int | None, dtype: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self._rng = None if seed is None else np.random.default_rng(seed)
 
-def _parameter(values: np.ndarray, dtype: np.dtype) -> Tensor:
-    return Tensor(values.astype(dtype), requires_grad=True)
+    def constant(self, value: float, *shape: int) -> Tensor:
+        return Tensor(np.full(shape, value, self.dtype), requires_grad=True)
+
+    def normal(self, deviation: float, *shape: int) -> Tensor:
+        """Draw from N(0, deviation^2)."""
+        if self._rng is None:
+            return self.constant(0, *shape)
+        return self._parameter(self._rng.normal(0, deviation, shape))
+
+    def glorot_uniform(self, *shape: int) -> Tensor:
+        """Draw a weight from U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
+        if self._rng is None:
+            return self.constant(0, *shape)
+        bound = math.sqrt(6 / sum(shape))
+        return self._parameter(self._rng.uniform(-bound, bound, shape))
+
+    def _parameter(self, values: np.ndarray) -> Tensor:
+        return Tensor(values.astype(self.dtype), requires_grad=True)
 
 
 class LayerNorm(Module):
     """Dropout, residual connection and layer normalisation (3.1 and 5.4).
 
-    Differs: tensor2tensor's later versions normalise before the sub-layer, the annotated
-    Transformer divides by std + eps.
+    Differs: tensor2tensor's later versions normalise before the sub-layer, the
+    annotated Transformer divides by std + eps.
     """
 
-    def __init__(self, d_model: int, dtype: np.dtype) -> None:
-        self.gain = _parameter(np.ones(d_model), dtype)
-        self.bias = _parameter(np.zeros(d_model), dtype)
+    def __init__(self, init: Initializer, d_model: int) -> None:
+        self.gain = init.constant(1, d_model)
+        self.bias = init.constant(0, d_model)
 
     def __call__(
         self, x: Tensor, residual: Tensor, rate: float, rng: RandomStream | None
@@ -127,20 +142,19 @@ class MultiHeadAttention(Module):
 
     def __init__(
         self,
-        rng: np.random.Generator,
+        init: Initializer,
         d_model: int,
         num_heads: int,
         d_k: int,
         d_v: int,
         dropout: float,
-        dtype: np.dtype,
     ) -> None:
         self.num_heads = num_heads
         self.dropout = dropout
-        self.query = glorot_uniform(rng, (d_model, num_heads * d_k), dtype)
-        self.key = glorot_uniform(rng, (d_model, num_heads * d_k), dtype)
-        self.value = glorot_uniform(rng, (d_model, num_heads * d_v), dtype)
-        self.output = glorot_uniform(rng, (num_heads * d_v, d_model), dtype)
+        self.query = init.glorot_uniform(d_model, num_heads * d_k)
+        self.key = init.glorot_uniform(d_model, num_heads * d_k)
+        self.value = init.glorot_uniform(d_model, num_heads * d_v)
+        self.output = init.glorot_uniform(num_heads * d_v, d_model)
 
     def __call__(
         self,
@@ -187,17 +201,16 @@ class FeedForward(Module):
 
     def __init__(
         self,
-        rng: np.random.Generator,
+        init: Initializer,
         d_model: int,
         d_ff: int,
         dropout: float,
-        dtype: np.dtype,
     ) -> None:
         self.dropout = dropout
-        self.weight_1 = glorot_uniform(rng, (d_model, d_ff), dtype)
-        self.bias_1 = _parameter(np.zeros(d_ff), dtype)
-        self.weight_2 = glorot_uniform(rng, (d_ff, d_model), dtype)
-        self.bias_2 = _parameter(np.zeros(d_model), dtype)
+        self.weight_1 = init.glorot_uniform(d_model, d_ff)
+        self.bias_1 = init.constant(0, d_ff)
+        self.weight_2 = init.glorot_uniform(d_ff, d_model)
+        self.bias_2 = init.constant(0, d_model)
 
     def __call__(self, x: Tensor, rng: RandomStream | None) -> Tensor:
         """Shapes: [..., D] -> [..., D]"""
@@ -232,23 +245,21 @@ class Embedding(Module):
 
     def __init__(
         self,
-        rng: np.random.Generator,
+        init: Initializer,
         vocab_size: int,
         d_model: int,
         max_length: int | None,
         dropout: float,
-        dtype: np.dtype,
     ) -> None:
         self.dropout = dropout
         self.scale = math.sqrt(d_model)
         deviation = d_model**-0.5
-        self.table = _parameter(rng.normal(0, deviation, (vocab_size, d_model)), dtype)
+        self.table = init.normal(deviation, vocab_size, d_model)
         self.learned = max_length is not None
         if max_length is not None:
-            values = rng.normal(0, deviation, (max_length, d_model))
-            self.positions = _parameter(values, dtype)
+            self.positions = init.normal(deviation, max_length, d_model)
         else:
-            self.positions = Tensor(sinusoids(256, d_model).astype(dtype))
+            self.positions = Tensor(sinusoids(256, d_model).astype(init.dtype))
 
     def __call__(
         self, ids: Array, rng: RandomStream | None, first_position: int = 0

@@ -315,9 +315,7 @@ def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:
     extra = g.ndim - len(shape)
     if extra:
         g = g.sum(axis=tuple(range(extra)))
-    stretched = tuple(
-        i for i, n in enumerate(shape) if n == 1 and g.shape[i] != 1
-    )
+    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and g.shape[i] != 1)
     return g.sum(axis=stretched, keepdims=True) if stretched else g
 
 

@@ -25,7 +25,9 @@ class Tokenizer:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise ValueError("expected a SentencePiece model, got other bytes") from error
+            raise ValueError(
+                "expected a SentencePiece model, got other bytes"
+            ) from error
         self.vocab_size = len(self._processor)
         found = (
             self._processor.pad_id(),

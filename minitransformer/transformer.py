@@ -7,8 +7,6 @@ values. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary, K
 
 from __future__ import annotations
 
-import numpy as np
-
 from minitransformer import ops
 from minitransformer.autograd import Tensor
 from minitransformer.backend import Array, RandomStream, array_module
@@ -16,6 +14,7 @@ from minitransformer.config import PAD_ID, ModelConfig
 from minitransformer.layers import (
     Embedding,
     FeedForward,
+    Initializer,
     LayerNorm,
     Module,
     MultiHeadAttention,
@@ -33,37 +32,30 @@ def causal_mask(like: Array, length: int) -> Array:
     return xp.tri(length, dtype=bool)
 
 
-def _attention(
-    rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
-) -> MultiHeadAttention:
+def _attention(init: Initializer, config: ModelConfig) -> MultiHeadAttention:
     return MultiHeadAttention(
-        rng,
+        init,
         config.d_model,
         config.num_heads,
         config.key_width,
         config.value_width,
         config.attention_dropout,
-        dtype,
     )
 
 
-def _feed_forward(
-    rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
-) -> FeedForward:
-    return FeedForward(rng, config.d_model, config.d_ff, config.relu_dropout, dtype)
+def _feed_forward(init: Initializer, config: ModelConfig) -> FeedForward:
+    return FeedForward(init, config.d_model, config.d_ff, config.relu_dropout)
 
 
 class EncoderLayer(Module):
-    """Self-attention and feed-forward, each LayerNorm(x + Dropout(Sublayer(x))) (3.1)."""
+    """Self-attention and feed-forward: LayerNorm(x + Dropout(Sublayer(x))) (3.1)."""
 
-    def __init__(
-        self, rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
-    ) -> None:
+    def __init__(self, init: Initializer, config: ModelConfig) -> None:
         self.dropout = config.dropout
-        self.self_attention = _attention(rng, config, dtype)
-        self.self_attention_norm = LayerNorm(config.d_model, dtype)
-        self.feed_forward = _feed_forward(rng, config, dtype)
-        self.feed_forward_norm = LayerNorm(config.d_model, dtype)
+        self.self_attention = _attention(init, config)
+        self.self_attention_norm = LayerNorm(init, config.d_model)
+        self.feed_forward = _feed_forward(init, config)
+        self.feed_forward_norm = LayerNorm(init, config.d_model)
 
     def __call__(
         self, x: Tensor, source_mask: Array, rng: RandomStream | None
@@ -77,16 +69,14 @@ class EncoderLayer(Module):
 class DecoderLayer(Module):
     """Masked self-attention, attention to the encoder's output, feed-forward (3.1)."""
 
-    def __init__(
-        self, rng: np.random.Generator, config: ModelConfig, dtype: np.dtype
-    ) -> None:
+    def __init__(self, init: Initializer, config: ModelConfig) -> None:
         self.dropout = config.dropout
-        self.self_attention = _attention(rng, config, dtype)
-        self.self_attention_norm = LayerNorm(config.d_model, dtype)
-        self.cross_attention = _attention(rng, config, dtype)
-        self.cross_attention_norm = LayerNorm(config.d_model, dtype)
-        self.feed_forward = _feed_forward(rng, config, dtype)
-        self.feed_forward_norm = LayerNorm(config.d_model, dtype)
+        self.self_attention = _attention(init, config)
+        self.self_attention_norm = LayerNorm(init, config.d_model)
+        self.cross_attention = _attention(init, config)
+        self.cross_attention_norm = LayerNorm(init, config.d_model)
+        self.feed_forward = _feed_forward(init, config)
+        self.feed_forward_norm = LayerNorm(init, config.d_model)
 
     def __call__(
         self,
@@ -111,11 +101,12 @@ class DecoderLayer(Module):
         x = self.self_attention_norm(attended, x, 0, None)
         # All beams of a sentence share its memory, so they attend as its K queries.
         beams = Tensor(x.data.reshape(len(cache.memory_keys), -1, d_model))
-        memory_keys, memory_values = Tensor(cache.memory_keys), Tensor(
-            cache.memory_values
-        )
         attended = self.cross_attention.attend(
-            beams, memory_keys, memory_values, source_mask, None
+            beams,
+            Tensor(cache.memory_keys),
+            Tensor(cache.memory_values),
+            source_mask,
+            None,
         )
         attended = Tensor(attended.data.reshape(rows, 1, d_model))
         x = self.cross_attention_norm(attended, x, 0, None)
@@ -128,7 +119,9 @@ class LayerCache:
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
 
-    def __init__(self, memory_keys: Array, memory_values: Array, beam_size: int) -> None:
+    def __init__(
+        self, memory_keys: Array, memory_values: Array, beam_size: int
+    ) -> None:
         xp = array_module(memory_keys)
         self.memory_keys, self.memory_values = memory_keys, memory_values
         rows, capacity = len(memory_keys) * beam_size, 16
@@ -208,27 +201,22 @@ class DecoderState:
 class Transformer(Module):
     """The encoder-decoder of Figure 1, with one matrix for both embeddings and logits.
 
-    Parameters are drawn from `seed`, the same on every device.
+    Parameters are drawn from `seed`, or zero where it is None, to be loaded.
     """
 
     def __init__(
-        self, config: ModelConfig, seed: int = 1, dtype: str = "float32"
+        self, config: ModelConfig, seed: int | None = 1, dtype: str = "float32"
     ) -> None:
-        rng, kind = np.random.default_rng(seed), np.dtype(dtype)
+        init = Initializer(seed, dtype)
         self.config = config
         self.embedding = Embedding(
-            rng,
-            config.vocab_size,
-            config.d_model,
-            config.max_length,
-            config.dropout,
-            kind,
+            init, config.vocab_size, config.d_model, config.max_length, config.dropout
         )
         self.encoder = [
-            EncoderLayer(rng, config, kind) for _ in range(config.encoder_layers)
+            EncoderLayer(init, config) for _ in range(config.encoder_layers)
         ]
         self.decoder = [
-            DecoderLayer(rng, config, kind) for _ in range(config.decoder_layers)
+            DecoderLayer(init, config) for _ in range(config.decoder_layers)
         ]
 
     def encode(

@@ -1,0 +1,230 @@
+"""Saving and loading, without pickle and without a moment in which a file is half.
+
+A checkpoint is one safetensors file: the parameters by name, the tokenizer's bytes, for
+a training run also Adam's moments, and JSON with the configuration and the state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from minitransformer.backend import to_host
+from minitransformer.config import ModelConfig, from_dict
+from minitransformer.layers import ParameterBuffer
+from minitransformer.tokenizer import Tokenizer
+from minitransformer.transformer import Transformer
+
+FORMAT = "minitransformer 1"
+SUFFIX = ".safetensors"
+
+
+@dataclass
+class Checkpoint:
+    """A model with its tokenizer, and what a training run needs to go on.
+
+    `state` is a JSON object: the step and whatever else the training loop keeps.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    parameters: ParameterBuffer
+    state: dict[str, Any] = field(default_factory=dict)
+    moments: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def step(self) -> int:
+        return int(self.state.get("step", 0))
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint under a temporary name, sync it and rename it to `path`."""
+    tensors = {
+        name: np.ascontiguousarray(to_host(view))
+        for name, view in checkpoint.parameters.views(
+            checkpoint.parameters.data
+        ).items()
+    }
+    tensors["tokenizer"] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
+    if checkpoint.moments is not None:
+        mean, square = checkpoint.moments
+        tensors["adam.mean"], tensors["adam.square"] = to_host(mean), to_host(square)
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
+        "state": json.dumps(checkpoint.state),
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(tensors, partial, metadata)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a small file in one step."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load(path: Path, with_moments: bool = False) -> Checkpoint:
+    """Read a checkpoint, checking every tensor against the configuration.
+
+    Raises: ValueError saying what is wrong with the file, FileNotFoundError.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a checkpoint, found no file {path}")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(
+                    f"expected format {FORMAT!r}, got {metadata.get('format')!r}"
+                )
+            config = from_dict(ModelConfig, json.loads(metadata["config"]))
+            state = json.loads(metadata["state"])
+            names = set(file.keys())
+            tokenizer = Tokenizer(file.get_tensor("tokenizer").tobytes())
+            if tokenizer.vocab_size != config.vocab_size:
+                raise ValueError(
+                    f"expected a tokenizer of {config.vocab_size} word pieces, "
+                    f"got {tokenizer.vocab_size}"
+                )
+            model = Transformer(config, seed=None)
+            parameters = ParameterBuffer(model)
+            views = parameters.views(parameters.data)
+            if missing := sorted(views.keys() - names):
+                raise ValueError(f"expected a tensor {missing[0]}, found none")
+            extra = names - views.keys() - {"tokenizer", "adam.mean", "adam.square"}
+            if extra:
+                raise ValueError(f"expected no tensor {min(extra)}")
+            for name, view in views.items():
+                view[...] = _checked(file.get_tensor(name), name, view)
+            moments = None
+            if with_moments:
+                if not {"adam.mean", "adam.square"} <= names:
+                    raise ValueError("it holds no optimizer state to resume from")
+                mean, square = (
+                    _checked(file.get_tensor(name), name, parameters.data)
+                    for name in ("adam.mean", "adam.square")
+                )
+                moments = mean, square
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
+    return Checkpoint(model, tokenizer, parameters, state, moments)
+
+
+def _checked(tensor: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
+    if tensor.dtype != like.dtype or tensor.shape != like.shape:
+        raise ValueError(
+            f"{name}: expected {like.dtype} {like.shape}, "
+            f"got {tensor.dtype} {tensor.shape}"
+        )
+    if not np.isfinite(tensor).all():
+        raise ValueError(f"{name}: expected finite numbers")
+    return tensor
+
+
+def average(paths: Sequence[Path]) -> Checkpoint:
+    """Average the parameters of checkpoints of one run (section 6.1).
+
+    The tokenizer and the state are the last one's.
+
+    Raises: ValueError if there is none, or they differ in shape or tokenizer.
+    """
+    if not paths:
+        raise ValueError("expected checkpoints to average, got none")
+    result = load(paths[-1])
+    total = result.parameters.data.astype(np.float64)
+    for path in paths[:-1]:
+        other = load(path)
+        if other.model.config != result.model.config:
+            raise ValueError(f"{path}: its configuration differs from {paths[-1]}")
+        if other.tokenizer.model != result.tokenizer.model:
+            raise ValueError(f"{path}: its tokenizer differs from that of {paths[-1]}")
+        total += other.parameters.data
+    result.parameters.data[...] = total / len(paths)
+    return result
+
+
+class RunDirectory:
+    """The files of one training run: checkpoints by step, best, last and averaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tokenizer = path / "tokenizer.model"
+        self.best = path / f"best{SUFFIX}"
+        self.averaged = path / f"averaged{SUFFIX}"
+
+    def create(self) -> None:
+        """Make the directory. Raises: ValueError if it already holds a run."""
+        if self.path.exists() and any(self.path.iterdir()):
+            raise ValueError(
+                f"expected a new or empty run directory, got {self.path}, which is in "
+                "use: choose another --run or continue it with --resume"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def steps(self) -> list[Path]:
+        """The numbered checkpoints, oldest first."""
+        return sorted(self.path.glob(f"step-*{SUFFIX}"))
+
+    def step(self, step: int) -> Path:
+        return self.path / f"step-{step:08d}{SUFFIX}"
+
+    def prune(self, keep_last: int) -> None:
+        """Delete all but the newest `keep_last` numbered checkpoints."""
+        for path in self.steps()[:-keep_last]:
+            path.unlink()
+
+    def decodable(self) -> Path:
+        """The file to translate with: averaged if there, else best, else newest.
+
+        Raises: FileNotFoundError if there is none.
+        """
+        for path in (self.averaged, self.best, *reversed(self.steps())):
+            if path.exists():
+                return path
+        raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+
+
+def newest_run(runs: Path) -> RunDirectory:
+    """The run directory in `runs` that was written to last.
+
+    Raises: FileNotFoundError if there is none.
+    """
+    candidates = [path.parent for path in runs.glob("*/config.json")]
+    if not candidates:
+        raise FileNotFoundError(
+            f"expected a training run in {runs.absolute()}, found none: "
+            "run train.py first or name one"
+        )
+    return RunDirectory(max(candidates, key=lambda run: run.stat().st_mtime))
+
+
+def resolve(path: Path | None, runs: Path = Path("runs")) -> Path:
+    """Find the checkpoint file that `path`, a file or run directory, stands for.
+
+    None stands for the newest run in `runs`. Raises: FileNotFoundError.
+    """
+    if path is None:
+        return newest_run(runs).decodable()
+    return RunDirectory(path).decodable() if path.is_dir() else path

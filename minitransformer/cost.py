@@ -1,0 +1,44 @@
+"""What a model costs: parameters by block, and operations of a training step."""
+
+from __future__ import annotations
+
+from minitransformer.config import ModelConfig
+from minitransformer.transformer import Transformer
+
+
+def parameters_by_block(model: Transformer) -> dict[str, int]:
+    """Count parameters: the shared embedding, positions if learned, each stack."""
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        block = "positions" if name == "embedding.positions" else name.split(".")[0]
+        counts[block] = counts.get(block, 0) + parameter.data.size
+    return counts
+
+
+def training_flops(config: ModelConfig, source_length: float, length: float) -> float:
+    """Floating-point operations of one sentence pair, forward and backward.
+
+    Counts matrix products only, a multiply-add as two; backward costs twice forward.
+
+    Shapes: source_length S and length T are (mean) tokens of the two sides
+    """
+    d, h = config.d_model, config.num_heads
+    keys, values = h * config.key_width, h * config.value_width
+    feed_forward = 2 * d * config.d_ff
+
+    def attention(queries: float, memory: float) -> float:
+        projections = queries * d * (keys + values) + memory * d * (keys + values)
+        return projections + queries * memory * (keys + values)
+
+    encoder = attention(source_length, source_length) + source_length * feed_forward
+    decoder = (
+        attention(length, length)
+        + attention(length, source_length)
+        + length * feed_forward
+    )
+    products = (
+        config.encoder_layers * encoder
+        + config.decoder_layers * decoder
+        + length * d * config.vocab_size
+    )
+    return 3 * 2 * products

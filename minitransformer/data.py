@@ -1,0 +1,391 @@
+"""From text files to batches (section 5.1).
+
+Text is encoded once into memory-mapped ids, in a cache folder named by the content of
+the text and the tokenizer. An epoch is a shuffled list of batches of sentences of about
+the same length. Shapes: B batch, S source, T target.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.tokenizer import Tokenizer
+
+LINES_PER_CHUNK = 50_000
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Two files whose lines are translations of each other."""
+
+    source: Path
+    target: Path
+
+    def digest(self) -> str:
+        """A digest of the content of both files, whatever their names."""
+        total = hashlib.blake2b(digest_size=16)
+        for path in (self.source, self.target):
+            part = hashlib.blake2b(digest_size=16)
+            with open_text(path) as file:
+                while block := file.read(1 << 20):
+                    part.update(block)
+            total.update(part.digest())
+        return total.hexdigest()
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of lines. Raises: ValueError if one file is longer."""
+        source, target = read_lines(self.source), read_lines(self.target)
+        for number, (s, t) in enumerate(itertools.zip_longest(source, target)):
+            if s is None or t is None:
+                shorter, longer = self.source, self.target
+                if s is not None:
+                    shorter, longer = longer, shorter
+                rest = 1 + sum(1 for _ in (target if s is None else source))
+                raise ValueError(
+                    f"expected as many lines in {shorter} as in {longer}, got {number} "
+                    f"and {number + rest}"
+                )
+            yield s, t
+
+
+def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
+    """Find `stem*.source` and `stem*.target` in a folder, plain or .gz.
+
+    Raises: ValueError if only one side is there.
+    """
+    sides: list[dict[str, Path]] = []
+    for language in (source, target):
+        found: dict[str, Path] = {}
+        for suffix in (f".{language}", f".{language}.gz"):
+            for path in sorted(folder.glob(f"{stem}*{suffix}")):
+                found.setdefault(path.name.removesuffix(suffix), path)
+        sides.append(found)
+    both = sorted(set(sides[0]) & set(sides[1]))
+    if both:
+        return TextPair(sides[0][both[0]], sides[1][both[0]])
+    if sides[0] or sides[1]:
+        there = next(iter([*sides[0].values(), *sides[1].values()]))
+        missing = target if sides[0] else source
+        raise ValueError(f"expected {stem}*.{missing} beside {there}, found none")
+    return None
+
+
+def open_text(path: Path) -> BinaryIO:
+    """Open a plain or gzip file for reading bytes."""
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    return open(path, "rb")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, plain or .gz, without their ends.
+
+    Only a line feed ends a line; a carriage return before it and a byte-order mark at
+    the start of the file are dropped.
+
+    Raises: ValueError naming the file and line of text that is not UTF-8.
+    """
+    with open_text(path) as file:
+        try:
+            for number, raw in enumerate(file, start=1):
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise ValueError(
+                        f"{path}, line {number}: expected UTF-8, got byte "
+                        f"{raw[error.start]:#04x} at position {error.start}"
+                    ) from None
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{path}: expected a gzip file, got {error}") from None
+
+
+class Ragged:
+    """Sequences of ids end to end in one array: sequence i is ids[starts[i]:...].
+
+    Shapes: ids [total], starts [number of sequences + 1]
+    """
+
+    def __init__(self, ids: np.ndarray, starts: np.ndarray) -> None:
+        self.ids, self.starts = ids, starts
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def padded(self, chosen: np.ndarray, first: int | None = None) -> np.ndarray:
+        """Stack some sequences, each with EOS and, if given, `first` before it.
+
+        Shapes: chosen [B] -> [B, longest]
+        """
+        starts = self.starts[chosen]
+        lengths = self.starts[chosen + 1] - starts
+        columns = np.arange(lengths.max(initial=0))
+        inside = columns < lengths[:, None]
+        begin = int(first is not None)
+        out = np.full((len(chosen), begin + len(columns) + 1), PAD_ID, dtype=np.int64)
+        body = out[:, begin:-1]
+        body[inside] = self.ids[(starts[:, None] + columns)[inside]]
+        out[np.arange(len(chosen)), begin + lengths] = EOS_ID
+        if first is not None:
+            out[:, 0] = first
+        return out
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentence pairs, padded. Shapes: source [B, S], target [B, T + 1] from BOS on."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+    @property
+    def source_tokens(self) -> int:
+        return int((self.source != PAD_ID).sum())
+
+    @property
+    def target_tokens(self) -> int:
+        """Tokens to predict, EOS included."""
+        return int((self.target[:, 1:] != PAD_ID).sum())
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens computed on both sides, padding included."""
+        return self.source.size + self.target[:, 1:].size
+
+    def split(self, parts: int) -> list[Batch]:
+        """Cut into `parts` batches of as many sentences (fewer if there are fewer)."""
+        return [
+            Batch(_trimmed(source), _trimmed(target))
+            for source, target in zip(
+                np.array_split(self.source, parts),
+                np.array_split(self.target, parts),
+                strict=True,
+            )
+            if len(source)
+        ]
+
+
+def _trimmed(ids: np.ndarray) -> np.ndarray:
+    """Drop the columns at the end that hold only padding."""
+    return ids[:, : int((ids != PAD_ID).sum(axis=1).max())]
+
+
+class Corpus:
+    """Encoded sentence pairs, memory-mapped or in memory."""
+
+    def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
+        self.source, self.target = source, target
+        self.dropped_blank = dropped_blank
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, chosen: np.ndarray) -> Batch:
+        return Batch(self.source.padded(chosen), self.target.padded(chosen, BOS_ID))
+
+    def within(self, max_length: int) -> np.ndarray:
+        """Indices of pairs of at most `max_length` tokens a side, EOS included."""
+        longest = np.maximum(self.source.lengths, self.target.lengths) + 1
+        return np.flatnonzero(longest <= max_length)
+
+    def batches(
+        self, pairs: np.ndarray, max_tokens: int, rng: np.random.Generator | None = None
+    ) -> list[np.ndarray]:
+        """Cut `pairs` into batches of alike lengths: a list of arrays of indices.
+
+        Every pair is in exactly one batch. A batch holds about `max_tokens` source and
+        as many target tokens, and at most 1.25 times as many with padding (a longer
+        pair stands alone). The pairs are halved again and again, each time by the side
+        whose halves pad less. With `rng`, ties and the batches are shuffled.
+        """
+        if rng is not None:
+            pairs = rng.permutation(pairs)
+        source, target = self.source.lengths[pairs] + 1, self.target.lengths[pairs] + 1
+        total = max(source.sum(), target.sum())
+        waiting = [(np.arange(len(pairs)), max(1, round(total / max_tokens)))]
+        batches = []
+        while waiting:
+            group, parts = waiting.pop()
+            s, t = source[group], target[group]
+            padded = max(s.max(), t.max()) * len(group)
+            if parts == 1 and (len(group) == 1 or padded <= 1.25 * max_tokens):
+                batches.append(pairs[group])
+                continue
+            parts = max(parts, 2)
+            halves = [_cut(side, s + t, (parts // 2) / parts) for side in (s, t)]
+            low, high = min(
+                halves,
+                key=lambda half: sum(len(x) * (s[x].max() + t[x].max()) for x in half),
+            )
+            waiting.append((group[low], parts // 2))
+            waiting.append((group[high], parts - parts // 2))
+        if rng is not None:
+            rng.shuffle(batches)
+        return batches
+
+
+def _cut(
+    lengths: np.ndarray, tokens: np.ndarray, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split positions into the shorter with `share` of all tokens, and the longer."""
+    order = np.argsort(lengths, kind="stable")
+    sums = np.cumsum(tokens[order])
+    cut = int(np.searchsorted(sums, sums[-1] * share))
+    cut = min(max(cut, 1), len(order) - 1)
+    return order[:cut], order[cut:]
+
+
+class BatchStream:
+    """The endless sequence of training batches, epoch after epoch.
+
+    A function of the seed: (epoch, position) is all there is to save.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        max_tokens: int,
+        max_length: int,
+        seed: int,
+        epoch: int = 0,
+        position: int = 0,
+    ) -> None:
+        self.corpus, self.max_tokens, self.seed = corpus, max_tokens, seed
+        self.pairs = corpus.within(max_length)
+        if not len(self.pairs):
+            raise ValueError(
+                f"expected training pairs of at most {max_length} tokens, found none"
+            )
+        self.epoch, self.position = epoch, position
+        self._batches = self._shuffled()
+
+    def _shuffled(self) -> list[np.ndarray]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        return self.corpus.batches(self.pairs, self.max_tokens, rng)
+
+    def __len__(self) -> int:
+        """Batches in this epoch."""
+        return len(self._batches)
+
+    def __next__(self) -> Batch:
+        while self.position >= len(self._batches):
+            self.epoch, self.position = self.epoch + 1, 0
+            self._batches = self._shuffled()
+        self.position += 1
+        return self.corpus.batch(self._batches[self.position - 1])
+
+    def padding_share(self) -> float:
+        """The share of this epoch's computed tokens that is padding."""
+        source, target = self.corpus.source.lengths, self.corpus.target.lengths
+        used = padded = 0
+        for batch in self._batches:
+            for lengths in (source[batch] + 1, target[batch] + 1):
+                used += int(lengths.sum())
+                padded += int(lengths.max()) * len(lengths)
+        return 1 - used / padded
+
+
+def cached_tokenizer(
+    text: TextPair, vocab_size: int, cache: Path, num_threads: int
+) -> Tokenizer:
+    """Learn the joint vocabulary of both sides, or take it from the cache.
+
+    Raises: ValueError as `Tokenizer.train`.
+    """
+    path = cache / f"{text.digest()}-bpe{vocab_size}.model"
+    if path.exists():
+        return Tokenizer(path.read_bytes())
+    lines = itertools.chain.from_iterable(text.lines())
+    tokenizer = Tokenizer.train(lines, vocab_size, num_threads)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
+        file.write(tokenizer.model)
+    os.replace(file.name, path)
+    return tokenizer
+
+
+def encoded_corpus(
+    text: TextPair, tokenizer: Tokenizer, cache: Path, num_threads: int = 1
+) -> Corpus:
+    """Encode a pair of files, or map the ids that an earlier run encoded.
+
+    Pairs with a blank side are left out.
+
+    Raises: ValueError if the files differ in length, are not UTF-8 or hold no pair.
+    """
+    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
+    folder = cache / key.hexdigest()
+    if not (folder / "corpus.json").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
+        try:
+            _write_corpus(text, tokenizer, partial, num_threads)
+            partial.replace(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    header = json.loads((folder / "corpus.json").read_text())
+
+    def load(side: str) -> Ragged:
+        ids = np.memmap(folder / f"{side}.ids", dtype=header["dtype"], mode="r")
+        starts = np.memmap(folder / f"{side}.starts", dtype=np.int64, mode="r")
+        if len(starts) != header["pairs"] + 1 or starts[-1] != len(ids):
+            raise ValueError(f"{folder}: damaged cache, delete it and start again")
+        return Ragged(np.asarray(ids), np.asarray(starts))
+
+    return Corpus(load("source"), load("target"), header["dropped_blank"])
+
+
+def _write_corpus(
+    text: TextPair, tokenizer: Tokenizer, folder: Path, num_threads: int
+) -> None:
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
+    ends = {"source": 0, "target": 0}
+    pairs = blank = 0
+    for side in ends:
+        (folder / f"{side}.starts").write_bytes(np.zeros(1, dtype=np.int64).tobytes())
+    for chunk in _chunks(text.lines(), LINES_PER_CHUNK):
+        kept = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
+        blank += len(chunk) - len(kept)
+        pairs += len(kept)
+        for column, side in enumerate(ends):
+            lines = tokenizer.encode([pair[column] for pair in kept], num_threads)
+            lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
+            ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=dtype)
+            starts = ends[side] + np.cumsum(lengths)
+            ends[side] += len(ids)
+            for name, values in (("ids", ids), ("starts", starts)):
+                with open(folder / f"{side}.{name}", "ab") as file:
+                    file.write(values.tobytes())
+    if not pairs:
+        raise ValueError(
+            f"{text.source}, {text.target}: expected sentence pairs, found none"
+        )
+    header = {"pairs": pairs, "dtype": dtype, "dropped_blank": blank}
+    (folder / "corpus.json").write_text(json.dumps(header))
+
+
+def _chunks(
+    items: Iterable[tuple[str, str]], size: int
+) -> Iterator[list[tuple[str, str]]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk

@@ -1,0 +1,302 @@
+"""Beam search (section 6.1), and scores of given translations.
+
+The search knows nothing of the model: it sees a `Stepper`, which feeds one token to every
+beam and returns what may follow. Shapes: B sentences, K beams, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from minitransformer.autograd import no_grad
+from minitransformer.backend import Array, array_module, to_host
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, DecodingConfig
+from minitransformer.data import Ragged
+from minitransformer.loss import token_log_probs
+from minitransformer.transformer import Transformer
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Stepper(Protocol):
+    """What beam search asks of a model that remembers the tokens fed so far."""
+
+    def step(self, tokens: np.ndarray) -> Array:
+        """Feed each beam's last token; unnormalised log-probabilities of the next.
+
+        Shapes: tokens [B K] -> [B K, V], which the caller may overwrite
+        """
+        ...
+
+    def select(self, rows: np.ndarray) -> None:
+        """Go on with `rows` of the current beams, K of each sentence that is left.
+
+        Shapes: rows [B' K]
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation: its tokens without EOS, and how good it is.
+
+    `log_prob` is the sum of the tokens' log-probabilities, EOS included; `score` is
+    log_prob / ((5 + length) / 6)^alpha with EOS counted in the length.
+
+    Units: nats
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    log_prob: float
+
+
+def length_penalty(length: Array, alpha: float) -> Array:
+    """((5 + length) / 6)^alpha (Wu et al., 2016, equation 14).
+
+    Differs: fairseq and Marian divide by length^p.
+    """
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def beam_search(
+    stepper: Stepper,
+    max_lengths: np.ndarray,
+    beam_size: int,
+    alpha: float,
+    nbest: int = 1,
+) -> list[list[Hypothesis]]:
+    """Find the `nbest` best hypotheses of each sentence, best first.
+
+    Every step extends each sentence's K live beams to the 2 K best candidates: those
+    that end are finished hypotheses, the best K of the rest live on. A sentence is done
+    when no live beam can still beat its nbest-th finished one, or at its longest output
+    in tokens, EOS counted, where beams that never ended stand as they are. Sentences
+    that are done leave the batch. Neither padding nor BOS is ever produced.
+
+    Shapes: max_lengths [B]
+    """
+    results = [_Finished(nbest) for _ in max_lengths]
+    sentences = np.arange(len(max_lengths))  # the sentences still searched
+    limits = np.asarray(max_lengths)
+    tokens = np.full((len(limits), beam_size, 1), BOS_ID)  # [B, K, 1 + length]
+    # All beams of a sentence start out alike, so only the first one counts.
+    scores = np.full((len(limits), beam_size), -np.inf)  # [B, K] log-probabilities
+    scores[:, 0] = 0.0
+    length = 0
+    while len(sentences):
+        length += 1
+        logits = stepper.step(tokens[:, :, -1].reshape(-1))
+        candidates, origins, choices = _best_candidates(logits, scores, 2 * beam_size)
+        ends = choices == EOS_ID
+        at_limit = limits == length
+        penalty = length_penalty(length, alpha)
+        for b, k in zip(*np.nonzero(ends & np.isfinite(candidates)), strict=True):
+            log_prob = float(candidates[b, k])
+            found = tokens[b, origins[b, k], 1:]
+            results[sentences[b]].add(log_prob / penalty, log_prob, found)
+        # The K best candidates that go on, in order of score.
+        going_on = np.where(ends, -np.inf, candidates)
+        order = np.argsort(-going_on, axis=1, kind="stable")[:, :beam_size]
+        scores = np.take_along_axis(going_on, order, 1)
+        origins = np.take_along_axis(origins, order, 1)
+        chosen = np.take_along_axis(choices, order, 1)
+        tokens = np.concatenate(
+            [np.take_along_axis(tokens, origins[:, :, None], 1), chosen[:, :, None]], 2
+        )
+        # A log-probability only falls, so this bounds what a live beam can reach.
+        reachable = scores[:, 0] / length_penalty(limits, alpha)
+        worst = np.array([results[s].worst for s in sentences])
+        done = at_limit | (worst >= reachable) | ~np.isfinite(scores[:, 0])
+        for b in np.flatnonzero(at_limit):
+            if not len(results[sentences[b]]):
+                for k in np.flatnonzero(np.isfinite(scores[b])):
+                    log_prob = float(scores[b, k])
+                    found = tokens[b, k, 1:]
+                    results[sentences[b]].add(log_prob / penalty, log_prob, found)
+        kept = np.flatnonzero(~done)
+        rows = kept[:, None] * beam_size + origins[kept]
+        sentences, limits = sentences[kept], limits[kept]
+        tokens, scores = tokens[kept], scores[kept]
+        if len(kept):
+            stepper.select(rows.reshape(-1))
+    return [result.best() for result in results]
+
+
+class _Finished:
+    """The `nbest` best finished hypotheses of a sentence."""
+
+    def __init__(self, nbest: int) -> None:
+        self._nbest = nbest
+        self._found: list[Hypothesis] = []
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, score: float, log_prob: float, tokens: np.ndarray) -> None:
+        self._found.append(Hypothesis(tuple(tokens.tolist()), score, log_prob))
+        self._found.sort(key=lambda hypothesis: -hypothesis.score)
+        del self._found[self._nbest :]
+
+    @property
+    def worst(self) -> float:
+        """The score to beat: minus infinity until there are `nbest`."""
+        full = len(self._found) == self._nbest
+        return self._found[-1].score if full else -math.inf
+
+    def best(self) -> list[Hypothesis]:
+        return self._found
+
+
+def _best_candidates(
+    logits: Array, scores: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Extend each beam by each token and take the best of a sentence, best first.
+
+    Shapes: logits [B K, V], scores [B, K] -> log-probabilities, beams of origin and
+    tokens, [B, count] each
+    """
+    xp = array_module(logits)
+    batch, beams = scores.shape
+    highest = logits.max(axis=-1, keepdims=True)
+    normalizers = highest[:, 0] + xp.log(xp.exp(logits - highest).sum(axis=-1))
+    logits[:, [PAD_ID, BOS_ID]] = -xp.inf
+    # A sentence's best candidates are among the best of each of its beams.
+    width = min(count, logits.shape[-1])
+    best = xp.argpartition(logits, -width, axis=-1)[:, -width:]
+    values = to_host(
+        xp.take_along_axis(logits, best, -1).astype(xp.float64) - normalizers[:, None]
+    )
+    values = (values.reshape(batch, beams, width) + scores[:, :, None]).reshape(
+        batch, -1
+    )
+    ids = to_host(best).reshape(batch, -1)
+    origins = np.repeat(np.arange(beams), width)
+    # Ties go to the lower beam and token, whatever the order of the partition.
+    order = np.lexsort((ids, np.broadcast_to(origins, ids.shape), -values), axis=-1)[
+        :, :count
+    ]
+    return (
+        np.take_along_axis(values, order, 1),
+        origins[order],
+        np.take_along_axis(ids, order, 1),
+    )
+
+
+class TransformerStepper:
+    """A Transformer over a batch of source sentences, with cached keys and values."""
+
+    def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
+        self._model = model
+        self._xp = array_module(source)
+        self._state = model.start_decoding(source, beam_size)
+
+    def step(self, tokens: np.ndarray) -> Array:
+        return self._model.decode_step(self._xp.asarray(tokens), self._state)
+
+    def select(self, rows: np.ndarray) -> None:
+        self._state.select(self._xp.asarray(rows))
+
+
+def translate(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    num_threads: int = 1,
+) -> list[list[Hypothesis]]:
+    """Translate sentences of ids, in batches of alike lengths; results in order.
+
+    An empty sentence gives one empty hypothesis with score 0. The longest output is
+    max_len_a * source tokens + max_len_b tokens, EOS counted on neither side.
+    """
+    encoded = _ragged(sources)
+    xp = array_module(model.embedding.table.data)
+
+    def work(chosen: np.ndarray) -> list[list[Hypothesis]]:
+        lengths = encoded.lengths[chosen]
+        longest = np.floor(config.max_len_a * lengths + config.max_len_b) + 1
+        if model.config.max_length is not None:
+            longest = np.minimum(longest, model.config.max_length)
+        source = xp.asarray(encoded.padded(chosen))
+        with no_grad():
+            stepper = TransformerStepper(model, source, config.beam)
+            return beam_search(
+                stepper, longest.astype(int), config.beam, config.alpha, config.nbest
+            )
+
+    results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
+    batches = _batches(encoded, max(1, config.decode_tokens // config.beam))
+    for chosen, found in zip(batches, _map(work, batches, num_threads), strict=True):
+        for sentence, hypotheses in zip(chosen, found, strict=True):
+            results[sentence] = hypotheses
+    return results
+
+
+def score(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    max_tokens: int = 4096,
+    num_threads: int = 1,
+) -> list[tuple[float, int]]:
+    """Log-probability and number of tokens of each given target, EOS counted in both.
+
+    Units: nats; perplexity is exp(-sum of log-probabilities / sum of tokens)
+    """
+    encoded, expected = _ragged(sources), _ragged(targets)
+    xp = array_module(model.embedding.table.data)
+    longer = Ragged(
+        encoded.ids,
+        np.concatenate([[0], np.cumsum(np.maximum(encoded.lengths, expected.lengths))]),
+    )
+
+    def work(chosen: np.ndarray) -> np.ndarray:
+        log_probs, _ = token_log_probs(
+            model,
+            xp.asarray(encoded.padded(chosen)),
+            xp.asarray(expected.padded(chosen, BOS_ID)),
+        )
+        return to_host(log_probs).sum(axis=1, dtype=np.float64)
+
+    results = np.zeros(len(sources))
+    batches = _batches(longer, max_tokens)
+    for chosen, found in zip(batches, _map(work, batches, num_threads), strict=True):
+        results[chosen] = found
+    return [
+        (float(x), len(target) + 1) for x, target in zip(results, targets, strict=True)
+    ]
+
+
+def _ragged(lines: Sequence[Sequence[int]]) -> Ragged:
+    lengths = [len(line) for line in lines]
+    ids = np.fromiter((i for line in lines for i in line), np.int64, sum(lengths))
+    return Ragged(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+
+def _batches(lines: Ragged, max_tokens: int) -> list[np.ndarray]:
+    """Group the lines that are not empty by length, longest first."""
+    order = np.argsort(-lines.lengths, kind="stable")
+    order = order[lines.lengths[order] > 0]
+    batches, start = [], 0
+    while start < len(order):
+        size = max(1, max_tokens // (int(lines.lengths[order[start]]) + 1))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def _map(
+    function: Callable[[A], R], items: Iterable[A], num_threads: int
+) -> Iterator[R]:
+    if num_threads == 1:
+        yield from map(function, items)
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            yield from pool.map(function, items)
