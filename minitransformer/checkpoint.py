@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitransformer.backend import to_host
-from minitransformer.config import ModelConfig, from_dict
+from minitransformer.config import ModelConfig
 from minitransformer.layers import ParameterBuffer
+from minitransformer.options import from_dict
 from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
@@ -183,6 +184,18 @@ class RunDirectory:
             )
         self.path.mkdir(parents=True, exist_ok=True)
 
+    def record(self, step: int, **values: float | str) -> None:
+        """Append a line to metrics.jsonl."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the metrics of later steps, which will be measured again."""
+        if self.metrics.exists():
+            lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+            kept = [line for line in lines if json.loads(line)["step"] <= step]
+            write_text(self.metrics, "".join(line + "\n" for line in kept))
+
     def steps(self) -> list[Path]:
         """The numbered checkpoints, oldest first."""
         return sorted(self.path.glob(f"step-*{SUFFIX}"))
@@ -206,7 +219,7 @@ class RunDirectory:
         raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
 
 
-def newest_run(runs: Path) -> RunDirectory:
+def newest_run(runs: Path = Path("runs")) -> RunDirectory:
     """The run directory in `runs` that was written to last.
 
     Raises: FileNotFoundError if there is none.

@@ -9,72 +9,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import types
-import typing
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from minitransformer.options import Checked, UsageError, from_dict, given, option
 
 C = TypeVar("C")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    at_least: float | None = None,
-    below: float | None = None,
-    above: float | None = None,
-    choices: tuple[str, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field with a help text, its range, and other names of its flag."""
-    metadata = {
-        "help": help,
-        "at_least": at_least,
-        "below": below,
-        "above": above,
-        "choices": choices,
-        "aliases": aliases,
-    }
-    return field(default=default, metadata=metadata)
-
-
-class Checked:
-    """Checks every field against the range that its `option` gives."""
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, rule = getattr(self, f.name), f.metadata
-            kind, optional = _value_type(hints[f.name])
-            if value is None and optional:
-                continue
-            if kind is float and type(value) is int:
-                object.__setattr__(self, f.name, float(value))
-            elif type(value) is not kind:
-                raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
-            if kind is float and value != value:
-                raise ValueError(f"{f.name}: expected a number, got {value}")
-            if rule["at_least"] is not None and value < rule["at_least"]:
-                raise ValueError(
-                    f"{f.name}: expected at least {rule['at_least']}, got {value}"
-                )
-            if rule["above"] is not None and value <= rule["above"]:
-                raise ValueError(
-                    f"{f.name}: expected above {rule['above']}, got {value}"
-                )
-            if rule["below"] is not None and value >= rule["below"]:
-                raise ValueError(
-                    f"{f.name}: expected below {rule['below']}, got {value}"
-                )
-            if rule["choices"] is not None and value not in rule["choices"]:
-                raise ValueError(
-                    f"{f.name}: expected one of {', '.join(rule['choices'])}, "
-                    f"got {value}"
-                )
 
 
 @dataclass(frozen=True)
@@ -247,6 +191,102 @@ class DecodingConfig(Checked):
             )
 
 
+@dataclass(frozen=True)
+class TextConfig(Checked):
+    """Text to learn from: a folder, or the files themselves; without, the built-in."""
+
+    data: str | None = option(
+        None, "folder of train.LANG, val.LANG and test*.LANG, plain or .gz"
+    )
+    source: str | None = option(None, "source language, the ending of its files")
+    target: str | None = option(None, "target language, the ending of its files")
+    train_source: str | None = option(None, "source side of the training text")
+    train_target: str | None = option(None, "target side of the training text")
+    val_source: str | None = option(None, "source side of the validation text")
+    val_target: str | None = option(None, "target side of the validation text")
+    test_source: str | None = option(None, "source side of the test text")
+    test_target: str | None = option(None, "target side of the test text")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.files:
+            if self.data or self.source or self.target:
+                raise ValueError("--data, --source, --target do not go with file names")
+            for split in ("train", *self.files):
+                if None in self.files.get(split, (None,)):
+                    raise ValueError(f"expected --{split}-source and --{split}-target")
+        elif self.data and not (self.source and self.target):
+            raise ValueError("--data expects --source and --target, such as en and de")
+        elif (self.source or self.target) and not self.data:
+            raise ValueError("--source and --target need --data")
+
+    @property
+    def files(self) -> dict[str, tuple[str | None, str | None]]:
+        """The named source and target file of each split that has any."""
+        named = {
+            "train": (self.train_source, self.train_target),
+            "val": (self.val_source, self.val_target),
+            "test": (self.test_source, self.test_target),
+        }
+        return {split: pair for split, pair in named.items() if any(pair)}
+
+
+# What a resumed run may change: how long to go on and how to report, not what it is.
+RESUMABLE = ("steps", "minutes", "patience", "keep_last", "average", "log_every")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run directory's config.json holds: everything that the run depends on.
+
+    `text` gives the source and target file of each split (train, val, test).
+    """
+
+    preset: str
+    model: ModelConfig
+    training: TrainingConfig
+    decoding: DecodingConfig
+    text: dict[str, tuple[str, str]]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    def resumed(self, namespace: argparse.Namespace) -> RunConfig:
+        """Apply the flags that a resumed run may change.
+
+        Raises: UsageError if a flag would make it another run.
+        """
+        refused = list(given(namespace, TextConfig))
+        for part in (self.model, self.training, self.decoding):
+            for name, value in given(namespace, type(part)).items():
+                if name not in RESUMABLE and value != getattr(part, name):
+                    refused.append(name)
+        if refused:
+            allowed = ", ".join("--" + name.replace("_", "-") for name in RESUMABLE)
+            raise UsageError(
+                f"--{refused[0].replace('_', '-')}: cannot change in a resumed run; "
+                f"what can: {allowed}"
+            )
+        changes = given(namespace, TrainingConfig)
+        training = dataclasses.replace(self.training, **changes)
+        return dataclasses.replace(self, training=training)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        """Raises: ValueError if something is missing, unknown or out of range."""
+        try:
+            stored = json.loads(text)
+            return cls(
+                stored["preset"],
+                from_dict(ModelConfig, stored["model"]),
+                from_dict(TrainingConfig, stored["training"]),
+                from_dict(DecodingConfig, stored["decoding"]),
+                {split: (s, t) for split, (s, t) in stored["text"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected a run's configuration: {error!r}") from error
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     # The built-in corpus: a few minutes on two CPU cores.
     "tiny": {
@@ -301,59 +341,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build(cls: type[C], preset: str, values: dict[str, Any]) -> C:
     """Make a config of class `cls` from a preset with some values replaced.
 
-    Raises: ValueError if the preset is unknown or a value is out of range.
+    Raises: UsageError if the preset is unknown or a value is out of range.
     """
     if preset not in PRESETS:
-        raise ValueError(f"expected a config of {', '.join(PRESETS)}, got {preset!r}")
+        raise UsageError(f"expected a config of {', '.join(PRESETS)}, got {preset!r}")
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     merged = {**PRESETS[preset], **values}
-    return cls(**{k: v for k, v in merged.items() if k in names})
-
-
-def from_dict(cls: type[C], values: dict[str, Any]) -> C:
-    """Make a config from a JSON object that must hold exactly its fields.
-
-    Raises: ValueError naming the fields that are unknown or missing.
-    """
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if wrong := sorted(names.symmetric_difference(values)):
-        raise ValueError(f"{cls.__name__}: unknown or missing {', '.join(wrong)}")
-    return cls(**values)
-
-
-def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
-    """Add a flag for every field of the config class `cls`, in a group of its own."""
-    summary = (cls.__doc__ or cls.__name__).splitlines()[0]
-    title, _, description = summary.rstrip(".").partition(": ")
-    group = parser.add_argument_group(title, description)
-    hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):
-        kind, optional = _value_type(hints[f.name])
-        default = "" if optional else f" (default {f.default})"
-        group.add_argument(
-            "--" + f.name.replace("_", "-"),
-            *f.metadata["aliases"],
-            dest=f.name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            choices=f.metadata["choices"],
-            metavar=None if f.metadata["choices"] else kind.__name__.upper(),
-            help=f.metadata["help"] + default,
-        )
-
-
-def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Return the fields of `cls` whose flags were given on the command line."""
-    return {
-        f.name: getattr(namespace, f.name)
-        for f in dataclasses.fields(cls)
-        if hasattr(namespace, f.name)
-    }
-
-
-def _value_type(hint: Any) -> tuple[type, bool]:
-    """Return (int, float or str; whether None is allowed) of a field's annotation."""
-    if isinstance(hint, types.UnionType):
-        kinds = [kind for kind in hint.__args__ if kind is not type(None)]
-        return kinds[0], True
-    return hint, False
+    try:
+        return cls(**{k: v for k, v in merged.items() if k in names})
+    except ValueError as error:
+        raise UsageError(str(error)) from error

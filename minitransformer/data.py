@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, TextConfig
 from minitransformer.tokenizer import Tokenizer
 
 LINES_PER_CHUNK = 50_000
@@ -59,6 +59,32 @@ class TextPair:
                     f"and {number + rest}"
                 )
             yield s, t
+
+    def first(self, limit: int | None = None) -> list[tuple[str, str]]:
+        """Return the first `limit` pairs of lines, or all of them."""
+        return list(itertools.islice(self.lines(), limit))
+
+
+def find_text(config: TextConfig) -> dict[str, TextPair]:
+    """Find the splits train, val and test among named files or in a folder.
+
+    Raises: ValueError if there is no training text or a side of a split is missing.
+    """
+    if config.files:
+        return {s: TextPair(*map(Path, pair)) for s, pair in config.files.items()}  # type: ignore[arg-type]
+    folder, source, target = Path(config.data or ""), config.source, config.target
+    if not folder.is_dir():
+        raise ValueError(f"--data: expected a folder, found none at {folder}")
+    found = {
+        split: find_pair(folder, split, str(source), str(target))
+        for split in ("train", "val", "test")
+    }
+    if found["train"] is None:
+        raise ValueError(
+            f"expected train.{source} and train.{target}, plain or .gz, found none in "
+            f"{folder}"
+        )
+    return {split: pair for split, pair in found.items() if pair}
 
 
 def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:

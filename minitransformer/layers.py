@@ -94,7 +94,10 @@ class Initializer:
         self._rng = None if seed is None else np.random.default_rng(seed)
 
     def constant(self, value: float, *shape: int) -> Tensor:
-        return Tensor(np.full(shape, value, self.dtype), requires_grad=True)
+        values = np.zeros(shape, self.dtype)
+        if value:
+            values.fill(value)
+        return Tensor(values, requires_grad=True)
 
     def normal(self, deviation: float, *shape: int) -> Tensor:
         """Draw from N(0, deviation^2)."""

@@ -1,0 +1,84 @@
+"""How good a model is on held-out text: loss, accuracy and BLEU (section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitransformer.config import DecodingConfig
+from minitransformer.data import Corpus
+from minitransformer.decoding import translate
+from minitransformer.loss import TokenStatistics, evaluate
+from minitransformer.parallel import ThreadedModel
+from minitransformer.tokenizer import Tokenizer
+from minitransformer.transformer import Transformer
+
+
+def validate(
+    threaded: ThreadedModel, corpus: Corpus, max_tokens: int
+) -> TokenStatistics:
+    """Sum up the loss over a corpus, without dropout or label smoothing."""
+
+    def work(chosen: np.ndarray) -> TokenStatistics:
+        batch = corpus.batch(chosen)
+        xp = threaded.xp
+        return evaluate(
+            threaded.model, xp.asarray(batch.source), xp.asarray(batch.target)
+        )
+
+    total = TokenStatistics()
+    for part in threaded.map(work, corpus.batches(np.arange(len(corpus)), max_tokens)):
+        total += part
+    return total
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How translations compare with references.
+
+    `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
+    text, with its signatures; `exact` is the share of translations that are equal.
+    """
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+    exact: float
+
+
+def quality(translations: Sequence[str], references: Sequence[str]) -> Quality:
+    """Compare translations with one reference each.
+
+    Raises: ValueError if there are not as many of both, or none.
+    """
+    from sacrebleu.metrics import BLEU, CHRF  # slow to import, and not always needed
+
+    if len(translations) != len(references) or not references:
+        raise ValueError(
+            f"expected as many references as translations and at least one, got "
+            f"{len(references)} and {len(translations)}"
+        )
+    bleu, chrf = BLEU(), CHRF()
+    pairs = zip(translations, references, strict=True)
+    return Quality(
+        bleu.corpus_score(translations, [references]).score,
+        str(bleu.get_signature()),
+        chrf.corpus_score(translations, [references]).score,
+        str(chrf.get_signature()),
+        sum(t == r for t, r in pairs) / len(references),
+    )
+
+
+def translate_lines(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    lines: Sequence[str],
+    config: DecodingConfig,
+    num_threads: int,
+) -> list[str]:
+    """Translate lines of text to the best hypothesis of each, detokenised."""
+    found = translate(model, tokenizer.encode(lines), config, num_threads)
+    return tokenizer.decode([hypotheses[0].tokens for hypotheses in found])

@@ -1,0 +1,122 @@
+"""Settings as frozen dataclasses: range checks, and flags made from the fields."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from dataclasses import field
+from typing import Any, TypeVar
+
+C = TypeVar("C")
+
+
+class UsageError(ValueError):
+    """Arguments that are wrong in themselves or together: exit code 2."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = None,
+    below: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field with a help text, its range, and other names of its flag."""
+    metadata = {
+        "help": help,
+        "at_least": at_least,
+        "below": below,
+        "above": above,
+        "choices": choices,
+        "aliases": aliases,
+    }
+    return field(default=default, metadata=metadata)
+
+
+class Checked:
+    """Checks every field against the range that its `option` gives."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, rule = getattr(self, f.name), f.metadata
+            kind, optional = _value_type(hints[f.name])
+            if value is None and optional:
+                continue
+            if kind is float and type(value) is int:
+                object.__setattr__(self, f.name, float(value))
+            elif type(value) is not kind:
+                raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
+            if kind is float and value != value:
+                raise ValueError(f"{f.name}: expected a number, got {value}")
+            if rule["at_least"] is not None and value < rule["at_least"]:
+                raise ValueError(
+                    f"{f.name}: expected at least {rule['at_least']}, got {value}"
+                )
+            if rule["above"] is not None and value <= rule["above"]:
+                raise ValueError(
+                    f"{f.name}: expected above {rule['above']}, got {value}"
+                )
+            if rule["below"] is not None and value >= rule["below"]:
+                raise ValueError(
+                    f"{f.name}: expected below {rule['below']}, got {value}"
+                )
+            if rule["choices"] is not None and value not in rule["choices"]:
+                raise ValueError(
+                    f"{f.name}: expected one of {', '.join(rule['choices'])}, "
+                    f"got {value}"
+                )
+
+
+def from_dict(cls: type[C], values: dict[str, Any]) -> C:
+    """Make a config from a JSON object that must hold exactly its fields.
+
+    Raises: ValueError naming the fields that are unknown or missing.
+    """
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if wrong := sorted(names.symmetric_difference(values)):
+        raise ValueError(f"{cls.__name__}: unknown or missing {', '.join(wrong)}")
+    return cls(**values)
+
+
+def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add a flag for every field of the config class `cls`, in a group of its own."""
+    summary = (cls.__doc__ or cls.__name__).splitlines()[0]
+    title, _, description = summary.rstrip(".").partition(": ")
+    group = parser.add_argument_group(title, description)
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        kind, optional = _value_type(hints[f.name])
+        default = "" if optional else f" (default {f.default})"
+        group.add_argument(
+            "--" + f.name.replace("_", "-"),
+            *f.metadata["aliases"],
+            dest=f.name,
+            type=kind,
+            default=argparse.SUPPRESS,
+            choices=f.metadata["choices"],
+            metavar=None if f.metadata["choices"] else kind.__name__.upper(),
+            help=f.metadata["help"] + default,
+        )
+
+
+def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """Return the fields of `cls` whose flags were given on the command line."""
+    return {
+        f.name: getattr(namespace, f.name)
+        for f in dataclasses.fields(cls)
+        if hasattr(namespace, f.name)
+    }
+
+
+def _value_type(hint: Any) -> tuple[type, bool]:
+    """Return (int, float or str; whether None is allowed) of a field's annotation."""
+    if isinstance(hint, types.UnionType):
+        kinds = [kind for kind in hint.__args__ if kind is not type(None)]
+        return kinds[0], True
+    return hint, False
