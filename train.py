@@ -62,7 +62,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     add = parser.add_argument
     preset = "preset that all other defaults come from (default tiny)"
-    add("--config", choices=config.PRESETS, default="tiny", help=preset)
+    add("--config", choices=config.PRESETS, help=preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=int, help="CPU threads (default all cores)")
     new = "new run directory (default runs/CONFIG-TIME)"
@@ -76,14 +76,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.threads is not None and args.threads < 1:
         parser.error(f"--threads: expected at least 1, got {args.threads}")
-    if args.resume and args.run:
-        parser.error("--run names a new run, --resume an old one: expected one of them")
+    if args.resume and (args.run or args.config):
+        parser.error("--run and --config are for a new run, --resume for an old one")
     return args
 
 
 def new_config(args: argparse.Namespace) -> RunConfig:
     """Put a preset and the flags together."""
-    preset, named = args.config, given(args, TextConfig)
+    preset, named = args.config or "tiny", given(args, TextConfig)
     text = config.build(TextConfig, preset, named)
     found = find_text(text) if named else grammar.write_corpus(args.cache / "built-in")
     return RunConfig(

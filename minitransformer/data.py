@@ -252,7 +252,7 @@ class Corpus:
             group, parts = waiting.pop()
             s, t = source[group], target[group]
             padded = max(s.max(), t.max()) * len(group)
-            if parts == 1 and (len(group) == 1 or padded <= 1.25 * max_tokens):
+            if len(group) == 1 or (parts == 1 and padded <= 1.25 * max_tokens):
                 batches.append(pairs[group])
                 continue
             parts = max(parts, 2)

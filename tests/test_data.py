@@ -1,0 +1,193 @@
+"""Text files to ids to batches."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer import data
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, TextConfig
+from minitransformer.data import BatchStream, Corpus, Ragged, TextPair, read_lines
+from minitransformer.tokenizer import Tokenizer
+
+LINES = [f"the cat number {i} sat on the mat and looked at {i * 7}" for i in range(200)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(LINES, 60)
+
+
+def write_pair(folder: Path, source: str, target: str) -> TextPair:
+    pair = TextPair(folder / "train.en", folder / "train.de")
+    pair.source.write_bytes(source.encode())
+    pair.target.write_bytes(target.encode())
+    return pair
+
+
+def ragged(lengths) -> Ragged:
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Ragged(np.arange(4, 4 + starts[-1]), starts)
+
+
+lengths = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=300
+)
+
+
+@given(lengths, st.integers(8, 500), st.integers(0, 3))
+def test_every_pair_is_in_exactly_one_batch(sides, max_tokens, seed):
+    corpus = Corpus(*(ragged(side) for side in zip(*sides, strict=True)))
+    rng = np.random.default_rng(seed)
+    batches = corpus.batches(np.arange(len(sides)), max_tokens, rng)
+    assert sorted(np.concatenate(batches)) == list(range(len(sides)))
+    for batch in batches:
+        longest = max(max(s, t) + 1 for s, t in (sides[i] for i in batch))
+        assert len(batch) == 1 or longest * len(batch) <= 1.25 * max_tokens
+
+
+@given(lengths, st.integers(1, 4))
+def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
+    corpus = Corpus(*(ragged(side) for side in zip(*sides, strict=True)))
+    chosen = np.arange(len(sides))[::-1]
+    batch = corpus.batch(chosen)
+    rows = [
+        (list(s[s != PAD_ID]), list(t[t != PAD_ID]))
+        for part in batch.split(parts)
+        for s, t in zip(part.source, part.target, strict=True)
+    ]
+    for i, (source, target) in zip(chosen, rows, strict=True):
+        expected = [
+            list(side.ids[side.starts[i] : side.starts[i + 1]])
+            for side in (corpus.source, corpus.target)
+        ]
+        assert source == [*expected[0], EOS_ID]
+        assert target == [BOS_ID, *expected[1], EOS_ID]
+    assert batch.source_tokens == sum(s + 1 for s, _ in sides)
+    assert batch.target_tokens == sum(t + 1 for _, t in sides)
+
+
+def test_the_stream_is_a_function_of_seed_epoch_and_position():
+    rng = np.random.default_rng(1)
+    corpus = Corpus(ragged(rng.integers(1, 30, 500)), ragged(rng.integers(1, 30, 500)))
+    stream = BatchStream(corpus, 400, 256, seed=3)
+    for _ in range(len(stream) + 5):
+        next(stream)
+    resumed = BatchStream(corpus, 400, 256, 3, stream.epoch, stream.position)
+    assert stream.epoch == 1
+    for _ in range(len(stream)):
+        np.testing.assert_array_equal(next(stream).source, next(resumed).source)
+    other = BatchStream(corpus, 400, 256, seed=4)
+    again = BatchStream(corpus, 400, 256, seed=3)
+    assert any(
+        a.source.shape != b.source.shape or (a.source != b.source).any()
+        for a, b in ((next(other), next(again)) for _ in range(5))
+    )
+
+
+def test_lengths_alike_pad_little():
+    rng = np.random.default_rng(2)
+    source = rng.poisson(12, 20_000) + 2
+    corpus = Corpus(ragged(source), ragged(source + rng.integers(-2, 3, len(source))))
+    stream = BatchStream(corpus, 2000, 256, seed=1)
+    assert stream.padding_share() < 0.05
+
+
+def test_long_pairs_are_left_out():
+    corpus = Corpus(ragged([3, 50, 5]), ragged([3, 5, 99]))
+    assert list(corpus.within(51)) == [0, 1]
+    assert len(BatchStream(corpus, 100, 51, seed=1).pairs) == 2
+    with pytest.raises(ValueError, match="at most 3 tokens, found none"):
+        BatchStream(corpus, 100, 3, seed=1)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_only_a_line_feed_ends_a_line(tmp_path, compressed):
+    text = "\ufeffa\u0085b\u2028c\x0bd\re\r\n\n last".encode()
+    path = tmp_path / ("x.txt.gz" if compressed else "x.txt")
+    path.write_bytes(gzip.compress(text) if compressed else text)
+    assert list(read_lines(path)) == ["a\u0085b\u2028c\x0bd\re", "", " last"]
+
+
+def test_bad_utf8_is_named_by_file_and_line(tmp_path):
+    path = tmp_path / "bad.en"
+    path.write_bytes(b"fine\nnot \xff fine\n")
+    with pytest.raises(ValueError, match=r"bad\.en, line 2: expected UTF-8.*0xff"):
+        list(read_lines(path))
+
+
+def test_a_file_that_is_not_gzip_is_named(tmp_path):
+    path = tmp_path / "x.en.gz"
+    path.write_bytes(b"plain")
+    with pytest.raises(ValueError, match=r"x\.en\.gz: expected a gzip file"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "counts"),
+    [("a\nb\nc\n", "x\n", "1 and 3"), ("a", "x\ny", "1")],
+)
+def test_unequal_files_are_refused(tmp_path, source, target, counts):
+    pair = write_pair(tmp_path, source, target)
+    with pytest.raises(ValueError, match=f"as many lines in .*got {counts}"):
+        list(pair.lines())
+
+
+def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
+    source = [*LINES[:50], " ", *LINES[50:100]]
+    target = [*LINES[100:150], "x", *LINES[150:]]
+    pair = write_pair(tmp_path, "\n".join(source), "\n".join(target) + "\n")
+    corpus = data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
+    assert (len(corpus), corpus.dropped_blank) == (100, 1)
+    ids = [corpus.source.ids[a:b] for a, b in zip(*_bounds(corpus.source), strict=True)]
+    assert tokenizer.decode(ids) == LINES[:100]
+
+
+def _bounds(side):
+    return side.starts[:-1], side.starts[1:]
+
+
+def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):
+    pair = write_pair(tmp_path, "\n".join(LINES), "\n".join(LINES))
+    first = data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
+    monkeypatch.setattr(Tokenizer, "encode", None)  # a second encoding would fail
+    moved = TextPair(tmp_path / "a.en", tmp_path / "a.de")
+    pair.source.rename(moved.source)
+    pair.target.rename(moved.target)
+    again = data.encoded_corpus(moved, tokenizer, tmp_path / "cache")
+    np.testing.assert_array_equal(first.source.ids, again.source.ids)
+    moved.source.write_text("\n".join(LINES[::-1]))
+    with pytest.raises(TypeError):
+        data.encoded_corpus(moved, tokenizer, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("partial-*"))
+
+
+def test_text_without_pairs_is_refused(tmp_path, tokenizer):
+    pair = write_pair(tmp_path, "\n \n", "x\ny\n")
+    with pytest.raises(ValueError, match="expected sentence pairs, found none"):
+        data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
+
+
+def test_text_is_found_in_a_folder(tmp_path):
+    for name in (
+        "train.en.gz",
+        "train.de",
+        "val.en",
+        "val.de",
+        "test_x.en",
+        "test_x.de",
+    ):
+        (tmp_path / name).write_bytes(b"")
+    config = TextConfig(data=str(tmp_path), source="en", target="de")
+    found = data.find_text(config)
+    assert found["train"] == TextPair(tmp_path / "train.en.gz", tmp_path / "train.de")
+    assert found["test"].source.name == "test_x.en"
+    (tmp_path / "val.de").unlink()
+    with pytest.raises(ValueError, match=r"expected val\*\.de beside .*val\.en"):
+        data.find_text(config)
+    missing = TextConfig(data=str(tmp_path), source="fr", target="it")
+    with pytest.raises(ValueError, match=r"expected train\.fr and train\.it"):
+        data.find_text(missing)
