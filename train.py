@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from minitransformer import backend, checkpoint, config, grammar
+from minitransformer import backend, checkpoint
 from minitransformer.checkpoint import Checkpoint, RunDirectory
 from minitransformer.config import (
+    PRESETS,
     DecodingConfig,
     ModelConfig,
     RunConfig,
@@ -43,9 +44,10 @@ from minitransformer.data import (
     find_text,
 )
 from minitransformer.evaluation import quality, translate_lines, validate
+from minitransformer.grammar.corpus import write_corpus
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
-from minitransformer.options import UsageError, add_arguments, given
+from minitransformer.options import UsageError, add_arguments, build, given
 from minitransformer.parallel import ThreadedModel
 from minitransformer.transformer import Transformer
 
@@ -62,7 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     add = parser.add_argument
     preset = "preset that all other defaults come from (default tiny)"
-    add("--config", choices=config.PRESETS, help=preset)
+    add("--config", choices=PRESETS, help=preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=int, help="CPU threads (default all cores)")
     new = "new run directory (default runs/CONFIG-TIME)"
@@ -83,14 +85,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def new_config(args: argparse.Namespace) -> RunConfig:
     """Put a preset and the flags together."""
-    preset, named = args.config or "tiny", given(args, TextConfig)
-    text = config.build(TextConfig, preset, named)
-    found = find_text(text) if named else grammar.write_corpus(args.cache / "built-in")
+    name, named = args.config or "tiny", given(args, TextConfig)
+    preset = PRESETS[name]
+    text = build(TextConfig, {}, named)
+    found = find_text(text) if named else write_corpus(args.cache)
     return RunConfig(
-        preset,
-        config.build(ModelConfig, preset, given(args, ModelConfig)),
-        config.build(TrainingConfig, preset, given(args, TrainingConfig)),
-        config.build(DecodingConfig, preset, given(args, DecodingConfig)),
+        name,
+        build(ModelConfig, preset, given(args, ModelConfig)),
+        build(TrainingConfig, preset, given(args, TrainingConfig)),
+        build(DecodingConfig, preset, given(args, DecodingConfig)),
         {
             split: (str(pair.source.absolute()), str(pair.target.absolute()))
             for split, pair in found.items()

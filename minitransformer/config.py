@@ -11,11 +11,9 @@ import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from minitransformer.options import Checked, UsageError, from_dict, given, option
-
-C = TypeVar("C")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -336,18 +334,3 @@ PRESETS: dict[str, dict[str, Any]] = {
         "keep_last": 20,
     },
 }
-
-
-def build(cls: type[C], preset: str, values: dict[str, Any]) -> C:
-    """Make a config of class `cls` from a preset with some values replaced.
-
-    Raises: UsageError if the preset is unknown or a value is out of range.
-    """
-    if preset not in PRESETS:
-        raise UsageError(f"expected a config of {', '.join(PRESETS)}, got {preset!r}")
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    merged = {**PRESETS[preset], **values}
-    try:
-        return cls(**{k: v for k, v in merged.items() if k in names})
-    except ValueError as error:
-        raise UsageError(str(error)) from error

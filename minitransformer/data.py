@@ -127,17 +127,22 @@ def read_lines(path: Path) -> Iterator[str]:
     with open_text(path) as file:
         try:
             for number, raw in enumerate(file, start=1):
-                if number == 1:
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
-                try:
-                    yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise ValueError(
-                        f"{path}, line {number}: expected UTF-8, got byte "
-                        f"{raw[error.start]:#04x} at position {error.start}"
-                    ) from None
+                yield decoded_line(raw.removesuffix(b"\n"), number, str(path))
         except (gzip.BadGzipFile, EOFError) as error:
             raise ValueError(f"{path}: expected a gzip file, got {error}") from None
+
+
+def decoded_line(raw: bytes, number: int, place: str) -> str:
+    """Decode line `number` (from 1) of the text that `place` names."""
+    if number == 1:
+        raw = raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return raw.removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{place}, line {number}: expected UTF-8, got byte "
+            f"{raw[error.start]:#04x} at position {error.start}"
+        ) from None
 
 
 class Ragged:

@@ -1,7 +1,7 @@
 """Beam search (section 6.1), and scores of given translations.
 
-The search knows nothing of the model: it sees a `Stepper`, which feeds one token to each
-beam and returns what may follow. Shapes: B sentences, K beams, V vocabulary.
+The search knows nothing of the model: it sees a `Stepper`, which feeds one token to
+each beam and returns what may follow. Shapes: B sentences, K beams, V vocabulary.
 """
 
 from __future__ import annotations

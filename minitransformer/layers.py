@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
@@ -58,6 +59,11 @@ class ParameterBuffer:
         arrays = [p.data for p in self.parameters.values()]
         xp = array_module(arrays[0])
         self.data = xp.concatenate([array.reshape(-1) for array in arrays])
+        self.move_to(xp)
+
+    def move_to(self, xp: ModuleType) -> None:
+        """Put parameters and (zero) gradients into arrays of library `xp`."""
+        self.data = xp.asarray(self.data)
         self.grad = xp.zeros_like(self.data)
         for name, view in self.views(self.data).items():
             self.parameters[name].data = view

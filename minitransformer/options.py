@@ -73,6 +73,19 @@ class Checked:
                 )
 
 
+def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
+    """Make a config of class `cls` from a preset's values and those given.
+
+    Values of other classes are passed over. Raises: UsageError if one is out of range.
+    """
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    merged = {**preset, **values}
+    try:
+        return cls(**{k: v for k, v in merged.items() if k in names})
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
     """Make a config from a JSON object that must hold exactly its fields.
 

@@ -1,0 +1,283 @@
+"""train.py as a user runs it: what it writes, resuming, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parent.parent
+TRAIN = [sys.executable, str(ROOT / "train.py")]
+SMALL = [
+    "--encoder-layers",
+    "1",
+    "--decoder-layers",
+    "1",
+    "--d-model",
+    "16",
+    "--d-ff",
+    "32",
+    "--num-heads",
+    "2",
+    "--vocab-size",
+    "60",
+    "--dropout",
+    "0.2",
+    "--max-tokens",
+    "200",
+    "--warmup",
+    "10",
+    "--threads",
+    "2",
+    "--validate-every",
+    "10",
+    "--save-every",
+    "10",
+    "--log-every",
+    "4",
+    "--validate-bleu",
+    "4",
+    "--average",
+    "2",
+]
+TIMINGS = {"seconds", "source_tokens_per_second", "target_tokens_per_second"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    words = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "house"]
+    for split, count in (("train", 300), ("val", 20), ("test", 20)):
+        lines = [" ".join(rng.choice(words, rng.integers(2, 9))) for _ in range(count)]
+        (folder / f"{split}.en").write_text("\n".join(lines) + "\n")
+        reverse = [" ".join(line.split()[::-1]) for line in lines]
+        (folder / f"{split}.de").write_text("\n".join(reverse) + "\n")
+    return folder
+
+
+def train(cwd, *flags):
+    return subprocess.run(
+        [*TRAIN, *flags], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def train_small(cwd, folder, run, *flags):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    result = train(cwd, *data, *SMALL, "--run", run, *flags)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def metrics(run):
+    lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in lines]
+
+
+def weights(path):
+    return {k: v.tobytes() for k, v in load_file(path).items()}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, folder):
+    cwd = tmp_path_factory.mktemp("unbroken")
+    result = train_small(cwd, folder, "run", "--steps", "40")
+    return cwd / "run", result
+
+
+def test_a_run_writes_what_it_promises(unbroken):
+    run, result = unbroken
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.json", "tokenizer.model", "metrics.jsonl", "train.log"}
+    assert names >= {"best.safetensors", "averaged.safetensors"}
+    steps = [f"step-{step:08d}.safetensors" for step in (10, 20, 30, 40)]
+    assert sorted(n for n in names if n.startswith("step")) == steps
+    assert (run / "train.log").read_text() == result.stdout
+    for word in ("parameters", "padding", "GFLOP", "source +", "perplexity", "BLEU"):
+        assert word in result.stdout
+    lines = metrics(run)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+    assert {"validation_loss", "validation_accuracy", "validation_bleu"} <= {
+        line for entry in lines for line in entry
+    }
+
+
+def test_killed_and_resumed_is_bit_identical(tmp_path, folder, unbroken):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    process = subprocess.Popen(
+        [*TRAIN, *data, *SMALL, "--run", "run", "--steps", "40"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    run = tmp_path / "run"
+    deadline = time.monotonic() + 60
+    while not (run / "step-00000020.safetensors").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for path in run.glob("step-000000[34]0*"):  # if it got further before the kill
+        path.unlink()
+    result = train(tmp_path, "--resume", "--threads", "2")
+    assert result.returncode == 0, result.stderr
+    assert "resumed     after step 20" in result.stdout
+    expected = unbroken[0]
+    for name in ("step-00000040", "averaged", "best"):
+        file = f"{name}.safetensors"
+        assert weights(run / file) == weights(expected / file)
+    assert metrics(run) == metrics(expected)
+
+
+def test_more_steps_continue_a_finished_run(tmp_path, folder, unbroken):
+    train_small(tmp_path, folder, "run", "--steps", "20")
+    result = train(tmp_path, "--resume", "run", "--steps", "40", "--threads", "2")
+    assert result.returncode == 0, result.stderr
+    file = "step-00000040.safetensors"
+    assert weights(tmp_path / "run" / file) == weights(unbroken[0] / file)
+
+
+def test_a_signal_saves_and_stops(tmp_path, folder):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    process = subprocess.Popen(
+        [*TRAIN, *data, *SMALL, "--run", "run", "--steps", "1000000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if line.startswith("step"):
+            break
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped" in output
+    assert list((tmp_path / "run").glob("step-*.safetensors"))
+
+
+def test_patience_and_minutes_end_a_run(tmp_path, folder):
+    flags = ("--patience", "1", "--learning-rate", "1e-9", "--steps", "100000")
+    result = train_small(tmp_path, folder, "patience", *flags, "--dropout", "0")
+    assert "done" in result.stdout
+    result = train_small(
+        tmp_path, folder, "minutes", "--minutes", "0.01", "--steps", "100000"
+    )
+    assert "done" in result.stdout
+
+
+def test_accumulation_makes_larger_updates(tmp_path, folder):
+    result = train_small(
+        tmp_path,
+        folder,
+        "run",
+        "--steps",
+        "2",
+        "--update-freq",
+        "3",
+        "--clip-norm",
+        "1",
+    )
+    single = train_small(tmp_path, folder, "one", "--steps", "2")
+
+    def tokens(output):
+        line = next(x for x in output.split("\n") if x.startswith("update"))
+        return int(line.split()[1].replace(",", ""))
+
+    assert tokens(result.stdout) == pytest.approx(3 * tokens(single.stdout), abs=3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        ("--d-model 15", 2, "d_model: expected an even number, got 15"),
+        ("--dropout 1", 2, "dropout: expected below 1, got 1.0"),
+        ("--steps 0", 2, "steps: expected at least 1, got 0"),
+        ("--steps many", 2, "--steps"),
+        ("--config huge", 2, "--config"),
+        ("--threads 0", 2, "--threads: expected at least 1, got 0"),
+        ("--no-such-flag", 2, "unrecognized arguments: --no-such-flag"),
+        ("--source en", 2, "--source and --target need --data"),
+        ("--data .", 2, "--data expects --source and --target"),
+        ("--data none --source en --target de", 1, "expected a folder, found none"),
+        ("--data . --source en --target de", 1, "expected train.en and train.de"),
+        ("--train-source a", 2, "expected --train-source and --train-target"),
+        ("--train-source a --train-target b", 1, "found none at"),
+        ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
+        ("--resume", 1, "expected a training run in"),
+        ("--resume x --run y", 2, "--resume for an old one"),
+        ("--nbest 9", 2, "nbest: expected at most the beam (4), got 9"),
+        ("--device tpu", 1, "expected a device cpu, cuda or cuda:N, got 'tpu'"),
+    ],
+)
+def test_bad_arguments_get_one_line(
+    tmp_path, capsys, monkeypatch, flags, code, message
+):
+    sys.path.insert(0, str(ROOT))
+    import train as script
+
+    monkeypatch.chdir(tmp_path)
+    if "--device" in flags:
+        (tmp_path / "t").write_text("a b c\n")
+        flags += " --train-source t --train-target t"
+    try:
+        found = script.main(flags.split())
+    except SystemExit as error:
+        found = error.code
+    error = capsys.readouterr().err
+    assert (found, message in error) == (code, True), error
+    assert "Traceback" not in error
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_run_in_use_is_not_overwritten(tmp_path, folder, unbroken):
+    run = unbroken[0]
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    result = train(tmp_path, *data, *SMALL, "--run", str(run))
+    assert result.returncode == 1
+    assert "expected a new or empty run directory" in result.stderr
+    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
+
+
+def test_a_resumed_run_refuses_to_become_another(tmp_path, unbroken):
+    result = train(tmp_path, "--resume", str(unbroken[0]), "--d-ff", "64")
+    assert result.returncode == 2
+    assert "--d-ff: cannot change in a resumed run" in result.stderr
+
+
+def test_changed_text_cannot_be_resumed(tmp_path, folder):
+    copy = tmp_path / "text"
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    train_small(tmp_path, copy, "run", "--steps", "2")
+    (copy / "train.en").write_text((copy / "train.en").read_text().upper())
+    result = train(tmp_path, "--resume", "run", "--steps", "4")
+    assert result.returncode == 1
+    assert "the training text has changed" in result.stderr
+
+
+def test_an_unwritable_place_is_named(tmp_path, folder):
+    (tmp_path / "file").write_text("")
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    result = train(tmp_path, *data, *SMALL, "--run", "file/run")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "file/run" in result.stderr
+
+
+def test_a_vocabulary_too_large_names_the_limit(tmp_path, folder):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    result = train(tmp_path, *data, *SMALL, "--vocab-size", "5000", "--run", "run")
+    assert result.returncode == 1
+    assert "vocab_size: expected at most" in result.stderr
+    assert not os.path.exists(tmp_path / "run")

@@ -1,0 +1,279 @@
+"""Translate with a trained Transformer (section 6.1 of "Attention Is All You Need").
+
+    python translate.py "The old man gives the small child a red apple."
+    python translate.py --model runs/NAME --input new.en --output new.de
+    cat new.en | python translate.py --beam 5 --nbest 3
+    python translate.py --input test.en --reference test.de > test.out
+    python translate.py --input test.en --score test.de
+
+One line is written for each line read, in order, to standard output; blank lines stay
+blank, and only a line feed ends a line. Everything else goes to standard error. With
+--nbest N > 1 the lines are `number ||| translation ||| score`, where the score is the
+natural log-probability divided by ((5 + tokens) / 6)^alpha, end of sentence counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import os
+import select
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from threadpoolctl import threadpool_limits
+
+from minitransformer import backend, checkpoint
+from minitransformer.checkpoint import Checkpoint
+from minitransformer.config import DecodingConfig
+from minitransformer.data import decoded_line, read_lines
+from minitransformer.decoding import Hypothesis, score, translate
+from minitransformer.evaluation import quality
+from minitransformer.options import UsageError, add_arguments, build, given
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    summary, examples, notes = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="translate.py",
+        description=summary,
+        epilog=f"examples:\n{examples}\n\n{notes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("sentence", nargs="*", help="sentences to translate, instead of --input")
+    source = "text to translate, plain or .gz (default standard input)"
+    add("--input", "-i", type=Path, metavar="FILE", help=source)
+    add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
+    model = "run directory or checkpoint (default the newest run in ./runs)"
+    add("--model", "-m", type=Path, metavar="PATH", help=model)
+    reference = "print sacreBLEU and chrF against these translations"
+    add("--reference", type=Path, metavar="FILE", help=reference)
+    given_targets = (
+        "instead of translating, write for each line the log-probability (nats) of the "
+        "translation in this file and its tokens; perplexity goes to standard error"
+    )
+    add("--score", type=Path, metavar="FILE", help=given_targets)
+    add("--json", action="store_true", help="write a JSON object a line")
+    add("--threads", type=int, help="CPU threads (default all cores)")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    buffer = "lines translated together when a file is read (default 2000)"
+    add("--buffer", type=int, default=2000, metavar="LINES", help=buffer)
+    add_arguments(parser, DecodingConfig)
+    args = parser.parse_args(arguments)
+    for name in ("threads", "buffer"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name}: expected at least 1, got {value}")
+    if args.sentence and args.input:
+        parser.error("expected sentences or --input, got both")
+    useless = [name for name in given(args, DecodingConfig) if name != "decode_tokens"]
+    useless += [name for name in ("reference", "json") if getattr(args, name)]
+    if args.score and useless:
+        parser.error(f"--{useless[0].replace('_', '-')} does nothing with --score")
+    if args.reference and getattr(args, "nbest", 1) > 1:
+        parser.error("--reference compares one translation a line, got --nbest above 1")
+    return args
+
+
+def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the lines to translate, as many at a time as should be answered together.
+
+    What comes from a terminal or a pipe is answered as soon as no more is waiting.
+    """
+    if args.sentence:
+        yield [sentence.replace("\n", " ") for sentence in args.sentence]
+    elif args.input:
+        lines = read_lines(args.input)
+        while part := list(itertools.islice(lines, args.buffer)):
+            yield part
+    else:
+        yield from _standard_input(args.buffer)
+
+
+def _standard_input(limit: int) -> Iterator[list[str]]:
+    descriptor, rest, number, open_ = sys.stdin.fileno(), b"", 0, True
+    waiting: list[str] = []
+    while open_ or waiting:
+        ready = open_ and (
+            not waiting or bool(select.select([descriptor], [], [], 0)[0])
+        )
+        if ready and len(waiting) < limit:
+            block = os.read(descriptor, 1 << 16)
+            open_ = bool(block)
+            *complete, rest = (rest + block).split(b"\n")
+            if not open_ and rest:
+                complete.append(rest)
+            for raw in complete:
+                number += 1
+                waiting.append(decoded_line(raw, number, "standard input"))
+        else:
+            yield waiting[:limit]
+            waiting = waiting[limit:]
+
+
+class Translator:
+    """A loaded model and the settings it translates with."""
+
+    def __init__(self, args: argparse.Namespace, config: DecodingConfig) -> None:
+        backend.tune_allocator()
+        xp = backend.device_module(args.device)
+        path = checkpoint.resolve(args.model)
+        if args.model is None:
+            print(f"translate.py: using {path}", file=sys.stderr)
+        self.loaded: Checkpoint = checkpoint.load(path)
+        self.loaded.parameters.move_to(xp)
+        self.config = config
+        self.threads = args.threads or backend.num_cores()
+        if self.threads > 1:
+            threadpool_limits(1)  # for the life of the process: one a worker
+        self.lines_done = 0
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; blank lines have none.
+
+        Raises: ValueError naming a line longer than learned positions reach.
+        """
+        encoded = self.loaded.tokenizer.encode(lines)
+        longest = self.loaded.model.config.max_length
+        for number, ids in enumerate(encoded, start=self.lines_done + 1):
+            if longest is not None and len(ids) >= longest:
+                raise ValueError(
+                    f"line {number}: expected at most {longest - 1} word pieces, which "
+                    f"is this model's limit, got {len(ids)}"
+                )
+        return encoded
+
+    def translate(self, lines: Sequence[str]) -> list[list[Hypothesis]]:
+        found = translate(
+            self.loaded.model, self.encode(lines), self.config, self.threads
+        )
+        self.lines_done += len(lines)
+        return found
+
+    def text(self, hypotheses: Sequence[Hypothesis]) -> list[str]:
+        """Detokenise; a translation never holds a line's end."""
+        decoded = self.loaded.tokenizer.decode([h.tokens for h in hypotheses])
+        return [line.replace("\n", " ").replace("\r", " ") for line in decoded]
+
+
+def formatted(
+    number: int,
+    texts: Sequence[str],
+    found: Sequence[Hypothesis],
+    args: argparse.Namespace,
+) -> Iterator[str]:
+    """Yield the output lines of one source line."""
+    if args.json:
+        best = [
+            {"text": text, "score": h.score, "log_prob": h.log_prob}
+            for text, h in zip(texts, found, strict=True)
+        ]
+        yield json.dumps({"line": number, "translations": best}, ensure_ascii=False)
+    elif getattr(args, "nbest", 1) > 1:
+        for text, h in zip(texts, found, strict=True):
+            yield f"{number} ||| {text} ||| {h.score:.4f}"
+    else:
+        yield texts[0]
+
+
+def write_translations(args: argparse.Namespace, out: TextIO) -> None:
+    config = build(DecodingConfig, {}, given(args, DecodingConfig))
+    references = list(read_lines(args.reference)) if args.reference else None
+    translator, outputs = Translator(args, config), list[str]()
+    number = 0
+    for lines in source_lines(args):
+        for found in translator.translate(lines):
+            texts = translator.text(found)
+            if references is not None:
+                outputs.append(texts[0])
+            for line in formatted(number, texts, found, args):
+                out.write(line + "\n")
+            number += 1
+        out.flush()
+    if references is not None:
+        print_quality(outputs, references)
+
+
+def print_quality(outputs: list[str], references: list[str]) -> None:
+    found = quality(outputs, references)
+    for name, value, signature in (
+        ("BLEU", found.bleu, found.bleu_signature),
+        ("chrF", found.chrf, found.chrf_signature),
+    ):
+        print(f"{name} {value:.2f}  {signature}", file=sys.stderr)
+
+
+def write_scores(args: argparse.Namespace, out: TextIO) -> None:
+    """Write `log-probability TAB tokens` of each given translation."""
+    config = build(DecodingConfig, {}, given(args, DecodingConfig))
+    translator, targets = Translator(args, config), read_lines(args.score)
+    total, tokens, number = 0.0, 0, 0
+    for lines in source_lines(args):
+        given_lines = list(itertools.islice(targets, len(lines)))
+        number += len(given_lines)
+        if len(given_lines) < len(lines):
+            raise ValueError(
+                f"{args.score}: expected a line for each source line, got {number}"
+            )
+        sources, expected = translator.encode(lines), translator.encode(given_lines)
+        translator.lines_done += len(lines)
+        for log_prob, length in score(
+            translator.loaded.model,
+            sources,
+            expected,
+            config.decode_tokens,
+            translator.threads,
+        ):
+            out.write(f"{log_prob:.4f}\t{length}\n")
+            total, tokens = total + log_prob, tokens + length
+        out.flush()
+    if next(targets, None) is not None:
+        raise ValueError(
+            f"{args.score}: expected {number} lines as the source, got more"
+        )
+    perplexity = math.exp(min(-total / max(tokens, 1), 700))
+    print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def output(path: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears under its name once it is complete."""
+    if path is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_arguments(arguments)
+    try:
+        with output(args.output) as out:
+            (write_scores if args.score else write_translations)(args, out)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone, as `| head` does: end as other Unix tools do.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"translate.py: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
