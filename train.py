@@ -88,17 +88,15 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     name, named = args.config or "tiny", given(args, TextConfig)
     preset = PRESETS[name]
     text = build(TextConfig, {}, named)
+    model = build(ModelConfig, preset, given(args, ModelConfig))
+    training = build(TrainingConfig, preset, given(args, TrainingConfig))
+    decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
     found = find_text(text) if named else write_corpus(args.cache)
-    return RunConfig(
-        name,
-        build(ModelConfig, preset, given(args, ModelConfig)),
-        build(TrainingConfig, preset, given(args, TrainingConfig)),
-        build(DecodingConfig, preset, given(args, DecodingConfig)),
-        {
-            split: (str(pair.source.absolute()), str(pair.target.absolute()))
-            for split, pair in found.items()
-        },
-    )
+    files = {
+        split: (str(pair.source.absolute()), str(pair.target.absolute()))
+        for split, pair in found.items()
+    }
+    return RunConfig(name, model, training, decoding, files)
 
 
 def resumed_config(args: argparse.Namespace, run: RunDirectory) -> RunConfig:

@@ -92,7 +92,6 @@ class Tensor:
         origin = _origin(self)
         if origin is None:
             raise ValueError("expected a recorded tensor, got one without a gradient")
-        self.node = None
         _backpropagate(origin, seed)
 
 

@@ -128,7 +128,7 @@ def test_killed_and_resumed_is_bit_identical(tmp_path, folder, unbroken):
     process.wait()
     for path in run.glob("step-000000[34]0*"):  # if it got further before the kill
         path.unlink()
-    result = train(tmp_path, "--resume", "--threads", "2")
+    result = train(tmp_path, "--resume", "run", "--threads", "2")
     assert result.returncode == 0, result.stderr
     assert "resumed     after step 20" in result.stdout
     expected = unbroken[0]
