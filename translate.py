@@ -131,8 +131,7 @@ class Translator:
         self.loaded.parameters.move_to(xp)
         self.config = config
         self.threads = args.threads or backend.num_cores()
-        if self.threads > 1:
-            threadpool_limits(1)  # for the life of the process: one a worker
+        threadpool_limits(1)  # of BLAS in each worker, for the life of the process
         self.lines_done = 0
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:

@@ -75,15 +75,18 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Find the `nbest` best hypotheses of each sentence, best first.
 
-    Every step extends each sentence's K live beams to the 2 K best candidates: those
-    that end are finished hypotheses, the best K of the rest live on. A sentence is done
-    when no live beam can still beat its nbest-th finished one, or at its longest output
-    in tokens, EOS counted, where beams that never ended stand as they are. Sentences
-    that are done leave the batch. Neither padding nor BOS is ever produced.
+    Every step extends each sentence's K live beams to its 2 K best candidates. Those of
+    the first K that end are finished hypotheses; the best K that do not end live on. A
+    sentence is done, and leaves the batch, when K hypotheses have finished, when no
+    live beam can still beat the nbest-th finished one, or at its longest output in
+    tokens, EOS counted, where beams that never ended stand as they are. With K = 1 this
+    is greedy search. Neither padding nor BOS is ever produced.
+
+    Differs: tensor2tensor lets any of the 2 K candidates finish and has no limit of K.
 
     Shapes: max_lengths [B]
     """
-    results = [_Finished(nbest) for _ in max_lengths]
+    results = [_Finished(beam_size, nbest) for _ in max_lengths]
     sentences = np.arange(len(max_lengths))  # the sentences still searched
     limits = np.asarray(max_lengths)
     tokens = np.full((len(limits), beam_size, 1), BOS_ID)  # [B, K, 1 + length]
@@ -96,9 +99,11 @@ def beam_search(
         logits = stepper.step(tokens[:, :, -1].reshape(-1))
         candidates, origins, choices = _best_candidates(logits, scores, 2 * beam_size)
         ends = choices == EOS_ID
+        finished = ends & np.isfinite(candidates)
+        finished[:, beam_size:] = False
         at_limit = limits == length
         penalty = length_penalty(length, alpha)
-        for b, k in zip(*np.nonzero(ends & np.isfinite(candidates)), strict=True):
+        for b, k in zip(*np.nonzero(finished), strict=True):
             log_prob = float(candidates[b, k])
             found = tokens[b, origins[b, k], 1:]
             results[sentences[b]].add(log_prob / penalty, log_prob, found)
@@ -113,8 +118,8 @@ def beam_search(
         )
         # A log-probability only falls, so this bounds what a live beam can reach.
         reachable = scores[:, 0] / length_penalty(limits, alpha)
-        worst = np.array([results[s].worst for s in sentences])
-        done = at_limit | (worst >= reachable) | ~np.isfinite(scores[:, 0])
+        to_beat = np.array([results[s].to_beat for s in sentences])
+        done = at_limit | (to_beat >= reachable) | ~np.isfinite(scores[:, 0])
         for b in np.flatnonzero(at_limit):
             if not len(results[sentences[b]]):
                 for k in np.flatnonzero(np.isfinite(scores[b])):
@@ -133,23 +138,26 @@ def beam_search(
 class _Finished:
     """The `nbest` best finished hypotheses of a sentence."""
 
-    def __init__(self, nbest: int) -> None:
-        self._nbest = nbest
+    def __init__(self, beam_size: int, nbest: int) -> None:
+        self._beam_size, self._nbest = beam_size, nbest
         self._found: list[Hypothesis] = []
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._found)
+        return self._count
 
     def add(self, score: float, log_prob: float, tokens: np.ndarray) -> None:
+        self._count += 1
         self._found.append(Hypothesis(tuple(tokens.tolist()), score, log_prob))
         self._found.sort(key=lambda hypothesis: -hypothesis.score)
         del self._found[self._nbest :]
 
     @property
-    def worst(self) -> float:
-        """The score to beat: minus infinity until there are `nbest`."""
-        full = len(self._found) == self._nbest
-        return self._found[-1].score if full else -math.inf
+    def to_beat(self) -> float:
+        """The score that a live beam must exceed to change the result."""
+        if self._count >= self._beam_size:
+            return math.inf
+        return self._found[-1].score if self._count >= self._nbest else -math.inf
 
     def best(self) -> list[Hypothesis]:
         return self._found

@@ -51,7 +51,7 @@ class ThreadedModel:
                 parameter.grad = views[name]
             self.replicas.append(replica)
             self._gradients.append(gradient)
-        self._limits = threadpool_limits(1) if num_threads > 1 else None
+        self._limits = threadpool_limits(1)
         self._pool = ThreadPoolExecutor(num_threads)
 
     def gradient(
@@ -95,5 +95,4 @@ class ThreadedModel:
 
     def close(self) -> None:
         self._pool.shutdown()
-        if self._limits is not None:
-            self._limits.restore_original_limits()
+        self._limits.restore_original_limits()

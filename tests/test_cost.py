@@ -1,0 +1,53 @@
+"""Counts of parameters and operations, against counting them."""
+
+import numpy as np
+import pytest
+
+from minitransformer import ops
+from minitransformer.config import ModelConfig
+from minitransformer.cost import parameters_by_block, training_flops
+from minitransformer.transformer import Transformer
+
+CONFIG = ModelConfig(
+    vocab_size=20,
+    encoder_layers=2,
+    decoder_layers=3,
+    d_model=8,
+    d_ff=12,
+    num_heads=2,
+    d_k=3,
+    d_v=5,
+    positions="learned",
+    max_positions=9,
+)
+
+
+def test_blocks_add_up_to_the_model():
+    model = Transformer(CONFIG)
+    blocks = parameters_by_block(model)
+    assert list(blocks) == ["embedding", "positions", "encoder", "decoder"]
+    assert sum(blocks.values()) == model.num_parameters()
+    assert (blocks["embedding"], blocks["positions"]) == (160, 72)
+
+
+def test_operations_are_those_of_the_products(monkeypatch):
+    """Count the multiply-adds that a forward pass really makes."""
+    counted = [0]
+
+    def linear(x, weight, bias=None, **options):
+        counted[0] += x.data.size * weight.data.shape[1]
+        return real_linear(x, weight, bias, **options)
+
+    def attention(q, k, v, mask=None, *, num_heads, **options):
+        batch, queries, _ = q.shape
+        keys = k.shape[1]
+        counted[0] += batch * queries * keys * (q.shape[2] + v.shape[2])
+        return real_attention(q, k, v, mask, num_heads=num_heads, **options)
+
+    real_linear, real_attention = ops.linear, ops.attention
+    monkeypatch.setattr(ops, "linear", linear)
+    monkeypatch.setattr(ops, "attention", attention)
+    model = Transformer(CONFIG)
+    source, target = np.full((1, 5), 4), np.full((1, 7), 4)
+    model.logits(model(source, target))
+    assert training_flops(CONFIG, 5, 7) == pytest.approx(6 * counted[0])
