@@ -38,10 +38,8 @@ from minitransformer.cost import parameters_by_block, training_flops
 from minitransformer.data import (
     BatchStream,
     Corpus,
-    TextPair,
     cached_tokenizer,
     encoded_corpus,
-    find_text,
 )
 from minitransformer.evaluation import quality, translate_lines, validate
 from minitransformer.grammar.corpus import write_corpus
@@ -49,6 +47,7 @@ from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
 from minitransformer.options import UsageError, add_arguments, build, given
 from minitransformer.parallel import ThreadedModel
+from minitransformer.text import TextPair, find_text
 from minitransformer.transformer import Transformer
 
 
@@ -99,17 +98,6 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     return RunConfig(name, model, training, decoding, files)
 
 
-def resumed_config(args: argparse.Namespace, run: RunDirectory) -> RunConfig:
-    """Read a run's config and apply the flags that may change."""
-    if not run.config.is_file():
-        raise ValueError(f"expected a run directory, found no {run.config}")
-    try:
-        stored = RunConfig.from_json(run.config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{run.config}: {error}") from error
-    return stored.resumed(args)
-
-
 class Trainer:
     """One training run, from the first update or from its last checkpoint."""
 
@@ -123,47 +111,53 @@ class Trainer:
         self.device = f"cpu, {self.num_threads} threads" if on_cpu else args.device
         self.stopped_by: int | None = None
         self.text = {s: TextPair(*map(Path, p)) for s, p in settings.text.items()}
-        for path in (
-            path for pair in self.text.values() for path in vars(pair).values()
-        ):
+        for path in (path for p in self.text.values() for path in (p.source, p.target)):
             if not path.is_file():
                 raise ValueError(f"expected a text file, found none at {path}")
         last = run.steps()[-1:] if args.resume else []
-        if last:
-            self.load(last[0])
-        else:
-            self.begin(args)
-        self.run.forget_after(self.state["step"])
+        at = checkpoint.load(last[0], with_moments=True) if last else self.initial(args)
+        self.model, self.tokenizer, self.state = at.model, at.tokenizer, at.state
+        if self.state["text"] != self.text["train"].digest():
+            raise ValueError(
+                f"{self.text['train'].source}: the training text has changed since "
+                "this run began, so the run cannot be resumed"
+            )
+        training, self.parameters = self.training, at.parameters
+        self.parameters.move_to(self.xp)
+        self.adam = Adam(
+            self.parameters.data, training.beta1, training.beta2, training.epsilon
+        )
+        if at.moments is not None:
+            self.adam.resume(at.step, *at.moments)
         self.corpora: dict[str, Corpus] = {
             split: encoded_corpus(pair, self.tokenizer, args.cache, self.num_threads)
             for split, pair in self.text.items()
         }
         self.stream = BatchStream(
             self.corpora["train"],
-            self.training.max_tokens,
-            self.training.max_length,
-            self.training.seed,
+            training.max_tokens,
+            training.max_length,
+            training.seed,
             self.state["epoch"],
             self.state["position"],
         )
         self.threaded = ThreadedModel(
             self.model, self.parameters, self.num_threads, self.xp
         )
+        if args.resume is None:
+            run.create()
+            checkpoint.write_text(run.config, settings.to_json())
+            run.tokenizer.write_bytes(self.tokenizer.model)
+        run.forget_after(self.state["step"])
 
-    def begin(self, args: argparse.Namespace) -> None:
-        """Start at step 0: learn the vocabulary (5.1), draw the parameters."""
-        train = self.text["train"]
-        self.tokenizer = cached_tokenizer(
-            train, self.settings.model.vocab_size, args.cache, self.num_threads
+    def initial(self, args: argparse.Namespace) -> Checkpoint:
+        """Learn the vocabulary (5.1), draw the parameters, begin at step 0."""
+        train, config = self.text["train"], self.settings.model
+        tokenizer = cached_tokenizer(
+            train, config.vocab_size, args.cache, self.num_threads
         )
-        if not args.resume:
-            self.run.create()
-            checkpoint.write_text(self.run.config, self.settings.to_json())
-            self.run.tokenizer.write_bytes(self.tokenizer.model)
-        self.model = Transformer(self.settings.model, self.training.seed)
-        self.parameters = ParameterBuffer(self.model)
-        self.adam = self.new_adam()
-        self.state: dict[str, Any] = {
+        model = Transformer(config, self.training.seed)
+        state = {
             "step": 0,
             "epoch": 0,
             "position": 0,
@@ -173,27 +167,7 @@ class Trainer:
             "validations_since_best": 0,
             "window": dict.fromkeys(("loss", "source", "target", "seconds"), 0.0),
         }
-
-    def load(self, path: Path) -> None:
-        """Go on after the update that `path` holds, exactly as if never stopped."""
-        loaded = checkpoint.load(path, with_moments=True)
-        self.tokenizer, self.state = loaded.tokenizer, loaded.state
-        self.model, self.parameters = loaded.model, loaded.parameters
-        if self.state["text"] != self.text["train"].digest():
-            raise ValueError(
-                f"{self.text['train'].source}: the training text has changed since "
-                "this run began, so the run cannot be resumed"
-            )
-        self.adam = self.new_adam()
-        assert loaded.moments is not None
-        self.adam.mean[...], self.adam.square[...] = loaded.moments
-        self.adam.steps = self.state["step"]
-
-    def new_adam(self) -> Adam:
-        training = self.training
-        return Adam(
-            self.parameters.data, training.beta1, training.beta2, training.epsilon
-        )
+        return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
 
     def log(self, line: str) -> None:
         """Print a line above the progress bar and append it to the run's log."""
@@ -204,11 +178,8 @@ class Trainer:
 
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
-        training, corpus, pairs = (
-            self.training,
-            self.corpora["train"],
-            self.stream.pairs,
-        )
+        training, corpus = self.training, self.corpora["train"]
+        pairs = self.stream.pairs
         blocks = parameters_by_block(self.model)
         source = float(corpus.source.lengths[pairs].mean() + 1)
         target = float(corpus.target.lengths[pairs].mean() + 1)
@@ -397,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             named = args.resume != Path()
             run = RunDirectory(args.resume) if named else checkpoint.newest_run()
-            settings = resumed_config(args, run)
+            settings = run.read_config().resumed(args)
         trainer = Trainer(run, settings, args)
 
         def stop(number: int, frame: FrameType | None) -> None:

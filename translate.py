@@ -20,7 +20,6 @@ import itertools
 import json
 import math
 import os
-import select
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,10 +30,10 @@ from threadpoolctl import threadpool_limits
 from minitransformer import backend, checkpoint
 from minitransformer.checkpoint import Checkpoint
 from minitransformer.config import DecodingConfig
-from minitransformer.data import decoded_line, read_lines
 from minitransformer.decoding import Hypothesis, score, translate
 from minitransformer.evaluation import quality
 from minitransformer.options import UsageError, add_arguments, build, given
+from minitransformer.text import lines_as_they_come, read_lines
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -94,28 +93,7 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
         while part := list(itertools.islice(lines, args.buffer)):
             yield part
     else:
-        yield from _standard_input(args.buffer)
-
-
-def _standard_input(limit: int) -> Iterator[list[str]]:
-    descriptor, rest, number, open_ = sys.stdin.fileno(), b"", 0, True
-    waiting: list[str] = []
-    while open_ or waiting:
-        ready = open_ and (
-            not waiting or bool(select.select([descriptor], [], [], 0)[0])
-        )
-        if ready and len(waiting) < limit:
-            block = os.read(descriptor, 1 << 16)
-            open_ = bool(block)
-            *complete, rest = (rest + block).split(b"\n")
-            if not open_ and rest:
-                complete.append(rest)
-            for raw in complete:
-                number += 1
-                waiting.append(decoded_line(raw, number, "standard input"))
-        else:
-            yield waiting[:limit]
-            waiting = waiting[limit:]
+        yield from lines_as_they_come(sys.stdin.fileno(), args.buffer)
 
 
 class Translator:
@@ -197,16 +175,7 @@ def write_translations(args: argparse.Namespace, out: TextIO) -> None:
             number += 1
         out.flush()
     if references is not None:
-        print_quality(outputs, references)
-
-
-def print_quality(outputs: list[str], references: list[str]) -> None:
-    found = quality(outputs, references)
-    for name, value, signature in (
-        ("BLEU", found.bleu, found.bleu_signature),
-        ("chrF", found.chrf, found.chrf_signature),
-    ):
-        print(f"{name} {value:.2f}  {signature}", file=sys.stderr)
+        print(quality(outputs, references), file=sys.stderr)
 
 
 def write_scores(args: argparse.Namespace, out: TextIO) -> None:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitransformer.backend import to_host
-from minitransformer.config import ModelConfig
+from minitransformer.config import ModelConfig, RunConfig
 from minitransformer.layers import ParameterBuffer
 from minitransformer.options import from_dict
 from minitransformer.tokenizer import Tokenizer
@@ -183,6 +183,15 @@ class RunDirectory:
                 "use: choose another --run or continue it with --resume"
             )
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def read_config(self) -> RunConfig:
+        """Raises: ValueError if there is no config.json, or an unusable one."""
+        if not self.config.is_file():
+            raise ValueError(f"expected a run directory, found no {self.config}")
+        try:
+            return RunConfig.from_json(self.config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{self.config}: {error}") from error
 
     def record(self, step: int, **values: float | str) -> None:
         """Append a line to metrics.jsonl."""

@@ -48,6 +48,13 @@ class Quality:
     chrf_signature: str
     exact: float
 
+    def __str__(self) -> str:
+        return (
+            f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
+            f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
+            f"exact matches {self.exact:.1%}"
+        )
+
 
 def quality(translations: Sequence[str], references: Sequence[str]) -> Quality:
     """Compare translations with one reference each.

@@ -290,15 +290,18 @@ class Embedding(Module):
         )
 
     def _positions(self, length: int) -> Tensor:
+        """Positions for `length` tokens at least, where the table is that they meet."""
         available, d_model = self.positions.shape
-        if length > available:
-            if self.learned:
+        if self.learned:
+            if length > available:
                 raise ValueError(
                     f"expected at most {available} tokens (learned positions), "
                     f"got {length}"
                 )
-            table = self.positions.data
-            longer = sinusoids(max(length, 2 * available), d_model)
+            return self.positions
+        table = self.table.data
+        if length > available or type(table) is not type(self.positions.data):
+            values = sinusoids(max(length, 2 * available), d_model)
             xp = array_module(table)
-            self.positions = Tensor(xp.asarray(longer, dtype=table.dtype))
+            self.positions = Tensor(xp.asarray(values, dtype=table.dtype))
         return self.positions

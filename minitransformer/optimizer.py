@@ -42,6 +42,12 @@ class Adam:
         self.square = xp.zeros_like(parameters)
         self.steps = 0
 
+    def resume(self, steps: int, mean: Array, square: Array) -> None:
+        """Go on after `steps` updates that left these moments."""
+        self.steps = steps
+        self.mean[...] = array_module(self.mean).asarray(mean)
+        self.square[...] = array_module(self.square).asarray(square)
+
     def update(self, gradient: Array, rate: float, scale: float = 1.0) -> None:
         """Move the parameters against `scale * gradient` with learning rate `rate`."""
         self.steps += 1

@@ -1,6 +1,5 @@
-"""Text files to ids to batches."""
+"""Ids and batches."""
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer import data
-from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, TextConfig
-from minitransformer.data import BatchStream, Corpus, Ragged, TextPair, read_lines
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.data import BatchStream, Corpus, Ragged
+from minitransformer.text import TextPair
 from minitransformer.tokenizer import Tokenizer
 
 LINES = [f"the cat number {i} sat on the mat and looked at {i * 7}" for i in range(200)]
@@ -104,38 +104,6 @@ def test_long_pairs_are_left_out():
         BatchStream(corpus, 100, 3, seed=1)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_only_a_line_feed_ends_a_line(tmp_path, compressed):
-    text = "\ufeffa\u0085b\u2028c\x0bd\re\r\n\n last".encode()
-    path = tmp_path / ("x.txt.gz" if compressed else "x.txt")
-    path.write_bytes(gzip.compress(text) if compressed else text)
-    assert list(read_lines(path)) == ["a\u0085b\u2028c\x0bd\re", "", " last"]
-
-
-def test_bad_utf8_is_named_by_file_and_line(tmp_path):
-    path = tmp_path / "bad.en"
-    path.write_bytes(b"fine\nnot \xff fine\n")
-    with pytest.raises(ValueError, match=r"bad\.en, line 2: expected UTF-8.*0xff"):
-        list(read_lines(path))
-
-
-def test_a_file_that_is_not_gzip_is_named(tmp_path):
-    path = tmp_path / "x.en.gz"
-    path.write_bytes(b"plain")
-    with pytest.raises(ValueError, match=r"x\.en\.gz: expected a gzip file"):
-        list(read_lines(path))
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "counts"),
-    [("a\nb\nc\n", "x\n", "1 and 3"), ("a", "x\ny", "1")],
-)
-def test_unequal_files_are_refused(tmp_path, source, target, counts):
-    pair = write_pair(tmp_path, source, target)
-    with pytest.raises(ValueError, match=f"as many lines in .*got {counts}"):
-        list(pair.lines())
-
-
 def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
     source = [*LINES[:50], " ", *LINES[50:100]]
     target = [*LINES[100:150], "x", *LINES[150:]]
@@ -169,25 +137,3 @@ def test_text_without_pairs_is_refused(tmp_path, tokenizer):
     pair = write_pair(tmp_path, "\n \n", "x\ny\n")
     with pytest.raises(ValueError, match="expected sentence pairs, found none"):
         data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
-
-
-def test_text_is_found_in_a_folder(tmp_path):
-    for name in (
-        "train.en.gz",
-        "train.de",
-        "val.en",
-        "val.de",
-        "test_x.en",
-        "test_x.de",
-    ):
-        (tmp_path / name).write_bytes(b"")
-    config = TextConfig(data=str(tmp_path), source="en", target="de")
-    found = data.find_text(config)
-    assert found["train"] == TextPair(tmp_path / "train.en.gz", tmp_path / "train.de")
-    assert found["test"].source.name == "test_x.en"
-    (tmp_path / "val.de").unlink()
-    with pytest.raises(ValueError, match=r"expected val\*\.de beside .*val\.en"):
-        data.find_text(config)
-    missing = TextConfig(data=str(tmp_path), source="fr", target="it")
-    with pytest.raises(ValueError, match=r"expected train\.fr and train\.it"):
-        data.find_text(missing)

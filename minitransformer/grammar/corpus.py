@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from minitransformer.data import TextPair
 from minitransformer.grammar.clauses import Clause, NounPhrase
 from minitransformer.grammar.numbers import (
     cardinal_de,
@@ -41,6 +40,7 @@ from minitransformer.grammar.words import (
     WEARING,
     Noun,
 )
+from minitransformer.text import TextPair
 
 VERSION = 1
 SIZES = {"train": 200_000, "val": 1000, "test": 1000}
