@@ -73,7 +73,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
     for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig):
-        add_arguments(parser, cls)
+        add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
     if args.threads is not None and args.threads < 1:
         parser.error(f"--threads: expected at least 1, got {args.threads}")
@@ -88,6 +88,8 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     preset = PRESETS[name]
     text = build(TextConfig, {}, named)
     model = build(ModelConfig, preset, given(args, ModelConfig))
+    if "max_positions" in args and model.max_length is None:
+        raise UsageError("--max-positions does nothing without --positions learned")
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
     found = find_text(text) if named else write_corpus(args.cache)

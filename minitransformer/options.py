@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 C = TypeVar("C")
 
+METAVARS = {int: "N", float: "X", str: "NAME"}
+
 
 class UsageError(ValueError):
     """Arguments that are wrong in themselves or together: exit code 2."""
@@ -97,13 +99,20 @@ def from_dict(cls: type[C], values: dict[str, Any]) -> C:
     return cls(**values)
 
 
-def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
-    """Add a flag for every field of the config class `cls`, in a group of its own."""
+def add_arguments(
+    parser: argparse.ArgumentParser, cls: type, without: tuple[str, ...] = ()
+) -> None:
+    """Add a flag for every field of the config class `cls`, in a group of its own.
+
+    Fields that would do nothing in this program are left out by `without`.
+    """
     summary = (cls.__doc__ or cls.__name__).splitlines()[0]
     title, _, description = summary.rstrip(".").partition(": ")
     group = parser.add_argument_group(title, description)
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
+        if f.name in without:
+            continue
         kind, optional = _value_type(hints[f.name])
         default = "" if optional else f" (default {f.default})"
         group.add_argument(
@@ -113,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             type=kind,
             default=argparse.SUPPRESS,
             choices=f.metadata["choices"],
-            metavar=None if f.metadata["choices"] else kind.__name__.upper(),
+            metavar=None if f.metadata["choices"] else METAVARS[kind],
             help=f.metadata["help"] + default,
         )
 

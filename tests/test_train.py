@@ -214,7 +214,9 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
         ("--resume x --run y", 2, "--resume for an old one"),
-        ("--nbest 9", 2, "nbest: expected at most the beam (4), got 9"),
+        ("--nbest 2", 2, "unrecognized arguments: --nbest 2"),
+        ("--max-positions 99", 2, "does nothing without --positions learned"),
+        ("--beam 0", 2, "beam: expected at least 1, got 0"),
         ("--device tpu", 1, "expected a device cpu, cuda or cuda:N, got 'tpu'"),
     ],
 )
