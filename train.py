@@ -41,7 +41,7 @@ from minitransformer.data import (
     cached_tokenizer,
     encoded_corpus,
 )
-from minitransformer.evaluation import quality, translate_lines, validate
+from minitransformer.evaluation import Quality, quality, translate_lines, validate
 from minitransformer.grammar.corpus import write_corpus
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
@@ -229,9 +229,10 @@ class Trainer:
                 self.validate()
                 patience = training.patience or math.inf
                 finished |= state["validations_since_best"] >= patience
-            if step % training.save_every == 0 or finished or self.stopped_by:
-                checkpoint.save(self.run.step(step), self.checkpoint())
-                self.run.prune(max(training.keep_last, training.average))
+            if step % training.save_every == 0 or finished:
+                self.save()
+        if self.stopped_by is not None:
+            self.save()
         bar.close()
 
     def update(self) -> None:
@@ -323,7 +324,7 @@ class Trainer:
             state["validations_since_best"] = 0
             checkpoint.save(self.run.best, self.checkpoint(with_moments=False))
 
-    def quality(self, split: str, limit: int | None = None) -> Any:
+    def quality(self, split: str, limit: int | None = None) -> Quality:
         """Translate (the beginning of) a split and compare with its references."""
         pairs = self.text[split].first(limit)
         output = translate_lines(
@@ -334,6 +335,11 @@ class Trainer:
             self.num_threads,
         )
         return quality(output, [target for _, target in pairs])
+
+    def save(self) -> None:
+        """Write a checkpoint to resume from; drop the oldest ones."""
+        checkpoint.save(self.run.step(self.state["step"]), self.checkpoint())
+        self.run.prune(max(self.training.keep_last, self.training.average))
 
     def checkpoint(self, with_moments: bool = True) -> Checkpoint:
         moments = (self.adam.mean, self.adam.square) if with_moments else None

@@ -199,10 +199,14 @@ class RunDirectory:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
     def forget_after(self, step: int) -> None:
-        """Drop the metrics of later steps, which will be measured again."""
+        """Drop what a resumed run measures again: later steps, and the test."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
-            kept = [line for line in lines if json.loads(line)["step"] <= step]
+            kept = [
+                line
+                for line in lines
+                if json.loads(line)["step"] <= step and "test_bleu" not in line
+            ]
             write_text(self.metrics, "".join(line + "\n" for line in kept))
 
     def steps(self) -> list[Path]:
