@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -307,15 +306,14 @@ class Trainer:
             "validation_perplexity": perplexity,
             "validation_accuracy": accuracy,
         }
-        if training.validate_bleu:
-            values["validation_bleu"] = self.quality("val", training.validate_bleu).bleu
+        bleu = ""
+        if count := training.validate_bleu:
+            values["validation_bleu"] = self.quality("val", count).bleu
+            bleu = f"  BLEU {values['validation_bleu']:.2f}"
         self.run.record(state["step"], **values)
         better = loss < state["best_loss"]
         state["best_loss"] = min(loss, state["best_loss"])
         state["validations_since_best"] += 1
-        bleu = (
-            f"  BLEU {values['validation_bleu']:.2f}" if training.validate_bleu else ""
-        )
         self.log(
             f"step {state['step']:>6,}  validation: loss {loss:.4f}  perplexity "
             f"{perplexity:.2f}  accuracy {accuracy:.2%}{bleu}{'  best' * better}"
@@ -390,6 +388,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if trainer.stopped_by:
             trainer.log("stopped     and saved: train.py --resume goes on")
             return 128 + trainer.stopped_by
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trainer.finish()
     except KeyboardInterrupt:
         return 130
