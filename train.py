@@ -61,8 +61,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
 
     add = parser.add_argument
-    preset = "preset that all other defaults come from (default tiny)"
-    add("--config", choices=PRESETS, help=preset)
+    add("--config", choices=PRESETS, help="preset of all defaults (default tiny)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=int, help="CPU threads (default all cores)")
     new = "new run directory (default runs/CONFIG-TIME)"
@@ -354,11 +353,11 @@ class Trainer:
             self.parameters.data[...] = self.xp.asarray(averaged.parameters.data)
             self.log(f"averaged    the last {len(paths)} checkpoints")
         if "test" in self.text:
-            test, beam = self.quality("test"), self.settings.decoding.beam
+            test = self.quality("test")
             self.run.record(self.state["step"], test_bleu=test.bleu, exact=test.exact)
             self.log(
                 f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
-                f"({test.bleu_signature}), beam {beam}"
+                f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
         self.log(f"done        {self.run.path}, {self.state['seconds']:,.0f} s")
 
