@@ -178,12 +178,13 @@ def _best_candidates(
     normalizers = xp.log(xp.exp(logits).sum(axis=-1, keepdims=True))
     logits[:, [PAD_ID, BOS_ID]] = -xp.inf
     # A sentence's best candidates are among the best of each of its beams.
-    best = _largest(logits, min(count, logits.shape[-1]))
+    width = min(count, logits.shape[-1])
+    best = xp.argpartition(logits, -width, axis=-1)[:, -width:]
     values = xp.take_along_axis(logits, best, -1) - normalizers  # [B K, count]
     log_probs = to_host(values).astype(np.float64).reshape(batch, beams, -1)
     log_probs = (log_probs + scores[:, :, None]).reshape(batch, -1)
     ids = to_host(best).reshape(batch, -1)
-    origins = np.repeat(np.arange(beams), best.shape[-1])
+    origins = np.repeat(np.arange(beams), width)
     # Ties go to the lower beam and token, whatever the order of the partition.
     keys = (ids, np.broadcast_to(origins, ids.shape), -log_probs)
     order = np.lexsort(keys, axis=-1)[:, :count]
@@ -192,27 +193,6 @@ def _best_candidates(
         origins[order],
         np.take_along_axis(ids, order, 1),
     )
-
-
-def _largest(rows: Array, count: int, group: int = 64) -> Array:
-    """Columns of the `count` largest elements of each row, in any order.
-
-    They are among the `count` groups of columns with the highest maxima, which leaves
-    little to partition. Shapes: rows [N, V] -> [N, count]
-    """
-    xp = array_module(rows)
-    size, vocab_size = rows.shape
-    if vocab_size <= 2 * group * count:
-        return xp.argpartition(rows, -count, axis=-1)[:, -count:]
-    grouped = vocab_size - vocab_size % group
-    maxima = rows[:, :grouped].reshape(size, -1, group).max(axis=-1)
-    groups = xp.argpartition(maxima, -count, axis=-1)[:, -count:]
-    columns = (groups[:, :, None] * group + xp.arange(group)).reshape(size, -1)
-    rest = xp.broadcast_to(xp.arange(grouped, vocab_size), (size, vocab_size - grouped))
-    columns = xp.concatenate([columns, rest], axis=1)
-    values = xp.take_along_axis(rows, columns, 1)
-    best = xp.argpartition(values, -count, axis=-1)[:, -count:]
-    return xp.take_along_axis(columns, best, 1)
 
 
 class TransformerStepper:
