@@ -1,0 +1,67 @@
+"""Quality against sacreBLEU, validation against one batch at a time."""
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from sacrebleu.metrics import BLEU, CHRF
+
+from minitransformer.config import DecodingConfig, ModelConfig
+from minitransformer.data import Corpus, Ragged
+from minitransformer.evaluation import quality, translate_lines, validate
+from minitransformer.layers import ParameterBuffer
+from minitransformer.loss import evaluate
+from minitransformer.parallel import ThreadedModel
+from minitransformer.tokenizer import Tokenizer
+from minitransformer.transformer import Transformer
+
+REFERENCES = ["Der Hund läuft über die Straße.", "Eine Frau schläft.", "Ja."]
+OUTPUTS = ["Der Hund läuft auf der Straße.", "Eine Frau schläft.", "Nein."]
+
+
+def test_scores_are_sacrebleus():
+    found = quality(OUTPUTS, REFERENCES)
+    bleu, chrf = BLEU(), CHRF()
+    assert found.bleu == bleu.corpus_score(OUTPUTS, [REFERENCES]).score
+    assert found.chrf == chrf.corpus_score(OUTPUTS, [REFERENCES]).score
+    assert "tok:13a" in found.bleu_signature
+    assert "case:mixed" in found.bleu_signature
+    assert found.exact == 1 / 3
+    assert str(found).count("\n") == 2
+
+
+@pytest.mark.parametrize(("outputs", "references"), [(["a"], []), ([], [])])
+def test_missing_references_are_refused(outputs, references):
+    with pytest.raises(ValueError, match="expected as many references"):
+        quality(outputs, references)
+
+
+CONFIG = ModelConfig(
+    vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
+)
+
+
+def test_validation_is_the_sum_over_sentences():
+    rng = np.random.default_rng(0)
+    sides = []
+    for _ in range(2):
+        starts = np.concatenate([[0], np.cumsum(rng.integers(1, 9, 20))])
+        sides.append(Ragged(rng.integers(4, 40, starts[-1]), starts))
+    corpus = Corpus(*sides)
+    model = Transformer(CONFIG, dtype="float64")
+    threaded = ThreadedModel(model, ParameterBuffer(model), 2)
+    total = validate(threaded, corpus, 30)
+    alone = [corpus.batch(np.array([i])) for i in range(20)]
+    each = [evaluate(model, batch.source, batch.target) for batch in alone]
+    assert_close(total.nll, sum(part.nll for part in each))
+    assert total.correct == sum(part.correct for part in each)
+    assert total.tokens == sum(part.tokens for part in each)
+    threaded.close()
+
+
+def test_lines_are_translated_in_order():
+    lines = [f"the cat number {i} sat" for i in range(50)]
+    model, tokenizer = Transformer(CONFIG), Tokenizer.train(lines, 40)
+    config = DecodingConfig(beam=2, max_len_b=2)
+    together = translate_lines(model, tokenizer, [*lines[:3], ""], config, 2)
+    alone = [translate_lines(model, tokenizer, [x], config, 1)[0] for x in lines[:3]]
+    assert together == [*alone, ""]
