@@ -18,6 +18,9 @@ from minitransformer.backend import Array, RandomStream, array_module
 # masked throughout becomes uniform rather than not-a-number.
 MASKED_SCORE = -1e9
 
+# Added to the variance, inside the root.
+LAYER_NORM_EPSILON = 1e-6
+
 # Logits computed at a time in the loss: enough rows for an efficient product, few
 # enough to stay in the cache.
 LOGITS_PER_CHUNK = 1 << 22
@@ -207,7 +210,7 @@ def add_layer_norm(
     gain: Array,
     bias: Array,
     *,
-    epsilon: float = 1e-6,
+    epsilon: float = LAYER_NORM_EPSILON,
     rate: float = 0.0,
     rng: RandomStream | None = None,
 ) -> tuple[Array, Vjp]:
