@@ -15,6 +15,7 @@ import argparse
 import math
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,19 +35,15 @@ from minitransformer.config import (
     TrainingConfig,
 )
 from minitransformer.cost import parameters_by_block, training_flops
-from minitransformer.data import (
-    BatchStream,
-    Corpus,
-    cached_tokenizer,
-    encoded_corpus,
-)
+from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
 from minitransformer.evaluation import Quality, quality, translate_lines, validate
 from minitransformer.grammar.corpus import write_corpus
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
-from minitransformer.options import UsageError, add_arguments, build, given
+from minitransformer.options import UsageError, add_arguments, build, given, positive
 from minitransformer.parallel import ThreadedModel
-from minitransformer.text import TextPair, find_text
+from minitransformer.profiling import profile_updates
+from minitransformer.text import find_text, text_pairs
 from minitransformer.transformer import Transformer
 
 
@@ -63,20 +60,20 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", choices=PRESETS, help="preset of all defaults (default tiny)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    add("--threads", type=int, help="CPU threads (default all cores)")
+    add("--threads", type=positive, help="CPU threads (default all cores)")
     new = "new run directory (default runs/CONFIG-TIME)"
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "go on with a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=Path(), type=Path, metavar="DIR", help=last)
+    profile = "time N updates by operation and write nothing (default 20)"
+    add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
     for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig):
         add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
-    if args.threads is not None and args.threads < 1:
-        parser.error(f"--threads: expected at least 1, got {args.threads}")
-    if args.resume and (args.run or args.config):
-        parser.error("--run and --config are for a new run, --resume for an old one")
+    if args.resume and (args.run or args.config or args.profile):
+        parser.error("--run, --config and --profile are for a new run, not --resume")
     return args
 
 
@@ -110,10 +107,7 @@ class Trainer:
         self.num_threads = (args.threads or backend.num_cores()) if on_cpu else 1
         self.device = f"cpu, {self.num_threads} threads" if on_cpu else args.device
         self.stopped_by: int | None = None
-        self.text = {s: TextPair(*map(Path, p)) for s, p in settings.text.items()}
-        for path in (path for p in self.text.values() for path in (p.source, p.target)):
-            if not path.is_file():
-                raise ValueError(f"expected a text file, found none at {path}")
+        self.text = text_pairs(settings.text)
         last = run.steps()[-1:] if args.resume else []
         at = checkpoint.load(last[0], with_moments=True) if last else self.initial(args)
         self.model, self.tokenizer, self.state = at.model, at.tokenizer, at.state
@@ -124,26 +118,23 @@ class Trainer:
             )
         training, self.parameters = self.training, at.parameters
         self.parameters.move_to(self.xp)
+        self.peak = training.learning_rate or paper_peak(
+            settings.model.d_model, training.warmup
+        )
         self.adam = Adam(
             self.parameters.data, training.beta1, training.beta2, training.epsilon
         )
         if at.moments is not None:
             self.adam.resume(at.step, *at.moments)
-        self.corpora: dict[str, Corpus] = {
+        self.corpora = {
             split: encoded_corpus(pair, self.tokenizer, args.cache, self.num_threads)
             for split, pair in self.text.items()
         }
         self.stream = BatchStream(
-            self.corpora["train"],
-            training.max_tokens,
-            training.max_length,
-            training.seed,
-            self.state["epoch"],
-            self.state["position"],
+            self.corpora["train"], training, self.state["epoch"], self.state["position"]
         )
-        self.threaded = ThreadedModel(
-            self.model, self.parameters, self.num_threads, self.xp
-        )
+        threads = self.num_threads
+        self.threaded = ThreadedModel(self.model, self.parameters, threads, self.xp)
         if args.resume is None:
             run.create()
             checkpoint.write_text(run.config, settings.to_json())
@@ -178,8 +169,7 @@ class Trainer:
 
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
-        training, corpus = self.training, self.corpora["train"]
-        pairs = self.stream.pairs
+        training, corpus, pairs = self.training, self.stream.corpus, self.stream.pairs
         blocks = parameters_by_block(self.model)
         source = float(corpus.source.lengths[pairs].mean() + 1)
         target = float(corpus.target.lengths[pairs].mean() + 1)
@@ -250,10 +240,7 @@ class Trainer:
                 "lower --learning-rate or --clip-norm"
             )
         scale = min(1.0, (training.clip_norm or math.inf) / max(norm, 1e-12))
-        peak = training.learning_rate or paper_peak(
-            self.settings.model.d_model, training.warmup
-        )
-        rate = learning_rate(step, peak, training.warmup)
+        rate = learning_rate(step, self.peak, training.warmup)
         self.adam.update(gradient, rate, scale)
         state.update(
             step=step,
@@ -297,25 +284,24 @@ class Trainer:
             return
         training, state = self.training, self.state
         total = validate(self.threaded, self.corpora["val"], training.max_tokens)
-        loss, accuracy = total.nll / total.tokens, total.correct / total.tokens
-        perplexity = math.exp(min(loss, 700))
         values = {
             "seconds": round(state["seconds"], 3),
-            "validation_loss": loss,
-            "validation_perplexity": perplexity,
-            "validation_accuracy": accuracy,
+            "validation_loss": total.loss,
+            "validation_perplexity": total.perplexity,
+            "validation_accuracy": total.accuracy,
         }
         bleu = ""
         if count := training.validate_bleu:
             values["validation_bleu"] = self.quality("val", count).bleu
             bleu = f"  BLEU {values['validation_bleu']:.2f}"
         self.run.record(state["step"], **values)
-        better = loss < state["best_loss"]
-        state["best_loss"] = min(loss, state["best_loss"])
+        better = total.loss < state["best_loss"]
+        state["best_loss"] = min(total.loss, state["best_loss"])
         state["validations_since_best"] += 1
         self.log(
-            f"step {state['step']:>6,}  validation: loss {loss:.4f}  perplexity "
-            f"{perplexity:.2f}  accuracy {accuracy:.2%}{bleu}{'  best' * better}"
+            f"step {state['step']:>6,}  validation: loss {total.loss:.4f}  perplexity "
+            f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{bleu}"
+            f"{'  best' * better}"
         )
         if better:
             state["validations_since_best"] = 0
@@ -340,9 +326,8 @@ class Trainer:
 
     def checkpoint(self, with_moments: bool = True) -> Checkpoint:
         moments = (self.adam.mean, self.adam.square) if with_moments else None
-        return Checkpoint(
-            self.model, self.tokenizer, self.parameters, self.state, moments
-        )
+        model, tokenizer, parameters = self.model, self.tokenizer, self.parameters
+        return Checkpoint(model, tokenizer, parameters, self.state, moments)
 
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
@@ -362,10 +347,22 @@ class Trainer:
         self.log(f"done        {self.run.path}, {self.state['seconds']:,.0f} s")
 
 
+def profile(args: argparse.Namespace) -> None:
+    """Print where the time of an update goes."""
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Trainer(RunDirectory(Path(directory)), new_config(args), args)
+        trainer.describe()
+        adam, num_threads = trainer.adam, trainer.num_threads
+        print(profile_updates(trainer.update, adam, num_threads, args.profile))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     backend.tune_allocator()
     try:
+        if args.profile:
+            profile(args)
+            return 0
         if args.resume is None:
             settings = new_config(args)
             name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"

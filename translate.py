@@ -32,7 +32,7 @@ from minitransformer.checkpoint import Checkpoint
 from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, score, translate
 from minitransformer.evaluation import quality
-from minitransformer.options import UsageError, add_arguments, build, given
+from minitransformer.options import UsageError, add_arguments, build, given, positive
 from minitransformer.text import lines_as_they_come, read_lines
 
 
@@ -60,16 +60,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--score", type=Path, metavar="FILE", help=given_targets)
     add("--json", action="store_true", help="write a JSON object a line")
-    add("--threads", type=int, help="CPU threads (default all cores)")
+    add("--threads", type=positive, help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     buffer = "lines translated together when a file is read (default 2000)"
-    add("--buffer", type=int, default=2000, metavar="LINES", help=buffer)
+    add("--buffer", type=positive, default=2000, metavar="LINES", help=buffer)
     add_arguments(parser, DecodingConfig)
     args = parser.parse_args(arguments)
-    for name in ("threads", "buffer"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name}: expected at least 1, got {value}")
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     useless = [name for name in given(args, DecodingConfig) if name != "decode_tokens"]

@@ -1,11 +1,15 @@
-"""Training speed of this engine and of PyTorch, same shapes, tokens and threads.
+"""Training speed and memory of this engine and of PyTorch, doing the same work.
 
-    python benchmarks/train_speed.py --shape d256 --pairs 5
+    python benchmarks/train_speed.py --shape d256
+    python benchmarks/train_speed.py --shape multi30k --data data/multi30k
 
-Each side runs in a process of its own, one after the other, in alternating pairs; the
-medians and their ratio are printed as JSON. PyTorch's side is `nn.Transformer` with
-fused Adam, the same embedding, label-smoothed loss and post-norm layers. Tokens are
-source and target tokens a second, padding excluded (there is none here).
+Each side runs in a process of its own, in alternating rounds; medians and the ratios
+within a round are printed as JSON. PyTorch's side is `nn.Transformer` (post-norm, no
+final norm, dropout where this engine has it) with fused Adam, the same embedding and
+label-smoothed loss, and padding masks where there is padding. A third side computes the
+step's matrix products alone, at the faster of two ways: whole, with the threads of
+BLAS, or cut in as many parts as threads. Tokens are source and target tokens, without
+padding. The shape multi30k trains the preset of that name on real batches.
 """
 
 from __future__ import annotations
@@ -14,74 +18,102 @@ import argparse
 import json
 import math
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-SHAPES = {  # d_model, d_ff, heads, layers, vocabulary, sentences, tokens a sentence
-    "d128": (128, 256, 4, 4, 8000, 145, 14),
-    "d256": (256, 1024, 4, 3, 8000, 64, 20),
-    "d512": (512, 2048, 8, 6, 8000, 50, 32),
+import numpy as np
+from harness import alternate, medians, peak_memory_mb, ratio, report
+from threadpoolctl import threadpool_limits
+
+from minitransformer import backend
+from minitransformer.config import PAD_ID, PRESETS, ModelConfig
+from minitransformer.data import Batch, cached_tokenizer, encoded_corpus
+from minitransformer.layers import ParameterBuffer
+from minitransformer.optimizer import Adam
+from minitransformer.options import build
+from minitransformer.parallel import ThreadedModel
+from minitransformer.text import TextPair
+from minitransformer.transformer import Transformer
+
+SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a sentence
+    "d128": (128, 256, 4, 4, 145, 14),
+    "d256": (256, 1024, 4, 3, 64, 20),
+    "d512": (512, 2048, 8, 6, 50, 32),
 }
+VOCAB_SIZE = 8000
+SIDES = ("ours", "products", "pytorch")
+Step = Callable[[Batch], float]
 
 
-def batch(vocab_size: int, sentences: int, length: int):
-    import numpy as np
-
+def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
+    """The model, and a batch for each step."""
+    steps = args.steps + args.warmup
     rng = np.random.default_rng(0)
-    source = rng.integers(4, vocab_size, (sentences, length))
-    target = rng.integers(4, vocab_size, (sentences, length + 1))
-    return source, target
-
-
-def ours(shape: str, threads: int):
-    """Return a function that makes one training step and returns its loss."""
-    from minitransformer import backend
-    from minitransformer.config import ModelConfig
-    from minitransformer.data import Batch
-    from minitransformer.layers import ParameterBuffer
-    from minitransformer.optimizer import Adam
-    from minitransformer.parallel import ThreadedModel
-    from minitransformer.transformer import Transformer
-
-    d, ff, heads, layers, vocab, sentences, length = SHAPES[shape]
-    backend.tune_allocator()
-    model = Transformer(
-        ModelConfig(
-            vocab_size=vocab,
+    if args.shape in SHAPES:
+        d, ff, heads, layers, sentences, length = SHAPES[args.shape]
+        config = ModelConfig(
+            vocab_size=VOCAB_SIZE,
             encoder_layers=layers,
             decoder_layers=layers,
             d_model=d,
             d_ff=ff,
             num_heads=heads,
         )
-    )
+        source = rng.integers(4, VOCAB_SIZE, (sentences, length))
+        target = rng.integers(4, VOCAB_SIZE, (sentences, length + 1))
+        return config, [Batch(source, target)] * steps
+    config = build(ModelConfig, PRESETS["multi30k"], {})
+    files = [args.data / f"train.{side}.gz" for side in ("en", "de")]
+    pair = TextPair(*(f if f.exists() else f.with_suffix("") for f in files))
+    tokenizer = cached_tokenizer(pair, config.vocab_size, args.cache, args.threads)
+    corpus = encoded_corpus(pair, tokenizer, args.cache, args.threads)
+    batches = corpus.batches(np.arange(len(corpus)), 4096, rng)
+    return config, [corpus.batch(batches[i]) for i in range(steps)]
+
+
+def ours(config: ModelConfig, threads: int) -> Step:
+    backend.tune_allocator()
+    model = Transformer(config)
     parameters = ParameterBuffer(model)
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
     threaded = ThreadedModel(model, parameters, threads)
-    data = Batch(*batch(vocab, sentences, length))
 
-    def step() -> float:
-        loss = threaded.gradient([data], 0.1, (1, adam.steps))
+    def step(batch: Batch) -> float:
+        loss = threaded.gradient([batch], 0.1, (1, adam.steps))
         adam.update(parameters.grad, 1e-4)
         return loss
 
     return step
 
 
-def pytorch(shape: str, threads: int):
+def pytorch(config: ModelConfig, threads: int) -> Step:
     import torch
     from torch import nn
 
-    d, ff, heads, layers, vocab, sentences, length = SHAPES[shape]
     torch.manual_seed(1)
     torch.set_num_threads(threads)
-    embedding = nn.Embedding(vocab, d)
+    d, rate = config.d_model, config.dropout
+    embedding = nn.Embedding(config.vocab_size, d)
     nn.init.normal_(embedding.weight, 0, d**-0.5)
-    model = nn.Transformer(d, heads, layers, layers, ff, 0.1, batch_first=True)
+    model = nn.Transformer(
+        d,
+        config.num_heads,
+        config.encoder_layers,
+        config.decoder_layers,
+        config.d_ff,
+        rate,
+        batch_first=True,
+    )
     model.encoder.norm = model.decoder.norm = None
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.dropout = nn.Identity()  # inside the feed-forward layer
+        layer.self_attn.dropout = 0.0
+        if hasattr(layer, "multihead_attn"):
+            layer.multihead_attn.dropout = 0.0
     optimizer = torch.optim.Adam(
         [*model.parameters(), embedding.weight],
         lr=1e-4,
@@ -89,22 +121,35 @@ def pytorch(shape: str, threads: int):
         eps=1e-9,
         fused=True,
     )
-    dropout = nn.Dropout(0.1)
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    causal = nn.Transformer.generate_square_subsequent_mask(length)
-    positions = torch.randn(length, d)
-    source, target = map(torch.from_numpy, batch(vocab, sentences, length))
+    dropout = nn.Dropout(rate)
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=PAD_ID)
+    positions = torch.randn(512, d)
 
     def embed(ids):
-        return dropout(embedding(ids) * math.sqrt(d) + positions)
+        return dropout(embedding(ids) * math.sqrt(d) + positions[: ids.shape[1]])
 
-    def step() -> float:
+    def step(batch: Batch) -> float:
+        source = torch.from_numpy(np.asarray(batch.source, np.int64))
+        target = torch.from_numpy(np.asarray(batch.target, np.int64))
+        inputs, expected = target[:, :-1], target[:, 1:]
+        length = inputs.shape[1]
+        masks = {}
+        if bool((source == PAD_ID).any()):
+            padding = source == PAD_ID
+            masks = {
+                "src_key_padding_mask": padding,
+                "memory_key_padding_mask": padding,
+            }
         optimizer.zero_grad()
         output = model(
-            embed(source), embed(target[:, :-1]), tgt_mask=causal, tgt_is_causal=True
+            embed(source),
+            embed(inputs),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(length),
+            tgt_is_causal=True,
+            **masks,
         )
         logits = output.reshape(-1, d) @ embedding.weight.T
-        loss = criterion(logits, target[:, 1:].reshape(-1))
+        loss = criterion(logits, expected.reshape(-1))
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -112,62 +157,150 @@ def pytorch(shape: str, threads: int):
     return step
 
 
-def measure(side: str, shape: str, threads: int, steps: int) -> None:
-    step = (ours if side == "ours" else pytorch)(shape, threads)
-    times = []
-    for _ in range(steps + 2):
+def products(config: ModelConfig, threads: int) -> Step:
+    """Compute what `product_operands` lists, results thrown away."""
+    backend.tune_allocator()
+    pool = ThreadPoolExecutor(threads)
+    operands: dict[tuple[int, ...], list[tuple[np.ndarray, ...]]] = {}
+
+    def multiply(key: tuple[int, ...], part: Batch) -> None:
+        if key not in operands:
+            operands[key] = list(product_operands(config, part))
+        for a, b, out in operands[key]:
+            np.matmul(a, b, out=out)
+
+    def step(batch: Batch) -> float:
+        parts = batch.split(threads)
+        times = []
+        for pieces, blas in (([batch], threads), (parts, 1)):
+            keys = [(n, *p.source.shape, *p.target.shape) for n, p in enumerate(pieces)]
+            with threadpool_limits(blas):
+                list(pool.map(multiply, keys, pieces))
+                started = time.perf_counter()
+                list(pool.map(multiply, keys, pieces))
+                times.append(time.perf_counter() - started)
+            operands.clear()
+        return min(times)
+
+    return step
+
+
+def product_operands(
+    config: ModelConfig, batch: Batch
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield (a, b, out) of every matrix product of a step, forward and backward."""
+    sentences, length = batch.source.shape
+    outputs = batch.target.shape[1] - 1
+    source, target = sentences * length, sentences * outputs
+    d, ff, heads = config.d_model, config.d_ff, config.num_heads
+    keys, values = heads * config.key_width, heads * config.value_width
+    arrays: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+
+    def array(role: str, *shape: int) -> np.ndarray:
+        if (role, shape) not in arrays:
+            arrays[role, shape] = np.full(shape, 0.01, np.float32)
+        return arrays[role, shape]
+
+    def linear(rows: int, n: int, m: int):
+        x, weight, y = array("x", rows, n), array("w", n, m), array("y", rows, m)
+        yield x, weight, y
+        yield y, weight.T, array("dx", rows, n)
+        yield x.T, y, array("dw", n, m)
+
+    def attention(queries: int, memory: int):
+        q, k, v, out = (
+            array(role, sentences, rows, heads, width // heads).swapaxes(1, 2)
+            for role, rows, width in (
+                ("q", queries, keys),
+                ("k", memory, keys),
+                ("v", memory, values),
+                ("o", queries, values),
+            )
+        )
+        weights = array("scores", sentences, heads, queries, memory)
+        yield q, k.swapaxes(-1, -2), weights
+        yield weights, v, out
+        yield weights.swapaxes(-1, -2), out, v
+        yield out, v.swapaxes(-1, -2), weights
+        yield weights, k, q
+        yield weights.swapaxes(-1, -2), q, k
+
+    def block(queries: int, memory: int, query_rows: int, memory_rows: int):
+        yield from linear(query_rows, d, keys)
+        yield from linear(memory_rows, d, keys)
+        yield from linear(memory_rows, d, values)
+        yield from attention(queries, memory)
+        yield from linear(query_rows, values, d)
+
+    def feed_forward(rows: int):
+        yield from linear(rows, d, ff)
+        yield from linear(rows, ff, d)
+
+    for _ in range(config.encoder_layers):
+        yield from block(length, length, source, source)
+        yield from feed_forward(source)
+    for _ in range(config.decoder_layers):
+        yield from block(outputs, outputs, target, target)
+        yield from block(outputs, length, target, source)
+        yield from feed_forward(target)
+    predicted = batch.target_tokens
+    table = array("table", config.vocab_size, d)
+    logits, rows = array("l", predicted, config.vocab_size), array("r", predicted, d)
+    yield rows, table.T, logits
+    yield logits, table, array("dr", predicted, d)
+    yield logits.T, rows, array("dt", config.vocab_size, d)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Run one side and print its figures."""
+    config, batches = workload(args)
+    sides = {"ours": ours, "products": products, "pytorch": pytorch}
+    step = sides[args.side](config, args.threads)
+    seconds = []
+    for batch in batches:
         started = time.perf_counter()
-        loss = step()
-        times.append(time.perf_counter() - started)
-    *_, sentences, length = SHAPES[shape]
-    result = {
-        "tokens_per_second": 2 * sentences * length / statistics.median(times[2:]),
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "loss": loss,
+        result = step(batch)
+        seconds.append(time.perf_counter() - started)
+        if args.side == "products":
+            seconds[-1] = result
+    timed = slice(args.warmup, None)
+    tokens = [b.source_tokens + b.target_tokens for b in batches[timed]]
+    speeds = [n / s for n, s in zip(tokens, seconds[timed], strict=True)]
+    figures = {
+        "tokens_per_second": statistics.median(speeds),
+        "peak_memory_mb": peak_memory_mb(),
     }
-    print(json.dumps(result))
+    print(json.dumps(figures))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="d256")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10, help="timed steps a process")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--shape", choices=(*SHAPES, "multi30k"), default="d256")
+    parser.add_argument("--data", type=Path, help="directory of train.en and train.de")
+    parser.add_argument("--cache", type=Path, default=Path("cache"))
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps a round")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before those")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--side", choices=("ours", "pytorch"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.shape == "multi30k" and args.data is None:
+        parser.error("--shape multi30k needs --data")
     if args.side:
-        measure(args.side, args.shape, args.threads, args.steps)
+        measure(args)
         return
-    runs: dict[str, list[dict[str, float]]] = {"ours": [], "pytorch": []}
-    for _ in range(args.pairs):
-        for side, found in runs.items():
-            command = [sys.executable, __file__, *sys.argv[1:], "--side", side]
-            output = subprocess.run(
-                command, check=True, capture_output=True, text=True
-            ).stdout
-            found.append(json.loads(output.splitlines()[-1]))
-    medians = {
-        side: {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for side, found in runs.items()
-    }
-    ratios = [
-        a["tokens_per_second"] / b["tokens_per_second"]
-        for a, b in zip(*runs.values(), strict=True)
-    ]
-    report = {
-        "benchmark": "train_speed",
-        "shape": args.shape,
-        "threads": args.threads,
-        "pairs": args.pairs,
-        **{side: {k: round(v, 3) for k, v in m.items()} for side, m in medians.items()},
-        "speed_ratio": round(statistics.median(ratios), 3),
-        "speed_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "memory_ratio": round(
-            medians["ours"]["peak_memory_mb"] / medians["pytorch"]["peak_memory_mb"], 3
-        ),
-    }
-    print(json.dumps(report, indent=2))
+    found = alternate(__file__, SIDES, sys.argv[1:], args.rounds)
+    ours, products, pytorch = (found[side] for side in SIDES)
+    report(
+        "train_speed",
+        shape=args.shape,
+        threads=args.threads,
+        rounds=args.rounds,
+        **{side: medians(results) for side, results in found.items()},
+        speed_over_pytorch=ratio(ours, pytorch, "tokens_per_second"),
+        share_of_matrix_products=ratio(ours, products, "tokens_per_second"),
+        memory_over_pytorch=ratio(ours, pytorch, "peak_memory_mb"),
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
 
 _recording: ContextVar[bool] = ContextVar("recording", default=True)
 
+# Wraps the body of each primitive that is called, by name; see `observed`.
+Observer: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+_observer: Observer | None = None
+
 
 @contextmanager
 def no_grad() -> Iterator[None]:
@@ -31,6 +35,17 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         _recording.reset(token)
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Run `observer(name, body)` for every primitive's body, in all threads."""
+    global _observer
+    _observer = observer
+    try:
+        yield
+    finally:
+        _observer = None
 
 
 class Node:
@@ -167,6 +182,8 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     def operation(*inputs: Any, **options: Any) -> Tensor:
         arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
         body = backend.override(name, arrays) or function
+        if _observer is not None:
+            body = _observer(name, body)
         out, vjp = body(*arrays, **options)
         if not _recording.get():
             return Tensor(out)

@@ -219,14 +219,14 @@ class TextConfig(Checked):
             raise ValueError("--source and --target need --data")
 
     @property
-    def files(self) -> dict[str, tuple[str | None, str | None]]:
+    def files(self) -> dict[str, tuple[str, str]]:
         """The named source and target file of each split that has any."""
         named = {
             "train": (self.train_source, self.train_target),
             "val": (self.val_source, self.val_target),
             "test": (self.test_source, self.test_target),
         }
-        return {split: pair for split, pair in named.items() if any(pair)}
+        return {split: (s, t) for split, (s, t) in named.items() if s and t}
 
 
 # What a resumed run may change: how long to go on and how to report, not what it is.

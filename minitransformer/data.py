@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
 from minitransformer.text import TextPair
 from minitransformer.tokenizer import Tokenizer
 
@@ -174,24 +174,23 @@ class BatchStream:
     def __init__(
         self,
         corpus: Corpus,
-        max_tokens: int,
-        max_length: int,
-        seed: int,
+        training: TrainingConfig,
         epoch: int = 0,
         position: int = 0,
     ) -> None:
-        self.corpus, self.max_tokens, self.seed = corpus, max_tokens, seed
-        self.pairs = corpus.within(max_length)
+        self.corpus, self.training = corpus, training
+        self.pairs = corpus.within(training.max_length)
         if not len(self.pairs):
             raise ValueError(
-                f"expected training pairs of at most {max_length} tokens, found none"
+                f"expected training pairs of at most {training.max_length} tokens, "
+                "found none"
             )
         self.epoch, self.position = epoch, position
         self._batches = self._shuffled()
 
     def _shuffled(self) -> list[np.ndarray]:
-        rng = np.random.default_rng((self.seed, self.epoch))
-        return self.corpus.batches(self.pairs, self.max_tokens, rng)
+        rng = np.random.default_rng((self.training.seed, self.epoch))
+        return self.corpus.batches(self.pairs, self.training.max_tokens, rng)
 
     def __len__(self) -> int:
         """Batches in this epoch."""

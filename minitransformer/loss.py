@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from minitransformer import ops
@@ -40,6 +41,20 @@ class TokenStatistics:
     nll: float = 0.0
     correct: int = 0
     tokens: int = 0
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood. Units: nats a token"""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss, a word piece as in Table 3, at most e^700."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.tokens
 
     def __iadd__(self, other: TokenStatistics) -> TokenStatistics:
         self.nll += other.nll

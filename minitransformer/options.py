@@ -127,6 +127,15 @@ def add_arguments(
         )
 
 
+def positive(text: str) -> int:
+    """Read a flag's whole number of at least 1, as argparse's `type`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least 1, got {text!r}"
+        )
+    return int(text)
+
+
 def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Return the fields of `cls` whose flags were given on the command line."""
     return {

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -115,13 +115,24 @@ class TextPair:
         return list(itertools.islice(self.lines(), limit))
 
 
+def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
+    """Pair up the (source, target) files of each split.
+
+    Raises: ValueError if one is not there.
+    """
+    for path in (path for pair in files.values() for path in pair):
+        if not Path(path).is_file():
+            raise ValueError(f"expected a text file, found none at {path}")
+    return {split: TextPair(*map(Path, pair)) for split, pair in files.items()}
+
+
 def find_text(config: TextConfig) -> dict[str, TextPair]:
     """Find the splits train, val and test among named files or in a folder.
 
     Raises: ValueError if there is no training text or a side of a split is missing.
     """
     if config.files:
-        return {s: TextPair(*map(Path, pair)) for s, pair in config.files.items()}  # type: ignore[arg-type]
+        return text_pairs(config.files)
     folder, source, target = Path(config.data or ""), config.source, config.target
     if not folder.is_dir():
         raise ValueError(f"--data: expected a folder, found none at {folder}")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer import data
-from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
 from minitransformer.data import BatchStream, Corpus, Ragged
 from minitransformer.text import TextPair
 from minitransformer.tokenizer import Tokenizer
@@ -19,6 +19,10 @@ LINES = [f"the cat number {i} sat on the mat and looked at {i * 7}" for i in ran
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.train(LINES, 60)
+
+
+def settings(max_tokens: int, max_length: int, seed: int) -> TrainingConfig:
+    return TrainingConfig(max_tokens=max_tokens, max_length=max_length, seed=seed)
 
 
 def write_pair(folder: Path, source: str, target: str) -> TextPair:
@@ -73,15 +77,15 @@ def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
 def test_the_stream_is_a_function_of_seed_epoch_and_position():
     rng = np.random.default_rng(1)
     corpus = Corpus(ragged(rng.integers(1, 30, 500)), ragged(rng.integers(1, 30, 500)))
-    stream = BatchStream(corpus, 400, 256, seed=3)
+    stream = BatchStream(corpus, settings(400, 256, 3))
     for _ in range(len(stream) + 5):
         next(stream)
-    resumed = BatchStream(corpus, 400, 256, 3, stream.epoch, stream.position)
+    resumed = BatchStream(corpus, settings(400, 256, 3), stream.epoch, stream.position)
     assert stream.epoch == 1
     for _ in range(len(stream)):
         np.testing.assert_array_equal(next(stream).source, next(resumed).source)
-    other = BatchStream(corpus, 400, 256, seed=4)
-    again = BatchStream(corpus, 400, 256, seed=3)
+    other = BatchStream(corpus, settings(400, 256, 4))
+    again = BatchStream(corpus, settings(400, 256, 3))
     assert any(
         a.source.shape != b.source.shape or (a.source != b.source).any()
         for a, b in ((next(other), next(again)) for _ in range(5))
@@ -92,16 +96,16 @@ def test_lengths_alike_pad_little():
     rng = np.random.default_rng(2)
     source = rng.poisson(12, 20_000) + 2
     corpus = Corpus(ragged(source), ragged(source + rng.integers(-2, 3, len(source))))
-    stream = BatchStream(corpus, 2000, 256, seed=1)
+    stream = BatchStream(corpus, settings(2000, 256, 1))
     assert stream.padding_share() < 0.05
 
 
 def test_long_pairs_are_left_out():
     corpus = Corpus(ragged([3, 50, 5]), ragged([3, 5, 99]))
     assert list(corpus.within(51)) == [0, 1]
-    assert len(BatchStream(corpus, 100, 51, seed=1).pairs) == 2
+    assert len(BatchStream(corpus, settings(100, 51, 1)).pairs) == 2
     with pytest.raises(ValueError, match="at most 3 tokens, found none"):
-        BatchStream(corpus, 100, 3, seed=1)
+        BatchStream(corpus, settings(100, 3, 1))
 
 
 def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):

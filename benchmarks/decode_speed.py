@@ -1,0 +1,221 @@
+"""Decoding speed: this engine, PyTorch with a key/value cache, and CTranslate2.
+
+    python benchmarks/decode_speed.py --run runs/m30k --input test_2016_flickr.en.gz
+    python benchmarks/decode_speed.py --shape base
+
+All sides run the very same weights, each in a process of its own, in alternating
+rounds; medians and the ratios within a round are printed as JSON. Tokens are output
+tokens of the best hypotheses, EOS included, over the time of decoding alone; `same` is
+the share of translations that equal this engine's (CTranslate2 divides scores by
+length^p, the others by the paper's penalty). With --shape the weights are random and
+every output is as long as the input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from harness import alternate, medians, peak_memory_mb, ratio, report
+
+from minitransformer import backend, checkpoint, export
+from minitransformer.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.decoding import translate
+from minitransformer.text import read_lines
+from minitransformer.transformer import Transformer
+
+SHAPES = {  # settings, sentences, tokens of each
+    "base": ({"vocab_size": 37_000}, 64, 28),
+    "multi30k": (
+        {
+            "vocab_size": 10_000,
+            "encoder_layers": 4,
+            "decoder_layers": 4,
+            "d_model": 128,
+            "d_ff": 256,
+            "num_heads": 4,
+        },
+        500,
+        15,
+    ),
+}
+SIDES = ("ours", "pytorch", "ctranslate2", "ctranslate2-int8")
+Sentences = list[list[int]]
+
+
+def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentences, int]:
+    """The model, its word pieces, source sentences, and the longest output (0: any)."""
+    if args.run:
+        trained = checkpoint.load(checkpoint.resolve(args.run))
+        lines = list(read_lines(args.input))[: args.sentences]
+        tokenizer = trained.tokenizer
+        pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+        return trained.model, pieces, tokenizer.encode(lines), 0
+    settings, sentences, length = SHAPES[args.shape]
+    sentences, length = args.sentences or sentences, args.length or length
+    model = Transformer(ModelConfig(**settings), seed=1)
+    model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
+    vocab_size = model.config.vocab_size
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", *map(str, range(4, vocab_size))]
+    rng = np.random.default_rng(0)
+    source = rng.integers(4, vocab_size, (sentences, length))
+    return model, pieces, source.tolist(), length
+
+
+def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
+    backend.tune_allocator()
+    model, _, _, longest = workload(args)
+    limit = {"max_len_a": 0.0, "max_len_b": longest - 1} if longest else {}
+    config = DecodingConfig(
+        beam=args.beam, alpha=0.6, decode_tokens=args.decode_tokens, **limit
+    )
+
+    def decode(sources: Sentences) -> Sentences:
+        found = translate(model, sources, config, args.threads)
+        return [list(hypotheses[0].tokens) for hypotheses in found]
+
+    return decode
+
+
+def pytorch(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
+    import torch
+    from torch_decoder import TorchDecoder
+
+    torch.set_num_threads(args.threads)
+    model, _, _, longest = workload(args)
+    decoder = TorchDecoder(model)
+
+    def decode(sources: Sentences) -> Sentences:
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        results: Sentences = [[] for _ in sources]
+        while order:
+            width = len(sources[order[0]]) + 1
+            size = max(1, args.decode_tokens // args.beam // width)
+            chosen, order = order[:size], order[size:]
+            batch = np.full((len(chosen), width), PAD_ID)
+            for row, i in enumerate(chosen):
+                batch[row, : len(sources[i]) + 1] = [*sources[i], EOS_ID]
+            limits = [longest or len(sources[i]) + 51 for i in chosen]
+            found = decoder.search(torch.from_numpy(batch), limits, args.beam, 0.6)
+            for i, tokens in zip(chosen, found, strict=True):
+                results[i] = tokens
+        return results
+
+    return decode
+
+
+def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
+    import ctranslate2
+
+    _, pieces, _, longest = workload(args)
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    kind = "int8" if args.side.endswith("int8") else "float32"
+    translator = ctranslate2.Translator(
+        str(args.workspace / kind),
+        compute_type=kind,
+        inter_threads=args.threads,
+        intra_threads=1,
+    )
+    limits = {"max_decoding_length": longest, "min_decoding_length": longest}
+
+    def decode(sources: Sentences) -> Sentences:
+        found = translator.translate_batch(
+            [[pieces[i] for i in line] for line in sources],
+            beam_size=args.beam,
+            length_penalty=0.6,
+            batch_type="tokens",
+            max_batch_size=args.ctranslate2_tokens,
+            **(limits if longest else {}),
+        )
+        return [[ids[piece] for piece in result.hypotheses[0]] for result in found]
+
+    return decode
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Run one side, keep its output, print its figures."""
+    sides = {"ours": ours, "pytorch": pytorch}
+    decode = sides.get(args.side, ctranslate2)(args)
+    *_, sources, longest = workload(args)
+    decode(sources[: max(8, len(sources) // 10)])
+    started = time.perf_counter()
+    outputs = decode(sources)
+    seconds = time.perf_counter() - started
+    (args.workspace / f"{args.side}.json").write_text(json.dumps(outputs))
+    tokens = sum(len(line) + (not longest) for line in outputs)
+    figures = {
+        "tokens_per_second": tokens / seconds,
+        "sentences_per_second": len(sources) / seconds,
+        "peak_memory_mb": peak_memory_mb(),
+    }
+    print(json.dumps(figures))
+
+
+def same(workspace: Path, side: str) -> float:
+    outputs = [
+        json.loads((workspace / f"{s}.json").read_text()) for s in ("ours", side)
+    ]
+    return round(float(np.mean([a == b for a, b in zip(*outputs, strict=True)])), 4)
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--run", type=Path, help="a run directory or checkpoint")
+    parser.add_argument("--input", type=Path, help="the text to translate with --run")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights instead")
+    parser.add_argument("--sentences", type=int, help="how many (default all)")
+    parser.add_argument("--length", type=int, help="tokens of each, with --shape")
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument(
+        "--decode-tokens", type=int, default=DecodingConfig.decode_tokens
+    )
+    parser.add_argument("--ctranslate2-tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if bool(args.run) == bool(args.shape) or bool(args.run) != bool(args.input):
+        parser.error("expected --run with --input, or --shape")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments(sys.argv[1:])
+    if args.side:
+        measure(args)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        workspace = Path(directory)
+        model, pieces, sources, _ = workload(args)
+        for kind in ("float32", "int8"):
+            export.to_ctranslate2(model, pieces, workspace / kind, kind)
+        arguments = [*sys.argv[1:], "--workspace", directory]
+        found = alternate(__file__, args.sides, arguments, args.rounds)
+        others = [side for side in args.sides if side != "ours"]
+        report(
+            "decode_speed",
+            model=str(args.run or args.shape),
+            sentences=len(sources),
+            beam=args.beam,
+            threads=args.threads,
+            rounds=args.rounds,
+            **{side: medians(results) for side, results in found.items()},
+            speed_over={
+                side: ratio(found["ours"], found[side], "tokens_per_second")
+                for side in others
+            },
+            same={side: same(workspace, side) for side in others},
+        )
+
+
+if __name__ == "__main__":
+    main()

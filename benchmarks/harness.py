@@ -1,0 +1,74 @@
+"""What the benchmarks share: sides in processes of their own, medians and ratios."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+Result = dict[str, float]
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has held, resident.
+
+    Linux carries `ru_maxrss` over from the parent, so its own count is read there.
+    """
+    if (status := Path("/proc/self/status")).exists():
+        peak = next(x for x in status.read_text().split("\n") if x.startswith("VmHWM"))
+        return int(peak.split()[1]) / 1024
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+def run_side(script: str, arguments: Sequence[str]) -> Result:
+    """Run `script` with `arguments`, and read the JSON of its last line."""
+    command = [sys.executable, script, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed with code {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def alternate(
+    script: str, sides: Sequence[str], arguments: Sequence[str], rounds: int
+) -> dict[str, list[Result]]:
+    """Run each side `rounds` times with `--side`, in turns."""
+    found: dict[str, list[Result]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in sides:
+            print(f"round {number + 1}/{rounds}: {side}", file=sys.stderr)
+            found[side].append(run_side(script, [*arguments, "--side", side]))
+    return found
+
+
+def medians(results: Sequence[Result]) -> Result:
+    return {
+        key: round(statistics.median(result[key] for result in results), 4)
+        for key in results[0]
+    }
+
+
+def ratio(
+    ours: Sequence[Result], theirs: Sequence[Result], key: str
+) -> dict[str, float]:
+    """The median, least and greatest of the ratios within a round."""
+    ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "greatest": round(max(ratios), 3),
+    }
+
+
+def report(benchmark: str, **values: object) -> None:
+    """Print the result as JSON, with the machine it comes from."""
+    machine = (
+        f"{platform.machine()} {platform.system()} Python {platform.python_version()}"
+    )
+    print(json.dumps({"benchmark": benchmark, "machine": machine, **values}, indent=2))

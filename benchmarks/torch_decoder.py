@@ -1,0 +1,166 @@
+"""Beam search in PyTorch over the weights of a model of this engine.
+
+It is what a careful user of PyTorch would write: fused attention, keys and values kept
+in preallocated caches, memory keys and values projected once, finished sentences
+dropped, candidates by `topk`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.ops import LAYER_NORM_EPSILON
+from minitransformer.transformer import Transformer
+
+
+class TorchDecoder:
+    def __init__(self, model: Transformer) -> None:
+        self.config = model.config
+        self.weights = {
+            name: torch.from_numpy(
+                p.data.T.copy() if p.data.ndim == 2 and "table" not in name else p.data
+            )
+            for name, p in model.named_parameters()
+        }
+        self.table = self.weights["embedding.table"]
+        self.positions = torch.from_numpy(model.embedding._positions(512).data)
+
+    def norm(self, name: str, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        gain, bias = self.weights[f"{name}.gain"], self.weights[f"{name}.bias"]
+        width = (self.config.d_model,)
+        return functional.layer_norm(
+            x + residual, width, gain, bias, LAYER_NORM_EPSILON
+        )
+
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        projected = functional.linear(x, self.weights[name])
+        return projected.unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
+
+    def attend(self, name, q, k, v, mask=None) -> torch.Tensor:
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return functional.linear(
+            out.transpose(1, 2).flatten(2), self.weights[f"{name}.output"]
+        )
+
+    def feed_forward(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        w = self.weights
+        hidden = functional.linear(
+            x, w[f"{name}.weight_1"], w[f"{name}.bias_1"]
+        ).relu_()
+        return functional.linear(hidden, w[f"{name}.weight_2"], w[f"{name}.bias_2"])
+
+    def embed(self, ids: torch.Tensor, first: int) -> torch.Tensor:
+        positions = self.positions[first : first + ids.shape[1]]
+        return self.table[ids] * math.sqrt(self.config.d_model) + positions
+
+    def encode(self, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(source, 0)
+        for i in range(self.config.encoder_layers):
+            name = f"encoder.{i}"
+            q, k, v = (
+                self.heads(f"{name}.self_attention.{part}", x)
+                for part in ("query", "key", "value")
+            )
+            attended = self.attend(f"{name}.self_attention", q, k, v, mask)
+            x = self.norm(f"{name}.self_attention_norm", attended, x)
+            hidden = self.feed_forward(f"{name}.feed_forward", x)
+            x = self.norm(f"{name}.feed_forward_norm", hidden, x)
+        return x
+
+    def step(self, tokens, position, caches, memories, mask) -> torch.Tensor:
+        """Shapes: tokens [B K] -> logits [B K, V]"""
+        x = self.embed(tokens[:, None], position)
+        rows, sentences = len(tokens), len(mask)
+        for i in range(self.config.decoder_layers):
+            name, cache = f"decoder.{i}", caches[i]
+            for kind, part in enumerate(("key", "value")):
+                new = self.heads(f"{name}.self_attention.{part}", x)
+                cache[kind][:, :, position : position + 1] = new
+            keys, values = (c[:, :, : position + 1] for c in cache)
+            q = self.heads(f"{name}.self_attention.query", x)
+            attended = self.attend(f"{name}.self_attention", q, keys, values)
+            x = self.norm(f"{name}.self_attention_norm", attended, x)
+            beams = x.view(sentences, -1, x.shape[-1])  # one sentence's share a memory
+            q = self.heads(f"{name}.cross_attention.query", beams)
+            attended = self.attend(f"{name}.cross_attention", q, *memories[i], mask)
+            x = self.norm(f"{name}.cross_attention_norm", attended.view_as(x), x)
+            hidden = self.feed_forward(f"{name}.feed_forward", x)
+            x = self.norm(f"{name}.feed_forward_norm", hidden, x)
+        return functional.linear(x.view(rows, -1), self.table)
+
+    @torch.inference_mode()
+    def search(
+        self, source: torch.Tensor, limits: list[int], beam: int, alpha: float
+    ) -> list[list[int]]:
+        """Translate source ids [B, S], EOS at their ends: the best tokens of each."""
+        config, count = self.config, len(source)
+        mask = (source != PAD_ID)[:, None, None, :]
+        memory = self.encode(source, mask)
+        memories = [
+            [
+                self.heads(f"decoder.{i}.cross_attention.{part}", memory)
+                for part in ("key", "value")
+            ]
+            for i in range(config.decoder_layers)
+        ]
+        shape = (count * beam, config.num_heads, max(limits), config.key_width)
+        caches = [
+            [torch.empty(shape), torch.empty(shape)]
+            for _ in range(config.decoder_layers)
+        ]
+        sentences = torch.arange(count)
+        limit = torch.tensor(limits)
+        tokens = torch.full((count, beam, 1), BOS_ID)
+        scores = torch.full((count, beam), -math.inf)
+        scores[:, 0] = 0
+        best: list[list[tuple[float, list[int]]]] = [[] for _ in limits]
+        length = 0
+        while len(sentences):
+            length += 1
+            logits = self.step(
+                tokens[:, :, -1].reshape(-1), length - 1, caches, memories, mask
+            )
+            logits[:, [PAD_ID, BOS_ID]] = -math.inf
+            total = torch.log_softmax(logits, -1).view(len(sentences), beam, -1)
+            total += scores[:, :, None]
+            found, index = total.flatten(1).topk(2 * beam)
+            origin, token = index // config.vocab_size, index % config.vocab_size
+            ends = token == EOS_ID
+            penalty = ((5 + length) / 6) ** alpha
+            for b, k in (
+                (ends[:, :beam] & found[:, :beam].isfinite()).nonzero().tolist()
+            ):
+                done = tokens[b, origin[b, k], 1:].tolist()
+                best[sentences[b]].append((float(found[b, k]) / penalty, done))
+            scores, order = found.masked_fill(ends, -math.inf).topk(beam)
+            origin, token = origin.gather(1, order), token.gather(1, order)
+            history = tokens.gather(1, origin[:, :, None].expand(-1, -1, length))
+            tokens = torch.cat([history, token[:, :, None]], 2)
+            reachable = scores[:, 0] / ((5 + limit) / 6) ** alpha
+            full = torch.tensor([len(best[s]) >= beam for s in sentences])
+            to_beat = torch.tensor(
+                [max((s for s, _ in best[i]), default=-math.inf) for i in sentences]
+            )
+            at_limit = limit == length
+            for b in at_limit.nonzero().flatten().tolist():
+                if not best[sentences[b]]:
+                    value = float(scores[b, 0]) / penalty
+                    best[sentences[b]].append((value, tokens[b, 0, 1:].tolist()))
+            kept = (~(at_limit | full | (to_beat >= reachable))).nonzero().flatten()
+            rows = (kept[:, None] * beam + origin[kept]).flatten()
+            for cache in caches:
+                for kind in (0, 1):
+                    old = cache[kind]
+                    used = old[:, :, :length].index_select(0, rows)
+                    cache[kind] = old[: len(rows)]
+                    cache[kind][:, :, :length] = used
+            if len(kept) < len(sentences):
+                memories = [[m[kept] for m in pair] for pair in memories]
+                mask = mask[kept]
+            sentences, limit = sentences[kept], limit[kept]
+            tokens, scores = tokens[kept], scores[kept]
+        return [max(found, key=lambda pair: pair[0])[1] for found in best]
