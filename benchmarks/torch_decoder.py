@@ -124,8 +124,9 @@ class TorchDecoder:
             logits = self.step(
                 tokens[:, :, -1].reshape(-1), length - 1, caches, memories, mask
             )
-            logits[:, [PAD_ID, BOS_ID]] = -math.inf
-            total = torch.log_softmax(logits, -1).view(len(sentences), beam, -1)
+            log_probs = torch.log_softmax(logits, -1)
+            log_probs[:, [PAD_ID, BOS_ID]] = -math.inf
+            total = log_probs.view(len(sentences), beam, -1)
             total += scores[:, :, None]
             found, index = total.flatten(1).topk(2 * beam)
             origin, token = index // config.vocab_size, index % config.vocab_size

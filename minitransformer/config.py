@@ -207,26 +207,29 @@ class TextConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.files:
+        halves = {split: pair for split, pair in self._named().items() if any(pair)}
+        if halves:
             if self.data or self.source or self.target:
                 raise ValueError("--data, --source, --target do not go with file names")
-            for split in ("train", *self.files):
-                if None in self.files.get(split, (None,)):
+            for split in ("train", *halves):
+                if None in halves.get(split, (None,)):
                     raise ValueError(f"expected --{split}-source and --{split}-target")
         elif self.data and not (self.source and self.target):
             raise ValueError("--data expects --source and --target, such as en and de")
         elif (self.source or self.target) and not self.data:
             raise ValueError("--source and --target need --data")
 
-    @property
-    def files(self) -> dict[str, tuple[str, str]]:
-        """The named source and target file of each split that has any."""
-        named = {
+    def _named(self) -> dict[str, tuple[str | None, str | None]]:
+        return {
             "train": (self.train_source, self.train_target),
             "val": (self.val_source, self.val_target),
             "test": (self.test_source, self.test_target),
         }
-        return {split: (s, t) for split, (s, t) in named.items() if s and t}
+
+    @property
+    def files(self) -> dict[str, tuple[str, str]]:
+        """The named source and target file of each split that has any."""
+        return {split: (s, t) for split, (s, t) in self._named().items() if s and t}
 
 
 # What a resumed run may change: how long to go on and how to report, not what it is.

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -168,31 +169,46 @@ def _best_candidates(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Extend each beam by each token and take the best of a sentence, best first.
 
+    Ties go to the lower beam and token. Overwrites the logits.
+
     Shapes: logits [B K, V], scores [B, K] -> log-probabilities, beams of origin and
     tokens, [B, count] each
     """
     xp = array_module(logits)
     batch, beams = scores.shape
-    highest = logits.max(axis=-1, keepdims=True)
-    logits -= highest
-    normalizers = xp.log(xp.exp(logits).sum(axis=-1, keepdims=True))
+    never = logits[:, [PAD_ID, BOS_ID]]
     logits[:, [PAD_ID, BOS_ID]] = -xp.inf
-    # A sentence's best candidates are among the best of each of its beams.
-    width = min(count, logits.shape[-1])
-    best = xp.argpartition(logits, -width, axis=-1)[:, -width:]
-    values = xp.take_along_axis(logits, best, -1) - normalizers  # [B K, count]
-    log_probs = to_host(values).astype(np.float64).reshape(batch, beams, -1)
-    log_probs = (log_probs + scores[:, :, None]).reshape(batch, -1)
-    ids = to_host(best).reshape(batch, -1)
-    origins = np.repeat(np.arange(beams), width)
-    # Ties go to the lower beam and token, whatever the order of the partition.
-    keys = (ids, np.broadcast_to(origins, ids.shape), -log_probs)
-    order = np.lexsort(keys, axis=-1)[:, :count]
-    return (
-        np.take_along_axis(log_probs, order, 1),
-        origins[order],
-        np.take_along_axis(ids, order, 1),
-    )
+    # A sentence's best candidates are among the best of each of its beams, and those
+    # are no worse than the best maxima of as many groups of tokens.
+    maxima = _group_maxima(xp, logits)
+    width = min(count, maxima.shape[-1])
+    threshold = xp.partition(maxima, -width, axis=-1)[:, -width]
+    found = xp.flatnonzero(logits >= threshold[:, None])
+    values = logits.reshape(-1)[found]
+
+    logits[:, [PAD_ID, BOS_ID]] = never
+    highest = xp.maximum(maxima.max(axis=-1), never.max(axis=-1))
+    logits -= highest[:, None]
+    totals = xp.exp(logits, out=logits).sum(axis=-1)
+    normalizers = to_host(xp.log(totals) + highest).astype(np.float64)
+
+    rows, tokens = np.divmod(to_host(found), logits.shape[-1])
+    log_probs = to_host(values) - normalizers[rows] + scores.reshape(-1)[rows]
+    sentences = rows // beams
+    order = np.lexsort((-log_probs, sentences))
+    starts = np.searchsorted(sentences, np.arange(batch))
+    best = order[starts[:, None] + np.arange(count)]
+    return log_probs[best], rows[best] % beams, tokens[best]
+
+
+def _group_maxima(xp: ModuleType, logits: Array) -> Array:
+    """The maxima of up to 128 groups of columns. Shapes: [N, V] -> [N, groups]"""
+    groups = min(128, logits.shape[-1])
+    whole = logits.shape[-1] // groups * groups
+    maxima = logits[:, :whole].reshape(len(logits), -1, groups).max(axis=1)
+    rest = maxima[:, : logits.shape[-1] - whole]
+    xp.maximum(rest, logits[:, whole:], out=rest)
+    return maxima
 
 
 class TransformerStepper:

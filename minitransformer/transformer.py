@@ -146,14 +146,15 @@ class LayerCache:
             Tensor(self.values[:, : self.length]),
         )
 
-    def select(self, rows: Array, sentences: Array | None) -> None:
-        """Keep `rows` of the beams and, unless None, `sentences` of the memory."""
-        used = self.length
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old if len(rows) == len(old) else old[: len(rows)].copy()
-            new[:, :used] = old[rows, :used]
-            setattr(self, name, new)
+    def select(self, rows: Array, moved: Array, sentences: Array | None) -> None:
+        """Keep `rows` of the beams, of which those at `moved` come from elsewhere.
+
+        Unless it is None, keep `sentences` of the memory.
+        """
+        used, origins = self.length, rows[moved]
+        for cache in (self.keys, self.values):
+            cache[moved, :used] = cache[origins, :used]
+        self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
         if sentences is not None:
             self.memory_keys = self.memory_keys[sentences]
             self.memory_values = self.memory_values[sentences]
@@ -185,17 +186,13 @@ class DecoderState:
         """
         xp = array_module(self.source_mask)
         rows = xp.asarray(rows)
-        sentences = rows[:: self.beam_size] // self.beam_size
-        count = len(self.source_mask)
-        unchanged = len(sentences) == count and bool(
-            (sentences == xp.arange(count)).all()
-        )
-        if unchanged and bool((rows == xp.arange(len(rows))).all()):
-            return
-        for cache in self.caches:
-            cache.select(rows, None if unchanged else sentences)
-        if not unchanged:
+        moved = xp.flatnonzero(rows != xp.arange(len(rows)))
+        sentences = None
+        if len(rows) < len(self.source_mask) * self.beam_size:
+            sentences = rows[:: self.beam_size] // self.beam_size
             self.source_mask = self.source_mask[sentences]
+        for cache in self.caches:
+            cache.select(rows, moved, sentences)
 
 
 class Transformer(Module):

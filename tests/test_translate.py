@@ -206,7 +206,11 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
         ("--model MODEL --input none", 1, "none"),
         ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),
         ("--model MODEL --beam 0 x", 2, "beam: expected at least 1, got 0"),
-        ("--model MODEL --threads 0 x", 2, "--threads: expected at least 1, got 0"),
+        (
+            "--model MODEL --threads 0 x",
+            2,
+            "--threads: expected a whole number of at least 1",
+        ),
         ("--model MODEL --score bad --alpha 1 x", 2, "--alpha does nothing with"),
         ("--model MODEL --score bad --json x", 2, "--json does nothing with --score"),
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),

@@ -1,0 +1,134 @@
+"""How time and memory grow with length, batch, vocabulary, depth and beam.
+
+    python benchmarks/scaling.py
+    python benchmarks/scaling.py --axes output-length
+
+One figure grows along each axis, the others stay; each point runs in a process of its
+own. Printed as JSON: seconds and peak memory at each point, and the exponent of the
+power law fitted to the seconds (the slope of their logarithms), over all points and
+over the upper half, where fixed costs weigh less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import numpy as np
+from harness import Result, peak_memory_mb, report, run_side
+
+from minitransformer import backend
+from minitransformer.config import EOS_ID, DecodingConfig, ModelConfig
+from minitransformer.data import Batch
+from minitransformer.decoding import translate
+from minitransformer.layers import ParameterBuffer
+from minitransformer.optimizer import Adam
+from minitransformer.parallel import ThreadedModel
+from minitransformer.transformer import Transformer
+
+# What a point is unless its axis says otherwise: a training step, or decoding a batch.
+TRAINING = {"length": 16, "tokens": 2048, "vocab_size": 8000, "layers": 3}
+DECODING = {"output_length": 32, "sentences": 8, "beam": 4, "decoder_layers": 3}
+AXES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "length": ("length", (16, 32, 64, 128, 256)),
+    "batch-tokens": ("tokens", (256, 512, 1024, 2048, 4096)),
+    "vocabulary": ("vocab_size", (2000, 4000, 8000, 16_000, 32_000)),
+    "depth": ("layers", (1, 2, 4, 8)),
+    "output-length": ("output_length", (16, 32, 64, 128, 256)),
+    "beam": ("beam", (1, 2, 4, 8, 16)),
+    "decoding-depth": ("decoder_layers", (1, 2, 4, 8)),
+}
+
+
+def config(**settings: int) -> ModelConfig:
+    return ModelConfig(d_model=256, d_ff=1024, num_heads=4, **settings)
+
+
+def training(point: dict[str, int], threads: int) -> list[float]:
+    """Seconds of training steps of one batch."""
+    layers, vocab_size = point["layers"], point["vocab_size"]
+    model = Transformer(
+        config(vocab_size=vocab_size, encoder_layers=layers, decoder_layers=layers)
+    )
+    parameters = ParameterBuffer(model)
+    adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
+    threaded = ThreadedModel(model, parameters, threads)
+    sentences, rng = point["tokens"] // point["length"], np.random.default_rng(0)
+    source = rng.integers(4, vocab_size, (sentences, point["length"]))
+    target = rng.integers(4, vocab_size, (sentences, point["length"] + 1))
+    seconds = []
+    for _ in range(7):
+        started = time.perf_counter()
+        threaded.gradient([Batch(source, target)], 0.1, (1, adam.steps))
+        adam.update(parameters.grad, 1e-4)
+        seconds.append(time.perf_counter() - started)
+    return seconds[2:]
+
+
+def decoding(point: dict[str, int], threads: int) -> list[float]:
+    """Seconds of decoding a batch of sentences to outputs of exactly one length."""
+    layers, longest = point["decoder_layers"], point["output_length"]
+    model = Transformer(
+        config(vocab_size=8000, encoder_layers=3, decoder_layers=layers)
+    )
+    model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
+    rng = np.random.default_rng(0)
+    source = rng.integers(4, 8000, (point["sentences"], 16)).tolist()
+    limits = {"max_len_a": 0.0, "max_len_b": longest - 1}
+    settings = DecodingConfig(beam=point["beam"], **limits)
+    seconds = []
+    for _ in range(4):
+        started = time.perf_counter()
+        found = translate(model, source, settings, threads)
+        seconds.append(time.perf_counter() - started)
+    lengths = {len(hypotheses[0].tokens) for hypotheses in found}
+    assert lengths == {longest}, lengths
+    return seconds[1:]
+
+
+def measure(point: dict[str, int], threads: int) -> None:
+    backend.tune_allocator()
+    kind = decoding if "beam" in point else training
+    seconds = statistics.median(kind(point, threads))
+    print(json.dumps({"seconds": seconds, "peak_memory_mb": peak_memory_mb()}))
+
+
+def exponent(values: list[int], results: list[Result]) -> float:
+    seconds = [result["seconds"] for result in results]
+    return round(float(np.polyfit(np.log(values), np.log(seconds), 1)[0]), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.point:
+        measure(args.point, args.threads)
+        return
+    axes = {}
+    for axis in args.axes:
+        name, values = AXES[axis]
+        fixed = TRAINING if name in TRAINING else DECODING
+        results = []
+        for value in values:
+            point = json.dumps({**fixed, name: value})
+            arguments = ["--point", point, "--threads", str(args.threads)]
+            results.append(run_side(__file__, arguments))
+        upper = len(values) // 2
+        axes[axis] = {
+            name: values,
+            "seconds": [round(result["seconds"], 5) for result in results],
+            "peak_memory_mb": [round(result["peak_memory_mb"]) for result in results],
+            "exponent": exponent(list(values), results),
+            "exponent_of_upper_half": exponent(list(values[upper:]), results[upper:]),
+        }
+    report("scaling", threads=args.threads, axes=axes)
+
+
+if __name__ == "__main__":
+    main()
