@@ -25,8 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from threadpoolctl import threadpool_limits
-
 from minitransformer import backend, checkpoint
 from minitransformer.checkpoint import Checkpoint
 from minitransformer.config import DecodingConfig
@@ -105,7 +103,6 @@ class Translator:
         self.loaded.parameters.move_to(xp)
         self.config = config
         self.threads = args.threads or backend.num_cores()
-        threadpool_limits(1)  # of BLAS in each worker, for the life of the process
         self.lines_done = 0
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:

@@ -32,7 +32,7 @@ from minitransformer.text import read_lines
 from minitransformer.transformer import Transformer
 
 SHAPES = {  # settings, sentences, tokens of each
-    "base": ({"vocab_size": 37_000}, 64, 28),
+    "base": ({"vocab_size": 37_000}, 128, 28),
     "multi30k": (
         {
             "vocab_size": 10_000,

@@ -7,13 +7,16 @@ Everything above this file calls the array library that its arrays belong to, wh
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import sys
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 # A NumPy or a CuPy array. CuPy has no type stubs, so both are Any to the type checker.
 Array: TypeAlias = Any
@@ -121,6 +124,19 @@ def tune_allocator() -> bool:
     }
     accepted = [mallopt(name, value) for name, value in settings.items()]
     return all(accepted)
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Keep matrix products to one thread each, where this engine's threads share work.
+
+    Undone when the context ends; for all threads of the process.
+    """
+    return _blas().limit(limits=1)
 
 
 def num_cores() -> int:

@@ -178,7 +178,7 @@ class DecodingConfig(Checked):
     )
     max_len_b: int = option(50, "longest output is a * input length + b: b", at_least=0)
     decode_tokens: int = option(
-        4096, "source tokens times beam size decoded together", at_least=1
+        8192, "source tokens times beam size decoded together", at_least=1
     )
 
     def __post_init__(self) -> None:

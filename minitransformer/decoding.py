@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from minitransformer.autograd import no_grad
-from minitransformer.backend import Array, array_module, to_host
+from minitransformer.autograd import Tensor, no_grad
+from minitransformer.backend import Array, array_module, one_blas_thread, to_host
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, DecodingConfig
 from minitransformer.data import Ragged
 from minitransformer.loss import token_log_probs
@@ -25,14 +25,21 @@ from minitransformer.transformer import Transformer
 A = TypeVar("A")
 R = TypeVar("R")
 
+# Logits computed and searched at a time: enough columns for an efficient product, few
+# enough to stay in the cache.
+LOGITS_PER_BLOCK = 1 << 21
+MIN_COLUMNS_PER_BLOCK = 1024
+
 
 class Stepper(Protocol):
     """What beam search asks of a model that remembers the tokens fed so far."""
 
-    def step(self, tokens: np.ndarray) -> Array:
+    def step(self, tokens: np.ndarray) -> Iterable[Array]:
         """Feed each beam's last token; unnormalised log-probabilities of the next.
 
-        Shapes: tokens [B K] -> [B K, V], which the caller may overwrite
+        The first step feeds one beam of each sentence, BOS.
+
+        Shapes: tokens [B K] -> [B K, V], in blocks of columns that may be overwritten
         """
         ...
 
@@ -90,15 +97,14 @@ def beam_search(
     results = [_Finished(beam_size, nbest) for _ in max_lengths]
     sentences = np.arange(len(max_lengths))  # the sentences still searched
     limits = np.asarray(max_lengths)
-    tokens = np.full((len(limits), beam_size, 1), BOS_ID)  # [B, K, 1 + length]
-    # All beams of a sentence start out alike, so only the first one counts.
-    scores = np.full((len(limits), beam_size), -np.inf)  # [B, K] log-probabilities
-    scores[:, 0] = 0.0
+    tokens = np.full((len(limits), 1, 1), BOS_ID)  # [B, K, 1 + length]; K = 1 at first
+    scores = np.zeros((len(limits), 1))  # [B, K] log-probabilities
     length = 0
     while len(sentences):
         length += 1
-        logits = stepper.step(tokens[:, :, -1].reshape(-1))
-        candidates, origins, choices = _best_candidates(logits, scores, 2 * beam_size)
+        beams = scores.shape[1]
+        blocks = stepper.step(tokens[:, :, -1].reshape(-1))
+        candidates, origins, choices = _best_candidates(blocks, scores, 2 * beam_size)
         ends = choices == EOS_ID
         finished = ends & np.isfinite(candidates)
         finished[:, beam_size:] = False
@@ -128,7 +134,7 @@ def beam_search(
                     found = tokens[b, k, 1:]
                     results[sentences[b]].add(log_prob / penalty, log_prob, found)
         kept = np.flatnonzero(~done)
-        rows = kept[:, None] * beam_size + origins[kept]
+        rows = kept[:, None] * beams + origins[kept]
         sentences, limits = sentences[kept], limits[kept]
         tokens, scores = tokens[kept], scores[kept]
         if len(kept):
@@ -165,49 +171,80 @@ class _Finished:
 
 
 def _best_candidates(
-    logits: Array, scores: np.ndarray, count: int
+    blocks: Iterable[Array], scores: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Extend each beam by each token and take the best of a sentence, best first.
 
-    Ties go to the lower beam and token. Overwrites the logits.
+    Where there are fewer than `count`, log-probabilities of -inf fill up. Ties go to
+    the lower beam and token. Overwrites the logits.
 
-    Shapes: logits [B K, V], scores [B, K] -> log-probabilities, beams of origin and
-    tokens, [B, count] each
+    Shapes: logits [B K, V] in blocks of columns, scores [B, K] -> log-probabilities,
+    beams of origin and tokens, [B, count] each
+    """
+    batch, beams = scores.shape
+    log_totals = np.full(batch * beams, -np.inf)
+    least: Array = log_totals
+    found, first = [], 0
+    for logits in blocks:
+        never = [
+            i - first for i in (PAD_ID, BOS_ID) if 0 <= i - first < logits.shape[1]
+        ]
+        rows, tokens, values, log_total, least = _best_of_rows(
+            logits, never, count, least
+        )
+        found.append((rows, tokens + first, values))
+        log_totals = np.logaddexp(log_totals, log_total)
+        first += logits.shape[1]
+    row, token, value = map(np.concatenate, zip(*found, strict=True))
+    log_prob = value + (scores.reshape(-1) - log_totals)[row]
+    sentence = row // beams
+    order = np.lexsort((token, row, -log_prob, sentence))
+    starts = np.searchsorted(sentence[order], np.arange(batch + 1))
+    position = starts[:-1, None] + np.arange(count)
+    best = order[np.minimum(position, len(order) - 1)]
+    missing = position >= starts[1:, None]
+    return np.where(missing, -np.inf, log_prob[best]), row[best] % beams, token[best]
+
+
+def _best_of_rows(
+    logits: Array, never: list[int], count: int, least: Array
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Array]:
+    """Find the `count` best tokens of each row, and what ties with them.
+
+    Nothing below `least` is sought. Tokens in `never` count for log-sum-exp only.
+
+    Shapes: logits [N, C], least [N] -> rows, tokens and logits of what was found, the
+    log-sum-exp of each row [N], and what the next block has to reach [N]
     """
     xp = array_module(logits)
-    batch, beams = scores.shape
-    never = logits[:, [PAD_ID, BOS_ID]]
-    logits[:, [PAD_ID, BOS_ID]] = -xp.inf
-    # A sentence's best candidates are among the best of each of its beams, and those
-    # are no worse than the best maxima of as many groups of tokens.
+    kept = logits[:, never]
+    logits[:, never] = -xp.inf
+    # The best tokens are no worse than the best maxima of as many groups of tokens.
     maxima = _group_maxima(xp, logits)
     width = min(count, maxima.shape[-1])
-    threshold = xp.partition(maxima, -width, axis=-1)[:, -width]
-    found = xp.flatnonzero(logits >= threshold[:, None])
-    values = logits.reshape(-1)[found]
+    reached = xp.partition(maxima, -width, axis=-1)[:, -width]
+    least = xp.maximum(reached, xp.asarray(least, dtype=logits.dtype))
+    found = xp.flatnonzero(logits >= least[:, None])
+    values = to_host(logits.reshape(-1)[found]).astype(np.float64)
 
-    logits[:, [PAD_ID, BOS_ID]] = never
-    highest = xp.maximum(maxima.max(axis=-1), never.max(axis=-1))
+    logits[:, never] = kept
+    highest = xp.concatenate([maxima, kept], axis=-1).max(axis=-1)
     logits -= highest[:, None]
-    totals = xp.exp(logits, out=logits).sum(axis=-1)
-    normalizers = to_host(xp.log(totals) + highest).astype(np.float64)
-
+    totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[-1], logits.dtype)
+    log_totals = to_host(xp.log(totals) + highest).astype(np.float64)
     rows, tokens = np.divmod(to_host(found), logits.shape[-1])
-    log_probs = to_host(values) - normalizers[rows] + scores.reshape(-1)[rows]
-    sentences = rows // beams
-    order = np.lexsort((-log_probs, sentences))
-    starts = np.searchsorted(sentences, np.arange(batch))
-    best = order[starts[:, None] + np.arange(count)]
-    return log_probs[best], rows[best] % beams, tokens[best]
+    return rows, tokens, values, log_totals, least
 
 
 def _group_maxima(xp: ModuleType, logits: Array) -> Array:
-    """The maxima of up to 128 groups of columns. Shapes: [N, V] -> [N, groups]"""
-    groups = min(128, logits.shape[-1])
-    whole = logits.shape[-1] // groups * groups
-    maxima = logits[:, :whole].reshape(len(logits), -1, groups).max(axis=1)
-    rest = maxima[:, : logits.shape[-1] - whole]
-    xp.maximum(rest, logits[:, whole:], out=rest)
+    """The maxima of disjoint groups of columns. Shapes: [N, V] -> [N, groups]"""
+    maxima = logits
+    while (width := maxima.shape[-1]) > 256:
+        half = width // 2
+        folded = xp.maximum(maxima[:, :half], maxima[:, half : 2 * half])
+        if width % 2:
+            folded[:, 0] = xp.maximum(folded[:, 0], maxima[:, -1])
+        maxima = folded
     return maxima
 
 
@@ -217,13 +254,18 @@ class TransformerStepper:
     def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
         self._model = model
         self._xp = array_module(source)
-        self._state = model.start_decoding(source, beam_size)
+        self._state = model.start_decoding(source)
+        self._beam_size = beam_size
 
-    def step(self, tokens: np.ndarray) -> Array:
-        return self._model.decode_step(self._xp.asarray(tokens), self._state)
+    def step(self, tokens: np.ndarray) -> Iterator[Array]:
+        tokens = self._xp.asarray(tokens)
+        outputs = Tensor(self._model.decode_step(tokens, self._state))
+        size = max(LOGITS_PER_BLOCK // len(tokens), MIN_COLUMNS_PER_BLOCK)
+        for first in range(0, self._model.config.vocab_size, size):
+            yield self._model.logits(outputs, slice(first, first + size)).data
 
     def select(self, rows: np.ndarray) -> None:
-        self._state.select(self._xp.asarray(rows))
+        self._state.select(self._xp.asarray(rows), self._beam_size)
 
 
 def translate(
@@ -253,7 +295,8 @@ def translate(
             )
 
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    batches = _batches(encoded, max(1, config.decode_tokens // config.beam))
+    share = math.ceil((encoded.lengths + 1).sum() / num_threads)
+    batches = _batches(encoded, min(config.decode_tokens // config.beam, share))
     for chosen, found in zip(batches, _map(work, batches, num_threads), strict=True):
         for sentence, hypotheses in zip(chosen, found, strict=True):
             results[sentence] = hypotheses
@@ -316,8 +359,5 @@ def _batches(lines: Ragged, max_tokens: int) -> list[np.ndarray]:
 def _map(
     function: Callable[[A], R], items: Iterable[A], num_threads: int
 ) -> Iterator[R]:
-    if num_threads == 1:
-        yield from map(function, items)
-    else:
-        with ThreadPoolExecutor(num_threads) as pool:
-            yield from pool.map(function, items)
+    with one_blas_thread(), ThreadPoolExecutor(num_threads) as pool:
+        yield from pool.map(function, items)

@@ -346,8 +346,9 @@ def _split_heads(x: Array, num_heads: int) -> Array:
 def _softmax_in_place(xp: ModuleType, scores: Array) -> None:
     scores -= scores.max(axis=-1, keepdims=True)
     xp.exp(scores, out=scores)
-    totals = scores @ _ones(xp, scores, scores.shape[-1])
-    scores *= (1 / totals)[..., None]
+    rows = scores.reshape(-1, scores.shape[-1])
+    totals = rows @ _ones(xp, rows, rows.shape[-1])
+    scores *= (1 / totals).reshape(*scores.shape[:-1], 1)
 
 
 def _sum_by_id(ids: Array, rows: Array) -> tuple[Array, Array]:

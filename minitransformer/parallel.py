@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
-from minitransformer.backend import Array, RandomStream
+from minitransformer.backend import Array, RandomStream, one_blas_thread
 from minitransformer.data import Batch
 from minitransformer.layers import ParameterBuffer, replicate
 from minitransformer.loss import training_loss
@@ -51,7 +50,8 @@ class ThreadedModel:
                 parameter.grad = views[name]
             self.replicas.append(replica)
             self._gradients.append(gradient)
-        self._limits = threadpool_limits(1)
+        self._limit = one_blas_thread()
+        self._limit.__enter__()
         self._pool = ThreadPoolExecutor(num_threads)
 
     def gradient(
@@ -95,4 +95,4 @@ class ThreadedModel:
 
     def close(self) -> None:
         self._pool.shutdown()
-        self._limits.restore_original_limits()
+        self._limit.__exit__(None, None, None)

@@ -119,12 +119,10 @@ class LayerCache:
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
 
-    def __init__(
-        self, memory_keys: Array, memory_values: Array, beam_size: int
-    ) -> None:
+    def __init__(self, memory_keys: Array, memory_values: Array) -> None:
         xp = array_module(memory_keys)
         self.memory_keys, self.memory_values = memory_keys, memory_values
-        rows, capacity = len(memory_keys) * beam_size, 16
+        rows, capacity = len(memory_keys), 16
         self.keys, self.values = (
             xp.empty((rows, capacity, m.shape[-1]), dtype=m.dtype)
             for m in (memory_keys, memory_values)
@@ -152,9 +150,12 @@ class LayerCache:
         Unless it is None, keep `sentences` of the memory.
         """
         used, origins = self.length, rows[moved]
-        for cache in (self.keys, self.values):
-            cache[moved, :used] = cache[origins, :used]
-        self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
+        if len(rows) > len(self.keys):  # one beam of each sentence becomes several
+            self.keys, self.values = self.keys[rows], self.values[rows]
+        else:
+            for cache in (self.keys, self.values):
+                cache[moved, :used] = cache[origins, :used]
+            self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
         if sentences is not None:
             self.memory_keys = self.memory_keys[sentences]
             self.memory_values = self.memory_values[sentences]
@@ -169,18 +170,19 @@ def _with_double_capacity(cache: Array) -> Array:
 
 
 class DecoderState:
-    """The caches of all decoder layers for a batch of sentences with K beams each."""
+    """The caches of all decoder layers for a batch of sentences.
 
-    def __init__(
-        self, caches: list[LayerCache], source_mask: Array, beam_size: int
-    ) -> None:
+    Each sentence starts with one beam and may go on with K, in rows side by side.
+    """
+
+    def __init__(self, caches: list[LayerCache], source_mask: Array) -> None:
         self.caches = caches
         self.source_mask = source_mask  # [B, 1, 1, S]
-        self.beam_size = beam_size
+        self.beam_size = 1
         self.position = 0
 
-    def select(self, rows: Array) -> None:
-        """Keep the beams `rows` [B' K], each K in a row from one sentence.
+    def select(self, rows: Array, beam_size: int) -> None:
+        """Go on with the beams `rows` [B' K], of which each K come from one sentence.
 
         Sentences without a row leave the batch.
         """
@@ -188,9 +190,10 @@ class DecoderState:
         rows = xp.asarray(rows)
         moved = xp.flatnonzero(rows != xp.arange(len(rows)))
         sentences = None
-        if len(rows) < len(self.source_mask) * self.beam_size:
-            sentences = rows[:: self.beam_size] // self.beam_size
+        if len(rows) < len(self.source_mask) * beam_size:
+            sentences = rows[::beam_size] // self.beam_size
             self.source_mask = self.source_mask[sentences]
+        self.beam_size = beam_size
         for cache in self.caches:
             cache.select(rows, moved, sentences)
 
@@ -243,11 +246,14 @@ class Transformer(Module):
             x = layer(x, memory, target_mask, source_mask, rng)
         return x
 
-    def logits(self, x: Tensor) -> Tensor:
-        """The pre-softmax transformation (3.4). Shapes: x [..., D] -> [..., V]"""
-        return ops.linear(x, Tensor(self.embedding.table.data.T))
+    def logits(self, x: Tensor, tokens: slice = slice(None)) -> Tensor:
+        """The pre-softmax transformation (3.4), for all tokens or some.
 
-    def start_decoding(self, source: Array, beam_size: int) -> DecoderState:
+        Shapes: x [..., D] -> [..., V]
+        """
+        return ops.linear(x, Tensor(self.embedding.table.data[tokens].T))
+
+    def start_decoding(self, source: Array) -> DecoderState:
         """Encode, and compute each layer's memory keys and values once.
 
         Shapes: source ids [B, S]
@@ -256,16 +262,16 @@ class Transformer(Module):
         caches = []
         for layer in self.decoder:
             keys, values = layer.cross_attention.project_memory(memory)
-            caches.append(LayerCache(keys.data, values.data, beam_size))
-        return DecoderState(caches, mask, beam_size)
+            caches.append(LayerCache(keys.data, values.data))
+        return DecoderState(caches, mask)
 
     def decode_step(self, tokens: Array, state: DecoderState) -> Array:
-        """Feed the next token of every beam and return the logits that follow it.
+        """Feed the next token of every beam and return what `logits` takes.
 
-        Shapes: tokens [B K] -> [B K, V]
+        Shapes: tokens [B K] -> [B K, D]
         """
         x = self.embedding(tokens[:, None], None, state.position)  # [B K, 1, D]
         for layer, cache in zip(self.decoder, state.caches, strict=True):
             x = layer.step(x, cache, state.source_mask)
         state.position += 1
-        return self.logits(x).data[:, 0]
+        return x.data[:, 0]
