@@ -30,6 +30,7 @@ from minitransformer.checkpoint import Checkpoint
 from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, score, translate
 from minitransformer.evaluation import quality
+from minitransformer.lexicon import Lexicon
 from minitransformer.options import UsageError, add_arguments, build, given, positive
 from minitransformer.text import lines_as_they_come, read_lines
 
@@ -57,6 +58,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "translation in this file and its tokens; perplexity goes to standard error"
     )
     add("--score", type=Path, metavar="FILE", help=given_targets)
+    lexicon = (
+        "choose among likely words only, listed by python -m minitransformer.lexicon"
+    )
+    add("--shortlist", type=Path, metavar="FILE", help=lexicon)
     add("--json", action="store_true", help="write a JSON object a line")
     add("--threads", type=positive, help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
@@ -67,7 +72,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     useless = [name for name in given(args, DecodingConfig) if name != "decode_tokens"]
-    useless += [name for name in ("reference", "json") if getattr(args, name)]
+    useless += [
+        name for name in ("reference", "json", "shortlist") if getattr(args, name)
+    ]
     if args.score and useless:
         parser.error(f"--{useless[0].replace('_', '-')} does nothing with --score")
     if args.reference and getattr(args, "nbest", 1) > 1:
@@ -101,7 +108,10 @@ class Translator:
             print(f"translate.py: using {path}", file=sys.stderr)
         self.loaded: Checkpoint = checkpoint.load(path)
         self.loaded.parameters.move_to(xp)
-        self.config = config
+        self.config, self.shortlist = config, None
+        if args.shortlist:
+            vocab_size = self.loaded.tokenizer.vocab_size
+            self.shortlist = Lexicon.load(args.shortlist, vocab_size).shortlist
         self.threads = args.threads or backend.num_cores()
         self.lines_done = 0
 
@@ -121,9 +131,8 @@ class Translator:
         return encoded
 
     def translate(self, lines: Sequence[str]) -> list[list[Hypothesis]]:
-        found = translate(
-            self.loaded.model, self.encode(lines), self.config, self.threads
-        )
+        model, ids = self.loaded.model, self.encode(lines)
+        found = translate(model, ids, self.config, self.threads, self.shortlist)
         self.lines_done += len(lines)
         return found
 

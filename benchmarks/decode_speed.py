@@ -7,8 +7,10 @@ All sides run the very same weights, each in a process of its own, in alternatin
 rounds; medians and the ratios within a round are printed as JSON. Tokens are output
 tokens of the best hypotheses, EOS included, over the time of decoding alone; `same` is
 the share of translations that equal this engine's (CTranslate2 divides scores by
-length^p, the others by the paper's penalty). With --shape the weights are random and
-every output is as long as the input.
+length^p, the others by the paper's penalty). PyTorch decodes each batch until its last
+sentence ends, or with `-drop` lets sentences leave as they end. With --shape the
+weights are random and every output is as long as the input. With --lexicon this engine
+also runs with a shortlist of likely words, which saves work that the others do.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from harness import alternate, medians, peak_memory_mb, ratio, report
 from minitransformer import backend, checkpoint, export
 from minitransformer.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
 from minitransformer.decoding import translate
+from minitransformer.lexicon import Lexicon
 from minitransformer.text import read_lines
 from minitransformer.transformer import Transformer
 
@@ -46,7 +49,14 @@ SHAPES = {  # settings, sentences, tokens of each
         15,
     ),
 }
-SIDES = ("ours", "pytorch", "ctranslate2", "ctranslate2-int8")
+SIDES = (
+    "ours",
+    "ours-shortlist",
+    "pytorch",
+    "pytorch-drop",
+    "ctranslate2",
+    "ctranslate2-int8",
+)
 Sentences = list[list[int]]
 
 
@@ -77,8 +87,12 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
         beam=args.beam, alpha=0.6, decode_tokens=args.decode_tokens, **limit
     )
 
+    shortlist = None
+    if args.side == "ours-shortlist":
+        shortlist = Lexicon.load(args.lexicon, model.config.vocab_size).shortlist
+
     def decode(sources: Sentences) -> Sentences:
-        found = translate(model, sources, config, args.threads)
+        found = translate(model, sources, config, args.threads, shortlist)
         return [list(hypotheses[0].tokens) for hypotheses in found]
 
     return decode
@@ -90,7 +104,7 @@ def pytorch(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
 
     torch.set_num_threads(args.threads)
     model, _, _, longest = workload(args)
-    decoder = TorchDecoder(model)
+    decoder = TorchDecoder(model, drop_finished=args.side == "pytorch-drop")
 
     def decode(sources: Sentences) -> Sentences:
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
@@ -141,8 +155,8 @@ def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
 
 def measure(args: argparse.Namespace) -> None:
     """Run one side, keep its output, print its figures."""
-    sides = {"ours": ours, "pytorch": pytorch}
-    decode = sides.get(args.side, ctranslate2)(args)
+    engine = {"ours": ours, "pytorch": pytorch, "ctranslate2": ctranslate2}
+    decode = engine[args.side.partition("-")[0]](args)
     *_, sources, longest = workload(args)
     decode(sources[: max(8, len(sources) // 10)])
     started = time.perf_counter()
@@ -179,12 +193,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ctranslate2-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    lexicon = "also decode with this shortlist, of minitransformer.lexicon"
+    parser.add_argument("--lexicon", type=Path, help=lexicon)
+    parser.add_argument("--sides", nargs="+", choices=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if bool(args.run) == bool(args.shape) or bool(args.run) != bool(args.input):
         parser.error("expected --run with --input, or --shape")
+    if not args.sides:
+        args.sides = [s for s in SIDES if args.lexicon or s != "ours-shortlist"]
     return args
 
 

@@ -1,8 +1,9 @@
 """Beam search in PyTorch over the weights of a model of this engine.
 
-It is what a careful user of PyTorch would write: fused attention, keys and values kept
-in preallocated caches, memory keys and values projected once, finished sentences
-dropped, candidates by `topk`.
+It is what users of PyTorch write: fused attention, keys and values kept in
+preallocated caches, memory keys and values projected once, candidates by `topk`. Most
+decode a batch until its last sentence ends; with `drop_finished` sentences that have
+ended leave it, as they do in this engine.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from minitransformer.transformer import Transformer
 
 
 class TorchDecoder:
-    def __init__(self, model: Transformer) -> None:
-        self.config = model.config
+    def __init__(self, model: Transformer, drop_finished: bool) -> None:
+        self.config, self.drop_finished = model.config, drop_finished
         self.weights = {
             name: torch.from_numpy(
                 p.data.T.copy() if p.data.ndim == 2 and "table" not in name else p.data
@@ -118,6 +119,7 @@ class TorchDecoder:
         scores = torch.full((count, beam), -math.inf)
         scores[:, 0] = 0
         best: list[list[tuple[float, list[int]]]] = [[] for _ in limits]
+        over = torch.zeros(count, dtype=torch.bool)
         length = 0
         while len(sentences):
             length += 1
@@ -133,7 +135,9 @@ class TorchDecoder:
             ends = token == EOS_ID
             penalty = ((5 + length) / 6) ** alpha
             for b, k in (
-                (ends[:, :beam] & found[:, :beam].isfinite()).nonzero().tolist()
+                (ends[:, :beam] & found[:, :beam].isfinite() & ~over[:, None])
+                .nonzero()
+                .tolist()
             ):
                 done = tokens[b, origin[b, k], 1:].tolist()
                 best[sentences[b]].append((float(found[b, k]) / penalty, done))
@@ -151,7 +155,11 @@ class TorchDecoder:
                 if not best[sentences[b]]:
                     value = float(scores[b, 0]) / penalty
                     best[sentences[b]].append((value, tokens[b, 0, 1:].tolist()))
-            kept = (~(at_limit | full | (to_beat >= reachable))).nonzero().flatten()
+            over = over | at_limit | full | (to_beat >= reachable)
+            if self.drop_finished or bool(over.all()):
+                kept = (~over).nonzero().flatten()
+            else:
+                kept = torch.arange(len(over))
             rows = (kept[:, None] * beam + origin[kept]).flatten()
             for cache in caches:
                 for kind in (0, 1):
@@ -163,5 +171,5 @@ class TorchDecoder:
                 memories = [[m[kept] for m in pair] for pair in memories]
                 mask = mask[kept]
             sentences, limit = sentences[kept], limit[kept]
-            tokens, scores = tokens[kept], scores[kept]
+            tokens, scores, over = tokens[kept], scores[kept], over[kept]
         return [max(found, key=lambda pair: pair[0])[1] for found in best]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint under a temporary name, sync it and rename it to `path`."""
+    """Write a checkpoint, in one step as far as readers of `path` can see."""
     tensors = {
         name: np.ascontiguousarray(to_host(view))
         for name, view in checkpoint.parameters.views(
@@ -64,9 +65,16 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
+    with replacing(path) as partial:
+        save_file(tensors, partial, metadata)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name to write to; then sync the file and rename it to `path`."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata)
+        yield partial
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -76,12 +84,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a small file in one step."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def load(path: Path, with_moments: bool = False) -> Checkpoint:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from minitransformer import ops
 from minitransformer.autograd import Tensor, no_grad
 from minitransformer.backend import Array, array_module, one_blas_thread, to_host
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, DecodingConfig
@@ -249,20 +250,33 @@ def _group_maxima(xp: ModuleType, logits: Array) -> Array:
 
 
 class TransformerStepper:
-    """A Transformer over a batch of source sentences, with cached keys and values."""
+    """A Transformer over a batch of source sentences, with cached keys and values.
 
-    def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
-        self._model = model
+    With a shortlist, its tokens alone can follow, and are named by their places in it.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        source: Array,
+        beam_size: int,
+        shortlist: np.ndarray | None = None,
+    ) -> None:
+        self._model, self._shortlist = model, shortlist
         self._xp = array_module(source)
+        table = model.embedding.table.data
+        self._table = table if shortlist is None else table[shortlist]
         self._state = model.start_decoding(source)
         self._beam_size = beam_size
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
+        if self._shortlist is not None:
+            tokens = self._shortlist[tokens]
         tokens = self._xp.asarray(tokens)
         outputs = Tensor(self._model.decode_step(tokens, self._state))
         size = max(LOGITS_PER_BLOCK // len(tokens), MIN_COLUMNS_PER_BLOCK)
-        for first in range(0, self._model.config.vocab_size, size):
-            yield self._model.logits(outputs, slice(first, first + size)).data
+        for first in range(0, len(self._table), size):
+            yield ops.linear(outputs, Tensor(self._table[first : first + size].T)).data
 
     def select(self, rows: np.ndarray) -> None:
         self._state.select(self._xp.asarray(rows), self._beam_size)
@@ -273,11 +287,14 @@ def translate(
     sources: Sequence[Sequence[int]],
     config: DecodingConfig,
     num_threads: int = 1,
+    shortlist: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate sentences of ids, in batches of alike lengths; results in order.
 
     An empty sentence gives one empty hypothesis with score 0. The longest output is
-    max_len_a * source tokens + max_len_b tokens, EOS counted on neither side.
+    max_len_a * source tokens + max_len_b tokens, EOS counted on neither side. With
+    `shortlist`, a batch is translated by the tokens that it returns for its source ids
+    (sorted, the special ones first), and probabilities are relative to those.
     """
     encoded = _ragged(sources)
     xp = array_module(model.embedding.table.data)
@@ -287,12 +304,22 @@ def translate(
         longest = np.floor(config.max_len_a * lengths + config.max_len_b) + 1
         if model.config.max_length is not None:
             longest = np.minimum(longest, model.config.max_length)
-        source = xp.asarray(encoded.padded(chosen))
+        source = encoded.padded(chosen)
+        tokens = None if shortlist is None else shortlist(source)
         with no_grad():
-            stepper = TransformerStepper(model, source, config.beam)
-            return beam_search(
+            stepper = TransformerStepper(model, xp.asarray(source), config.beam, tokens)
+            found = beam_search(
                 stepper, longest.astype(int), config.beam, config.alpha, config.nbest
             )
+        if tokens is None:
+            return found
+        return [
+            [
+                replace(h, tokens=tuple(tokens[list(h.tokens)].tolist()))
+                for h in hypotheses
+            ]
+            for hypotheses in found
+        ]
 
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
     share = math.ceil((encoded.lengths + 1).sum() / num_threads)

@@ -246,12 +246,9 @@ class Transformer(Module):
             x = layer(x, memory, target_mask, source_mask, rng)
         return x
 
-    def logits(self, x: Tensor, tokens: slice = slice(None)) -> Tensor:
-        """The pre-softmax transformation (3.4), for all tokens or some.
-
-        Shapes: x [..., D] -> [..., V]
-        """
-        return ops.linear(x, Tensor(self.embedding.table.data[tokens].T))
+    def logits(self, x: Tensor) -> Tensor:
+        """The pre-softmax transformation (3.4). Shapes: x [..., D] -> [..., V]"""
+        return ops.linear(x, Tensor(self.embedding.table.data.T))
 
     def start_decoding(self, source: Array) -> DecoderState:
         """Encode, and compute each layer's memory keys and values once.

@@ -283,3 +283,17 @@ def test_a_vocabulary_too_large_names_the_limit(tmp_path, folder):
     assert result.returncode == 1
     assert "vocab_size: expected at most" in result.stderr
     assert not os.path.exists(tmp_path / "run")
+
+
+def test_profile_prints_a_table_and_leaves_nothing_behind(tmp_path, folder):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    result = train(tmp_path, *data, *SMALL, "--profile", "4")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("operation"))
+    names = {line[:34].strip() for line in lines[start + 1 :]}
+    for operation in ("linear", "attention", "add_layer_norm", "embedding"):
+        assert {f"{operation} forward", f"{operation} backward"} <= names
+    assert {"adam", "everything else", "a step"} <= {name.strip() for name in names}
+    assert not (tmp_path / "runs").exists()
+    assert "--resume" in train(tmp_path, "--resume", "x", "--profile").stderr
