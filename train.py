@@ -36,7 +36,8 @@ from minitransformer.config import (
 )
 from minitransformer.cost import parameters_by_block, training_flops
 from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
-from minitransformer.evaluation import Quality, quality, translate_lines, validate
+from minitransformer.decoding import translate_lines
+from minitransformer.evaluation import Quality, quality, validate
 from minitransformer.grammar.corpus import write_corpus
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
@@ -310,14 +311,10 @@ class Trainer:
     def quality(self, split: str, limit: int | None = None) -> Quality:
         """Translate (the beginning of) a split and compare with its references."""
         pairs = self.text[split].first(limit)
-        output = translate_lines(
-            self.model,
-            self.tokenizer,
-            [source for source, _ in pairs],
-            self.settings.decoding,
-            self.num_threads,
-        )
-        return quality(output, [target for _, target in pairs])
+        sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
+        decoding, threads = self.settings.decoding, self.num_threads
+        found = translate_lines(self.model, self.tokenizer, sources, decoding, threads)
+        return quality(self.tokenizer.decode([h[0].tokens for h in found]), targets)
 
     def save(self) -> None:
         """Write a checkpoint to resume from; drop the oldest ones."""

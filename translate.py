@@ -22,13 +22,13 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from minitransformer import backend, checkpoint
-from minitransformer.checkpoint import Checkpoint
 from minitransformer.config import DecodingConfig
-from minitransformer.decoding import Hypothesis, score, translate
+from minitransformer.decoding import Hypothesis, encode_lines, score, translate_lines
 from minitransformer.evaluation import quality
 from minitransformer.lexicon import Lexicon
 from minitransformer.options import UsageError, add_arguments, build, given, positive
@@ -71,11 +71,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
-    useless = [name for name in given(args, DecodingConfig) if name != "decode_tokens"]
-    useless += [
+    decoding = given(args, DecodingConfig).keys() - {"decode_tokens", "max_input"}
+    others = {
         name for name in ("reference", "json", "shortlist") if getattr(args, name)
-    ]
-    if args.score and useless:
+    }
+    if args.score and (useless := sorted(decoding | others)):
         parser.error(f"--{useless[0].replace('_', '-')} does nothing with --score")
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
@@ -106,39 +106,33 @@ class Translator:
         path = checkpoint.resolve(args.model)
         if args.model is None:
             print(f"translate.py: using {path}", file=sys.stderr)
-        self.loaded: Checkpoint = checkpoint.load(path)
-        self.loaded.parameters.move_to(xp)
+        loaded = checkpoint.load(path)
+        loaded.parameters.move_to(xp)
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.config, self.shortlist = config, None
         if args.shortlist:
-            vocab_size = self.loaded.tokenizer.vocab_size
+            vocab_size = self.tokenizer.vocab_size
             self.shortlist = Lexicon.load(args.shortlist, vocab_size).shortlist
         self.threads = args.threads or backend.num_cores()
         self.lines_done = 0
 
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line; blank lines have none.
-
-        Raises: ValueError naming a line longer than learned positions reach.
-        """
-        encoded = self.loaded.tokenizer.encode(lines)
-        longest = self.loaded.model.config.max_length
-        for number, ids in enumerate(encoded, start=self.lines_done + 1):
-            if longest is not None and len(ids) >= longest:
-                raise ValueError(
-                    f"line {number}: expected at most {longest - 1} word pieces, which "
-                    f"is this model's limit, got {len(ids)}"
-                )
-        return encoded
-
     def translate(self, lines: Sequence[str]) -> list[list[Hypothesis]]:
-        model, ids = self.loaded.model, self.encode(lines)
-        found = translate(model, ids, self.config, self.threads, self.shortlist)
+        model, tokenizer, first = self.model, self.tokenizer, self.lines_done + 1
         self.lines_done += len(lines)
-        return found
+        config, threads, shortlist = self.config, self.threads, self.shortlist
+        return translate_lines(
+            model, tokenizer, lines, config, threads, shortlist, first
+        )
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Ids to score, each line whole. Raises: ValueError naming one too long."""
+        config, first = replace(self.config, long_input="error"), self.lines_done + 1
+        encoded = encode_lines(self.model, self.tokenizer, lines, config, first)
+        return [ids for [ids] in encoded]
 
     def text(self, hypotheses: Sequence[Hypothesis]) -> list[str]:
         """Detokenise; a translation never holds a line's end."""
-        decoded = self.loaded.tokenizer.decode([h.tokens for h in hypotheses])
+        decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
         return [line.replace("\n", " ").replace("\r", " ") for line in decoded]
 
 
@@ -195,7 +189,7 @@ def write_scores(args: argparse.Namespace, out: TextIO) -> None:
         sources, expected = translator.encode(lines), translator.encode(given_lines)
         translator.lines_done += len(lines)
         for log_prob, length in score(
-            translator.loaded.model,
+            translator.model,
             sources,
             expected,
             config.decode_tokens,

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -28,6 +29,17 @@ from minitransformer.transformer import Transformer
 
 FORMAT = "minitransformer 1"
 SUFFIX = ".safetensors"
+
+# What reading a file that is damaged, or made to do harm, may raise.
+UNUSABLE = (
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @dataclass
@@ -62,6 +74,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         tensors["adam.mean"], tensors["adam.square"] = to_host(mean), to_host(square)
     metadata = {
         "format": FORMAT,
+        "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
@@ -78,6 +91,12 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+        if os.name == "posix":  # the new name, too, has to reach the disk
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -104,8 +123,18 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
                 )
             config = from_dict(ModelConfig, json.loads(metadata["config"]))
             state = json.loads(metadata["state"])
-            names = set(file.keys())
-            tokenizer = Tokenizer(file.get_tensor("tokenizer").tobytes())
+            names, least = set(file.keys()), 4 * config.num_parameters
+            if path.stat().st_size < least:
+                raise ValueError(f"expected at least {least:,} bytes, it is shorter")
+            checksums = json.loads(metadata["checksums"])
+
+            def read(name: str, like: np.ndarray) -> np.ndarray:
+                return _checked(file.get_tensor(name), name, like, checksums[name])
+
+            pieces = file.get_tensor("tokenizer")
+            tokenizer = Tokenizer(
+                _checked(pieces, "tokenizer", pieces, checksums["tokenizer"]).tobytes()
+            )
             if tokenizer.vocab_size != config.vocab_size:
                 raise ValueError(
                     f"expected a tokenizer of {config.vocab_size} word pieces, "
@@ -120,22 +149,23 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
             if extra:
                 raise ValueError(f"expected no tensor {min(extra)}")
             for name, view in views.items():
-                view[...] = _checked(file.get_tensor(name), name, view)
+                view[...] = read(name, view)
             moments = None
             if with_moments:
                 if not {"adam.mean", "adam.square"} <= names:
                     raise ValueError("it holds no optimizer state to resume from")
-                mean, square = (
-                    _checked(file.get_tensor(name), name, parameters.data)
-                    for name in ("adam.mean", "adam.square")
+                moments = (
+                    read("adam.mean", parameters.data),
+                    read("adam.square", parameters.data),
                 )
-                moments = mean, square
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except UNUSABLE as error:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
     return Checkpoint(model, tokenizer, parameters, state, moments)
 
 
-def _checked(tensor: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
+def _checked(
+    tensor: np.ndarray, name: str, like: np.ndarray, checksum: int
+) -> np.ndarray:
     if tensor.dtype != like.dtype or tensor.shape != like.shape:
         raise ValueError(
             f"{name}: expected {like.dtype} {like.shape}, "
@@ -143,6 +173,8 @@ def _checked(tensor: np.ndarray, name: str, like: np.ndarray) -> np.ndarray:
         )
     if not np.isfinite(tensor).all():
         raise ValueError(f"{name}: expected finite numbers")
+    if crc32(tensor.data) != checksum:
+        raise ValueError(f"{name}: its checksum is another than when it was written")
     return tensor
 
 

@@ -77,6 +77,17 @@ class ModelConfig(Checked):
         return self.d_v or self.d_model // self.num_heads
 
     @property
+    def num_parameters(self) -> int:
+        """Trainable numbers, by arithmetic alone (tests compare the model's own)."""
+        d, inner = self.d_model, self.d_ff
+        attention = 2 * d * self.num_heads * (self.key_width + self.value_width)
+        feed_forward, norm = 2 * d * inner + inner + d, 2 * d
+        encoder = attention + feed_forward + 2 * norm
+        decoder = 2 * attention + feed_forward + 3 * norm
+        stacks = self.encoder_layers * encoder + self.decoder_layers * decoder
+        return (self.vocab_size + (self.max_length or 0)) * d + stacks
+
+    @property
     def max_length(self) -> int | None:
         """The longest sentence in tokens, or None where any length works."""
         return self.max_positions if self.positions == "learned" else None
@@ -177,6 +188,14 @@ class DecodingConfig(Checked):
         1.0, "longest output is a * input length + b: a", at_least=0
     )
     max_len_b: int = option(50, "longest output is a * input length + b: b", at_least=0)
+    max_input: int = option(
+        1024, "longest input translated in one piece, in tokens", at_least=1
+    )
+    long_input: str = option(
+        "split",
+        "what to do with longer input",
+        choices=("split", "truncate", "error"),
+    )
     decode_tokens: int = option(
         8192, "source tokens times beam size decoded together", at_least=1
     )

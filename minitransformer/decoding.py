@@ -6,6 +6,7 @@ each beam and returns what may follow. Shapes: B sentences, K beams, V vocabular
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from minitransformer.backend import Array, array_module, one_blas_thread, to_hos
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, DecodingConfig
 from minitransformer.data import Ragged
 from minitransformer.loss import token_log_probs
+from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
 A = TypeVar("A")
@@ -328,6 +330,66 @@ def translate(
         for sentence, hypotheses in zip(chosen, found, strict=True):
             results[sentence] = hypotheses
     return results
+
+
+def encode_lines(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    lines: Sequence[str],
+    config: DecodingConfig,
+    first_line: int = 1,
+) -> list[list[list[int]]]:
+    """Cut lines into ids: for each line its parts, one unless it is too long.
+
+    Longer than `max_input`, or than learned positions reach, `long_input` decides.
+
+    Raises: ValueError naming the line where that is "error".
+    """
+    limit = min(config.max_input, (model.config.max_length or math.inf) - 1)
+    encoded = []
+    for number, ids in enumerate(tokenizer.encode(lines), start=first_line):
+        if len(ids) > limit and config.long_input == "error":
+            raise ValueError(
+                f"line {number}: expected at most {limit} word pieces (--max-input, or "
+                f"the model's positions), got {len(ids)}"
+            )
+        parts = tokenizer.split(ids, int(limit))
+        encoded.append(parts if config.long_input == "split" else parts[:1])
+    return encoded
+
+
+def translate_lines(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    lines: Sequence[str],
+    config: DecodingConfig,
+    num_threads: int = 1,
+    shortlist: Callable[[np.ndarray], np.ndarray] | None = None,
+    first_line: int = 1,
+) -> list[list[Hypothesis]]:
+    """Translate lines of text: what `translate` returns, for each line.
+
+    A line that was split is translated part by part; its n-th best translation is made
+    of the parts' n-th best, and its log-probability and score are their sums.
+    """
+    encoded = encode_lines(model, tokenizer, lines, config, first_line)
+    sources = [part for parts in encoded for part in parts]
+    found = iter(translate(model, sources, config, num_threads, shortlist))
+    return [_joined([next(found) for _ in parts]) for parts in encoded]
+
+
+def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
+    """Put the hypotheses of a line's parts together, rank by rank."""
+    if len(parts) == 1:
+        return parts[0]
+    return [
+        Hypothesis(
+            tuple(itertools.chain.from_iterable(h.tokens for h in ranked)),
+            sum(h.score for h in ranked),
+            sum(h.log_prob for h in ranked),
+        )
+        for ranked in zip(*parts, strict=False)
+    ]
 
 
 def score(

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minitransformer.config import DecodingConfig
 from minitransformer.data import Corpus
-from minitransformer.decoding import translate
 from minitransformer.loss import TokenStatistics, evaluate
 from minitransformer.parallel import ThreadedModel
-from minitransformer.tokenizer import Tokenizer
-from minitransformer.transformer import Transformer
 
 
 def validate(
@@ -77,15 +73,3 @@ def quality(translations: Sequence[str], references: Sequence[str]) -> Quality:
         str(chrf.get_signature()),
         sum(t == r for t, r in pairs) / len(references),
     )
-
-
-def translate_lines(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    lines: Sequence[str],
-    config: DecodingConfig,
-    num_threads: int,
-) -> list[str]:
-    """Translate lines of text to the best hypothesis of each, detokenised."""
-    found = translate(model, tokenizer.encode(lines), config, num_threads)
-    return tokenizer.decode([hypotheses[0].tokens for hypotheses in found])

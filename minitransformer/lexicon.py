@@ -53,7 +53,7 @@ class Lexicon:
         return np.unique(np.concatenate([SPECIAL, self.frequent, *lists]))
 
     def save(self, path: Path) -> None:
-        tensors = {
+        tensors: dict[str, np.ndarray] = {
             "ids": np.asarray(self.translations.ids, np.int32),
             "starts": np.asarray(self.translations.starts, np.int64),
             "frequent": np.asarray(self.frequent, np.int32),

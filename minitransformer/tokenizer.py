@@ -10,6 +10,9 @@ import sentencepiece
 
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
+# What SentencePiece writes for a space: a piece with it in front begins a word.
+SPACE = "\u2581"
+
 # More sentences than this teach the vocabulary nothing new, but need memory.
 MAX_SENTENCES = 5_000_000
 
@@ -77,6 +80,20 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each list of ids, detokenised."""
         return self._processor.decode([[int(i) for i in line] for line in ids])
+
+    def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
+        """Cut ids into parts of at most `limit`, between words where that is possible.
+
+        No ids make one empty part.
+        """
+        parts, start = [], 0
+        while len(ids) - start > limit:
+            pieces = self.pieces(ids[start + 1 : start + limit + 1])
+            cuts = [i for i, p in enumerate(pieces, start=1) if p.startswith(SPACE)]
+            end = start + (cuts[-1] if cuts else limit)
+            parts.append(list(ids[start:end]))
+            start = end
+        return [*parts, list(ids[start:])]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word pieces of one list of ids, as plots and tables show them."""

@@ -79,6 +79,8 @@ def rewrite(path, change_tensors=None, **metadata):
 
 
 TABLE = "embedding.table"
+HUGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**15, "encoder_layers": 10**9})
+DEEP_JSON = "[" * 100_000
 OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
 
 
@@ -88,7 +90,11 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
         ({TABLE: lambda t: t[:-1]}, {}, r"embedding.table: expected float32 \(40, 8\)"),
         ({TABLE: lambda t: t.astype(np.float64)}, {}, "expected float32.*got float64"),
         ({TABLE: lambda t: t * np.nan}, {}, "embedding.table: expected finite"),
-        ({"tokenizer": lambda t: t[:9]}, {}, "expected a SentencePiece model"),
+        ({TABLE: lambda t: t + np.float32(1e-6)}, {}, "embedding.table: its checksum"),
+        ({"tokenizer": lambda t: t[:9]}, {}, "tokenizer: its checksum"),
+        ({}, {"config": HUGE_CONFIG}, "expected at least .* bytes, it is shorter"),
+        ({}, {"config": DEEP_JSON}, "not a usable checkpoint"),
+        ({}, {"checksums": "[]"}, "not a usable checkpoint"),
         ({}, {"format": "other"}, "expected format 'minitransformer 1', got 'other'"),
         ({}, {"config": "{}"}, "ModelConfig: unknown or missing"),
         ({}, {"config": "["}, "not a usable checkpoint"),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,15 @@ from minitransformer.config import (
     DecodingConfig,
     ModelConfig,
 )
-from minitransformer.decoding import beam_search, length_penalty, score, translate
+from minitransformer.decoding import (
+    beam_search,
+    encode_lines,
+    length_penalty,
+    score,
+    translate,
+    translate_lines,
+)
+from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
 VOCAB = 6  # padding, unknown, begin, end and two words
@@ -256,3 +265,45 @@ def test_learned_positions_bound_the_output():
     assert len(found.tokens) <= 40
     with pytest.raises(ValueError, match="at most 40 tokens"):
         translate(net, [[4] * 50], config)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([f"the cat number {i} sat down" for i in range(50)], 40)
+
+
+def test_lines_are_translated_in_order(tokenizer):
+    lines = [f"the cat number {i} sat" for i in range(3)]
+    net = Transformer(replace(model().config, vocab_size=40), seed=5)
+    config = DecodingConfig(beam=2, max_len_b=2)
+    together = translate_lines(net, tokenizer, [*lines, ""], config, 2)
+    alone = [translate_lines(net, tokenizer, [x], config, 1)[0] for x in lines]
+    assert [h[0].tokens for h in together] == [*(h[0].tokens for h in alone), ()]
+
+
+def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
+    net = Transformer(replace(model().config, vocab_size=40), seed=5)
+    line = "the cat sat down " * 30
+    [ids] = tokenizer.encode([line])
+    settings = {"beam": 2, "max_len_b": 2, "nbest": 2, "max_input": 25}
+    config = DecodingConfig(**settings)
+    [parts] = encode_lines(net, tokenizer, [line], config)
+    assert [i for part in parts for i in part] == ids
+    assert all(0 < len(part) <= 25 for part in parts)
+    assert all(tokenizer.pieces(part)[0].startswith("\u2581") for part in parts)
+    [found] = translate_lines(net, tokenizer, [line], config)
+    each = translate(net, parts, config)
+    for rank in range(2):
+        tokens = [t for part in each for t in part[rank].tokens]
+        assert found[rank].tokens == tuple(tokens)
+        assert_close(found[rank].log_prob, sum(part[rank].log_prob for part in each))
+
+    cut = DecodingConfig(**settings, long_input="truncate")
+    assert encode_lines(net, tokenizer, [line], cut) == [parts[:1]]
+    refused = DecodingConfig(**settings, long_input="error")
+    with pytest.raises(ValueError, match=r"line 8: expected at most 25 word pieces"):
+        encode_lines(net, tokenizer, ["the cat", line], refused, first_line=7)
+    unbroken = "c" * 200
+    [parts] = encode_lines(net, tokenizer, [unbroken, ""][:1], config)
+    assert max(map(len, parts)) <= 25
+    assert encode_lines(net, tokenizer, [""], config) == [[[]]]

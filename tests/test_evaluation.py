@@ -5,13 +5,12 @@ import pytest
 from conftest import assert_close
 from sacrebleu.metrics import BLEU, CHRF
 
-from minitransformer.config import DecodingConfig, ModelConfig
+from minitransformer.config import ModelConfig
 from minitransformer.data import Corpus, Ragged
-from minitransformer.evaluation import quality, translate_lines, validate
+from minitransformer.evaluation import quality, validate
 from minitransformer.layers import ParameterBuffer
 from minitransformer.loss import evaluate
 from minitransformer.parallel import ThreadedModel
-from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
 REFERENCES = ["Der Hund läuft über die Straße.", "Eine Frau schläft.", "Ja."]
@@ -56,12 +55,3 @@ def test_validation_is_the_sum_over_sentences():
     assert total.correct == sum(part.correct for part in each)
     assert total.tokens == sum(part.tokens for part in each)
     threaded.close()
-
-
-def test_lines_are_translated_in_order():
-    lines = [f"the cat number {i} sat" for i in range(50)]
-    model, tokenizer = Transformer(CONFIG), Tokenizer.train(lines, 40)
-    config = DecodingConfig(beam=2, max_len_b=2)
-    together = translate_lines(model, tokenizer, [*lines[:3], ""], config, 2)
-    alone = [translate_lines(model, tokenizer, [x], config, 1)[0] for x in lines[:3]]
-    assert together == [*alone, ""]

@@ -121,7 +121,9 @@ def test_a_seed_gives_one_model():
 def count(preset="base", **changes):
     """Parameters of a model; without a seed its zeros take no memory."""
     config = build(ModelConfig, PRESETS[preset], changes)
-    return Transformer(config, seed=None).num_parameters()
+    model = Transformer(config, seed=None)
+    assert config.num_parameters == model.num_parameters()
+    return model.num_parameters()
 
 
 def test_base_and_big_have_the_papers_sizes():
