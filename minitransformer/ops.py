@@ -277,7 +277,7 @@ def projected_cross_entropy(
     ones = _ones(xp, weight, vocab_size)
 
     loss = 0.0
-    drows, dweight = xp.empty_like(rows), xp.zeros_like(weight)
+    drows, dweight = xp.empty_like(rows), None
     chunk = max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
@@ -295,7 +295,14 @@ def projected_cross_entropy(
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
         drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
-        dweight += exponentials.T @ (part * inverse_totals)
+        part_of_dweight = exponentials.T @ (part * inverse_totals)
+        if dweight is None:
+            dweight = part_of_dweight
+        else:
+            dweight += part_of_dweight
+        del logits, exponentials, part_of_dweight
+    if dweight is None:
+        dweight = xp.zeros_like(weight)
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
@@ -305,7 +312,7 @@ def projected_cross_entropy(
     dx.reshape(-1, width)[used] = drows
 
     def vjp(g: Array) -> tuple[Array, Array, None]:
-        return dx * g, dweight * g, None
+        return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
 

@@ -8,6 +8,7 @@ BLAS is kept to one thread in each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from minitransformer.backend import Array, RandomStream, one_blas_thread
+from minitransformer.backend import RandomStream, one_blas_thread
 from minitransformer.data import Batch
 from minitransformer.layers import ParameterBuffer, replicate
 from minitransformer.loss import training_loss
@@ -23,6 +24,11 @@ from minitransformer.transformer import Transformer
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+
+# Tokens of one side, padding included, that a thread takes through the model at once:
+# enough for efficient products, few enough that activations take little memory.
+TOKENS_AT_ONCE = 512
 
 
 class ThreadedModel:
@@ -41,15 +47,9 @@ class ThreadedModel:
     ) -> None:
         self.model, self.parameters, self.xp = model, parameters, xp
         self.num_threads = num_threads
-        self.replicas = [model]
-        self._gradients: list[Array] = [parameters.grad]
-        for _ in range(num_threads - 1):
-            replica, gradient = replicate(model), xp.zeros_like(parameters.grad)
-            views = parameters.views(gradient)
-            for name, parameter in replica.named_parameters():
-                parameter.grad = views[name]
-            self.replicas.append(replica)
-            self._gradients.append(gradient)
+        self.replicas = [model, *(replicate(model) for _ in range(num_threads - 1))]
+        self._names = list(parameters.parameters)
+        self._replicas = [dict(r.named_parameters()) for r in self.replicas[1:]]
         self._limit = one_blas_thread()
         self._limit.__enter__()
         self._pool = ThreadPoolExecutor(num_threads)
@@ -68,26 +68,43 @@ class ThreadedModel:
         Units: nats a target token
         """
         num_tokens = sum(batch.target_tokens for batch in batches)
+        parts = [part for batch in batches for part in self._cut(batch)]
+        total, size = 0.0, self.num_threads
 
-        def work(shard: int) -> float:
-            replica, total = self.replicas[shard], 0.0
-            self._gradients[shard].fill(0)
-            for index, parts in enumerate(shards):
-                if shard >= len(parts):
-                    continue
-                rng = RandomStream((*key, index, shard), self.xp)
-                source = self.xp.asarray(parts[shard].source)
-                target = self.xp.asarray(parts[shard].target)
-                loss = training_loss(replica, source, target, label_smoothing, rng)
-                total += float(loss.data)
-                loss.backward(1 / num_tokens)
-            return total
+        def work(number: int) -> float:
+            rng = RandomStream((*key, number), self.xp)
+            source = self.xp.asarray(parts[number].source)
+            target = self.xp.asarray(parts[number].target)
+            replica = self.replicas[number % size]
+            loss = training_loss(replica, source, target, label_smoothing, rng)
+            loss.backward(1 / num_tokens)
+            return float(loss.data)
 
-        shards = [batch.split(self.num_threads) for batch in batches]
-        losses = list(self._pool.map(work, range(self.num_threads)))
-        for gradient in self._gradients[1:]:
-            self._gradients[0] += gradient
-        return sum(losses) / num_tokens
+        self.parameters.grad.fill(0)
+        for first in range(0, len(parts), size):
+            numbers = range(first, min(first + size, len(parts)))
+            total += sum(self._pool.map(work, numbers))
+            list(self._pool.map(self._collect, range(size)))
+        return total / num_tokens
+
+    def _cut(self, batch: Batch) -> list[Batch]:
+        """Cut a batch into parts: one a thread, or more if those would be large."""
+        tokens = max(batch.source.size, batch.target.size)
+        at_once = TOKENS_AT_ONCE * self.num_threads if self.xp is np else tokens
+        return batch.split(math.ceil(tokens / at_once) * self.num_threads)
+
+    def _collect(self, share: int) -> None:
+        """Add the replicas' gradients to the model's, for a share of the parameters.
+
+        Each backward pass makes them anew while its activations go, so that the memory
+        of both is never held at once.
+        """
+        for name in self._names[share :: self.num_threads]:
+            total = self.parameters.parameters[name].grad
+            for replica in self._replicas:
+                if (gradient := replica[name].grad) is not None:
+                    total += gradient
+                    replica[name].grad = None
 
     def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
         """Apply `function` to items in several threads; results in order."""
