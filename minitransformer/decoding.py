@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 # Logits computed and searched at a time: enough columns for an efficient product, few
 # enough to stay in the cache.
-LOGITS_PER_BLOCK = 1 << 21
+LOGITS_PER_BLOCK = 1 << 20
 MIN_COLUMNS_PER_BLOCK = 1024
 
 
