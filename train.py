@@ -34,10 +34,11 @@ from minitransformer.config import (
     TextConfig,
     TrainingConfig,
 )
-from minitransformer.cost import parameters_by_block, training_flops
+from minitransformer.cost import summary
 from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
 from minitransformer.decoding import translate_lines
 from minitransformer.evaluation import Quality, quality, validate
+from minitransformer.files import write_bytes
 from minitransformer.grammar.corpus import write_corpus
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
@@ -126,7 +127,7 @@ class Trainer:
             self.parameters.data, training.beta1, training.beta2, training.epsilon
         )
         if at.moments is not None:
-            self.adam.resume(at.step, *at.moments)
+            self.adam.resume(at.step - self.state["skipped"], *at.moments)
         self.corpora = {
             split: encoded_corpus(pair, self.tokenizer, args.cache, self.num_threads)
             for split, pair in self.text.items()
@@ -137,9 +138,8 @@ class Trainer:
         threads = self.num_threads
         self.threaded = ThreadedModel(self.model, self.parameters, threads, self.xp)
         if args.resume is None:
-            run.create()
-            checkpoint.write_text(run.config, settings.to_json())
-            run.tokenizer.write_bytes(self.tokenizer.model)
+            run.create(settings)
+        write_bytes(run.tokenizer, self.tokenizer.model)
         run.forget_after(self.state["step"])
 
     def initial(self, args: argparse.Namespace) -> Checkpoint:
@@ -157,6 +157,7 @@ class Trainer:
             "text": train.digest(),
             "best_loss": math.inf,
             "validations_since_best": 0,
+            "skipped": 0,
             "window": dict.fromkeys(("loss", "source", "target", "seconds"), 0.0),
         }
         return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
@@ -165,31 +166,13 @@ class Trainer:
         """Print a line above the progress bar and append it to the run's log."""
         tqdm.write(line, file=sys.stdout)
         sys.stdout.flush()
-        with open(self.run.path / "train.log", "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        self.run.append(self.run.path / "train.log", line)
 
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
-        training, corpus, pairs = self.training, self.stream.corpus, self.stream.pairs
-        blocks = parameters_by_block(self.model)
-        source = float(corpus.source.lengths[pairs].mean() + 1)
-        target = float(corpus.target.lengths[pairs].mean() + 1)
-        sentences = len(pairs) / len(self.stream) * training.accumulate
-        flops = training_flops(self.model.config, source, target) * sentences
-        parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
-        self.log(f"run         {self.run.path}")
-        self.log(f"device      {self.device}")
-        self.log(f"parameters  {sum(blocks.values()):,}: {parts}")
-        self.log(
-            f"text        {len(pairs):,} pairs, {len(self.stream):,} batches an epoch, "
-            f"{self.stream.padding_share():.1%} padding; left out: "
-            f"{corpus.dropped_blank:,} blank, {len(corpus) - len(pairs):,} longer than "
-            f"{training.max_length} tokens"
-        )
-        self.log(
-            f"update      {source * sentences:,.0f} source + {target * sentences:,.0f} "
-            f"target tokens, {flops / 1e9:,.1f} GFLOP"
-        )
+        cost = summary(self.model, self.stream, self.training.accumulate)
+        where = f"run         {self.run.path}", f"device      {self.device}"
+        self.log("\n".join((*where, *cost)))
         if self.state["step"]:
             self.log(f"resumed     after step {self.state['step']:,}")
 
@@ -234,15 +217,13 @@ class Trainer:
         )
         gradient = self.parameters.grad
         norm = gradient_norm(gradient)
-        if not math.isfinite(loss + norm):
-            raise ValueError(
-                f"step {step}: expected a finite loss and gradient, got a loss of "
-                f"{loss} and a norm of {norm}; the last checkpoint is untouched. Try a "
-                "lower --learning-rate or --clip-norm"
-            )
-        scale = min(1.0, (training.clip_norm or math.inf) / max(norm, 1e-12))
         rate = learning_rate(step, self.peak, training.warmup)
-        self.adam.update(gradient, rate, scale)
+        finite = math.isfinite(loss + norm)
+        if finite:
+            scale = min(1.0, (training.clip_norm or math.inf) / max(norm, 1e-12))
+            self.adam.update(gradient, rate, scale)
+        else:
+            self.not_finite(step, loss)
         state.update(
             step=step,
             epoch=self.stream.epoch,
@@ -251,10 +232,23 @@ class Trainer:
             gradient_norm=norm,
         )
         window, tokens = state["window"], sum(b.target_tokens for b in batches)
-        window["loss"] += loss * tokens
+        window["loss"] += loss * tokens if finite else 0.0
         window["target"] += tokens
         window["source"] += sum(b.source_tokens for b in batches)
         window["seconds"] += time.monotonic() - started
+
+    def not_finite(self, step: int, loss: float) -> None:
+        """Stop, or go on without this update (--on-nonfinite)."""
+        found = (
+            f"step {step:,}, epoch {self.stream.epoch}, batch {self.stream.position}: "
+            f"expected a finite loss and gradient, got a loss of {loss} and a gradient "
+            f"that is not finite, first in {self.parameters.first_not_finite()}"
+        )
+        if self.training.on_nonfinite == "stop":
+            advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
+            raise ValueError(f"{found}; the last checkpoint is untouched, try {advice}")
+        self.state["skipped"] += 1
+        self.log(f"{found}; skipped")
 
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""
@@ -306,7 +300,7 @@ class Trainer:
         )
         if better:
             state["validations_since_best"] = 0
-            checkpoint.save(self.run.best, self.checkpoint(with_moments=False))
+            self.save_as(self.run.best, with_moments=False)
 
     def quality(self, split: str, limit: int | None = None) -> Quality:
         """Translate (the beginning of) a split and compare with its references."""
@@ -318,13 +312,19 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint to resume from; drop the oldest ones."""
-        checkpoint.save(self.run.step(self.state["step"]), self.checkpoint())
+        self.save_as(self.run.step(self.state["step"]))
         self.run.prune(max(self.training.keep_last, self.training.average))
 
-    def checkpoint(self, with_moments: bool = True) -> Checkpoint:
+    def save_as(self, path: Path, with_moments: bool = True) -> None:
+        """Write a checkpoint, or say that it cannot be (--on-save-error)."""
         moments = (self.adam.mean, self.adam.square) if with_moments else None
-        model, tokenizer, parameters = self.model, self.tokenizer, self.parameters
-        return Checkpoint(model, tokenizer, parameters, self.state, moments)
+        at = self.model, self.tokenizer, self.parameters, self.state, moments
+        try:
+            checkpoint.save(path, Checkpoint(*at))
+        except OSError as error:
+            if self.training.on_save_error == "stop":
+                raise
+            self.log(f"not saved   {error}; going on")
 
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
@@ -344,30 +344,27 @@ class Trainer:
         self.log(f"done        {self.run.path}, {self.state['seconds']:,.0f} s")
 
 
-def profile(args: argparse.Namespace) -> None:
+def profile(args: argparse.Namespace) -> int:
     """Print where the time of an update goes."""
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(RunDirectory(Path(directory)), new_config(args), args)
         trainer.describe()
         adam, num_threads = trainer.adam, trainer.num_threads
         print(profile_updates(trainer.update, adam, num_threads, args.profile))
+    return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse_arguments(arguments)
-    backend.tune_allocator()
-    try:
-        if args.profile:
-            profile(args)
-            return 0
-        if args.resume is None:
-            settings = new_config(args)
-            name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-            run = RunDirectory(args.run or Path("runs") / name)
-        else:
-            named = args.resume != Path()
-            run = RunDirectory(args.resume) if named else checkpoint.newest_run()
-            settings = run.read_config().resumed(args)
+def run_training(args: argparse.Namespace) -> int:
+    """Begin a run or go on with one; return the exit code."""
+    if args.resume is None:
+        settings = new_config(args)
+        name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = RunDirectory(args.run or Path("runs") / name)
+    else:
+        named = args.resume != Path()
+        run = RunDirectory(args.resume) if named else checkpoint.newest_run()
+        settings = run.read_config().resumed(args)
+    with run.in_use():
         trainer = Trainer(run, settings, args)
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -384,12 +381,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trainer.finish()
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_arguments(arguments)
+    backend.tune_allocator()
+    try:
+        return profile(args) if args.profile else run_training(args)
     except KeyboardInterrupt:
         return 130
     except (ValueError, RuntimeError, OSError) as error:
         print(f"train.py: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    return 0
 
 
 if __name__ == "__main__":

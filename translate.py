@@ -30,6 +30,7 @@ from minitransformer import backend, checkpoint
 from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, encode_lines, score, translate_lines
 from minitransformer.evaluation import quality
+from minitransformer.files import replacing
 from minitransformer.lexicon import Lexicon
 from minitransformer.options import UsageError, add_arguments, build, given, positive
 from minitransformer.text import lines_as_they_come, read_lines
@@ -213,13 +214,11 @@ def output(path: Path | None) -> Iterator[TextIO]:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
         return
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        replacing(path) as partial,
+        open(partial, "w", encoding="utf-8", newline="\n") as file,
+    ):
+        yield file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from errno import EIO
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,6 +24,7 @@ from safetensors.numpy import save_file
 
 from minitransformer.backend import to_host
 from minitransformer.config import ModelConfig, RunConfig
+from minitransformer.files import locked, replacing, write_bytes
 from minitransformer.layers import ParameterBuffer
 from minitransformer.options import from_dict
 from minitransformer.tokenizer import Tokenizer
@@ -29,6 +32,7 @@ from minitransformer.transformer import Transformer
 
 FORMAT = "minitransformer 1"
 SUFFIX = ".safetensors"
+LOCK = ".lock"
 
 # What reading a file that is damaged, or made to do harm, may raise.
 UNUSABLE = (
@@ -61,7 +65,10 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, in one step as far as readers of `path` can see."""
+    """Write a checkpoint, in one step as far as readers of `path` can see.
+
+    Raises: OSError if it cannot be written; an older file of that name is then whole.
+    """
     tensors = {
         name: np.ascontiguousarray(to_host(view))
         for name, view in checkpoint.parameters.views(
@@ -79,32 +86,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "state": json.dumps(checkpoint.state),
     }
     with replacing(path) as partial:
-        save_file(tensors, partial, metadata)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; then sync the file and rename it to `path`."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        if os.name == "posix":  # the new name, too, has to reach the disk
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        try:
+            save_file(tensors, partial, metadata)
+        except SafetensorError as error:
+            raise OSError(EIO, f"could not be written: {error}") from error
 
 
 def load(path: Path, with_moments: bool = False) -> Checkpoint:
@@ -211,14 +196,34 @@ class RunDirectory:
         self.best = path / f"best{SUFFIX}"
         self.averaged = path / f"averaged{SUFFIX}"
 
-    def create(self) -> None:
-        """Make the directory. Raises: ValueError if it already holds a run."""
-        if self.path.exists() and any(self.path.iterdir()):
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes from training in this directory.
+
+        Raises: ValueError if one does already.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / LOCK, wait=False))
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"{self.path}: another training is running in this directory"
+                ) from error
+            try:
+                yield
+            finally:
+                if [path.name for path in self.path.iterdir()] == [LOCK]:
+                    shutil.rmtree(self.path)  # nothing came of it
+
+    def create(self, settings: RunConfig) -> None:
+        """Write config.json. Raises: ValueError if the directory holds anything."""
+        if any(not path.name.startswith(".") for path in self.path.iterdir()):
             raise ValueError(
                 f"expected a new or empty run directory, got {self.path}, which is in "
                 "use: choose another --run or continue it with --resume"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        write_bytes(self.config, settings.to_json().encode())
 
     def read_config(self) -> RunConfig:
         """Raises: ValueError if there is no config.json, or an unusable one."""
@@ -231,8 +236,15 @@ class RunDirectory:
 
     def record(self, step: int, **values: float | str) -> None:
         """Append a line to metrics.jsonl."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        self.append(self.metrics, json.dumps({"step": step, **values}))
+
+    def append(self, path: Path, line: str) -> None:
+        """Append a line to a log; on a full disk say so and lose it, not the run."""
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            print(f"{path}: a line was lost: {error}", file=sys.stderr)
 
     def forget_after(self, step: int) -> None:
         """Drop what a resumed run measures again: later steps, and the test."""
@@ -241,9 +253,11 @@ class RunDirectory:
             kept = [
                 line
                 for line in lines
-                if json.loads(line)["step"] <= step and "test_bleu" not in line
+                if (values := _parsed(line))
+                and values["step"] <= step
+                and "test_bleu" not in values
             ]
-            write_text(self.metrics, "".join(line + "\n" for line in kept))
+            write_bytes(self.metrics, "".join(line + "\n" for line in kept).encode())
 
     def steps(self) -> list[Path]:
         """The numbered checkpoints, oldest first."""
@@ -266,6 +280,14 @@ class RunDirectory:
             if path.exists():
                 return path
         raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None if a full disk cut it short."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def newest_run(runs: Path = Path("runs")) -> RunDirectory:

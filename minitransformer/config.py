@@ -165,6 +165,16 @@ class TrainingConfig(Checked):
     average: int = option(
         5, "last checkpoints averaged at the end (1 for none)", at_least=1
     )
+    on_nonfinite: str = option(
+        "stop",
+        "what to do when a loss or gradient is NaN or infinite",
+        choices=("stop", "skip"),
+    )
+    on_save_error: str = option(
+        "stop",
+        "what to do when a checkpoint cannot be written",
+        choices=("stop", "continue"),
+    )
     log_every: int = option(
         50, "updates between progress lines", at_least=1, aliases=("--log-interval",)
     )
@@ -252,7 +262,16 @@ class TextConfig(Checked):
 
 
 # What a resumed run may change: how long to go on and how to report, not what it is.
-RESUMABLE = ("steps", "minutes", "patience", "keep_last", "average", "log_every")
+RESUMABLE = (
+    "steps",
+    "minutes",
+    "patience",
+    "keep_last",
+    "average",
+    "log_every",
+    "on_nonfinite",
+    "on_save_error",
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minitransformer.config import ModelConfig
+from minitransformer.data import BatchStream
 from minitransformer.transformer import Transformer
 
 
@@ -42,3 +43,25 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
         + length * d * config.vocab_size
     )
     return 3 * 2 * products
+
+
+def summary(model: Transformer, stream: BatchStream, accumulate: int) -> list[str]:
+    """Lines that say what training this model on these batches takes.
+
+    Tokens and operations are means of an update, padding not counted.
+    """
+    corpus, pairs, blocks = stream.corpus, stream.pairs, parameters_by_block(model)
+    source = float(corpus.source.lengths[pairs].mean() + 1)
+    target = float(corpus.target.lengths[pairs].mean() + 1)
+    sentences = len(pairs) / len(stream) * accumulate
+    flops = training_flops(model.config, source, target) * sentences
+    parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
+    return [
+        f"parameters  {sum(blocks.values()):,}: {parts}",
+        f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "
+        f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
+        f"blank, {len(corpus) - len(pairs):,} longer than "
+        f"{stream.training.max_length} tokens",
+        f"update      {source * sentences:,.0f} source + {target * sentences:,.0f} "
+        f"target tokens, {flops / 1e9:,.1f} GFLOP",
+    ]

@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
+from minitransformer.files import built_once
 from minitransformer.text import TextPair
 from minitransformer.tokenizer import Tokenizer
 
@@ -221,16 +220,13 @@ def cached_tokenizer(
 
     Raises: ValueError as `Tokenizer.train`.
     """
-    path = cache / f"{text.digest()}-bpe{vocab_size}.model"
-    if path.exists():
-        return Tokenizer(path.read_bytes())
-    lines = itertools.chain.from_iterable(text.lines())
-    tokenizer = Tokenizer.train(lines, vocab_size, num_threads)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
-        file.write(tokenizer.model)
-    os.replace(file.name, path)
-    return tokenizer
+
+    def build(partial: Path) -> None:
+        lines = itertools.chain.from_iterable(text.lines())
+        partial.write_bytes(Tokenizer.train(lines, vocab_size, num_threads).model)
+
+    path = built_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
+    return Tokenizer(path.read_bytes())
 
 
 def encoded_corpus(
@@ -243,36 +239,59 @@ def encoded_corpus(
     Raises: ValueError if the files differ in length, are not UTF-8 or hold no pair.
     """
     key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
-    folder = cache / key.hexdigest()
-    if not (folder / "corpus.json").exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
-        try:
-            _write_corpus(text, tokenizer, partial, num_threads)
-            partial.replace(folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    header = json.loads((folder / "corpus.json").read_text())
 
-    def load(side: str) -> Ragged:
-        ids = np.memmap(folder / f"{side}.ids", dtype=header["dtype"], mode="r")
-        starts = np.memmap(folder / f"{side}.starts", dtype=np.int64, mode="r")
-        if len(starts) != header["pairs"] + 1 or starts[-1] != len(ids):
-            raise ValueError(f"{folder}: damaged cache, delete it and start again")
-        return Ragged(np.asarray(ids), np.asarray(starts))
+    def build(partial: Path) -> None:
+        _write_corpus(text, tokenizer, partial, num_threads)
 
-    return Corpus(load("source"), load("target"), header["dropped_blank"])
+    return read_corpus(built_once(cache / key.hexdigest(), build))
+
+
+def read_corpus(folder: Path) -> Corpus:
+    """Map the ids that `encoded_corpus` wrote, after a look at their checksums.
+
+    Raises: ValueError if a file is damaged.
+    """
+    try:
+        header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        dtype, sides = header["dtype"], []
+        if dtype not in ("uint16", "int32"):
+            raise ValueError(f"ids of type {dtype!r}")
+        for side in ("source", "target"):
+            ids, starts = (
+                np.asarray(np.memmap(folder / f"{side}.{name}", kind, mode="r"))
+                for name, kind in (("ids", dtype), ("starts", "int64"))
+            )
+            for name, array in (("ids", ids), ("starts", starts)):
+                if crc32(array.data) != header["checksums"][f"{side}.{name}"]:
+                    raise ValueError(f"{side}.{name} has another checksum")
+            if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
+                raise ValueError(f"{side}.starts does not fit {side}.ids")
+            sides.append(Ragged(ids, starts))
+        if len(sides[0]) != len(sides[1]):
+            raise ValueError("the sides differ in length")
+        return Corpus(sides[0], sides[1], header["dropped_blank"])
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+        raise ValueError(
+            f"{folder}: damaged cache ({error}), delete it and start again"
+        ) from error
 
 
 def _write_corpus(
     text: TextPair, tokenizer: Tokenizer, folder: Path, num_threads: int
 ) -> None:
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
+    folder.mkdir()
     ends = {"source": 0, "target": 0}
     pairs = blank = 0
+    checksums: dict[str, int] = {}
+
+    def append(name: str, values: np.ndarray) -> None:
+        with open(folder / name, "ab") as file:
+            file.write(values.data)
+        checksums[name] = crc32(values.data, checksums.get(name, 0))
+
     for side in ends:
-        (folder / f"{side}.starts").write_bytes(np.zeros(1, dtype=np.int64).tobytes())
+        append(f"{side}.starts", np.zeros(1, dtype=np.int64))
     for chunk in _chunks(text.lines(), LINES_PER_CHUNK):
         kept = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
         blank += len(chunk) - len(kept)
@@ -283,14 +302,13 @@ def _write_corpus(
             ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=dtype)
             starts = ends[side] + np.cumsum(lengths)
             ends[side] += len(ids)
-            for name, values in (("ids", ids), ("starts", starts)):
-                with open(folder / f"{side}.{name}", "ab") as file:
-                    file.write(values.tobytes())
+            append(f"{side}.ids", ids)
+            append(f"{side}.starts", starts)
     if not pairs:
         raise ValueError(
             f"{text.source}, {text.target}: expected sentence pairs, found none"
         )
-    header = {"pairs": pairs, "dtype": dtype, "dropped_blank": blank}
+    header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
     (folder / "corpus.json").write_text(json.dumps(header))
 
 

@@ -70,6 +70,14 @@ class ParameterBuffer:
         for name, view in self.views(self.grad).items():
             self.parameters[name].grad = view
 
+    def first_not_finite(self) -> str | None:
+        """Name the first parameter whose gradient holds a NaN or an infinity."""
+        xp = array_module(self.grad)
+        for name, view in self.views(self.grad).items():
+            if not bool(xp.isfinite(view).all()):
+                return name
+        return None
+
     def views(self, flat: Array) -> dict[str, Array]:
         """Cut a vector laid out like `data` into arrays by parameter name."""
         views, start = {}, 0

@@ -20,9 +20,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from minitransformer.checkpoint import RunDirectory, replacing
+from minitransformer.checkpoint import RunDirectory
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.data import Corpus, Ragged, encoded_corpus
+from minitransformer.files import replacing
 from minitransformer.options import positive
 from minitransformer.text import text_pairs
 from minitransformer.tokenizer import Tokenizer

@@ -1,19 +1,28 @@
 """Saving, loading, averaging, and what is refused."""
 
+import errno
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from minitransformer import checkpoint
+from minitransformer import checkpoint, files
 from minitransformer.checkpoint import Checkpoint, RunDirectory
-from minitransformer.config import ModelConfig
+from minitransformer.config import (
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from minitransformer.layers import ParameterBuffer
 from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
+RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DecodingConfig(), {})
 CONFIG = ModelConfig(
     vocab_size=40,
     encoder_layers=1,
@@ -57,7 +66,7 @@ def test_everything_comes_back_bit_for_bit(saved, tokenizer):
 
 def test_a_failed_save_leaves_the_old_file(saved, tokenizer, monkeypatch):
     before = saved.read_bytes()
-    monkeypatch.setattr(checkpoint.os, "fsync", _disk_full)
+    monkeypatch.setattr(files.os, "fsync", _disk_full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(saved, make(tokenizer, seed=2))
     assert saved.read_bytes() == before
@@ -65,7 +74,7 @@ def test_a_failed_save_leaves_the_old_file(saved, tokenizer, monkeypatch):
 
 
 def _disk_full(descriptor):
-    raise OSError("No space left on device")
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def rewrite(path, change_tensors=None, **metadata):
@@ -165,16 +174,40 @@ def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
 
 def test_a_run_directory_is_never_reused(tmp_path):
     run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.create()
-    (run.path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="expected a new or empty run directory"):
-        run.create()
+    with run.in_use():
+        pass
+    assert not run.path.exists()  # nothing came of it
+    with run.in_use():
+        (run.path / ".config.json.partial").write_text("cut off by a crash")
+        run.create(RUN)
+        assert run.read_config() == RUN
+        with pytest.raises(ValueError, match="expected a new or empty run directory"):
+            run.create(RUN)
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    hold = (
+        "import sys, time; from pathlib import Path;"
+        "from minitransformer.checkpoint import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).in_use():\n"
+        "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", hold, str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="another training is running"):
+            run.in_use().__enter__()
+        other.kill()
+        other.wait()
+    with run.in_use():  # the crash has released it
+        pass
 
 
 def test_which_file_is_translated_with(tmp_path):
     run = RunDirectory(tmp_path / "runs" / "a")
-    run.create()
+    run.path.mkdir(parents=True)
     run.config.write_text("{}")
     with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
         checkpoint.resolve(None, tmp_path / "runs")

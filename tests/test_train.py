@@ -297,3 +297,100 @@ def test_profile_prints_a_table_and_leaves_nothing_behind(tmp_path, folder):
     assert {"adam", "everything else", "a step"} <= {name.strip() for name in names}
     assert not (tmp_path / "runs").exists()
     assert "--resume" in train(tmp_path, "--resume", "x", "--profile").stderr
+
+
+def poisoned(tmp_path, folder, *flags):
+    """Train with gradients of which the tenth has a NaN in one parameter."""
+    (tmp_path / "poison.py").write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import numpy as np, train\n"
+        "from minitransformer.parallel import ThreadedModel\n"
+        "real, calls = ThreadedModel.gradient, []\n"
+        "def gradient(self, *args):\n"
+        "    loss = real(self, *args)\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 10:\n"
+        "        views = self.parameters.views(self.parameters.grad)\n"
+        "        views['decoder.0.feed_forward.bias_1'][3] = np.nan\n"
+        "    return loss\n"
+        "ThreadedModel.gradient = gradient\n"
+        "sys.exit(train.main(sys.argv[2:]))\n"
+    )
+    command = [sys.executable, "poison.py", str(ROOT), *SMALL, "--save-every", "5"]
+    data = ["--data", str(folder), "--source", "en", "--target", "de"]
+    limits = ["--steps", "14", "--run", "run"]
+    return subprocess.run(
+        [*command, *data, *limits, *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_nan_stops_and_names_step_batch_and_parameter(tmp_path, folder):
+    result = poisoned(tmp_path, folder)
+    assert result.returncode == 1
+    assert "step 10, epoch 1, batch 1: " in result.stderr
+    assert "first in decoder.0.feed_forward.bias_1" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert [p.name for p in (tmp_path / "run").glob("step*")] == [
+        "step-00000005.safetensors"
+    ]
+
+
+def test_a_nan_is_skipped_where_that_is_wished(tmp_path, folder):
+    result = poisoned(tmp_path, folder, "--on-nonfinite", "skip")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("; skipped") == 1
+    tensors = load_file(tmp_path / "run" / "step-00000014.safetensors")
+    assert all(np.isfinite(t).all() for t in tensors.values())
+    resumed = train(tmp_path, "--resume", "run", "--steps", "16")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def limited(cwd, blocks, *flags):
+    """Run train.py where no file may grow beyond `blocks` of 1,024 bytes."""
+    script = f'ulimit -f {blocks}; exec "$@"'
+    return subprocess.run(
+        ["bash", "-c", script, "bash", *TRAIN, *flags],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs ulimit")
+def test_a_full_disk_stops_or_not_and_harms_no_checkpoint(tmp_path, folder):
+    ended = train_small(tmp_path, folder, "whole", "--steps", "10")
+    size = (tmp_path / "whole" / "step-00000010.safetensors").stat().st_size
+    blocks = size // 1024 - 9
+    assert "done" in ended.stdout
+    data = ["--data", str(folder), "--source", "en", "--target", "de"]
+    stopped = limited(tmp_path, blocks, *data, *SMALL, "--steps", "20", "--run", "run")
+    assert stopped.returncode == 1
+    assert "step-00000010.safetensors" in stopped.stderr
+    assert len(stopped.stderr.splitlines()) == 1
+    assert not list((tmp_path / "run").glob("step*"))
+    assert not list((tmp_path / "run").glob(".*partial"))
+    train(tmp_path, "--resume", "run", "--steps", "10")
+    before = (tmp_path / "run" / "step-00000010.safetensors").read_bytes()
+    flags = ["--resume", "run", "--steps", "20", "--on-save-error", "continue"]
+    going_on = limited(tmp_path, blocks, *flags)
+    assert "going on" in going_on.stdout
+    assert "step     20" in going_on.stdout
+    assert (tmp_path / "run" / "step-00000010.safetensors").read_bytes() == before
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere"
+)
+def test_a_read_only_directory_is_an_error_of_one_line(tmp_path, folder):
+    (tmp_path / "fixed").mkdir()
+    (tmp_path / "fixed").chmod(0o500)
+    data = ["--data", str(folder), "--source", "en", "--target", "de"]
+    result = train(tmp_path, *data, *SMALL, "--run", "fixed/run")
+    assert result.returncode == 1
+    assert "Permission denied" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -221,7 +221,11 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
         ("--model MODEL --output no/where x", 1, "no/.where.partial"),
         ("--model bad x", 1, "bad: not a usable checkpoint"),
         ("--model MODEL --device cuda:x x", 1, "expected a device cpu, cuda or cuda:N"),
-        ("--model LEARNED", 1, "line 2: expected at most 5 word pieces"),
+        (
+            "--model LEARNED --long-input error",
+            1,
+            "line 2: expected at most 5 word pieces",
+        ),
     ],
 )
 def test_bad_input_gets_one_line(model, tmp_path, flags, code, message):

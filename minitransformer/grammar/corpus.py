@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from minitransformer.files import built_once
 from minitransformer.grammar.clauses import Clause, NounPhrase
 from minitransformer.grammar.numbers import (
     cardinal_de,
@@ -250,20 +249,16 @@ def _finish(words: str) -> str:
 
 def write_corpus(cache: Path) -> dict[str, TextPair]:
     """Write all splits into a folder below `cache`, unless an earlier run did."""
-    folder = cache / f"built-in-{VERSION}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=cache, prefix="partial-"))
-        try:
-            for split, size in SIZES.items():
-                pairs = generate(size, split)
-                for side, language in enumerate(("en", "de")):
-                    text = "".join(pair[side] + "\n" for pair in pairs)
-                    (partial / f"{split}.{language}").write_text(text, encoding="utf-8")
-            partial.replace(folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+
+    def build(partial: Path) -> None:
+        partial.mkdir()
+        for split, size in SIZES.items():
+            pairs = generate(size, split)
+            for side, language in enumerate(("en", "de")):
+                text = "".join(pair[side] + "\n" for pair in pairs)
+                (partial / f"{split}.{language}").write_text(text, encoding="utf-8")
+
+    folder = built_once(cache / f"built-in-{VERSION}", build)
     return {
         split: TextPair(folder / f"{split}.en", folder / f"{split}.de")
         for split in SIZES
