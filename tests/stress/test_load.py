@@ -1,0 +1,206 @@
+"""Long streams and long trainings: memory, files and order stay as they were."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_kills import SMALL, TRAIN, text
+
+from minitransformer import checkpoint
+from minitransformer.checkpoint import Checkpoint
+from minitransformer.config import DecodingConfig, ModelConfig
+from minitransformer.decoding import translate_lines
+from minitransformer.layers import ParameterBuffer
+from minitransformer.tokenizer import Tokenizer
+from minitransformer.transformer import Transformer
+
+TRANSLATE = [sys.executable, str(Path(__file__).parents[2] / "translate.py")]
+LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
+QUICK = "--beam 1 --max-len-a 0 --max-len-b 3 --threads 1".split()
+
+linux = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads memory from /proc"
+)
+
+
+def small_model(tokenizer: Tokenizer) -> Transformer:
+    config = ModelConfig(
+        vocab_size=60,
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=8,
+        d_ff=8,
+        num_heads=2,
+    )
+    return Transformer(config, seed=4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    tokenizer = Tokenizer.train(LINES, 60)
+    net = small_model(tokenizer)
+    path = tmp_path_factory.mktemp("model") / "x.safetensors"
+    checkpoint.save(path, Checkpoint(net, tokenizer, ParameterBuffer(net)))
+    return str(path)
+
+
+def resident(process: int | str) -> int:
+    """Resident memory of a process. Units: bytes"""
+    status = Path(f"/proc/{process}/status").read_text()
+    line = next(x for x in status.splitlines() if x.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def stream(model: str, folder: Path, count: int) -> tuple[int, int]:
+    """Send `count` lines through; return memory early and late on."""
+    rng = random.Random(0)
+    known = [f"the cat {i} sat " + "on the mat " * (i % 3) for i in range(500)]
+    (folder / "known").write_text("".join(line + "\n" for line in known))
+    flags = ["--model", model, *QUICK]
+    answers = subprocess.run(
+        [*TRANSLATE, *flags, "--input", "known"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    ).stdout.split(b"\n")
+    order = [rng.randrange(500) for _ in range(count)]
+    with open(folder / "in", "w") as file:
+        file.writelines(known[i] + "\n" for i in order)
+    early = 0
+    with (
+        open(folder / "in", "rb") as lines,
+        subprocess.Popen(
+            [*TRANSLATE, *flags], cwd=folder, stdin=lines, stdout=subprocess.PIPE
+        ) as process,
+    ):
+        late = 0
+        for number, i in enumerate(order):
+            assert process.stdout.readline() == answers[i] + b"\n", number
+            if number == count // 10:
+                early = resident(process.pid)
+            elif number == count - 3000:
+                late = resident(process.pid)
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
+    return early, late
+
+
+@linux
+def test_a_stream_keeps_its_order(tmp_path, model):
+    early, late = stream(model, tmp_path, 6000)
+    assert late < early + (32 << 20)
+
+
+@linux
+@pytest.mark.stress
+def test_a_million_lines(tmp_path, model):
+    started = time.monotonic()
+    early, late = stream(model, tmp_path, 1_000_000)
+    seconds = time.monotonic() - started
+    print(f"memory after 100,000 lines {early:,} B, near the end {late:,} B")
+    print(f"{seconds:.0f} s")
+    assert late < early + (8 << 20)
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path, model):
+    (tmp_path / "in").write_text("the cat sat\n" * 20_000)
+    command = " ".join([*TRANSLATE, "--model", model, *QUICK, "--input", "in"])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -n 2; echo ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] == "141"  # 128 + SIGPIPE
+    assert done.stderr == ""
+
+
+def drawn_batches(count: int) -> int:
+    """Translate `count` batches of any text; return how much memory grew meanwhile."""
+    tokenizer = Tokenizer.train(LINES, 60)
+    net = small_model(tokenizer)
+    config = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=2, max_input=30)
+    sizes: list[int] = []
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        st.lists(
+            st.text(st.characters(exclude_characters="\n"), max_size=60), max_size=6
+        )
+    )
+    def batch(lines: list[str]) -> None:
+        lines = [line.encode("utf-8", "replace").decode() for line in lines]
+        found = translate_lines(net, tokenizer, lines, config)
+        assert len(found) == len(lines)
+        for line, hypotheses in zip(lines, found, strict=True):
+            blank = not tokenizer.encode([line])[0]
+            assert (hypotheses[0].tokens == ()) or not blank
+        sizes.append(resident("self"))
+
+    batch()
+    return max(sizes) - sizes[len(sizes) // 10]
+
+
+@linux
+def test_any_text_in_some_batches():
+    assert drawn_batches(100) < 64 << 20
+
+
+@linux
+@pytest.mark.stress
+def test_any_text_in_ten_thousand_batches():
+    growth = drawn_batches(10_000)
+    print(f"memory grew by {growth:,} B")
+    assert growth < 16 << 20
+
+
+def long_training(folder: Path, steps: int) -> dict[str, list[int]]:
+    """Watch memory, open files and checkpoints of a training of `steps` steps."""
+    flags = [*text(folder), *SMALL, "--save-every", "50", "--validate-every", "5000"]
+    command = [*TRAIN, *flags, "--steps", str(steps), "--log-every", "500"]
+    seen: dict[str, list[int]] = {"memory": [], "files": [], "checkpoints": []}
+    with subprocess.Popen(
+        [*command, "--run", "run"], cwd=folder, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("step") and "tokens/s" in line:
+                proc = Path(f"/proc/{process.pid}")
+                seen["memory"].append(resident(process.pid))
+                seen["files"].append(len(os.listdir(proc / "fd")))
+                seen["checkpoints"].append(len(list((folder / "run").glob("step*"))))
+    assert process.returncode == 0
+    return seen
+
+
+@linux
+def test_a_training_does_not_grow(tmp_path):
+    seen = long_training(tmp_path, 2000)
+    assert max(seen["checkpoints"]) <= 3
+    assert max(seen["files"]) - min(seen["files"]) <= 3
+
+
+@linux
+@pytest.mark.stress
+def test_a_hundred_thousand_steps(tmp_path):
+    seen = long_training(tmp_path, 100_000)
+    early = np.array(seen["memory"])[20:40]
+    late = np.array(seen["memory"])[-20:]
+    print(f"memory after 10,000 steps {early.mean():,.0f} B, at the end ", end="")
+    print(f"{late.mean():,.0f} B")
+    print(f"open files {min(seen['files'])} to {max(seen['files'])}")
+    print(f"checkpoints at most {max(seen['checkpoints'])}")
+    assert late.mean() < early.mean() + (8 << 20)
+    assert max(seen["files"]) - min(seen["files"]) <= 3
+    assert max(seen["checkpoints"]) <= 3
