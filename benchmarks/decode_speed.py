@@ -28,26 +28,22 @@ import numpy as np
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
 from minitransformer import backend, checkpoint, export
-from minitransformer.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.config import (
+    EOS_ID,
+    PAD_ID,
+    PRESETS,
+    DecodingConfig,
+    ModelConfig,
+)
 from minitransformer.decoding import translate
 from minitransformer.lexicon import Lexicon
+from minitransformer.options import build
 from minitransformer.text import read_lines
 from minitransformer.transformer import Transformer
 
-SHAPES = {  # settings, sentences, tokens of each
-    "base": ({"vocab_size": 37_000}, 128, 28),
-    "multi30k": (
-        {
-            "vocab_size": 10_000,
-            "encoder_layers": 4,
-            "decoder_layers": 4,
-            "d_model": 128,
-            "d_ff": 256,
-            "num_heads": 4,
-        },
-        500,
-        15,
-    ),
+SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
+    "base": (37_000, 128, 28),
+    "multi30k": (10_000, 500, 15),
 }
 SIDES = (
     "ours",
@@ -68,11 +64,11 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
         tokenizer = trained.tokenizer
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
         return trained.model, pieces, tokenizer.encode(lines), 0
-    settings, sentences, length = SHAPES[args.shape]
+    vocab_size, sentences, length = SHAPES[args.shape]
     sentences, length = args.sentences or sentences, args.length or length
-    model = Transformer(ModelConfig(**settings), seed=1)
+    sizes = {"vocab_size": vocab_size}
+    model = Transformer(build(ModelConfig, PRESETS[args.shape], sizes), seed=1)
     model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
-    vocab_size = model.config.vocab_size
     pieces = ["<pad>", "<unk>", "<s>", "</s>", *map(str, range(4, vocab_size))]
     rng = np.random.default_rng(0)
     source = rng.integers(4, vocab_size, (sentences, length))
