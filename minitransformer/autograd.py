@@ -120,30 +120,42 @@ def _origin(value: Any) -> Node | Tensor | None:
 def _backpropagate(origin: Node | Tensor, seed: Array) -> None:
     order = _topological_order(origin)
     gradients: dict[int, Array] = {id(origin): seed}
-    owned: set[int] = set()  # sums made here, which may be added to in place
+    owned: set[int] = set()  # gradients that nothing else holds: added to in place
     while order:
         current = order.pop()
         gradient = gradients.pop(id(current))
         if isinstance(current, Tensor):
             if current.grad is None:
-                current.grad = gradient.copy()
+                mine = id(current) in owned
+                current.grad = gradient if mine else gradient.copy()
             else:
                 current.grad += gradient
             continue
         parents, vjp = current.parents, current.vjp
         current.parents, current.vjp = (), _released
-        for parent, share in zip(parents, vjp(gradient), strict=False):
+        shares = vjp(gradient)
+        for parent, share in zip(parents, shares, strict=False):
             if parent is None or share is None:
                 continue
             key = id(parent)
             if key not in gradients:
                 gradients[key] = share
+                if _is_fresh(share, gradient, shares):
+                    owned.add(key)
             elif key in owned:
                 gradients[key] += share
             else:
                 gradients[key] = gradients[key] + share
                 owned.add(key)
-        del vjp, parents
+        del vjp, parents, shares
+
+
+def _is_fresh(share: Array, gradient: Array, shares: tuple[Array | None, ...]) -> bool:
+    """Whether no other gradient lies in the same memory as `share`, one of `shares`."""
+    others = [other for other in shares if other is not None and other is not share]
+    alone = len(others) == sum(other is not None for other in shares) - 1
+    shared = backend.array_module(share).may_share_memory
+    return alone and not any(shared(share, other) for other in (gradient, *others))
 
 
 def _topological_order(origin: Node | Tensor) -> list[Node | Tensor]:
@@ -171,8 +183,9 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     """Make a differentiable operation of a function on arrays.
 
     `function(*arrays, **options)` returns `(out, vjp)`; `vjp(g)` returns one gradient,
-    or None, per array parameter, given or left out. Neither may change the inputs or
-    `g`. The arrays decide whether this body or an override of the same name in
+    or None, per array parameter, given or left out: an array made for it, or `g` or a
+    view of it, never one that something else still holds. Neither may change the inputs
+    or `g`. The arrays decide whether this body or an override of the same name in
     `cuda/ops.py` runs.
     """
     name = function.__name__

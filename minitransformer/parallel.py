@@ -26,9 +26,10 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-# Tokens of one side, padding included, that a thread takes through the model at once:
-# enough for efficient products, few enough that activations take little memory.
-TOKENS_AT_ONCE = 512
+# Tokens of one side, padding included, times d_model that a thread takes through the
+# model at once: enough for efficient products, few enough for activations of little
+# memory.
+WIDTH_AT_ONCE = 1 << 18
 
 
 class ThreadedModel:
@@ -90,8 +91,9 @@ class ThreadedModel:
     def _cut(self, batch: Batch) -> list[Batch]:
         """Cut a batch into parts: one a thread, or more if those would be large."""
         tokens = max(batch.source.size, batch.target.size)
-        at_once = TOKENS_AT_ONCE * self.num_threads if self.xp is np else tokens
-        return batch.split(math.ceil(tokens / at_once) * self.num_threads)
+        at_once = WIDTH_AT_ONCE // self.model.config.d_model * self.num_threads
+        rounds = math.ceil(tokens / at_once) if self.xp is np else 1
+        return batch.split(rounds * self.num_threads)
 
     def _collect(self, share: int) -> None:
         """Add the replicas' gradients to the model's, for a share of the parameters.
