@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-import numpy as np
 from tqdm import tqdm
 
 from minitransformer import backend, checkpoint
@@ -105,7 +104,7 @@ class Trainer:
     ) -> None:
         self.run, self.settings, self.training = run, settings, settings.training
         self.xp = backend.device_module(args.device)
-        on_cpu = self.xp is np
+        on_cpu = args.device == "cpu"
         self.num_threads = (args.threads or backend.num_cores()) if on_cpu else 1
         self.device = f"cpu, {self.num_threads} threads" if on_cpu else args.device
         self.stopped_by: int | None = None

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
+import threadpoolctl
+
 Result = dict[str, float]
 
 
@@ -66,9 +69,28 @@ def ratio(
     }
 
 
+def blas_in_use() -> str:
+    """The library of NumPy's matrix products and its kernels: OPENBLAS_CORETYPE rules.
+
+    The architecture decides more than anything else here: a processor with AVX-512 is
+    half as fast with kernels for another that has none.
+    """
+    used = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
+    return ", ".join(
+        f"{blas['internal_api']} {blas['version']} {blas.get('architecture', '')}"
+        for blas in used
+        if "numpy" in blas["filepath"]
+    )
+
+
 def report(benchmark: str, **values: object) -> None:
     """Print the result as JSON, with the machine it comes from."""
     machine = (
         f"{platform.machine()} {platform.system()} Python {platform.python_version()}"
     )
-    print(json.dumps({"benchmark": benchmark, "machine": machine, **values}, indent=2))
+    found = {
+        "benchmark": benchmark,
+        "machine": machine,
+        "numpy_products": blas_in_use(),
+    }
+    print(json.dumps({**found, **values}, indent=2))
