@@ -4,6 +4,7 @@
     python train.py --config multi30k --data DIR --source en --target de
     python train.py --config base --train-source FILE --train-target FILE
     python train.py --resume              # go on with the newest run
+    python train.py --device cuda --config base --gpus 8
 
 The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
 checkpoints, which translate.py reads.
@@ -12,7 +13,9 @@ checkpoints, which translate.py reads.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import signal
 import sys
 import tempfile
@@ -23,8 +26,8 @@ from types import FrameType
 
 from tqdm import tqdm
 
-from minitransformer import backend, checkpoint
-from minitransformer.checkpoint import Checkpoint, RunDirectory
+from minitransformer import backend, checkpoint, distributed
+from minitransformer.checkpoint import Checkpoint, RunDirectory, WatchedRun
 from minitransformer.config import (
     PRESETS,
     DecodingConfig,
@@ -36,9 +39,11 @@ from minitransformer.config import (
 from minitransformer.cost import summary
 from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
 from minitransformer.decoding import translate_lines
+from minitransformer.distributed import Communicator
 from minitransformer.evaluation import Quality, quality, validate
 from minitransformer.files import write_bytes
 from minitransformer.grammar.corpus import write_corpus
+from minitransformer.launch import launch
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
 from minitransformer.options import UsageError, add_arguments, build, given, positive
@@ -66,6 +71,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "go on with a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=Path(), type=Path, metavar="DIR", help=last)
+    add("--ranks", default=1, type=positive, help="processes on CPUs, through MPI")
+    add("--gpus", default=1, type=positive, help="processes on GPUs 0, 1, ..., by NCCL")
+    restarts = "times to go on by itself when a rank has died (default 0)"
+    add("--restarts", default=0, type=int, metavar="N", help=restarts)
+    timeout = "seconds to wait for other ranks (default 600)"
+    add("--peer-timeout", default=600.0, type=float, metavar="S", help=timeout)
     profile = "time N updates by operation and write nothing (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
@@ -75,6 +86,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.resume and (args.run or args.config or args.profile):
         parser.error("--run, --config and --profile are for a new run, not --resume")
+    if args.ranks > 1 and args.device != "cpu":
+        parser.error("--ranks are processes on CPUs: --device cuda takes --gpus")
+    if args.gpus > 1 and args.device != "cuda":
+        parser.error(f"--gpus expects --device cuda, got {args.device}")
+    if args.profile and max(args.ranks, args.gpus) > 1:
+        parser.error("--profile is of one process, without --ranks and --gpus")
     return args
 
 
@@ -100,16 +117,23 @@ class Trainer:
     """One training run, from the first update or from its last checkpoint."""
 
     def __init__(
-        self, run: RunDirectory, settings: RunConfig, args: argparse.Namespace
+        self,
+        run: RunDirectory,
+        settings: RunConfig,
+        args: argparse.Namespace,
+        ranks: Communicator,
     ) -> None:
         self.run, self.settings, self.training = run, settings, settings.training
-        self.xp = backend.device_module(args.device)
+        self.ranks = ranks
+        self.xp = backend.device_module(ranks.device(args.device))
         on_cpu = args.device == "cpu"
-        self.num_threads = (args.threads or backend.num_cores()) if on_cpu else 1
+        cores = max(backend.num_cores() // ranks.local_size, 1)
+        self.num_threads = (args.threads or cores) if on_cpu else 1
         self.device = f"cpu, {self.num_threads} threads" if on_cpu else args.device
-        self.stopped_by: int | None = None
+        self.signal: int | None = None  # to this process
+        self.stopped_by: int | None = None  # the same on all ranks
         self.text = text_pairs(settings.text)
-        last = run.steps()[-1:] if args.resume else []
+        last = run.steps()[-1:] if args.resume is not None else []
         at = checkpoint.load(last[0], with_moments=True) if last else self.initial(args)
         self.model, self.tokenizer, self.state = at.model, at.tokenizer, at.state
         if self.state["text"] != self.text["train"].digest():
@@ -119,6 +143,8 @@ class Trainer:
             )
         training, self.parameters = self.training, at.parameters
         self.parameters.move_to(self.xp)
+        ranks.agree("text and state", json.dumps(self.state).encode())
+        ranks.broadcast(self.parameters.data)
         self.peak = training.learning_rate or paper_peak(
             settings.model.d_model, training.warmup
         )
@@ -135,11 +161,15 @@ class Trainer:
             self.corpora["train"], training, self.state["epoch"], self.state["position"]
         )
         threads = self.num_threads
-        self.threaded = ThreadedModel(self.model, self.parameters, threads, self.xp)
+        self.threaded = ThreadedModel(
+            self.model, self.parameters, threads, self.xp, ranks
+        )
         if args.resume is None:
             run.create(settings)
-        write_bytes(run.tokenizer, self.tokenizer.model)
+        if not ranks.rank:
+            write_bytes(run.tokenizer, self.tokenizer.model)
         run.forget_after(self.state["step"])
+        self.began = time.monotonic() - self.state["seconds"]
 
     def initial(self, args: argparse.Namespace) -> Checkpoint:
         """Learn the vocabulary (5.1), draw the parameters, begin at step 0."""
@@ -163,6 +193,8 @@ class Trainer:
 
     def log(self, line: str) -> None:
         """Print a line above the progress bar and append it to the run's log."""
+        if self.ranks.rank:
+            return
         tqdm.write(line, file=sys.stdout)
         sys.stdout.flush()
         self.run.append(self.run.path / "train.log", line)
@@ -170,7 +202,9 @@ class Trainer:
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
         cost = summary(self.model, self.stream, self.training.accumulate)
-        where = f"run         {self.run.path}", f"device      {self.device}"
+        count = self.ranks.size
+        device = f"{count} ranks, {self.device} each" if count > 1 else self.device
+        where = f"run         {self.run.path}", f"device      {device}"
         self.log("\n".join((*where, *cost)))
         if self.state["step"]:
             self.log(f"resumed     after step {self.state['step']:,}")
@@ -178,18 +212,17 @@ class Trainer:
     def train(self) -> None:
         """Update until the steps, the minutes or the patience are used up."""
         training, state = self.training, self.state
-        began = time.monotonic() - state["seconds"]
         bar = tqdm(
             total=training.steps,
             initial=state["step"],
             unit="step",
-            disable=not sys.stderr.isatty(),
+            disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
         finished = state["step"] >= training.steps
         while not finished and self.stopped_by is None:
             self.update()
             bar.update()
-            step, state["seconds"] = state["step"], time.monotonic() - began
+            step = state["step"]
             finished = step >= training.steps or (
                 training.minutes is not None
                 and state["seconds"] >= 60 * training.minutes
@@ -214,6 +247,7 @@ class Trainer:
         loss = self.threaded.gradient(
             batches, training.label_smoothing, (training.seed, step)
         )
+        loss, seconds = self.agreed(loss)
         gradient = self.parameters.grad
         norm = gradient_norm(gradient)
         rate = learning_rate(step, self.peak, training.warmup)
@@ -227,6 +261,7 @@ class Trainer:
             step=step,
             epoch=self.stream.epoch,
             position=self.stream.position,
+            seconds=seconds,
             learning_rate=rate,
             gradient_norm=norm,
         )
@@ -235,6 +270,21 @@ class Trainer:
         window["target"] += tokens
         window["source"] += sum(b.source_tokens for b in batches)
         window["seconds"] += time.monotonic() - started
+
+    def agreed(self, loss: float) -> tuple[float, float]:
+        """Add up the ranks' shares of the loss; agree on the time and on stopping."""
+        first = self.ranks.rank == 0
+        loss, seconds, asked, number = self.ranks.total(
+            [
+                loss,
+                time.monotonic() - self.began if first else 0.0,
+                float(self.signal is not None),
+                float(self.signal or 0),
+            ]
+        )
+        if asked:
+            self.stopped_by = round(number / asked)
+        return loss, seconds
 
     def not_finite(self, step: int, loss: float) -> None:
         """Stop, or go on without this update (--on-nonfinite)."""
@@ -252,6 +302,7 @@ class Trainer:
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""
         state, window = self.state, self.state["window"]
+        self.ranks.agree("parameters", distributed.checksum(self.parameters.data))
         loss = window["loss"] / window["target"]
         source, target = (window[s] / window["seconds"] for s in ("source", "target"))
         rate, norm = state["learning_rate"], state["gradient_norm"]
@@ -303,11 +354,14 @@ class Trainer:
 
     def quality(self, split: str, limit: int | None = None) -> Quality:
         """Translate (the beginning of) a split and compare with its references."""
-        pairs = self.text[split].first(limit)
-        sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
+        pairs, ranks = self.text[split].first(limit), self.ranks
+        mine = [source for source, _ in pairs[ranks.rank :: ranks.size]]
         decoding, threads = self.settings.decoding, self.num_threads
-        found = translate_lines(self.model, self.tokenizer, sources, decoding, threads)
-        return quality(self.tokenizer.decode([h[0].tokens for h in found]), targets)
+        found = translate_lines(self.model, self.tokenizer, mine, decoding, threads)
+        lines = self.tokenizer.decode([h[0].tokens for h in found])
+        parts = [json.loads(p) for p in ranks.gather(json.dumps(lines).encode())]
+        lines = [parts[i % ranks.size][i // ranks.size] for i in range(len(pairs))]
+        return quality(lines, [target for _, target in pairs])
 
     def save(self) -> None:
         """Write a checkpoint to resume from; drop the oldest ones."""
@@ -316,6 +370,8 @@ class Trainer:
 
     def save_as(self, path: Path, with_moments: bool = True) -> None:
         """Write a checkpoint, or say that it cannot be (--on-save-error)."""
+        if self.ranks.rank:
+            return
         moments = (self.adam.mean, self.adam.square) if with_moments else None
         at = self.model, self.tokenizer, self.parameters, self.state, moments
         try:
@@ -328,11 +384,12 @@ class Trainer:
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
         paths = self.run.steps()[-self.training.average :]
-        if len(paths) > 1:
+        if len(paths) > 1 and not self.ranks.rank:
             averaged = checkpoint.average(paths)
             checkpoint.save(self.run.averaged, averaged)
             self.parameters.data[...] = self.xp.asarray(averaged.parameters.data)
             self.log(f"averaged    the last {len(paths)} checkpoints")
+        self.ranks.broadcast(self.parameters.data)
         if "test" in self.text:
             test = self.quality("test")
             self.run.record(self.state["step"], test_bleu=test.bleu, exact=test.exact)
@@ -346,28 +403,35 @@ class Trainer:
 def profile(args: argparse.Namespace) -> int:
     """Print where the time of an update goes."""
     with tempfile.TemporaryDirectory() as directory:
-        trainer = Trainer(RunDirectory(Path(directory)), new_config(args), args)
+        run = RunDirectory(Path(directory))
+        trainer = Trainer(run, new_config(args), args, Communicator())
         trainer.describe()
         adam, num_threads = trainer.adam, trainer.num_threads
         print(profile_updates(trainer.update, adam, num_threads, args.profile))
     return 0
 
 
-def run_training(args: argparse.Namespace) -> int:
-    """Begin a run or go on with one; return the exit code."""
+def chosen_run(args: argparse.Namespace) -> tuple[Path, RunConfig]:
+    """The directory to train in, and what to train."""
     if args.resume is None:
         settings = new_config(args)
         name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run = RunDirectory(args.run or Path("runs") / name)
-    else:
-        named = args.resume != Path()
-        run = RunDirectory(args.resume) if named else checkpoint.newest_run()
-        settings = run.read_config().resumed(args)
-    with run.in_use():
-        trainer = Trainer(run, settings, args)
+        return args.run or Path("runs") / name, settings
+    named = args.resume != Path()
+    run = RunDirectory(args.resume) if named else checkpoint.newest_run()
+    return run.path, run.read_config().resumed(args)
+
+
+def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
+    """Begin a run or go on with one; return the exit code."""
+    path, settings = chosen_run(args)
+    path = Path(ranks.gather(bytes(path))[0].decode())  # its name has the time in it
+    run = WatchedRun(path) if ranks.rank else RunDirectory(path)
+    with run.in_use([int(pid) for pid in ranks.gather(str(os.getpid()).encode())]):
+        trainer = Trainer(run, settings, args, ranks)
 
         def stop(number: int, frame: FrameType | None) -> None:
-            trainer.stopped_by = number  # finish the step, save, exit
+            trainer.signal = number  # finish the step, save, exit
             signal.signal(number, signal.SIG_DFL)  # a second one ends at once
 
         signal.signal(signal.SIGINT, stop)
@@ -383,16 +447,46 @@ def run_training(args: argparse.Namespace) -> int:
     return 0
 
 
+def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Look at the flags once, here, and have ranks do the work."""
+    path, _ = chosen_run(args)
+    run = RunDirectory(path)
+    alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
+    kept = ["--device", args.device, "--cache", str(args.cache)]
+    kept += ["--peer-timeout", str(args.peer_timeout)]
+    kept += ["--threads", str(args.threads)] if args.threads else []
+
+    def command(again: bool) -> list[str]:
+        start = [sys.executable, str(Path(__file__).absolute())]
+        if args.resume is not None:
+            return [*start, *arguments, "--resume", str(path), *alone]
+        if again and run.config.exists():
+            return [*start, *kept, "--resume", str(path), *alone]
+        return [*start, *arguments, "--run", str(path), *alone]
+
+    return launch(command, args.ranks, args.gpus, args.restarts, run.processes)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     backend.tune_allocator()
+    ranks = Communicator()
     try:
-        return profile(args) if args.profile else run_training(args)
+        if args.ranks > 1 or args.gpus > 1 or args.restarts:
+            return start_ranks(args, sys.argv[1:] if arguments is None else arguments)
+        if args.profile:
+            return profile(args)
+        ranks = distributed.connect(args.device, args.peer_timeout)
+        return run_training(args, ranks)
     except KeyboardInterrupt:
         return 130
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        who = f"rank {ranks.rank}: " if ranks.size > 1 else ""
+        print(f"train.py: error: {who}{error}", file=sys.stderr)
+        code = 2 if isinstance(error, UsageError) else 1
+        if ranks.size > 1:
+            ranks.abort(code)
+        return code
 
 
 if __name__ == "__main__":

@@ -86,12 +86,17 @@ class Tensor:
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"Tensor({self.data!r}{grad})"
 
-    def backward(self, gradient: Array | float | None = None) -> None:
+    def backward(
+        self,
+        gradient: Array | float | None = None,
+        when_complete: Callable[[Tensor], None] | None = None,
+    ) -> None:
         """Add the derivative of this tensor to the `grad` of every leaf it came from.
 
         `gradient` is the derivative of the final result with respect to this tensor:
         an array of its shape, or a number where this tensor is a scalar (default 1).
         Each node is released once passed, so a graph can be walked once.
+        `when_complete` is called with each leaf as soon as nothing more is added to it.
 
         Raises: ValueError if the gradient is missing or of another shape, or if
         nothing was recorded.
@@ -107,7 +112,7 @@ class Tensor:
         origin = _origin(self)
         if origin is None:
             raise ValueError("expected a recorded tensor, got one without a gradient")
-        _backpropagate(origin, seed)
+        _backpropagate(origin, seed, when_complete)
 
 
 def _origin(value: Any) -> Node | Tensor | None:
@@ -117,28 +122,36 @@ def _origin(value: Any) -> Node | Tensor | None:
     return value.node or value
 
 
-def _backpropagate(origin: Node | Tensor, seed: Array) -> None:
-    order = _topological_order(origin)
+def _backpropagate(
+    origin: Node | Tensor,
+    seed: Array,
+    when_complete: Callable[[Tensor], None] | None,
+) -> None:
+    if isinstance(origin, Tensor):
+        _add_to_leaf(origin, seed, fresh=False)
+        return
+    order, uses = _topological_order(origin)
     gradients: dict[int, Array] = {id(origin): seed}
     owned: set[int] = set()  # gradients that nothing else holds: added to in place
     while order:
         current = order.pop()
         gradient = gradients.pop(id(current))
-        if isinstance(current, Tensor):
-            if current.grad is None:
-                mine = id(current) in owned
-                current.grad = gradient if mine else gradient.copy()
-            else:
-                current.grad += gradient
-            continue
         parents, vjp = current.parents, current.vjp
         current.parents, current.vjp = (), _released
         shares = vjp(gradient)
         for parent, share in zip(parents, shares, strict=False):
-            if parent is None or share is None:
+            if parent is None:
                 continue
             key = id(parent)
-            if key not in gradients:
+            if isinstance(parent, Tensor):
+                if share is not None:
+                    _add_to_leaf(parent, share, _is_fresh(share, gradient, shares))
+                uses[key] -= 1
+                if when_complete is not None and not uses[key]:
+                    when_complete(parent)
+            elif share is None:
+                continue
+            elif key not in gradients:
                 gradients[key] = share
                 if _is_fresh(share, gradient, shares):
                     owned.add(key)
@@ -150,6 +163,13 @@ def _backpropagate(origin: Node | Tensor, seed: Array) -> None:
         del vjp, parents, shares
 
 
+def _add_to_leaf(leaf: Tensor, share: Array, fresh: bool) -> None:
+    if leaf.grad is not None:
+        leaf.grad += share
+    else:
+        leaf.grad = share if fresh else share.copy()
+
+
 def _is_fresh(share: Array, gradient: Array, shares: tuple[Array | None, ...]) -> bool:
     """Whether no other gradient lies in the same memory as `share`, one of `shares`."""
     others = [other for other in shares if other is not None and other is not share]
@@ -158,11 +178,15 @@ def _is_fresh(share: Array, gradient: Array, shares: tuple[Array | None, ...]) -
     return alone and not any(shared(share, other) for other in (gradient, *others))
 
 
-def _topological_order(origin: Node | Tensor) -> list[Node | Tensor]:
-    """List everything below `origin`, inputs before results, without recursion."""
-    order: list[Node | Tensor] = []
+def _topological_order(origin: Node) -> tuple[list[Node], dict[int, int]]:
+    """List the nodes below `origin`, inputs before results, without recursion.
+
+    With it comes how often each leaf, by its id, is an input of one of them.
+    """
+    order: list[Node] = []
+    uses: dict[int, int] = {}
     seen: set[int] = set()
-    stack: list[tuple[Node | Tensor, bool]] = [(origin, False)]
+    stack: list[tuple[Node, bool]] = [(origin, False)]
     while stack:
         current, inputs_done = stack.pop()
         if inputs_done:
@@ -170,9 +194,12 @@ def _topological_order(origin: Node | Tensor) -> list[Node | Tensor]:
         elif id(current) not in seen:
             seen.add(id(current))
             stack.append((current, True))
-            if isinstance(current, Node):
-                stack.extend((p, False) for p in current.parents if p is not None)
-    return order
+            for parent in current.parents:
+                if isinstance(parent, Node):
+                    stack.append((parent, False))
+                elif parent is not None:
+                    uses[id(parent)] = uses.get(id(parent), 0) + 1
+    return order, uses
 
 
 def _released(gradient: Array) -> tuple[Array | None, ...]:

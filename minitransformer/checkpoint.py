@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from errno import EIO
 from pathlib import Path
@@ -196,25 +196,36 @@ class RunDirectory:
         self.best = path / f"best{SUFFIX}"
         self.averaged = path / f"averaged{SUFFIX}"
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep other processes from training in this directory.
+    def in_use(self, processes: Sequence[int]) -> AbstractContextManager[None]:
+        """Keep others from training in this directory. `processes`: the ranks' ids.
 
-        Raises: ValueError if one does already.
+        Raises: ValueError if somebody does already.
         """
+        return self._in_use(" ".join(map(str, processes)))
+
+    @contextmanager
+    def _in_use(self, note: str) -> Iterator[None]:
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path / LOCK, wait=False))
+                stack.enter_context(locked(self.path / LOCK, False, note))
             except BlockingIOError as error:
                 raise ValueError(
-                    f"{self.path}: another training is running in this directory"
+                    f"{self.path}: another training is running in this directory, "
+                    f"process {self.processes()[0]}"
                 ) from error
             try:
                 yield
             finally:
                 if [path.name for path in self.path.iterdir()] == [LOCK]:
                     shutil.rmtree(self.path)  # nothing came of it
+
+    def processes(self) -> list[int]:
+        """The processes that train here, or did last, by rank."""
+        try:
+            return [int(number) for number in (self.path / LOCK).read_text().split()]
+        except (OSError, ValueError):
+            return []
 
     def create(self, settings: RunConfig) -> None:
         """Write config.json. Raises: ValueError if the directory holds anything."""
@@ -280,6 +291,25 @@ class RunDirectory:
             if path.exists():
                 return path
         raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+
+
+class WatchedRun(RunDirectory):
+    """A run directory in which another rank writes, and this one only reads."""
+
+    def in_use(self, processes: Sequence[int]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def create(self, settings: RunConfig) -> None:
+        """Leave it to rank 0."""
+
+    def append(self, path: Path, line: str) -> None:
+        """Leave it to rank 0."""
+
+    def forget_after(self, step: int) -> None:
+        """Leave it to rank 0."""
+
+    def prune(self, keep_last: int) -> None:
+        """Leave it to rank 0."""
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

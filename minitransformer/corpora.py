@@ -220,8 +220,11 @@ def _receive(url: str, part: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -> None:

@@ -15,7 +15,11 @@ from minitransformer.parallel import ThreadedModel
 def validate(
     threaded: ThreadedModel, corpus: Corpus, max_tokens: int
 ) -> TokenStatistics:
-    """Sum up the loss over a corpus, without dropout or label smoothing."""
+    """Sum up the loss over a corpus, without dropout or label smoothing.
+
+    Every rank takes some of the batches.
+    """
+    ranks = threaded.communicator
 
     def work(chosen: np.ndarray) -> TokenStatistics:
         batch = corpus.batch(chosen)
@@ -25,9 +29,11 @@ def validate(
         )
 
     total = TokenStatistics()
-    for part in threaded.map(work, corpus.batches(np.arange(len(corpus)), max_tokens)):
+    batches = corpus.batches(np.arange(len(corpus)), max_tokens)
+    for part in threaded.map(work, batches[ranks.rank :: ranks.size]):
         total += part
-    return total
+    nll, correct, tokens = ranks.total([total.nll, total.correct, total.tokens])
+    return TokenStatistics(nll, int(correct), int(tokens))
 
 
 @dataclass(frozen=True)

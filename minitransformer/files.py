@@ -68,14 +68,17 @@ def built_once(path: Path, build: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def locked(path: Path, wait: bool) -> Iterator[None]:
-    """Hold a lock on `path`, which a crash releases, too.
+def locked(path: Path, wait: bool, note: str = "") -> Iterator[None]:
+    """Hold a lock on `path`, which a crash releases, too; `note` is written there.
 
     Raises: BlockingIOError if another process holds it and `wait` is False.
     """
     with open(path, "ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        file.truncate(0)
+        file.write(note.encode())
+        file.flush()
         yield
 
 

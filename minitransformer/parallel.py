@@ -1,9 +1,10 @@
-"""Data parallelism among the threads of one process.
+"""Data parallelism among the threads of a process, and among processes.
 
 NumPy releases the interpreter's lock while it computes, so threads that each take some
 sentences of a batch through the whole model keep all cores busy, in small operations as
 well as in matrix products. Each thread has gradients of its own, added up at the end;
-BLAS is kept to one thread in each.
+BLAS is kept to one thread in each. Of several processes (`distributed.py`) each takes
+some parts of every batch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from minitransformer.backend import RandomStream, one_blas_thread
 from minitransformer.data import Batch
+from minitransformer.distributed import Communicator, GradientSum
 from minitransformer.layers import ParameterBuffer, replicate
 from minitransformer.loss import training_loss
 from minitransformer.transformer import Transformer
@@ -35,8 +37,10 @@ WIDTH_AT_ONCE = 1 << 18
 class ThreadedModel:
     """A model and its replicas, one a thread, which share parameters.
 
-    `parameters.grad` holds the summed gradient. The result of a step depends on the
-    number of threads in the last bits only, and is the same every time for one number.
+    `parameters.grad` holds the summed gradient. Without dropout, the result of a step
+    depends on the number of threads of all ranks in the last bits only; the noise of
+    dropout is drawn for each part of a batch, and there are as many as threads. With
+    the same number the result is the same every time.
     """
 
     def __init__(
@@ -45,8 +49,11 @@ class ThreadedModel:
         parameters: ParameterBuffer,
         num_threads: int,
         xp: ModuleType = np,
+        communicator: Communicator | None = None,
     ) -> None:
         self.model, self.parameters, self.xp = model, parameters, xp
+        self.communicator = communicator or Communicator()
+        self._sum = GradientSum(self.communicator, parameters)
         self.num_threads = num_threads
         self.replicas = [model, *(replicate(model) for _ in range(num_threads - 1))]
         self._names = list(parameters.parameters)
@@ -64,36 +71,40 @@ class ThreadedModel:
         """Fill `parameters.grad` with the gradient of the mean loss of `batches`.
 
         The loss is summed over all target tokens and divided by their number, so that
-        accumulated batches weigh by their tokens. `key` seeds the dropout noise.
+        accumulated batches weigh by their tokens. `key` seeds the dropout noise. Of
+        several ranks each computes some parts, and all get the whole gradient.
 
-        Units: nats a target token
+        Returns: this rank's share of the loss. Units: nats a target token
         """
         num_tokens = sum(batch.target_tokens for batch in batches)
         parts = [part for batch in batches for part in self._cut(batch)]
+        mine = range(self.communicator.rank, len(parts), self.communicator.size)
         total, size = 0.0, self.num_threads
 
-        def work(number: int) -> float:
-            rng = RandomStream((*key, number), self.xp)
-            source = self.xp.asarray(parts[number].source)
-            target = self.xp.asarray(parts[number].target)
-            replica = self.replicas[number % size]
+        def work(turn: int) -> float:
+            part, rng = parts[mine[turn]], RandomStream((*key, mine[turn]), self.xp)
+            source, target = self.xp.asarray(part.source), self.xp.asarray(part.target)
+            replica = self.replicas[turn % size]
             loss = training_loss(replica, source, target, label_smoothing, rng)
-            loss.backward(1 / num_tokens)
+            at_last = size == 1 and turn == len(mine) - 1
+            loss.backward(1 / num_tokens, self._sum.complete if at_last else None)
             return float(loss.data)
 
         self.parameters.grad.fill(0)
-        for first in range(0, len(parts), size):
-            numbers = range(first, min(first + size, len(parts)))
-            total += sum(self._pool.map(work, numbers))
+        for first in range(0, len(mine), size):
+            turns = range(first, min(first + size, len(mine)))
+            total += sum(self._pool.map(work, turns))
             list(self._pool.map(self._collect, range(size)))
+        self._sum.finish()
         return total / num_tokens
 
     def _cut(self, batch: Batch) -> list[Batch]:
         """Cut a batch into parts: one a thread, or more if those would be large."""
         tokens = max(batch.source.size, batch.target.size)
-        at_once = WIDTH_AT_ONCE // self.model.config.d_model * self.num_threads
+        threads = self.num_threads * self.communicator.size
+        at_once = WIDTH_AT_ONCE // self.model.config.d_model * threads
         rounds = math.ceil(tokens / at_once) if self.xp is np else 1
-        return batch.split(rounds * self.num_threads)
+        return batch.split(rounds * threads)
 
     def _collect(self, share: int) -> None:
         """Add the replicas' gradients to the model's, for a share of the parameters.
