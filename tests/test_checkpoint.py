@@ -174,10 +174,11 @@ def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
 
 def test_a_run_directory_is_never_reused(tmp_path):
     run = RunDirectory(tmp_path / "run")
-    with run.in_use():
+    with run.in_use([7]):
         pass
     assert not run.path.exists()  # nothing came of it
-    with run.in_use():
+    with run.in_use([7, 8]):
+        assert run.processes() == [7, 8]
         (run.path / ".config.json.partial").write_text("cut off by a crash")
         run.create(RUN)
         assert run.read_config() == RUN
@@ -190,18 +191,18 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     hold = (
         "import sys, time; from pathlib import Path;"
         "from minitransformer.checkpoint import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).in_use():\n"
+        "with RunDirectory(Path(sys.argv[1])).in_use([7]):\n"
         "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
         "    print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", hold, str(run.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another training is running"):
-            run.in_use().__enter__()
+        with pytest.raises(ValueError, match=r"another training is running.*process 7"):
+            run.in_use([8]).__enter__()
         other.kill()
         other.wait()
-    with run.in_use():  # the crash has released it
+    with run.in_use([8]):  # the crash has released it
         pass
 
 

@@ -242,12 +242,12 @@ def test_bad_arguments_get_one_line(
 
 def test_a_run_in_use_is_not_overwritten(tmp_path, folder, unbroken):
     run = unbroken[0]
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    before = {path.name: path.read_bytes() for path in run.glob("[!.]*")}
     data = ("--data", str(folder), "--source", "en", "--target", "de")
     result = train(tmp_path, *data, *SMALL, "--run", str(run))
     assert result.returncode == 1
     assert "expected a new or empty run directory" in result.stderr
-    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
+    assert before == {path.name: path.read_bytes() for path in run.glob("[!.]*")}
 
 
 def test_a_resumed_run_refuses_to_become_another(tmp_path, unbroken):

@@ -1,0 +1,84 @@
+"""What is built installs and runs elsewhere: entry points, sdist, wheel, Pythons."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {"minitransformer-train": "train", "minitransformer-translate": "translate"}
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_commands_are_the_scripts(command):
+    [entry] = metadata.entry_points(group="console_scripts", name=command)
+    main = entry.load()
+    assert Path(sys.modules[main.__module__].__file__).name == SCRIPTS[command] + ".py"
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+
+
+def pythons() -> dict[str, str]:
+    """Interpreters that are to be had here, by version."""
+    found = {}
+    for version in VERSIONS:
+        places = [shutil.which(f"python{version}")]
+        places += map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+        for place in places:
+            if (
+                place
+                and not subprocess.run(
+                    [place, "-c", "import venv"], capture_output=True
+                ).returncode
+            ):
+                found[version] = place
+                break
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("needs the package build: pip install -e '.[dev]'")
+    out = tmp_path_factory.mktemp("dist")
+    # The wheel is built from the sdist, which therefore is complete.
+    command = [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    [built] = out.glob("*.whl")
+    return built
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_runs_the_built_in_job(tmp_path, wheel, version):
+    python = pythons().get(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    bin_ = tmp_path / "venv" / "bin"
+    subprocess.run([bin_ / "pip", "install", "--quiet", str(wheel)], check=True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    subprocess.run([bin_ / "minitransformer-train"], cwd=empty, check=True, env=clean)
+    done = subprocess.run(
+        [
+            bin_ / "minitransformer-translate",
+            "The old man gives the small child a red apple.",
+        ],
+        cwd=empty,
+        check=True,
+        env=clean,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "Der alte Mann gibt dem kleinen Kind einen roten Apfel.\n", (
+        version
+    )
