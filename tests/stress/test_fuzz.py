@@ -73,9 +73,7 @@ def mutated_header(data: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
-def attack(folder: Path, count: int, seed: int) -> dict[str, float]:
-    """Load `count` mutated files; return how many were refused, the worst figures."""
-    rng, folder = random.Random(seed), Path(folder)
+def small_checkpoint() -> Checkpoint:
     tokenizer = Tokenizer.train(LINES, 40)
     config = ModelConfig(
         vocab_size=40,
@@ -88,8 +86,16 @@ def attack(folder: Path, count: int, seed: int) -> dict[str, float]:
     model = Transformer(config)
     parameters = ParameterBuffer(model)
     moments = parameters.data * 0, parameters.data * 0
+    return Checkpoint(model, tokenizer, parameters, {}, moments)
+
+
+def attack(folder: Path, count: int, seed: int) -> dict[str, float]:
+    """Load `count` mutated files; return how many were refused, the worst figures."""
+    rng, folder = random.Random(seed), Path(folder)
+    whole_checkpoint = small_checkpoint()
+    tokenizer = whole_checkpoint.tokenizer
     path = folder / "whole.safetensors"
-    checkpoint.save(path, Checkpoint(model, tokenizer, parameters, {}, moments))
+    checkpoint.save(path, whole_checkpoint)
     whole = path.read_bytes()
     pair = TextPair(folder / "a", folder / "b")
     for side in (pair.source, pair.target):

@@ -61,8 +61,8 @@ def survive(folder: Path, steps: int, kills: int) -> int:
         stdout=subprocess.DEVNULL,
     )
     whole, broken = RunDirectory(folder / "whole"), RunDirectory(folder / "broken")
-    # Each life may make about a fortieth of the run's steps more than it kills off.
-    life, done = (time.monotonic() - started) / 40, 0
+    # So long a life at most that the run is not done before the last kill.
+    life, done = 1.2 * (time.monotonic() - started) / kills, 0
     newest = 0
     while done < kills:
         known = broken.config.exists()
@@ -111,6 +111,6 @@ def test_a_few_kills(tmp_path):
 
 @pytest.mark.stress
 def test_two_hundred_kills(tmp_path):
-    kills = survive(tmp_path, steps=12_000, kills=200)
+    kills = survive(tmp_path, steps=20_000, kills=200)
     print(f"kills survived: {kills}")
     assert kills == 200

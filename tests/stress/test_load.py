@@ -15,8 +15,7 @@ from test_kills import SMALL, TRAIN, text
 
 from minitransformer import checkpoint
 from minitransformer.checkpoint import Checkpoint
-from minitransformer.config import DecodingConfig, ModelConfig
-from minitransformer.decoding import translate_lines
+from minitransformer.config import ModelConfig
 from minitransformer.layers import ParameterBuffer
 from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
@@ -122,46 +121,48 @@ def test_a_closed_pipe_ends_quietly(tmp_path, model):
     assert done.stderr == ""
 
 
-def drawn_batches(count: int) -> int:
-    """Translate `count` batches of any text; return how much memory grew meanwhile."""
-    tokenizer = Tokenizer.train(LINES, 60)
-    net = small_model(tokenizer)
-    config = DecodingConfig(beam=2, max_len_a=0.0, max_len_b=2, max_input=30)
+def drawn_batches(model: str, count: int) -> int:
+    """Send `count` batches of any text to one process; return how much it grew."""
+    flags = "--beam 2 --max-len-a 0 --max-len-b 2 --max-input 30 --threads 1".split()
     sizes: list[int] = []
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*TRANSLATE, "--model", model, *flags], **pipes) as process:
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(
-        st.lists(
-            st.text(st.characters(exclude_characters="\n"), max_size=60), max_size=6
+        @settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
         )
-    )
-    def batch(lines: list[str]) -> None:
-        lines = [line.encode("utf-8", "replace").decode() for line in lines]
-        found = translate_lines(net, tokenizer, lines, config)
-        assert len(found) == len(lines)
-        for line, hypotheses in zip(lines, found, strict=True):
-            blank = not tokenizer.encode([line])[0]
-            assert (hypotheses[0].tokens == ()) or not blank
-        sizes.append(resident("self"))
+        @given(
+            st.lists(
+                st.text(st.characters(exclude_characters="\n"), max_size=60), max_size=6
+            )
+        )
+        def batch(lines: list[str]) -> None:
+            process.stdin.write("".join(line + "\n" for line in lines).encode())
+            process.stdin.flush()
+            for line in lines:
+                answer = process.stdout.readline()
+                assert answer.endswith(b"\n")
+                assert (answer == b"\n") or line.strip()
+            sizes.append(resident(process.pid))
 
-    batch()
+        batch()
+        assert process.communicate() == (b"", None)
+    assert process.returncode == 0
     return max(sizes) - sizes[len(sizes) // 10]
 
 
 @linux
-def test_any_text_in_some_batches():
-    assert drawn_batches(100) < 64 << 20
+def test_any_text_in_some_batches(model):
+    assert drawn_batches(model, 100) < 64 << 20
 
 
 @linux
 @pytest.mark.stress
-def test_any_text_in_ten_thousand_batches():
-    growth = drawn_batches(10_000)
+def test_any_text_in_ten_thousand_batches(model):
+    growth = drawn_batches(model, 10_000)
     print(f"memory grew by {growth:,} B")
     assert growth < 16 << 20
 

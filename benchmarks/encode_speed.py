@@ -1,0 +1,108 @@
+"""Encoding a corpus: this engine's cache against SentencePiece's own time.
+
+    python benchmarks/encode_speed.py --train-source FILE --train-target FILE
+
+SentencePiece reads the same lines and encodes them with as many threads; this engine
+also checks the text, makes arrays of the ids, sums them up and writes them. Sentences
+of both sides a second, peak resident memory; the ratio is of times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from harness import alternate, medians, peak_memory_mb, ratio, report
+
+from minitransformer.backend import num_cores
+from minitransformer.config import TrainingConfig
+from minitransformer.data import LINES_PER_CHUNK, BatchStream, encoded_corpus
+from minitransformer.options import build
+from minitransformer.text import TextPair, read_lines
+from minitransformer.tokenizer import Tokenizer
+
+SIDES = ("ours", "sentencepiece")
+
+
+def encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, float]:
+    """Write the cache, and then make the batches of an epoch from it."""
+    pair = TextPair(args.train_source, args.train_target)
+    with tempfile.TemporaryDirectory(dir=args.train_source.parent) as cache:
+        started = time.perf_counter()
+        corpus = encoded_corpus(pair, tokenizer, Path(cache), args.threads)
+        seconds = time.perf_counter() - started
+        peak = peak_memory_mb()
+        stream = BatchStream(corpus, build(TrainingConfig, {}, {"max_tokens": 25_000}))
+        for _ in range(1000):
+            next(stream)
+        return {
+            "sentences": 2 * len(corpus),
+            "seconds": seconds,
+            "peak_memory_mb": peak,
+            "peak_memory_with_batches_mb": peak_memory_mb(),
+        }
+
+
+def only_encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, float]:
+    """Read lines in chunks and throw their ids away."""
+    sentences, started = 0, time.perf_counter()
+    for path in (args.train_source, args.train_target):
+        lines = read_lines(path)
+        while chunk := list(itertools.islice(lines, LINES_PER_CHUNK)):
+            sentences += len(tokenizer.encode(chunk, args.threads))
+    return {
+        "sentences": sentences,
+        "seconds": time.perf_counter() - started,
+        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_with_batches_mb": peak_memory_mb(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--train-source", type=Path, required=True)
+    parser.add_argument("--train-target", type=Path, required=True)
+    parser.add_argument("--vocab-size", type=int, default=32_000)
+    parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        tokenizer = Tokenizer(args.tokenizer.read_bytes())
+        side = encode if args.side == "ours" else only_encode
+        found = side(args, tokenizer)
+        rate = found.pop("sentences") / found["seconds"]
+        print(json.dumps({"sentences_per_second": rate, **found}))
+        return
+    lines = itertools.chain.from_iterable(
+        itertools.islice(read_lines(path), 100_000)
+        for path in (args.train_source, args.train_target)
+    )
+    with tempfile.NamedTemporaryFile(suffix=".model") as file:
+        file.write(Tokenizer.train(lines, args.vocab_size, args.threads).model)
+        file.flush()
+        flags = [
+            *("--train-source", str(args.train_source)),
+            *("--train-target", str(args.train_target)),
+            *("--threads", str(args.threads)),
+            *("--tokenizer", file.name),
+        ]
+        found = alternate(__file__, SIDES, flags, args.rounds)
+    report(
+        "encode_speed",
+        threads=args.threads,
+        rounds=args.rounds,
+        **{side: medians(results) for side, results in found.items()},
+        time_over_sentencepiece=ratio(found["ours"], found["sentencepiece"], "seconds"),
+    )
+
+
+if __name__ == "__main__":
+    main()

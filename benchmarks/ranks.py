@@ -1,0 +1,119 @@
+"""Ranks: speed of two against one, and what a sum over them costs.
+
+    python benchmarks/ranks.py --data data/multi30k --cache cache
+
+Trains the preset `multi30k` on 1 and 2 MPI ranks of one thread each, in turns, and
+compares tokens a second. Then times sums of vectors over 2, 4 and 8 ranks and fits
+seconds = latency * 2 (R - 1) + bytes * 2 (R - 1) / R / bandwidth, a ring's cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from harness import medians, ratio, report
+
+from minitransformer import distributed
+from minitransformer.launch import find_mpiexec
+
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+SIZES = (1_000, 100_000, 1_000_000, 4_000_000, 16_000_000)
+
+
+def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
+    """Train for some steps; the first report is left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        every = max(args.steps // 3, 1)
+        command = [
+            *(sys.executable, str(TRAIN), "--config", "multi30k"),
+            *("--data", str(args.data.absolute()), "--source", "en", "--target", "de"),
+            *("--cache", str(args.cache.absolute()), "--run", "run"),
+            *("--threads", "1", "--ranks", str(ranks), "--steps", str(3 * every)),
+            *("--log-every", str(every), "--validate-every", "1000000"),
+            *("--validate-bleu", "0", "--average", "1"),
+        ]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        speeds = [
+            line["source_tokens_per_second"] + line["target_tokens_per_second"]
+            for line in found
+            if "loss" in line
+        ]
+        return {"tokens_per_second": statistics.median(speeds[1:])}
+
+
+def time_sums() -> None:
+    """On every rank: print, on rank 0, the seconds of a sum by size of the vector."""
+    ranks = distributed.connect("cpu", 600)
+    found = {}
+    for size in SIZES:
+        vector = np.ones(size, np.float32)
+        seconds = []
+        for _ in range(12):
+            ranks.barrier()
+            started = time.perf_counter()
+            ranks.start_sum(vector)()
+            seconds.append(time.perf_counter() - started)
+        found[size] = statistics.median(seconds[2:])
+    if ranks.rank == 0:
+        print(json.dumps(found))
+
+
+def sums(ranks: int) -> dict[str, float]:
+    command = [find_mpiexec(), "-n", str(ranks), sys.executable, __file__, "--sums"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def fitted(seconds: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Least squares of the relative error: seconds, and bytes a second."""
+    rows, values = [], []
+    for ranks, found in seconds.items():
+        for size, taken in found.items():
+            steps = 2 * (ranks - 1)
+            rows.append((steps / taken, 4 * int(size) * steps / ranks / taken))
+            values.append(1.0)
+    latency, per_byte = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0]
+    return {"latency_seconds": latency, "bytes_per_second": 1 / per_byte}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder of train.en, train.de, ...")
+    parser.add_argument("--cache", type=Path, default=Path("cache"))
+    parser.add_argument("--steps", type=int, default=30, help="a run (default 30)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sums", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.sums:
+        time_sums()
+        return
+    values: dict[str, object] = {}
+    if args.data:
+        found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+        for number in range(args.rounds):
+            for ranks in found:
+                print(f"round {number + 1}: {ranks} rank(s)", file=sys.stderr)
+                found[ranks].append(tokens_per_second(args, ranks))
+        values = {
+            "one_rank": medians(found[1]),
+            "two_ranks": medians(found[2]),
+            "speed_of_two_over_one": ratio(found[2], found[1], "tokens_per_second"),
+        }
+    seconds = {ranks: sums(ranks) for ranks in (2, 4, 8)}
+    report("ranks", **values, seconds_of_a_sum=seconds, fit=fitted(seconds))
+
+
+if __name__ == "__main__":
+    main()
