@@ -7,12 +7,15 @@ the same length. Shapes: B batch, S source, T target.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -24,22 +27,44 @@ from minitransformer.tokenizer import Tokenizer
 
 LINES_PER_CHUNK = 50_000
 
+# Indices of pairs: half of int64's memory, which counts where there are millions.
+INDEX = np.int32
+
 
 class Ragged:
     """Sequences of ids end to end in one array: sequence i is ids[starts[i]:...].
 
+    The arrays may lie in files that are mapped into memory, `maps`.
+
     Shapes: ids [total], starts [number of sequences + 1]
     """
 
-    def __init__(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        self.ids, self.starts = ids, starts
+    def __init__(
+        self, ids: np.ndarray, starts: np.ndarray, maps: Sequence[mmap.mmap] = ()
+    ) -> None:
+        self.ids, self.starts, self._maps = ids, starts, maps
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
+        """Raises: ValueError if the starts fall, or rise too far for a sentence."""
+        lengths = np.empty(len(self), dtype=np.int32)
+        for first in range(0, len(self), 1 << 20):
+            part = slice(first, first + (1 << 20))
+            found = np.diff(self.starts[first : part.stop + 1])
+            if not 0 <= found.min() <= found.max() < 1 << 31:
+                raise ValueError("the starts of sentences do not rise")
+            lengths[part] = found
+        self.release()
+        return lengths
+
+    def release(self) -> None:
+        """Let go of the pages that were read, so that a large corpus stays on disk."""
+        for mapped in self._maps:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def padded(self, chosen: np.ndarray, first: int | None = None) -> np.ndarray:
         """Stack some sequences, each with EOS and, if given, `first` before it.
@@ -110,12 +135,15 @@ class Corpus:
         return len(self.source)
 
     def batch(self, chosen: np.ndarray) -> Batch:
-        return Batch(self.source.padded(chosen), self.target.padded(chosen, BOS_ID))
+        batch = Batch(self.source.padded(chosen), self.target.padded(chosen, BOS_ID))
+        self.source.release()
+        self.target.release()
+        return batch
 
     def within(self, max_length: int) -> np.ndarray:
         """Indices of pairs of at most `max_length` tokens a side, EOS included."""
-        longest = np.maximum(self.source.lengths, self.target.lengths) + 1
-        return np.flatnonzero(longest <= max_length)
+        longest = np.maximum(self.source.lengths, self.target.lengths)
+        return np.flatnonzero(longest < max_length).astype(INDEX)
 
     def batches(
         self, pairs: np.ndarray, max_tokens: int, rng: np.random.Generator | None = None
@@ -131,7 +159,8 @@ class Corpus:
             pairs = rng.permutation(pairs)
         source, target = self.source.lengths[pairs] + 1, self.target.lengths[pairs] + 1
         total = max(source.sum(), target.sum())
-        waiting = [(np.arange(len(pairs)), max(1, round(total / max_tokens)))]
+        first = np.arange(len(pairs), dtype=INDEX)
+        waiting = [(first, max(1, round(total / max_tokens)))]
         batches = []
         while waiting:
             group, parts = waiting.pop()
@@ -141,11 +170,13 @@ class Corpus:
                 batches.append(pairs[group])
                 continue
             parts = max(parts, 2)
-            halves = [_cut(side, s + t, (parts // 2) / parts) for side in (s, t)]
+            tokens = s + t
+            halves = [_cut(side, tokens, (parts // 2) / parts) for side in (s, t)]
             low, high = min(
                 halves,
                 key=lambda half: sum(len(x) * (s[x].max() + t[x].max()) for x in half),
             )
+            del s, t, tokens, halves
             waiting.append((group[low], parts // 2))
             waiting.append((group[high], parts - parts // 2))
         if rng is not None:
@@ -157,7 +188,7 @@ def _cut(
     lengths: np.ndarray, tokens: np.ndarray, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split positions into the shorter with `share` of all tokens, and the longer."""
-    order = np.argsort(lengths, kind="stable")
+    order = np.argsort(lengths, kind="stable").astype(INDEX)
     sums = np.cumsum(tokens[order])
     cut = int(np.searchsorted(sums, sums[-1] * share))
     cut = min(max(cut, 1), len(order) - 1)
@@ -257,16 +288,12 @@ def read_corpus(folder: Path) -> Corpus:
         if dtype not in ("uint16", "int32"):
             raise ValueError(f"ids of type {dtype!r}")
         for side in ("source", "target"):
-            ids, starts = (
-                np.asarray(np.memmap(folder / f"{side}.{name}", kind, mode="r"))
-                for name, kind in (("ids", dtype), ("starts", "int64"))
-            )
-            for name, array in (("ids", ids), ("starts", starts)):
-                if crc32(array.data) != header["checksums"][f"{side}.{name}"]:
-                    raise ValueError(f"{side}.{name} has another checksum")
-            if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
+            maps = [_mapped(folder / f"{side}.{n}", header) for n in ("ids", "starts")]
+            ids, starts = np.frombuffer(maps[0], dtype), np.frombuffer(maps[1], "int64")
+            ragged = Ragged(ids, starts, maps)
+            if starts[0] != 0 or starts[-1] != len(ids) or len(ragged.lengths) < 1:
                 raise ValueError(f"{side}.starts does not fit {side}.ids")
-            sides.append(Ragged(ids, starts))
+            sides.append(ragged)
         if len(sides[0]) != len(sides[1]):
             raise ValueError("the sides differ in length")
         return Corpus(sides[0], sides[1], header["dropped_blank"])
@@ -274,6 +301,17 @@ def read_corpus(folder: Path) -> Corpus:
         raise ValueError(
             f"{folder}: damaged cache ({error}), delete it and start again"
         ) from error
+
+
+def _mapped(path: Path, header: dict[str, Any]) -> mmap.mmap:
+    """Map a file of the cache. Raises: ValueError if its checksum is another."""
+    total = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            total = crc32(block, total)
+        if total != header["checksums"][path.name]:
+            raise ValueError(f"{path.name} has another checksum")
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _write_corpus(

@@ -14,7 +14,7 @@ from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 SPACE = "\u2581"
 
 # More sentences than this teach the vocabulary nothing new, but need memory.
-MAX_SENTENCES = 5_000_000
+MAX_SENTENCES = 1_000_000
 
 
 class Tokenizer:

@@ -111,6 +111,6 @@ def test_a_few_kills(tmp_path):
 
 @pytest.mark.stress
 def test_two_hundred_kills(tmp_path):
-    kills = survive(tmp_path, steps=20_000, kills=200)
+    kills = survive(tmp_path, steps=40_000, kills=200)
     print(f"kills survived: {kills}")
     assert kills == 200

@@ -136,16 +136,19 @@ def drawn_batches(model: str, count: int) -> int:
         )
         @given(
             st.lists(
-                st.text(st.characters(exclude_characters="\n"), max_size=60), max_size=6
+                st.text(
+                    st.characters(codec="utf-8", exclude_characters="\n"), max_size=60
+                ),
+                max_size=6,
             )
         )
         def batch(lines: list[str]) -> None:
             process.stdin.write("".join(line + "\n" for line in lines).encode())
             process.stdin.flush()
-            for line in lines:
-                answer = process.stdout.readline()
-                assert answer.endswith(b"\n")
-                assert (answer == b"\n") or line.strip()
+            answers = [process.stdout.readline() for _ in lines]
+            assert all(answer.endswith(b"\n") for answer in answers)
+            blank = [a for a, line in zip(answers, lines, strict=True) if line == ""]
+            assert blank == [b"\n"] * len(blank)
             sizes.append(resident(process.pid))
 
         batch()
