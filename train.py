@@ -35,6 +35,7 @@ from minitransformer.config import (
     RunConfig,
     TextConfig,
     TrainingConfig,
+    find_preset,
 )
 from minitransformer.cost import summary
 from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
@@ -46,7 +47,14 @@ from minitransformer.grammar.corpus import write_corpus
 from minitransformer.launch import launch
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
-from minitransformer.options import UsageError, add_arguments, build, given, positive
+from minitransformer.options import (
+    Parser,
+    UsageError,
+    add_arguments,
+    build,
+    given,
+    positive,
+)
 from minitransformer.parallel import ThreadedModel
 from minitransformer.profiling import profile_updates
 from minitransformer.text import find_text, text_pairs
@@ -54,17 +62,10 @@ from minitransformer.transformer import Transformer
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary, examples, *_ = (__doc__ or "").split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description=summary,
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
+    parser = Parser("train.py", __doc__ or "")
     add = parser.add_argument
-    add("--config", choices=PRESETS, help="preset of all defaults (default tiny)")
+    preset = f"{', '.join(PRESETS)}, or a JSON or TOML file (default tiny)"
+    add("--config", metavar="NAME", help="preset of all defaults: " + preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=positive, help="CPU threads (default all cores)")
     new = "new run directory (default runs/CONFIG-TIME)"
@@ -77,6 +78,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--restarts", default=0, type=int, metavar="N", help=restarts)
     timeout = "seconds to wait for other ranks (default 600)"
     add("--peer-timeout", default=600.0, type=float, metavar="S", help=timeout)
+    add("--dry-run", action="store_true", help="say what would be done, and end")
     profile = "time N updates by operation and write nothing (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
@@ -84,8 +86,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig):
         add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
-    if args.resume and (args.run or args.config or args.profile):
-        parser.error("--run, --config and --profile are for a new run, not --resume")
+    new_only = args.run or args.config or args.profile or args.dry_run
+    if args.resume is not None and new_only:
+        names = "--run, --config, --profile and --dry-run"
+        parser.error(f"{names} are for a new run, not --resume")
     if args.ranks > 1 and args.device != "cpu":
         parser.error("--ranks are processes on CPUs: --device cuda takes --gpus")
     if args.gpus > 1 and args.device != "cuda":
@@ -97,8 +101,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def new_config(args: argparse.Namespace) -> RunConfig:
     """Put a preset and the flags together."""
-    name, named = args.config or "tiny", given(args, TextConfig)
-    preset = PRESETS[name]
+    name, preset = find_preset(args.config or "tiny")
+    named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
     model = build(ModelConfig, preset, given(args, ModelConfig))
     if "max_positions" in args and model.max_length is None:
@@ -201,7 +205,8 @@ class Trainer:
 
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
-        cost = summary(self.model, self.stream, self.training.accumulate)
+        accumulate = self.training.accumulate
+        cost = summary(self.model, self.stream, accumulate, self.threaded)
         count = self.ranks.size
         device = f"{count} ranks, {self.device} each" if count > 1 else self.device
         where = f"run         {self.run.path}", f"device      {device}"
@@ -400,14 +405,15 @@ class Trainer:
         self.log(f"done        {self.run.path}, {self.state['seconds']:,.0f} s")
 
 
-def profile(args: argparse.Namespace) -> int:
-    """Print where the time of an update goes."""
+def try_out(args: argparse.Namespace) -> int:
+    """Print what would be trained, and where the time of an update goes."""
     with tempfile.TemporaryDirectory() as directory:
         run = RunDirectory(Path(directory))
         trainer = Trainer(run, new_config(args), args, Communicator())
         trainer.describe()
-        adam, num_threads = trainer.adam, trainer.num_threads
-        print(profile_updates(trainer.update, adam, num_threads, args.profile))
+        if args.profile:
+            adam, num_threads = trainer.adam, trainer.num_threads
+            print(profile_updates(trainer.update, adam, num_threads, args.profile))
     return 0
 
 
@@ -474,8 +480,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.ranks > 1 or args.gpus > 1 or args.restarts:
             return start_ranks(args, sys.argv[1:] if arguments is None else arguments)
-        if args.profile:
-            return profile(args)
+        if args.profile or args.dry_run:
+            return try_out(args)
         ranks = distributed.connect(args.device, args.peer_timeout)
         return run_training(args, ranks)
     except KeyboardInterrupt:

@@ -22,29 +22,28 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from minitransformer import backend, checkpoint
+from minitransformer.api import Translator, load
 from minitransformer.config import DecodingConfig
-from minitransformer.decoding import Hypothesis, encode_lines, score, translate_lines
+from minitransformer.decoding import Hypothesis, encode_lines, score
 from minitransformer.evaluation import quality
 from minitransformer.files import replacing
-from minitransformer.lexicon import Lexicon
-from minitransformer.options import UsageError, add_arguments, build, given, positive
+from minitransformer.options import (
+    Parser,
+    UsageError,
+    add_arguments,
+    build,
+    given,
+    positive,
+)
 from minitransformer.text import lines_as_they_come, read_lines
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary, examples, notes = (__doc__ or "").split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="translate.py",
-        description=summary,
-        epilog=f"examples:\n{examples}\n\n{notes}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("translate.py", __doc__ or "")
     add = parser.add_argument
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
@@ -98,43 +97,12 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
         yield from lines_as_they_come(sys.stdin.fileno(), args.buffer)
 
 
-class Translator:
-    """A loaded model and the settings it translates with."""
-
-    def __init__(self, args: argparse.Namespace, config: DecodingConfig) -> None:
-        backend.tune_allocator()
-        xp = backend.device_module(args.device)
-        path = checkpoint.resolve(args.model)
-        if args.model is None:
-            print(f"translate.py: using {path}", file=sys.stderr)
-        loaded = checkpoint.load(path)
-        loaded.parameters.move_to(xp)
-        self.model, self.tokenizer = loaded.model, loaded.tokenizer
-        self.config, self.shortlist = config, None
-        if args.shortlist:
-            vocab_size = self.tokenizer.vocab_size
-            self.shortlist = Lexicon.load(args.shortlist, vocab_size).shortlist
-        self.threads = args.threads or backend.num_cores()
-        self.lines_done = 0
-
-    def translate(self, lines: Sequence[str]) -> list[list[Hypothesis]]:
-        model, tokenizer, first = self.model, self.tokenizer, self.lines_done + 1
-        self.lines_done += len(lines)
-        config, threads, shortlist = self.config, self.threads, self.shortlist
-        return translate_lines(
-            model, tokenizer, lines, config, threads, shortlist, first
-        )
-
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Ids to score, each line whole. Raises: ValueError naming one too long."""
-        config, first = replace(self.config, long_input="error"), self.lines_done + 1
-        encoded = encode_lines(self.model, self.tokenizer, lines, config, first)
-        return [ids for [ids] in encoded]
-
-    def text(self, hypotheses: Sequence[Hypothesis]) -> list[str]:
-        """Detokenise; a translation never holds a line's end."""
-        decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
-        return [line.replace("\n", " ").replace("\r", " ") for line in decoded]
+def load_named(args: argparse.Namespace) -> Translator:
+    """Load the model that the flags name, and say which one if they name none."""
+    path = checkpoint.resolve(args.model)
+    if args.model is None:
+        print(f"translate.py: using {path}", file=sys.stderr)
+    return load(path, args.device, args.shortlist)
 
 
 def formatted(
@@ -160,10 +128,10 @@ def formatted(
 def write_translations(args: argparse.Namespace, out: TextIO) -> None:
     config = build(DecodingConfig, {}, given(args, DecodingConfig))
     references = list(read_lines(args.reference)) if args.reference else None
-    translator, outputs = Translator(args, config), list[str]()
+    translator, outputs = load_named(args), list[str]()
     number = 0
     for lines in source_lines(args):
-        for found in translator.translate(lines):
+        for found in translator.hypotheses(lines, config, args.threads, number + 1):
             texts = translator.text(found)
             if references is not None:
                 outputs.append(texts[0])
@@ -177,24 +145,26 @@ def write_translations(args: argparse.Namespace, out: TextIO) -> None:
 
 def write_scores(args: argparse.Namespace, out: TextIO) -> None:
     """Write `log-probability TAB tokens` of each given translation."""
-    config = build(DecodingConfig, {}, given(args, DecodingConfig))
-    translator, targets = Translator(args, config), read_lines(args.score)
+    named = given(args, DecodingConfig)
+    config = build(DecodingConfig, {"long_input": "error"}, named)
+    translator, targets = load_named(args), read_lines(args.score)
     total, tokens, number = 0.0, 0, 0
     for lines in source_lines(args):
+        first = number + 1
         given_lines = list(itertools.islice(targets, len(lines)))
         number += len(given_lines)
         if len(given_lines) < len(lines):
             raise ValueError(
                 f"{args.score}: expected a line for each source line, got {number}"
             )
-        sources, expected = translator.encode(lines), translator.encode(given_lines)
-        translator.lines_done += len(lines)
+        model, tokenizer = translator.model, translator.tokenizer
+        sources, expected = (
+            [ids for [ids] in encode_lines(model, tokenizer, side, config, first)]
+            for side in (lines, given_lines)
+        )
+        threads = args.threads or backend.num_cores()
         for log_prob, length in score(
-            translator.model,
-            sources,
-            expected,
-            config.decode_tokens,
-            translator.threads,
+            model, sources, expected, config.decode_tokens, threads
         ):
             out.write(f"{log_prob:.4f}\t{length}\n")
             total, tokens = total + log_prob, tokens + length

@@ -11,9 +11,18 @@ import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from minitransformer.options import Checked, UsageError, from_dict, given, option
+from minitransformer.options import (
+    Checked,
+    UsageError,
+    from_dict,
+    given,
+    option,
+    read_settings,
+    suggestion,
+)
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -325,6 +334,44 @@ class RunConfig:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error
 
+
+def find_preset(name: str) -> tuple[str, dict[str, Any]]:
+    """Return a preset of that name, or the settings in a JSON or TOML file.
+
+    A file may build on a preset that it names as `config`; the config.json of a run
+    serves, too. What it says of text is left to flags.
+
+    Raises: UsageError if there is no such preset or file, or a setting is unknown.
+    """
+    if name in PRESETS:
+        return name, PRESETS[name]
+    path = Path(name)
+    if path.suffix not in (".json", ".toml"):
+        raise UsageError(
+            f"--config: expected {', '.join(PRESETS)}, FILE.json or FILE.toml, "
+            f"got {name}{suggestion(name, PRESETS)}"
+        )
+    values = read_settings(path)
+    values.pop("preset", None)
+    base = values.pop("config", None)
+    if base is not None and base not in PRESETS:
+        raise UsageError(
+            f"{path}: config: expected {', '.join(PRESETS)}, got {base}"
+            f"{suggestion(str(base), PRESETS)}"
+        )
+    known = {
+        f.name
+        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
+        for f in dataclasses.fields(cls)
+    }
+    values = {key: value for key, value in values.items() if key not in SPLITS}
+    if unknown := sorted(values.keys() - known):
+        hint = suggestion(unknown[0], known)
+        raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
+    return path.stem, {**(PRESETS[base] if base else {}), **values}
+
+
+SPLITS = ("train", "val", "test")
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The built-in corpus: a few minutes on two CPU cores.

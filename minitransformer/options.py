@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+import json
+import sys
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import field
+from pathlib import Path
 from typing import Any, TypeVar
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 C = TypeVar("C")
 
@@ -16,6 +26,38 @@ METAVARS = {int: "N", float: "X", str: "NAME"}
 
 class UsageError(ValueError):
     """Arguments that are wrong in themselves or together: exit code 2."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What `name` may have been meant to be, as the end of an error's line."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that suggests what an unknown flag may have been meant to be.
+
+    `doc` is a script's docstring: a summary, a blank line, examples, and perhaps notes.
+    """
+
+    def __init__(self, prog: str, doc: str) -> None:
+        summary, examples, *notes = doc.split("\n\n")
+        super().__init__(
+            prog=prog,
+            description=summary,
+            epilog="\n\n".join(["examples:\n" + examples, *notes]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = next((x for x in unknown if x.startswith("-")), unknown[0])
+            flag = flag.partition("=")[0]
+            hint = suggestion(flag, self._option_string_actions)
+            self.error(f"unrecognized argument {flag}{hint}")
+        return found
 
 
 def option(
@@ -86,6 +128,25 @@ def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
         return cls(**{k: v for k, v in merged.items() if k in names})
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a JSON or TOML file of settings by field name; tables in it are flattened.
+
+    Raises: UsageError if it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        read = tomllib.loads if path.suffix == ".toml" else json.loads
+        values: Any = read(text)
+        if not isinstance(values, dict):
+            raise ValueError("expected an object of settings")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:

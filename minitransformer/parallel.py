@@ -10,6 +10,7 @@ some parts of every batch.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -101,10 +102,16 @@ class ThreadedModel:
     def _cut(self, batch: Batch) -> list[Batch]:
         """Cut a batch into parts: one a thread, or more if those would be large."""
         tokens = max(batch.source.size, batch.target.size)
-        threads = self.num_threads * self.communicator.size
-        at_once = WIDTH_AT_ONCE // self.model.config.d_model * threads
-        rounds = math.ceil(tokens / at_once) if self.xp is np else 1
-        return batch.split(rounds * threads)
+        ranks = self.communicator.size
+        rounds = math.ceil(tokens / (self.tokens_at_once * ranks))
+        return batch.split(rounds * self.num_threads * ranks)
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens of one side that all threads together have in work, at most."""
+        if self.xp is not np:
+            return sys.maxsize
+        return WIDTH_AT_ONCE // self.model.config.d_model * self.num_threads
 
     def _collect(self, share: int) -> None:
         """Add the replicas' gradients to the model's, for a share of the parameters.

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -13,8 +14,9 @@ from minitransformer.config import (
     RunConfig,
     TextConfig,
     TrainingConfig,
+    find_preset,
 )
-from minitransformer.options import UsageError
+from minitransformer.options import Parser, UsageError, add_arguments, build
 
 ALL = (ModelConfig, TrainingConfig, DecodingConfig)
 
@@ -124,3 +126,57 @@ def test_a_resumed_run_changes_its_length_only():
         run_config().resumed(parse("--seed", "9"))
     with pytest.raises(UsageError, match="--data: cannot change"):
         run_config().resumed(parse("--data", "x"))
+
+
+def test_settings_from_a_file_build_on_a_preset(tmp_path):
+    toml = tmp_path / "mine.toml"
+    toml.write_text('config = "multi30k"\nsteps = 5\n[model]\nd_model = 64\n')
+    name, values = find_preset(str(toml))
+    assert name == "mine"
+    assert values == {**PRESETS["multi30k"], "steps": 5, "d_model": 64}
+
+
+def test_a_runs_settings_are_a_preset_of_another(tmp_path):
+    run = RunConfig(
+        "multi30k",
+        build(ModelConfig, PRESETS["multi30k"], {}),
+        build(TrainingConfig, PRESETS["multi30k"], {"steps": 7}),
+        DecodingConfig(beam=5),
+        {"train": ("a", "b")},
+    )
+    path = tmp_path / "config.json"
+    path.write_text(run.to_json())
+    _, values = find_preset(str(path))
+    assert build(ModelConfig, values, {}) == run.model
+    assert build(TrainingConfig, values, {}) == run.training
+    assert build(DecodingConfig, values, {}) == run.decoding
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("multi3ok", None, "got multi3ok; did you mean multi30k?"),
+        ("none.json", None, "No such file"),
+        ("x.json", "{", "x.json: "),
+        ("x.json", "[1]", "expected an object of settings"),
+        ("x.toml", "d_modell = 1", "unknown setting d_modell; did you mean d_model?"),
+        ("x.toml", 'config = "bose"', "got bose; did you mean base?"),
+    ],
+)
+def test_wrong_presets_are_explained(tmp_path, monkeypatch, name, text, message):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        find_preset(name)
+
+
+def test_a_mistyped_flag_is_corrected(capsys):
+    parser = Parser("x.py", "What it does.\n\n    an example\n\nNotes.")
+    add_arguments(parser, TrainingConfig)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--max-token=7"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    expected = "unrecognized argument --max-token; did you mean --max-tokens?"
+    assert said == f"x.py: error: {expected}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
         ("--steps many", 2, "--steps"),
         ("--config huge", 2, "--config"),
         ("--threads 0", 2, "--threads: expected a whole number of at least 1"),
-        ("--no-such-flag", 2, "unrecognized arguments: --no-such-flag"),
+        ("--no-such-flag", 2, "unrecognized argument --no-such-flag"),
         ("--source en", 2, "--source and --target need --data"),
         ("--data .", 2, "--data expects --source and --target"),
         ("--data none --source en --target de", 1, "expected a folder, found none"),
@@ -214,7 +215,7 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
         ("--resume x --run y", 2, "are for a new run, not --resume"),
-        ("--nbest 2", 2, "unrecognized arguments: --nbest 2"),
+        ("--nbest 2", 2, "unrecognized argument --nbest"),
         ("--max-positions 99", 2, "does nothing without --positions learned"),
         ("--beam 0", 2, "beam: expected at least 1, got 0"),
         ("--device tpu", 1, "expected a device cpu, cuda or cuda:N, got 'tpu'"),
@@ -283,6 +284,16 @@ def test_a_vocabulary_too_large_names_the_limit(tmp_path, folder):
     assert result.returncode == 1
     assert "vocab_size: expected at most" in result.stderr
     assert not os.path.exists(tmp_path / "run")
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, folder):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    result = train(tmp_path, *data, *SMALL, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    for word in ("device", "parameters", "text", "update", "memory"):
+        assert re.search(rf"^{word} +\S", result.stdout, re.MULTILINE), word
+    assert "step" not in result.stdout
+    assert not (tmp_path / "runs").exists()
 
 
 def test_profile_prints_a_table_and_leaves_nothing_behind(tmp_path, folder):
