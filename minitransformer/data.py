@@ -1,7 +1,7 @@
 """From text to batches of ids (section 5.1).
 
-Text is encoded once into memory-mapped ids, in a cache folder named by the content of
-the text and the tokenizer. An epoch is a shuffled list of batches of sentences of about
+Text is encoded once into ids on disk, in a cache folder named by the content of the
+text and the tokenizer. An epoch is a shuffled list of batches of sentences of about
 the same length. Shapes: B batch, S source, T target.
 """
 
@@ -11,11 +11,11 @@ import functools
 import hashlib
 import itertools
 import json
-import mmap
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -30,19 +30,43 @@ LINES_PER_CHUNK = 50_000
 # Indices of pairs: half of int64's memory, which counts where there are millions.
 INDEX = np.int32
 
+# Pairs that are sorted by length together: enough for batches with little padding, few
+# enough that sorting needs little memory beside the corpus.
+PAIRS_TOGETHER = 4_000_000
+
+
+class StoredIds:
+    """Ids in a file, of which only what is asked for is read.
+
+    A mapping would keep every page that was ever touched resident.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._descriptor, self._dtype = os.open(path, os.O_RDONLY), np.dtype(dtype)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._size = path.stat().st_size // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return some stretches end to end. Shapes: starts, lengths [B] -> [total]"""
+        descriptor, width = self._descriptor, self._dtype.itemsize
+        parts = [
+            os.pread(descriptor, length * width, start * width)
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
+        return np.frombuffer(b"".join(parts), self._dtype)
+
 
 class Ragged:
-    """Sequences of ids end to end in one array: sequence i is ids[starts[i]:...].
-
-    The arrays may lie in files that are mapped into memory, `maps`.
+    """Sequences of ids end to end: sequence i is ids[starts[i]:starts[i + 1]].
 
     Shapes: ids [total], starts [number of sequences + 1]
     """
 
-    def __init__(
-        self, ids: np.ndarray, starts: np.ndarray, maps: Sequence[mmap.mmap] = ()
-    ) -> None:
-        self.ids, self.starts, self._maps = ids, starts, maps
+    def __init__(self, ids: np.ndarray | StoredIds, starts: np.ndarray) -> None:
+        self.ids, self.starts = ids, starts
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -57,28 +81,29 @@ class Ragged:
             if not 0 <= found.min() <= found.max() < 1 << 31:
                 raise ValueError("the starts of sentences do not rise")
             lengths[part] = found
-        self.release()
         return lengths
 
-    def release(self) -> None:
-        """Let go of the pages that were read, so that a large corpus stays on disk."""
-        for mapped in self._maps:
-            if hasattr(mmap, "MADV_DONTNEED"):
-                mapped.madvise(mmap.MADV_DONTNEED)
+    def end_to_end(self, chosen: np.ndarray) -> np.ndarray:
+        """The ids of some sequences, one after another. Shapes: chosen [B] -> [N]"""
+        starts = self.starts[chosen]
+        lengths = self.starts[chosen + 1] - starts
+        if isinstance(self.ids, StoredIds):
+            return self.ids.read(starts, lengths)
+        first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        return self.ids[first + np.arange(len(first))]
 
     def padded(self, chosen: np.ndarray, first: int | None = None) -> np.ndarray:
         """Stack some sequences, each with EOS and, if given, `first` before it.
 
         Shapes: chosen [B] -> [B, longest]
         """
-        starts = self.starts[chosen]
-        lengths = self.starts[chosen + 1] - starts
+        lengths = self.starts[chosen + 1] - self.starts[chosen]
         columns = np.arange(lengths.max(initial=0))
         inside = columns < lengths[:, None]
         begin = int(first is not None)
         out = np.full((len(chosen), begin + len(columns) + 1), PAD_ID, dtype=np.int64)
         body = out[:, begin:-1]
-        body[inside] = self.ids[(starts[:, None] + columns)[inside]]
+        body[inside] = self.end_to_end(chosen)
         out[np.arange(len(chosen)), begin + lengths] = EOS_ID
         if first is not None:
             out[:, 0] = first
@@ -135,10 +160,7 @@ class Corpus:
         return len(self.source)
 
     def batch(self, chosen: np.ndarray) -> Batch:
-        batch = Batch(self.source.padded(chosen), self.target.padded(chosen, BOS_ID))
-        self.source.release()
-        self.target.release()
-        return batch
+        return Batch(self.source.padded(chosen), self.target.padded(chosen, BOS_ID))
 
     def within(self, max_length: int) -> np.ndarray:
         """Indices of pairs of at most `max_length` tokens a side, EOS included."""
@@ -157,6 +179,16 @@ class Corpus:
         """
         if rng is not None:
             pairs = rng.permutation(pairs)
+        batches = [
+            batch
+            for first in range(0, len(pairs), PAIRS_TOGETHER)
+            for batch in self._cut(pairs[first : first + PAIRS_TOGETHER], max_tokens)
+        ]
+        if rng is not None:
+            rng.shuffle(batches)
+        return batches
+
+    def _cut(self, pairs: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         source, target = self.source.lengths[pairs] + 1, self.target.lengths[pairs] + 1
         total = max(source.sum(), target.sum())
         first = np.arange(len(pairs), dtype=INDEX)
@@ -179,8 +211,6 @@ class Corpus:
             del s, t, tokens, halves
             waiting.append((group[low], parts // 2))
             waiting.append((group[high], parts - parts // 2))
-        if rng is not None:
-            rng.shuffle(batches)
         return batches
 
 
@@ -288,9 +318,12 @@ def read_corpus(folder: Path) -> Corpus:
         if dtype not in ("uint16", "int32"):
             raise ValueError(f"ids of type {dtype!r}")
         for side in ("source", "target"):
-            maps = [_mapped(folder / f"{side}.{n}", header) for n in ("ids", "starts")]
-            ids, starts = np.frombuffer(maps[0], dtype), np.frombuffer(maps[1], "int64")
-            ragged = Ragged(ids, starts, maps)
+            for name in (f"{side}.ids", f"{side}.starts"):
+                if _checksum(folder / name) != header["checksums"][name]:
+                    raise ValueError(f"{name} has another checksum")
+            ids = StoredIds(folder / f"{side}.ids", dtype)
+            starts = np.asarray(np.memmap(folder / f"{side}.starts", "int64", mode="r"))
+            ragged = Ragged(ids, starts)
             if starts[0] != 0 or starts[-1] != len(ids) or len(ragged.lengths) < 1:
                 raise ValueError(f"{side}.starts does not fit {side}.ids")
             sides.append(ragged)
@@ -303,15 +336,12 @@ def read_corpus(folder: Path) -> Corpus:
         ) from error
 
 
-def _mapped(path: Path, header: dict[str, Any]) -> mmap.mmap:
-    """Map a file of the cache. Raises: ValueError if its checksum is another."""
+def _checksum(path: Path) -> int:
     total = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             total = crc32(block, total)
-        if total != header["checksums"][path.name]:
-            raise ValueError(f"{path.name} has another checksum")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return total
 
 
 def _write_corpus(

@@ -49,9 +49,8 @@ class Lexicon:
 
         Padding, unknown, begin and end come first. Shapes: any -> [n]
         """
-        starts, ids = self.translations.starts, self.translations.ids
-        lists = [ids[starts[i] : starts[i + 1]] for i in np.unique(source)]
-        return np.unique(np.concatenate([SPECIAL, self.frequent, *lists]))
+        likely = self.translations.end_to_end(np.unique(source))
+        return np.unique(np.concatenate([SPECIAL, self.frequent, likely]))
 
     def save(self, path: Path) -> None:
         tensors: dict[str, np.ndarray] = {
@@ -136,11 +135,8 @@ def train_lexicon(
 
 def _gathered(lines: Ragged, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of the chosen lines end to end, and where each line starts."""
-    tokens = np.concatenate(
-        [lines.ids[lines.starts[i] : lines.starts[i + 1]] for i in order]
-    )
     lengths = lines.lengths[order]
-    return tokens, np.cumsum(lengths) - lengths
+    return lines.end_to_end(order), np.cumsum(lengths) - lengths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -65,7 +65,7 @@ def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
     ]
     for i, (source, target) in zip(chosen, rows, strict=True):
         expected = [
-            list(side.ids[side.starts[i] : side.starts[i + 1]])
+            list(side.end_to_end(np.array([i])))
             for side in (corpus.source, corpus.target)
         ]
         assert source == [*expected[0], EOS_ID]
@@ -114,12 +114,8 @@ def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
     pair = write_pair(tmp_path, "\n".join(source), "\n".join(target) + "\n")
     corpus = data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
     assert (len(corpus), corpus.dropped_blank) == (100, 1)
-    ids = [corpus.source.ids[a:b] for a, b in zip(*_bounds(corpus.source), strict=True)]
+    ids = [corpus.source.end_to_end(np.array([i])) for i in range(100)]
     assert tokenizer.decode(ids) == LINES[:100]
-
-
-def _bounds(side):
-    return side.starts[:-1], side.starts[1:]
 
 
 def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):
@@ -130,7 +126,10 @@ def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):
     pair.source.rename(moved.source)
     pair.target.rename(moved.target)
     again = data.encoded_corpus(moved, tokenizer, tmp_path / "cache")
-    np.testing.assert_array_equal(first.source.ids, again.source.ids)
+    everything = np.arange(len(first))
+    np.testing.assert_array_equal(
+        first.source.end_to_end(everything), again.source.end_to_end(everything)
+    )
     moved.source.write_text("\n".join(LINES[::-1]))
     with pytest.raises(TypeError):
         data.encoded_corpus(moved, tokenizer, tmp_path / "cache")
