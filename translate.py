@@ -5,6 +5,8 @@
     cat new.en | python translate.py --beam 5 --nbest 3
     python translate.py --input test.en --reference test.de > test.out
     python translate.py --input test.en --score test.de
+    python translate.py --attention heads.html "A dog runs through the snow."
+    python translate.py --serve
 
 One line is written for each line read, in order, to standard output; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
@@ -30,7 +32,7 @@ from minitransformer.api import Translator, load
 from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, encode_lines, score
 from minitransformer.evaluation import quality
-from minitransformer.files import replacing
+from minitransformer.files import replacing, write_bytes
 from minitransformer.options import (
     Parser,
     UsageError,
@@ -62,6 +64,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "choose among likely words only, listed by python -m minitransformer.lexicon"
     )
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
+    heads = "write a page that shows where each head looks, of one sentence"
+    add("--attention", type=Path, metavar="FILE.html", help=heads)
+    served = "serve a page to translate on, at this port (default 8000)"
+    add("--serve", nargs="?", const=8000, type=positive, metavar="PORT", help=served)
+    host = "where to serve (default 127.0.0.1; elsewhere a token is asked for)"
+    add("--host", metavar="NAME", help=host)
     add("--json", action="store_true", help="write a JSON object a line")
     add("--threads", type=positive, help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
@@ -77,6 +85,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     }
     if args.score and (useless := sorted(decoding | others)):
         parser.error(f"--{useless[0].replace('_', '-')} does nothing with --score")
+    if args.attention and (len(args.sentence) != 1 or args.score or args.serve):
+        parser.error("--attention expects one sentence and neither --score nor --serve")
+    if args.attention and args.attention.suffix != ".html":
+        parser.error(f"--attention: expected FILE.html, got {args.attention}")
+    if args.serve and (args.sentence or args.input or args.score or args.output):
+        parser.error("--serve gets its text from the page")
+    if args.host and not args.serve:
+        parser.error("--host does nothing without --serve")
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
     return args
@@ -194,6 +210,19 @@ def output(path: Path | None) -> Iterator[TextIO]:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     try:
+        if args.serve:
+            from minitransformer.serve import serve  # not needed to translate a line
+
+            config = build(DecodingConfig, {}, given(args, DecodingConfig))
+            serve(load_named(args), config, args.host or "127.0.0.1", args.serve)
+            return 0
+        if args.attention:
+            from minitransformer.attention import attention_maps, attention_page
+
+            [sentence] = args.sentence
+            maps = attention_maps(load_named(args), sentence.replace("\n", " "))
+            write_bytes(args.attention, attention_page(maps).encode())
+            return 0
         with output(args.output) as out:
             (write_scores if args.score else write_translations)(args, out)
     except KeyboardInterrupt:

@@ -173,11 +173,7 @@ def attention(
     xp = array_module(q)
     query, key, value = (_split_heads(x, num_heads) for x in (q, k, v))
     scale = 1 / math.sqrt(query.shape[-1])
-    weights = query @ key.swapaxes(-1, -2)  # [B, H, T, S]
-    weights *= scale
-    if mask is not None:
-        weights += xp.where(mask, 0, MASKED_SCORE).astype(weights.dtype)
-    _softmax_in_place(xp, weights)
+    weights = attention_weights(q, k, mask, num_heads=num_heads)  # [B, H, T, S]
     keep, factor, dropped = None, 1.0, weights
     if rng is not None and rate > 0:
         keep, factor = rng.keep_mask(weights.shape, rate)
@@ -201,6 +197,24 @@ def attention(
         return dq, dk, dv, None
 
     return out, vjp
+
+
+def attention_weights(
+    q: Array, k: Array, mask: Array | None, *, num_heads: int
+) -> Array:
+    """softmax(Q K^T / sqrt(d_k)) of each head: what `attention` weighs V with.
+
+    Shapes: q [B, T, H d_k], k [B, S, H d_k], mask broadcasting to [B, H, T, S]
+    -> [B, H, T, S]
+    """
+    xp = array_module(q)
+    query, key = _split_heads(q, num_heads), _split_heads(k, num_heads)
+    weights = query @ key.swapaxes(-1, -2)
+    weights *= 1 / math.sqrt(query.shape[-1])
+    if mask is not None:
+        weights += xp.where(mask, 0, MASKED_SCORE).astype(weights.dtype)
+    _softmax_in_place(xp, weights)
+    return weights
 
 
 @primitive

@@ -74,8 +74,17 @@ class Tokenizer:
         return cls(model.getvalue())
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Return the ids of each line, without begin and end."""
-        return self._processor.encode(list(lines), num_threads=num_threads)
+        """Return the ids of each line, without begin and end.
+
+        Raises: ValueError if a line holds half a character (a lone surrogate).
+        """
+        try:
+            return self._processor.encode(list(lines), num_threads=num_threads)
+        except TypeError as error:
+            wrong = next((x for x in lines if not _is_unicode(x)), "")
+            raise ValueError(
+                f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}"
+            ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each list of ids, detokenised."""
@@ -98,6 +107,14 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word pieces of one list of ids, as plots and tables show them."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _explain(message: str, vocab_size: int) -> str:
