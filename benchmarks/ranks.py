@@ -3,8 +3,8 @@
     python benchmarks/ranks.py --data data/multi30k --cache cache
 
 Trains the preset `multi30k` on 1 and 2 MPI ranks of one thread each, in turns, and
-compares tokens a second. Then times sums of vectors over 2, 4 and 8 ranks and fits
-seconds = latency * 2 (R - 1) + bytes * 2 (R - 1) / R / bandwidth, a ring's cost.
+compares tokens a second. Then times sums of vectors over 2, 4 and 8 ranks and fits to
+each: seconds = latency * 2 (R - 1) + bytes * 2 (R - 1) / R / bandwidth, a ring's cost.
 """
 
 from __future__ import annotations
@@ -74,15 +74,16 @@ def sums(ranks: int) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def fitted(seconds: dict[int, dict[str, float]]) -> dict[str, float]:
+def fitted(ranks: int, seconds: dict[str, float]) -> dict[str, float]:
     """Least squares of the relative error: seconds, and bytes a second."""
-    rows, values = [], []
-    for ranks, found in seconds.items():
-        for size, taken in found.items():
-            steps = 2 * (ranks - 1)
-            rows.append((steps / taken, 4 * int(size) * steps / ranks / taken))
-            values.append(1.0)
-    latency, per_byte = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0]
+    steps = 2 * (ranks - 1)
+    rows = [
+        (steps / taken, 4 * int(size) * steps / ranks / taken)
+        for size, taken in seconds.items()
+    ]
+    latency, per_byte = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[
+        0
+    ]
     return {"latency_seconds": latency, "bytes_per_second": 1 / per_byte}
 
 
@@ -112,7 +113,8 @@ def main() -> None:
             "speed_of_two_over_one": ratio(found[2], found[1], "tokens_per_second"),
         }
     seconds = {ranks: sums(ranks) for ranks in (2, 4, 8)}
-    report("ranks", **values, seconds_of_a_sum=seconds, fit=fitted(seconds))
+    fits = {ranks: fitted(ranks, found) for ranks, found in seconds.items()}
+    report("ranks", **values, seconds_of_a_sum=seconds, fit=fits)
 
 
 if __name__ == "__main__":
