@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -67,6 +67,12 @@ class Ragged:
 
     def __init__(self, ids: np.ndarray | StoredIds, starts: np.ndarray) -> None:
         self.ids, self.starts = ids, starts
+
+    @classmethod
+    def from_lists(cls, lines: Sequence[Sequence[int]]) -> Ragged:
+        lengths = [len(line) for line in lines]
+        ids = np.fromiter((i for line in lines for i in line), np.int64, sum(lengths))
+        return cls(ids, np.cumsum([0, *lengths]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -298,7 +298,7 @@ def translate(
     `shortlist`, a batch is translated by the tokens that it returns for its source ids
     (sorted, the special ones first), and probabilities are relative to those.
     """
-    encoded = _ragged(sources)
+    encoded = Ragged.from_lists(sources)
     xp = array_module(model.embedding.table.data)
 
     def work(chosen: np.ndarray) -> list[list[Hypothesis]]:
@@ -403,7 +403,7 @@ def score(
 
     Units: nats; perplexity is exp(-sum of log-probabilities / sum of tokens)
     """
-    encoded, expected = _ragged(sources), _ragged(targets)
+    encoded, expected = Ragged.from_lists(sources), Ragged.from_lists(targets)
     xp = array_module(model.embedding.table.data)
     longer = Ragged(
         encoded.ids,
@@ -425,12 +425,6 @@ def score(
     return [
         (float(x), len(target) + 1) for x, target in zip(results, targets, strict=True)
     ]
-
-
-def _ragged(lines: Sequence[Sequence[int]]) -> Ragged:
-    lengths = [len(line) for line in lines]
-    ids = np.fromiter((i for line in lines for i in line), np.int64, sum(lengths))
-    return Ragged(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
 def _batches(lines: Ragged, max_tokens: int) -> list[np.ndarray]:

@@ -48,3 +48,27 @@ def test_links_lead_to_files():
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_files_import_only_from_those_above_them():
+    """The order of the README's table; so there is no cycle either."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme[readme.index("## Reading the source") :]
+    rows = [
+        re.findall(r"\((?:minitransformer/)?([\w/]+)(?:\.py)?/?\)", line)
+        for line in table.splitlines()
+        if line.startswith("| [")
+    ]
+    place = {name: number for number, row in enumerate(rows) for name in row}
+    package = ROOT / "minitransformer"
+    files = {p.stem: p for p in (*package.glob("*.py"), ROOT / "train.py")}
+    files.pop("__init__")
+    assert files.keys() <= place.keys()
+    for name, path in files.items():
+        text = path.read_text(encoding="utf-8")
+        found = re.findall(r"^ *from minitransformer\.(\w+)", text, re.MULTILINE)
+        for line in re.findall(r"^ *from minitransformer import (.+)$", text, re.M):
+            found += re.findall(r"\w+", line)
+        for other in found:
+            assert place[other] <= place[name], f"{name} imports {other}"
+        assert len(text.splitlines()) < (450 if path.parent == package else 500)
