@@ -1,5 +1,6 @@
 """Every snippet of the tour runs, on a model trained by the command that it gives."""
 
+import ast
 import os
 import re
 import subprocess
@@ -66,9 +67,13 @@ def test_files_import_only_from_those_above_them():
     assert files.keys() <= place.keys()
     for name, path in files.items():
         text = path.read_text(encoding="utf-8")
-        found = re.findall(r"^ *from minitransformer\.(\w+)", text, re.MULTILINE)
-        for line in re.findall(r"^ *from minitransformer import (.+)$", text, re.M):
-            found += [name for name in re.findall(r"\w+", line) if name in place]
+        found = []
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            first, *rest = str(node.module).split(".")
+            if first == "minitransformer":
+                found += rest[:1] or [alias.name for alias in node.names]
         for other in found:
             assert place[other] <= place[name], f"{name} imports {other}"
         assert len(text.splitlines()) < (450 if path.parent == package else 500)
