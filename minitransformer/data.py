@@ -132,11 +132,6 @@ class Batch:
         """Tokens to predict, EOS included."""
         return int((self.target[:, 1:] != PAD_ID).sum())
 
-    @property
-    def padded_tokens(self) -> int:
-        """Tokens computed on both sides, padding included."""
-        return self.source.size + self.target[:, 1:].size
-
     def split(self, parts: int) -> list[Batch]:
         """Cut into `parts` batches of as many sentences (fewer if there are fewer)."""
         return [
