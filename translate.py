@@ -35,9 +35,9 @@ from minitransformer.evaluation import quality
 from minitransformer.files import replacing, write_bytes
 from minitransformer.options import (
     Parser,
-    UsageError,
     add_arguments,
     build,
+    exit_code,
     given,
     positive,
 )
@@ -207,34 +207,34 @@ def output(path: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse_arguments(arguments)
+def run(args: argparse.Namespace) -> int:
+    """Do what the flags say; return the exit code."""
+    if args.serve:
+        from minitransformer.serve import serve  # not needed to translate a line
+
+        config = build(DecodingConfig, {}, given(args, DecodingConfig))
+        serve(load_named(args), config, args.host or "127.0.0.1", args.serve)
+        return 0
+    if args.attention:
+        from minitransformer.attention import attention_maps, attention_page
+
+        [sentence] = args.sentence
+        maps = attention_maps(load_named(args), sentence.replace("\n", " "))
+        write_bytes(args.attention, attention_page(maps).encode())
+        return 0
     try:
-        if args.serve:
-            from minitransformer.serve import serve  # not needed to translate a line
-
-            config = build(DecodingConfig, {}, given(args, DecodingConfig))
-            serve(load_named(args), config, args.host or "127.0.0.1", args.serve)
-            return 0
-        if args.attention:
-            from minitransformer.attention import attention_maps, attention_page
-
-            [sentence] = args.sentence
-            maps = attention_maps(load_named(args), sentence.replace("\n", " "))
-            write_bytes(args.attention, attention_page(maps).encode())
-            return 0
         with output(args.output) as out:
             (write_scores if args.score else write_translations)(args, out)
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # The reader has gone, as `| head` does: end as other Unix tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"translate.py: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_arguments(arguments)
+    return exit_code("translate.py", lambda: run(args))
 
 
 if __name__ == "__main__":

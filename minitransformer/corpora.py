@@ -1,4 +1,6 @@
-"""Download public corpora: python -m minitransformer.corpora multi30k data/multi30k
+"""Download a public corpus and verify it.
+
+    python -m minitransformer.corpora multi30k data/multi30k
 
 Downloads resume where they stopped. The files of Multi30k are verified by sha256; those
 of WMT 2014, for which no digests are published, by the size that the server announces
@@ -8,7 +10,6 @@ folder receives train, val and test files for `train.py --data`.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import html
@@ -28,6 +29,8 @@ from typing import IO, cast
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
+
+from minitransformer.options import Parser, exit_code
 
 ATTEMPTS = 5
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
@@ -142,7 +145,7 @@ CORPORA = {
 }
 
 
-class CorpusError(Exception):
+class CorpusError(RuntimeError):
     """What went wrong, in one line."""
 
 
@@ -320,23 +323,16 @@ def _mirrored(download: Download, mirror: str | None) -> Download:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m minitransformer.corpora",
-        description="Download a public corpus and verify it.",
-        epilog="example: python -m minitransformer.corpora multi30k data/multi30k",
-    )
+    parser = Parser("python -m minitransformer.corpora", __doc__ or "")
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("folder", type=Path, help="where its files go")
     parser.add_argument("--mirror", metavar="URL", help="server to use instead")
     args = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         download_corpus(args.corpus, args.folder, args.mirror)
-    except KeyboardInterrupt:
-        return 130
-    except (CorpusError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("corpora", work)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ differ and long sentences may come out differently; greedy output is the same.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from minitransformer import checkpoint
 from minitransformer.layers import FeedForward, LayerNorm, MultiHeadAttention, sinusoids
 from minitransformer.ops import LAYER_NORM_EPSILON
+from minitransformer.options import Parser, exit_code
 from minitransformer.transformer import Transformer
 
 QUANTIZATIONS = ("float32", "int8", "int16", "float16")
@@ -130,29 +130,22 @@ def to_ctranslate2(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    summary, example, *_ = (__doc__ or "").split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m minitransformer.export",
-        description=summary,
-        epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m minitransformer.export", __doc__ or "")
     parser.add_argument("engine", choices=("ctranslate2",))
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
     parser.add_argument("directory", type=Path, help="a new directory to write")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="float32")
     args = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         source = checkpoint.resolve(args.run)
         trained = checkpoint.load(source)
         pieces = trained.tokenizer.pieces(range(trained.tokenizer.vocab_size))
         to_ctranslate2(trained.model, pieces, args.directory, args.quantization)
         (args.directory / "tokenizer.model").write_bytes(trained.tokenizer.model)
         print(f"wrote {source} to {args.directory} in {args.quantization}")
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"export: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("export", work)
 
 
 if __name__ == "__main__":

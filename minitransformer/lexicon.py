@@ -11,7 +11,6 @@ be missed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from minitransformer.checkpoint import RunDirectory
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.data import Corpus, Ragged, encoded_corpus
 from minitransformer.files import replacing
-from minitransformer.options import positive
+from minitransformer.options import Parser, exit_code, positive
 from minitransformer.text import text_pairs
 from minitransformer.tokenizer import Tokenizer
 
@@ -140,13 +139,7 @@ def _gathered(lines: Ragged, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    summary, example, *_ = (__doc__ or "").split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m minitransformer.lexicon",
-        description=summary,
-        epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m minitransformer.lexicon", __doc__ or "")
     add = parser.add_argument
     add("run", type=Path, help="the run directory whose training text teaches it")
     add("file", type=Path, help="the lexicon to write")
@@ -154,20 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--frequent", type=positive, default=256, help="tokens always in (default 256)")
     add("--cache", type=Path, default=Path("cache"), help="as in train.py")
     args = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         run = RunDirectory(args.run)
         train = text_pairs(run.read_config().text)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
         corpus = encoded_corpus(train, tokenizer, args.cache)
-        vocab_size = tokenizer.vocab_size
-        train_lexicon(corpus, vocab_size, args.translations, args.frequent).save(
-            args.file
-        )
+        size, count = tokenizer.vocab_size, args.translations
+        train_lexicon(corpus, size, count, args.frequent).save(args.file)
         print(f"wrote {args.file} from {len(corpus):,} pairs")
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"lexicon: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("lexicon", work)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,6 +58,21 @@ class Parser(argparse.ArgumentParser):
             hint = suggestion(flag, self._option_string_actions)
             self.error(f"unrecognized argument {flag}{hint}")
         return found
+
+
+def exit_code(prog: str, work: Callable[[], int | None]) -> int:
+    """Do the work of a command; say in one line what went wrong, if anything did.
+
+    0 (or what `work` returns) where all went well, 1 for failures, 2 for usage, 130
+    for Ctrl-C.
+    """
+    try:
+        return work() or 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def option(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from minitransformer.checkpoint import RunDirectory
-from minitransformer.options import Parser, UsageError, positive
+from minitransformer.options import Parser, UsageError, exit_code, positive
 
 Series = tuple[list[float], list[float]]
 
@@ -222,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help=events)
     args = parser.parse_args(arguments)
     runs = [RunDirectory(path) for path in args.run]
-    try:
+
+    def work() -> None:
         if args.live and (args.output or args.tensorboard):
             raise UsageError("--live does not go with --output or --tensorboard")
         if args.live:
@@ -235,12 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UsageError(f"--output: expected .png or .svg, got {output}")
             draw(runs, args.what, args.against, output)
             print(output)
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
-    return 0
+
+    return exit_code(parser.prog, work)
 
 
 if __name__ == "__main__":
