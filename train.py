@@ -29,13 +29,11 @@ from tqdm import tqdm
 from minitransformer import backend, checkpoint, distributed
 from minitransformer.checkpoint import Checkpoint, RunDirectory, WatchedRun
 from minitransformer.config import (
-    PRESETS,
     DecodingConfig,
     ModelConfig,
     RunConfig,
     TextConfig,
     TrainingConfig,
-    find_preset,
 )
 from minitransformer.cost import summary
 from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
@@ -56,6 +54,7 @@ from minitransformer.options import (
     positive,
 )
 from minitransformer.parallel import ThreadedModel
+from minitransformer.presets import find_preset
 from minitransformer.profiling import profile_updates
 from minitransformer.text import find_text, text_pairs
 from minitransformer.transformer import Transformer
@@ -64,8 +63,8 @@ from minitransformer.transformer import Transformer
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", __doc__ or "")
     add = parser.add_argument
-    preset = f"{', '.join(PRESETS)}, or a JSON or TOML file (default tiny)"
-    add("--config", metavar="NAME", help="preset of all defaults: " + preset)
+    preset = "tiny, multi30k, base, big, base-ROW of Table 3 or a JSON or TOML file"
+    add("--config", metavar="NAME", help=f"all defaults: {preset} (default tiny)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=positive, help="CPU threads (default all cores)")
     new = "new run directory (default runs/CONFIG-TIME)"

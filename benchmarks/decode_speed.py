@@ -28,16 +28,11 @@ import numpy as np
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
 from minitransformer import backend, checkpoint, export
-from minitransformer.config import (
-    EOS_ID,
-    PAD_ID,
-    PRESETS,
-    DecodingConfig,
-    ModelConfig,
-)
+from minitransformer.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
 from minitransformer.decoding import translate
 from minitransformer.lexicon import Lexicon
 from minitransformer.options import build
+from minitransformer.presets import PRESETS
 from minitransformer.text import read_lines
 from minitransformer.transformer import Transformer
 

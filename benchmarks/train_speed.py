@@ -30,12 +30,13 @@ from harness import alternate, medians, peak_memory_mb, ratio, report
 from threadpoolctl import threadpool_limits
 
 from minitransformer import backend
-from minitransformer.config import PAD_ID, PRESETS, ModelConfig
+from minitransformer.config import PAD_ID, ModelConfig
 from minitransformer.data import Batch, cached_tokenizer, encoded_corpus
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam
 from minitransformer.options import build
 from minitransformer.parallel import ThreadedModel
+from minitransformer.presets import PRESETS
 from minitransformer.text import TextPair
 from minitransformer.transformer import Transformer
 

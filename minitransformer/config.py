@@ -1,8 +1,8 @@
 """Every default and every range check, as frozen dataclasses.
 
-The command-line flags are generated from the fields: `d_model` becomes `--d-model`. A
-preset is a set of values that differ from the defaults, which are the paper's base
-model (Table 3, row base, and section 5).
+The command-line flags are generated from the fields: `d_model` becomes `--d-model`. The
+defaults are the paper's base model (Table 3, row base, and section 5); `presets.py`
+holds what differs from them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from minitransformer.options import (
     Checked,
@@ -20,8 +18,6 @@ from minitransformer.options import (
     from_dict,
     given,
     option,
-    read_settings,
-    suggestion,
 )
 
 # The ids of the special symbols in every vocabulary.
@@ -333,94 +329,3 @@ class RunConfig:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error
-
-
-def find_preset(name: str) -> tuple[str, dict[str, Any]]:
-    """Return a preset of that name, or the settings in a JSON or TOML file.
-
-    A file may build on a preset that it names as `config`; the config.json of a run
-    serves, too. What it says of text is left to flags.
-
-    Raises: UsageError if there is no such preset or file, or a setting is unknown.
-    """
-    if name in PRESETS:
-        return name, PRESETS[name]
-    path = Path(name)
-    if path.suffix not in (".json", ".toml"):
-        raise UsageError(
-            f"--config: expected {', '.join(PRESETS)}, FILE.json or FILE.toml, "
-            f"got {name}{suggestion(name, PRESETS)}"
-        )
-    values = read_settings(path)
-    values.pop("preset", None)
-    base = values.pop("config", None)
-    if base is not None and base not in PRESETS:
-        raise UsageError(
-            f"{path}: config: expected {', '.join(PRESETS)}, got {base}"
-            f"{suggestion(str(base), PRESETS)}"
-        )
-    known = {
-        f.name
-        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
-        for f in dataclasses.fields(cls)
-    }
-    values = {key: value for key, value in values.items() if key not in SPLITS}
-    if unknown := sorted(values.keys() - known):
-        hint = suggestion(unknown[0], known)
-        raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
-    return path.stem, {**(PRESETS[base] if base else {}), **values}
-
-
-SPLITS = ("train", "val", "test")
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # The built-in corpus: a few minutes on two CPU cores.
-    "tiny": {
-        "vocab_size": 1000,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "d_model": 128,
-        "d_ff": 512,
-        "num_heads": 4,
-        "dropout": 0.0,
-        "max_tokens": 1024,
-        "steps": 2500,
-        "minutes": 3.0,
-        "learning_rate": 3e-3,
-        "warmup": 400,
-        "validate_every": 500,
-        "validate_bleu": 200,
-        "save_every": 50,
-        "average": 8,
-    },
-    # Multi30k's 29,000 captions: larger models overfit.
-    "multi30k": {
-        "vocab_size": 10_000,
-        "encoder_layers": 4,
-        "decoder_layers": 4,
-        "d_model": 128,
-        "d_ff": 256,
-        "num_heads": 4,
-        "dropout": 0.3,
-        "max_tokens": 4096,
-        "steps": 8000,
-        "learning_rate": 5e-3,
-        "warmup": 2000,
-        "validate_every": 200,
-        "save_every": 200,
-        "average": 10,
-    },
-    # Table 3, row base; 25,000 source and target tokens a batch on one device.
-    "base": {"max_tokens": 25_000},
-    # Table 3, row big.
-    "big": {
-        "d_model": 1024,
-        "d_ff": 4096,
-        "num_heads": 16,
-        "dropout": 0.3,
-        "steps": 300_000,
-        "max_tokens": 25_000,
-        "average": 20,
-        "keep_last": 20,
-    },
-}

@@ -1,14 +1,38 @@
-"""What a model costs: parameters by block, and operations of a training step."""
+"""What training a model costs: its parameters by block, and operations.
+
+    python -m minitransformer.cost --config big --steps 300000 --device 8xP100
+
+The paper estimates operations from time: seconds times devices times what each
+sustains (section 6.1, footnote 5). Beside that, those of matrix products are counted.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import sys
+from collections.abc import Sequence
 
 from minitransformer import ops
-from minitransformer.config import ModelConfig
+from minitransformer.config import ModelConfig, TrainingConfig
 from minitransformer.data import BatchStream
+from minitransformer.options import (
+    Parser,
+    UsageError,
+    add_arguments,
+    build,
+    exit_code,
+    given,
+)
 from minitransformer.parallel import ThreadedModel
+from minitransformer.presets import find_preset
 from minitransformer.transformer import Transformer
+
+# Single-precision TFLOP/s that the paper takes a GPU to sustain (footnote 5).
+SUSTAINED = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
+
+# Seconds a step took on eight P100: 12 hours for 100,000 and 3.5 days for 300,000 (5.2).
+SECONDS_A_STEP = {"base": 0.432, "big": 1.008}
 
 # What the interpreter and the libraries take. Units: bytes
 PROCESS = 70 << 20
@@ -95,3 +119,69 @@ def summary(
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
     ]
+
+
+def papers_flops(seconds: float, device: str) -> float:
+    """The paper's estimate: time times devices times sustained speed (footnote 5).
+
+    `device` is COUNTxNAME or COUNTxTFLOPS, such as 8xP100 or 8x67.
+
+    Raises: UsageError if it is not.
+    """
+    found = re.fullmatch(r"(\d+)x(\w+(?:\.\d+)?)", device)
+    speed = found and (SUSTAINED.get(found[2]) or _number(found[2]))
+    if not found or not speed:
+        raise UsageError(
+            f"--device: expected COUNTxNAME of {', '.join(SUSTAINED)} or "
+            f"COUNTxTFLOPS, got {device}"
+        )
+    return seconds * int(found[1]) * speed * 1e12
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser("python -m minitransformer.cost", __doc__ or "")
+    add = parser.add_argument
+    add("--config", default="base", metavar="NAME", help="as in train.py (base)")
+    add("--device", default="8xP100", help="COUNTxNAME or COUNTxTFLOPS (8xP100)")
+    step = "how long a step takes (default for base and big: the paper's)"
+    add("--seconds-a-step", type=float, metavar="S", help=step)
+    length = "tokens of a sentence, on either side (default 25)"
+    add("--length", type=float, default=25.0, metavar="N", help=length)
+    for cls in (ModelConfig, TrainingConfig):
+        add_arguments(parser, cls)
+    args = parser.parse_args(arguments)
+
+    def work() -> None:
+        name, preset = find_preset(args.config)
+        preset = {"vocab_size": 37_000, **preset}
+        config = build(ModelConfig, preset, given(args, ModelConfig))
+        training = build(TrainingConfig, preset, given(args, TrainingConfig))
+        seconds = args.seconds_a_step or SECONDS_A_STEP.get(name)
+        if seconds is None:
+            raise UsageError(f"--seconds-a-step: expected the time of {name}'s steps")
+        blocks = parameters_by_block(Transformer(config, seed=None))
+        for block, count in blocks.items():
+            print(f"{block:<28}{count:>16,}")
+        print(f"{'parameters':<28}{sum(blocks.values()):>16,}")
+        tokens = training.max_tokens * training.accumulate
+        counted = training_flops(config, args.length, args.length)
+        counted *= tokens / args.length * training.steps
+        hours = seconds * training.steps / 3600
+        paper = papers_flops(3600 * hours, args.device)
+        steps = f"{training.steps:,} steps of {tokens:,} + {tokens:,} tokens"
+        print(f"{steps}: {hours:,.1f} hours on {args.device}")
+        print(f"{'FLOP, by time (the paper)':<28}{paper:>16.2e}")
+        print(f"{'FLOP, counted':<28}{counted:>16.2e}")
+
+    return exit_code("cost", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

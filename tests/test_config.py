@@ -8,15 +8,14 @@ import pytest
 
 from minitransformer import options
 from minitransformer.config import (
-    PRESETS,
     DecodingConfig,
     ModelConfig,
     RunConfig,
     TextConfig,
     TrainingConfig,
-    find_preset,
 )
 from minitransformer.options import Parser, UsageError, add_arguments, build
+from minitransformer.presets import PRESETS, find_preset
 
 ALL = (ModelConfig, TrainingConfig, DecodingConfig)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitransformer import ops
+from minitransformer import cost, ops
 from minitransformer.config import ModelConfig
 from minitransformer.cost import parameters_by_block, training_flops
 from minitransformer.transformer import Transformer
@@ -51,3 +51,23 @@ def test_operations_are_those_of_the_products(monkeypatch):
     source, target = np.full((1, 5), 4), np.full((1, 7), 4)
     model.logits(model(source, target))
     assert training_flops(CONFIG, 5, 7) == pytest.approx(6 * counted[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "published"),
+    [("base", 100_000, 3.3e18), ("big", 300_000, 2.3e19)],
+)
+def test_table_2_training_cost(config, steps, published, capsys):
+    """Table 2, last column: time on eight P100 at 9.5 TFLOP/s each."""
+    assert cost.main(["--config", config, "--steps", str(steps)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [paper] = [float(x.split()[-1]) for x in lines if x.startswith("FLOP, by time")]
+    [counted] = [float(x.split()[-1]) for x in lines if x.startswith("FLOP, counted")]
+    assert paper == pytest.approx(published, rel=0.02)
+    assert 0.2 < counted / paper < 0.6  # a GPU does not reach what it could
+
+
+@pytest.mark.parametrize("device", ["P100", "8xP200", "x", "8x"])
+def test_unknown_devices_are_refused(device, capsys):
+    assert cost.main(["--device", device]) == 2
+    assert "expected COUNTxNAME of K80" in capsys.readouterr().err

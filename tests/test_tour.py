@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minitransformer.config import find_preset
+from minitransformer.presets import find_preset
 
 ROOT = Path(__file__).parent.parent
 

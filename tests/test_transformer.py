@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.backend import RandomStream
-from minitransformer.config import PAD_ID, PRESETS, ModelConfig
+from minitransformer.config import PAD_ID, ModelConfig
 from minitransformer.layers import ParameterBuffer
 from minitransformer.loss import training_loss
 from minitransformer.options import build
+from minitransformer.presets import PRESETS
 from minitransformer.transformer import Transformer
 
 seeds = st.integers(0, 10_000)
@@ -132,19 +133,24 @@ def test_base_and_big_have_the_papers_sizes():
 
 
 @pytest.mark.parametrize(
-    ("millions", "changes"),
+    ("preset", "millions"),
     [
-        (65, {}),
-        (58, {"d_k": 16}),
-        (60, {"d_k": 32}),
-        (36, {"encoder_layers": 2, "decoder_layers": 2}),
-        (50, {"encoder_layers": 4, "decoder_layers": 4}),
-        (80, {"encoder_layers": 8, "decoder_layers": 8}),
-        (28, {"d_model": 256, "d_k": 32, "d_v": 32}),
-        (168, {"d_model": 1024, "d_k": 128, "d_v": 128}),
-        (53, {"d_ff": 1024}),
-        (90, {"d_ff": 4096}),
+        ("base", 65),
+        ("base-b-dk16", 58),
+        ("base-b-dk32", 60),
+        ("base-c-n2", 36),
+        ("base-c-n4", 50),
+        ("base-c-n8", 80),
+        ("base-c-d256", 28),
+        ("base-c-d1024", 168),
+        ("base-c-ff1024", 53),
+        ("base-c-ff4096", 90),
     ],
 )
-def test_table_3_counts(millions, changes):
-    assert round(count(vocab_size=41_100, **changes) / 1e6) == millions
+def test_table_3_counts(preset, millions):
+    assert round(count(preset, vocab_size=41_100) / 1e6) == millions
+
+
+@pytest.mark.parametrize("heads", [1, 4, 16, 32])
+def test_row_a_keeps_the_amount_of_computation(heads):
+    assert count(f"base-a-h{heads}", vocab_size=37_000) == count(vocab_size=37_000)
