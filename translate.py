@@ -51,8 +51,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     source = "text to translate, plain or .gz (default standard input)"
     add("--input", "-i", type=Path, metavar="FILE", help=source)
     add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
-    model = "run directory or checkpoint (default the newest run in ./runs)"
-    add("--model", "-m", type=Path, metavar="PATH", help=model)
+    model = (
+        "run directory or checkpoint (default the newest run in ./runs); given several "
+        "times, their probabilities are averaged"
+    )
+    add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "print sacreBLEU and chrF against these translations"
     add("--reference", type=Path, metavar="FILE", help=reference)
     given_targets = (
@@ -115,10 +118,11 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
 
 def load_named(args: argparse.Namespace) -> Translator:
     """Load the model that the flags name, and say which one if they name none."""
-    path = checkpoint.resolve(args.model)
-    if args.model is None:
-        print(f"translate.py: using {path}", file=sys.stderr)
-    return load(path, args.device, args.shortlist)
+    paths = args.model
+    if paths is None:
+        paths = [checkpoint.resolve(None)]
+        print(f"translate.py: using {paths[0]}", file=sys.stderr)
+    return load(*paths, device=args.device, shortlist=args.shortlist)
 
 
 def formatted(
@@ -173,7 +177,7 @@ def write_scores(args: argparse.Namespace, out: TextIO) -> None:
             raise ValueError(
                 f"{args.score}: expected a line for each source line, got {number}"
             )
-        model, tokenizer = translator.model, translator.tokenizer
+        model, tokenizer = translator.single, translator.tokenizer
         sources, expected = (
             [ids for [ids] in encode_lines(model, tokenizer, side, config, first)]
             for side in (lines, given_lines)

@@ -11,19 +11,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer import backend, checkpoint
+from minitransformer.checkpoint import Checkpoint
 from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, translate_lines
 from minitransformer.lexicon import Lexicon
 from minitransformer.options import build
+from minitransformer.steppers import Ensemble
 from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
 
 class Translator:
-    """A model with its tokenizer, and perhaps a list of likely words."""
+    """A model or several, with their tokenizer, and perhaps a list of likely words."""
+
+    @property
+    def single(self) -> Transformer:
+        """The model. Raises: ValueError if there are several."""
+        if isinstance(self.model, Ensemble):
+            raise ValueError(f"expected one model, got {len(self.model.members)}")
+        return self.model
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, lexicon: Lexicon | None = None
+        self,
+        model: Transformer | Ensemble,
+        tokenizer: Tokenizer,
+        lexicon: Lexicon | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.shortlist = lexicon.shortlist if lexicon else None
@@ -56,24 +68,32 @@ class Translator:
 
 
 def load(
-    path: str | Path | None = None,
+    *paths: str | Path,
     device: str = "cpu",
     shortlist: str | Path | None = None,
 ) -> Translator:
     """Load a run directory or checkpoint; by default the newest run in ./runs.
 
-    `shortlist` is a file of `python -m minitransformer.lexicon`.
+    Several make an ensemble, whose probabilities are averaged. `shortlist` is a file of
+    `python -m minitransformer.lexicon`.
 
     Raises: FileNotFoundError, or ValueError saying what is wrong with a file.
     """
     backend.tune_allocator()
     xp = backend.device_module(device)
-    loaded = checkpoint.load(checkpoint.resolve(None if path is None else Path(path)))
-    loaded.parameters.move_to(xp)
-    lexicon = None
+    found: list[Checkpoint] = []
+    for path in map(Path, paths) if paths else [None]:
+        loaded = checkpoint.load(checkpoint.resolve(path))
+        loaded.parameters.move_to(xp)
+        if found and loaded.tokenizer.model != found[0].tokenizer.model:
+            raise ValueError(f"{path}: its tokenizer differs from that of {paths[0]}")
+        found.append(loaded)
+    tokenizer, lexicon = found[0].tokenizer, None
     if shortlist is not None:
-        lexicon = Lexicon.load(Path(shortlist), loaded.tokenizer.vocab_size)
-    return Translator(loaded.model, loaded.tokenizer, lexicon)
+        lexicon = Lexicon.load(Path(shortlist), tokenizer.vocab_size)
+    models = [loaded.model for loaded in found]
+    model = models[0] if len(models) == 1 else Ensemble(models)
+    return Translator(model, tokenizer, lexicon)
 
 
 def translate(

@@ -52,7 +52,7 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
 
     Raises: ValueError if the line is blank, or too long to translate in one piece.
     """
-    model, tokenizer = translator.model, translator.tokenizer
+    model, tokenizer = translator.single, translator.tokenizer
     config = DecodingConfig(long_input="error", max_input=256)
     [[source]] = encode_lines(model, tokenizer, [line], config, 1)
     if not source:

@@ -31,7 +31,7 @@ from minitransformer.transformer import Transformer
 # Single-precision TFLOP/s that the paper takes a GPU to sustain (footnote 5).
 SUSTAINED = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 
-# Seconds a step took on eight P100: 12 hours for 100,000 and 3.5 days for 300,000 (5.2).
+# Seconds a step took on eight P100: 12 hours in 100,000, 3.5 days in 300,000 (5.2).
 SECONDS_A_STEP = {"base": 0.432, "big": 1.008}
 
 # What the interpreter and the libraries take. Units: bytes

@@ -12,46 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from minitransformer import ops
-from minitransformer.autograd import Tensor, no_grad
+from minitransformer.autograd import no_grad
 from minitransformer.backend import Array, array_module, one_blas_thread, to_host
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, DecodingConfig
 from minitransformer.data import Ragged
 from minitransformer.loss import token_log_probs
+from minitransformer.steppers import Ensemble, Stepper, start
 from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-# Logits computed and searched at a time: enough columns for an efficient product, few
-# enough to stay in the cache.
-LOGITS_PER_BLOCK = 1 << 20
-MIN_COLUMNS_PER_BLOCK = 1024
-
-
-class Stepper(Protocol):
-    """What beam search asks of a model that remembers the tokens fed so far."""
-
-    def step(self, tokens: np.ndarray) -> Iterable[Array]:
-        """Feed each beam's last token; unnormalised log-probabilities of the next.
-
-        The first step feeds one beam of each sentence, BOS.
-
-        Shapes: tokens [B K] -> [B K, V], in blocks of columns that may be overwritten
-        """
-        ...
-
-    def select(self, rows: np.ndarray) -> None:
-        """Go on with `rows` of the current beams, K of each sentence that is left.
-
-        Shapes: rows [B' K]
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -251,41 +226,8 @@ def _group_maxima(xp: ModuleType, logits: Array) -> Array:
     return maxima
 
 
-class TransformerStepper:
-    """A Transformer over a batch of source sentences, with cached keys and values.
-
-    With a shortlist, its tokens alone can follow, and are named by their places in it.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        source: Array,
-        beam_size: int,
-        shortlist: np.ndarray | None = None,
-    ) -> None:
-        self._model, self._shortlist = model, shortlist
-        self._xp = array_module(source)
-        table = model.embedding.table.data
-        self._table = table if shortlist is None else table[shortlist]
-        self._state = model.start_decoding(source)
-        self._beam_size = beam_size
-
-    def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        if self._shortlist is not None:
-            tokens = self._shortlist[tokens]
-        tokens = self._xp.asarray(tokens)
-        outputs = Tensor(self._model.decode_step(tokens, self._state))
-        size = max(LOGITS_PER_BLOCK // len(tokens), MIN_COLUMNS_PER_BLOCK)
-        for first in range(0, len(self._table), size):
-            yield ops.linear(outputs, Tensor(self._table[first : first + size].T)).data
-
-    def select(self, rows: np.ndarray) -> None:
-        self._state.select(self._xp.asarray(rows), self._beam_size)
-
-
 def translate(
-    model: Transformer,
+    model: Transformer | Ensemble,
     sources: Sequence[Sequence[int]],
     config: DecodingConfig,
     num_threads: int = 1,
@@ -309,7 +251,7 @@ def translate(
         source = encoded.padded(chosen)
         tokens = None if shortlist is None else shortlist(source)
         with no_grad():
-            stepper = TransformerStepper(model, xp.asarray(source), config.beam, tokens)
+            stepper = start(model, xp.asarray(source), config.beam, tokens)
             found = beam_search(
                 stepper, longest.astype(int), config.beam, config.alpha, config.nbest
             )
@@ -333,7 +275,7 @@ def translate(
 
 
 def encode_lines(
-    model: Transformer,
+    model: Transformer | Ensemble,
     tokenizer: Tokenizer,
     lines: Sequence[str],
     config: DecodingConfig,
@@ -359,7 +301,7 @@ def encode_lines(
 
 
 def translate_lines(
-    model: Transformer,
+    model: Transformer | Ensemble,
     tokenizer: Tokenizer,
     lines: Sequence[str],
     config: DecodingConfig,
