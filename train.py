@@ -31,6 +31,7 @@ from minitransformer.checkpoint import Checkpoint, RunDirectory, WatchedRun
 from minitransformer.config import (
     DecodingConfig,
     ModelConfig,
+    RanksConfig,
     RunConfig,
     TextConfig,
     TrainingConfig,
@@ -71,30 +72,28 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "go on with a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=Path(), type=Path, metavar="DIR", help=last)
-    add("--ranks", default=1, type=positive, help="processes on CPUs, through MPI")
-    add("--gpus", default=1, type=positive, help="processes on GPUs 0, 1, ..., by NCCL")
-    restarts = "times to go on by itself when a rank has died (default 0)"
-    add("--restarts", default=0, type=int, metavar="N", help=restarts)
-    timeout = "seconds to wait for other ranks (default 600)"
-    add("--peer-timeout", default=600.0, type=float, metavar="S", help=timeout)
     add("--dry-run", action="store_true", help="say what would be done, and end")
     profile = "time N updates by operation and write nothing (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
-    for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig):
+    for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig, RanksConfig):
         add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
+    try:
+        args.processes = build(RanksConfig, {}, given(args, RanksConfig))
+    except UsageError as error:
+        parser.error(str(error))
     new_only = args.run or args.config or args.profile or args.dry_run
     if args.resume is not None and new_only:
         names = "--run, --config, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
-    if args.ranks > 1 and args.device != "cpu":
+    if args.processes.ranks > 1 and args.device != "cpu":
         parser.error("--ranks are processes on CPUs: --device cuda takes --gpus")
-    if args.gpus > 1 and args.device != "cuda":
+    if args.processes.gpus > 1 and args.device != "cuda":
         parser.error(f"--gpus expects --device cuda, got {args.device}")
-    if args.profile and max(args.ranks, args.gpus) > 1:
-        parser.error("--profile is of one process, without --ranks and --gpus")
+    if args.processes.several and (args.profile or args.dry_run):
+        parser.error("--profile and --dry-run are of one process, without --ranks")
     return args
 
 
@@ -277,15 +276,9 @@ class Trainer:
 
     def agreed(self, loss: float) -> tuple[float, float]:
         """Add up the ranks' shares of the loss; agree on the time and on stopping."""
-        first = self.ranks.rank == 0
-        loss, seconds, asked, number = self.ranks.total(
-            [
-                loss,
-                time.monotonic() - self.began if first else 0.0,
-                float(self.signal is not None),
-                float(self.signal or 0),
-            ]
-        )
+        clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
+        asked, number = float(self.signal is not None), float(self.signal or 0)
+        loss, seconds, asked, number = self.ranks.total([loss, clock, asked, number])
         if asked:
             self.stopped_by = round(number / asked)
         return loss, seconds
@@ -454,11 +447,14 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
 
 def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Look at the flags once, here, and have ranks do the work."""
+    processes = args.processes
+    last = f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device
+    backend.device_module(last)
     path, _ = chosen_run(args)
     run = RunDirectory(path)
     alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
     kept = ["--device", args.device, "--cache", str(args.cache)]
-    kept += ["--peer-timeout", str(args.peer_timeout)]
+    kept += ["--peer-timeout", str(processes.peer_timeout)]
     kept += ["--threads", str(args.threads)] if args.threads else []
 
     def command(again: bool) -> list[str]:
@@ -469,7 +465,10 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
             return [*start, *kept, "--resume", str(path), *alone]
         return [*start, *arguments, "--run", str(path), *alone]
 
-    return launch(command, args.ranks, args.gpus, args.restarts, run.processes)
+    code = launch(command, processes, run.processes)
+    if code == 1 and run.steps():
+        print(f"train.py --resume {path} goes on from the last checkpoint")
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -477,11 +476,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     backend.tune_allocator()
     ranks = Communicator()
     try:
-        if args.ranks > 1 or args.gpus > 1 or args.restarts:
+        if args.processes.several:
             return start_ranks(args, sys.argv[1:] if arguments is None else arguments)
         if args.profile or args.dry_run:
             return try_out(args)
-        ranks = distributed.connect(args.device, args.peer_timeout)
+        ranks = distributed.connect(args.device, args.processes.peer_timeout)
         return run_training(args, ranks)
     except KeyboardInterrupt:
         return 130

@@ -186,6 +186,21 @@ class TrainingConfig(Checked):
 
 
 @dataclass(frozen=True)
+class RanksConfig(Checked):
+    """How many processes train: each a rank with a share of every batch."""
+
+    ranks: int = option(1, "processes on CPUs, through MPI", at_least=1)
+    gpus: int = option(1, "processes on GPUs 0, 1, ..., through NCCL", at_least=1)
+    restarts: int = option(0, "times to go on when a rank has died", at_least=0)
+    peer_timeout: float = option(600.0, "seconds to wait for other ranks", above=0)
+
+    @property
+    def several(self) -> bool:
+        """Whether processes have to be started, rather than this one train."""
+        return self.ranks > 1 or self.gpus > 1 or self.restarts > 0
+
+
+@dataclass(frozen=True)
 class DecodingConfig(Checked):
     """How to decode: beam search with a length penalty (section 6.1)."""
 

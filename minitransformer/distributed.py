@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from minitransformer.autograd import Tensor
-from minitransformer.backend import Array, to_host
+from minitransformer.backend import Array, device_module, to_host
 from minitransformer.layers import ParameterBuffer
 
 Wait = Callable[[], None]
@@ -136,10 +136,9 @@ class NcclCommunicator(Communicator):
     """
 
     def __init__(self, world: Mapping[str, int], address: str, timeout: float) -> None:
-        self._cupy = importlib.import_module("cupy")
+        self._cupy = device_module(f"cuda:{world['local_rank']}")
         distributed = importlib.import_module("cupyx.distributed")
         self.rank, self.size = world["rank"], world["size"]
-        self._cupy.cuda.Device(world["local_rank"]).use()
         self.timeout = timeout
         host, _, port = address.rpartition(":")
         where = {"host": host, "port": int(port)} if address else {"use_mpi": True}

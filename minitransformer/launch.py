@@ -21,6 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the process that watches a rank needs none of it
+    from minitransformer.config import RanksConfig
 
 # What `watch` says of a rank that a signal ended.
 NAMED = re.compile(r"^(rank \d+) was ended by signal")
@@ -38,18 +42,17 @@ class Ranks:
     def __init__(
         self,
         command: Sequence[str],
-        ranks: int,
-        gpus: int,
+        config: RanksConfig,
         processes: Callable[[], list[int]],
     ) -> None:
         self.named: str | None = None
         self._ids = processes
         self._reader: threading.Thread | None = None
         # Sessions of their own: Ctrl-C comes to this process alone.
-        if ranks > 1:
+        if config.ranks > 1:
             watched = [sys.executable, "-m", "minitransformer.launch"]
             mpi = subprocess.Popen(
-                [find_mpiexec(), "-n", str(ranks), *watched, *command],
+                [find_mpiexec(), "-n", str(config.ranks), *watched, *command],
                 start_new_session=True,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
@@ -59,7 +62,7 @@ class Ranks:
             self._reader = threading.Thread(target=self._pass_on, args=(mpi.stderr,))
             self._reader.start()
         else:
-            count, port = max(gpus, 1), free_port()
+            count, port = config.gpus, free_port()
             self.processes = [
                 subprocess.Popen(
                     command,
@@ -113,12 +116,10 @@ class Ranks:
 
 def launch(
     command: Callable[[bool], Sequence[str]],
-    ranks: int,
-    gpus: int,
-    restarts: int,
+    config: RanksConfig,
     processes: Callable[[], list[int]],
 ) -> int:
-    """Run ranks to their end, up to 1 + `restarts` times; return the exit code.
+    """Run ranks to their end, up to 1 + restarts times; return the exit code.
 
     `command(again)` is what each rank runs, `processes()` their ids by rank. A signal
     to stop is passed on to rank 0, which makes all ranks stop at the same step; a
@@ -138,19 +139,18 @@ def launch(
 
     handlers = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for attempt in range(restarts + 1):
-            running[:] = [Ranks(command(attempt > 0), ranks, gpus, processes)]
+        for attempt in range(config.restarts + 1):
+            running[:] = [Ranks(command(attempt > 0), config, processes)]
             code = running[0].wait()
             if code in FINAL or asked:
                 break
             who, code = running[0].named or "the training", 1
             print(
-                f"train.py: error: {who} ended before its time, and with it all of the "
-                "run: train.py --resume goes on from the last checkpoint",
+                f"train.py: error: {who} ended before its time, and with it the run",
                 file=sys.stderr,
             )
-            if attempt < restarts:
-                print(f"restart {attempt + 1} of {restarts}", file=sys.stderr)
+            if attempt < config.restarts:
+                print(f"restart {attempt + 1} of {config.restarts}", file=sys.stderr)
         return code
     finally:
         for number, handler in handlers.items():

@@ -246,6 +246,8 @@ def test_nccl_sums_beside_the_kernels(monkeypatch):
     cupy.cuda = types.SimpleNamespace(
         Stream=Stream,
         get_current_stream=Stream,
+        is_available=lambda: True,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
         Device=lambda number: types.SimpleNamespace(
             use=lambda: said.append(f"GPU {number}")
         ),
@@ -427,10 +429,11 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_bit_for_bit(tmp_path, data):
     process, ranks = start(tmp_path, data, "--steps", "400")
     os.kill(ranks[1], signal.SIGKILL)
     killed = time.monotonic()
-    _, error = process.communicate(timeout=30)
+    out, error = process.communicate(timeout=30)
     assert time.monotonic() - killed < 30
     assert process.returncode == 1
     assert "train.py: error: rank 1 ended before its time" in error
+    assert "train.py --resume run goes on from the last checkpoint" in out
     assert "Traceback" not in error
     assert all_end(ranks)
     train(tmp_path, "--resume", "run", "--ranks=2")
@@ -482,13 +485,22 @@ def test_a_stalled_rank_is_reported(tmp_path, data):
     [
         (["--ranks", "2", "--device", "cuda"], "--ranks are processes on CPUs"),
         (["--gpus", "2"], "--gpus expects --device cuda"),
-        (["--ranks", "2", "--profile"], "--profile is of one process"),
-        (["--ranks", "0"], "expected a whole number of at least 1"),
+        (["--ranks", "2", "--profile"], "--profile and --dry-run are of one process"),
+        (["--ranks", "0"], "ranks: expected at least 1, got 0"),
+        (["--restarts", "-1"], "restarts: expected at least 0, got -1"),
+        (["--peer-timeout", "0"], "peer_timeout: expected above 0"),
     ],
 )
 def test_flags_that_do_not_go_together(tmp_path, flags, message):
     done = train(tmp_path, *flags, code=2)
     assert message in done.stderr
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="needs a place without CuPy")
+def test_without_cupy_the_way_to_it_is_told_once(tmp_path):
+    done = train(tmp_path, "--device", "cuda", "--gpus", "2", code=1)
+    [line] = done.stderr.splitlines()
+    assert "device cuda needs CuPy: pip install" in line
 
 
 def test_without_mpi_the_way_to_it_is_told(tmp_path, data, monkeypatch):
