@@ -223,6 +223,7 @@ class Trainer:
         )
         finished = state["step"] >= training.steps
         while not finished and self.stopped_by is None:
+            before = state["seconds"]
             self.update()
             bar.update()
             step = state["step"]
@@ -236,7 +237,7 @@ class Trainer:
                 self.validate()
                 patience = training.patience or math.inf
                 finished |= state["validations_since_best"] >= patience
-            if step % training.save_every == 0 or finished:
+            if training.saves(step, before, state["seconds"]) or finished:
                 self.save()
         if self.stopped_by is not None:
             self.save()

@@ -166,6 +166,11 @@ class TrainingConfig(Checked):
         at_least=1,
         aliases=("--save-interval-updates",),
     )
+    checkpoint_minutes: float | None = option(
+        None,
+        "minutes between checkpoints, instead of --save-every (10 in section 6.1)",
+        above=0,
+    )
     keep_last: int = option(10, "checkpoints kept besides the best one", at_least=1)
     average: int = option(
         5, "last checkpoints averaged at the end (1 for none)", at_least=1
@@ -183,6 +188,14 @@ class TrainingConfig(Checked):
     log_every: int = option(
         50, "updates between progress lines", at_least=1, aliases=("--log-interval",)
     )
+
+    def saves(self, step: int, before: float, seconds: float) -> bool:
+        """Whether to save after `step`, during which the run's clock went from `before`
+        to `seconds`."""
+        if self.checkpoint_minutes is None:
+            return step % self.save_every == 0
+        length = 60 * self.checkpoint_minutes
+        return before // length < seconds // length
 
 
 @dataclass(frozen=True)

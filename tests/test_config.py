@@ -179,3 +179,12 @@ def test_a_mistyped_flag_is_corrected(capsys):
     said = capsys.readouterr().err.splitlines()[-1]
     expected = "unrecognized argument --max-token; did you mean --max-tokens?"
     assert said == f"x.py: error: {expected}"
+
+
+def test_checkpoints_by_steps_or_by_the_clock():
+    by_steps = TrainingConfig(save_every=3)
+    assert [n for n in range(1, 10) if by_steps.saves(n, 0, 1e9)] == [3, 6, 9]
+    by_clock = TrainingConfig(save_every=3, checkpoint_minutes=10)
+    times = [0, 400, 650, 1100, 1300, 1850]  # seconds after each step
+    saved = [n for n in range(1, 6) if by_clock.saves(n, times[n - 1], times[n])]
+    assert saved == [2, 4, 5]

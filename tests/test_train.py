@@ -175,6 +175,20 @@ def test_patience_and_minutes_end_a_run(tmp_path, folder):
     assert "done" in result.stdout
 
 
+def test_checkpoints_by_the_clock(tmp_path, folder):
+    data = ("--data", str(folder), "--source", "en", "--target", "de")
+    flags = ("--checkpoint-minutes", "0.005", "--steps", "150", "--run", "run")
+    result = train(tmp_path, *data, *SMALL, *flags, "--keep-last", "100")
+    assert result.returncode == 0, result.stderr
+    steps = [int(p.stem[5:]) for p in (tmp_path / "run").glob("step-*")]
+    seconds = json.loads(
+        (tmp_path / "run" / "metrics.jsonl").read_text().split("\n")[-2]
+    )
+    assert 150 in steps
+    assert 2 <= len(steps) <= 2 + seconds["seconds"] / 0.3
+    assert any(step % 10 for step in steps)  # not those of --save-every
+
+
 def test_accumulation_makes_larger_updates(tmp_path, folder):
     result = train_small(
         tmp_path,
