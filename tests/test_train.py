@@ -177,15 +177,14 @@ def test_patience_and_minutes_end_a_run(tmp_path, folder):
 
 def test_checkpoints_by_the_clock(tmp_path, folder):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    flags = ("--checkpoint-minutes", "0.005", "--steps", "150", "--run", "run")
+    flags = ("--checkpoint-minutes", "0.0005", "--steps", "150", "--run", "run")
     result = train(tmp_path, *data, *SMALL, *flags, "--keep-last", "100")
     assert result.returncode == 0, result.stderr
     steps = [int(p.stem[5:]) for p in (tmp_path / "run").glob("step-*")]
-    seconds = json.loads(
-        (tmp_path / "run" / "metrics.jsonl").read_text().split("\n")[-2]
-    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    seconds = max(json.loads(line).get("seconds", 0) for line in lines)
     assert 150 in steps
-    assert 2 <= len(steps) <= 2 + seconds["seconds"] / 0.3
+    assert 2 <= len(steps) <= 2 + seconds / 0.03
     assert any(step % 10 for step in steps)  # not those of --save-every
 
 
