@@ -346,7 +346,12 @@ threaded.close()
 @needs_mpi
 def test_one_two_and_four_ranks_agree_in_float64(tmp_path):
     found = {}
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        # Open MPI starts no more ranks than there are cores, unless told to.
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
     for size in (1, 2, 4):
         out = tmp_path / f"{size}.npz"
         command = [mpiexec(), "-n", str(size), sys.executable, "-c", IN_FLOAT64, out]
