@@ -82,6 +82,7 @@ def draw(
     runs: Sequence[RunDirectory], what: Sequence[str], against: str, output: Path
 ) -> None:
     """Draw the quantities below each other, all runs in each, into PNG or SVG."""
+    records = {run: read_metrics(run) for run in runs}
     try:
         matplotlib = importlib.import_module("matplotlib")
         matplotlib.use("Agg")
@@ -97,7 +98,6 @@ def draw(
     panels = list(axes.flat)
     for panel in panels[len(what) :]:
         panel.set_visible(False)
-    records = {run: read_metrics(run) for run in runs}
     for panel, quantity in zip(panels, what, strict=False):
         title, names = QUANTITIES[quantity]
         for number, run in enumerate(runs):
