@@ -300,7 +300,8 @@ class Trainer:
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""
         state, window = self.state, self.state["window"]
-        self.ranks.agree("parameters", distributed.checksum(self.parameters.data))
+        if self.ranks.size > 1:
+            self.ranks.agree("parameters", distributed.checksum(self.parameters.data))
         loss = window["loss"] / window["target"]
         source, target = (window[s] / window["seconds"] for s in ("source", "target"))
         rate, norm = state["learning_rate"], state["gradient_norm"]

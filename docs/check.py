@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -124,8 +123,8 @@ def main() -> int:
         for snippet in snippets():
             print("run         a snippet of Python")
             code = snippet.replace("runs/NAME", newest)
-            command = shlex.join([sys.executable, "-c", code])
-            subprocess.run(command, cwd=folder, env=environ, shell=True, check=True)
+            command = [sys.executable, "-c", code]
+            subprocess.run(command, cwd=folder, env=environ, check=True)
     return 0
 
 

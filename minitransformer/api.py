@@ -1,8 +1,10 @@
 """A trained model in three lines of Python:
 
-from minitransformer import load, translate
-model = load("runs/NAME")
-translate(model, ["A dog runs."], beam=5)
+    from minitransformer import load, translate
+    model = load("runs/NAME")
+    translate(model, ["A dog runs."], beam=5)
+
+Several paths make an ensemble.
 """
 
 from __future__ import annotations
@@ -24,13 +26,6 @@ from minitransformer.transformer import Transformer
 class Translator:
     """A model or several, with their tokenizer, and perhaps a list of likely words."""
 
-    @property
-    def single(self) -> Transformer:
-        """The model. Raises: ValueError if there are several."""
-        if isinstance(self.model, Ensemble):
-            raise ValueError(f"expected one model, got {len(self.model.members)}")
-        return self.model
-
     def __init__(
         self,
         model: Transformer | Ensemble,
@@ -39,6 +34,13 @@ class Translator:
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.shortlist = lexicon.shortlist if lexicon else None
+
+    @property
+    def single(self) -> Transformer:
+        """The model. Raises: ValueError if there are several."""
+        if isinstance(self.model, Ensemble):
+            raise ValueError(f"expected one model, got {len(self.model.members)}")
+        return self.model
 
     def hypotheses(
         self,

@@ -95,14 +95,18 @@ def page(name: str) -> str:
     return (resources.files("minitransformer") / "pages" / name).read_text("utf-8")
 
 
-def attention_page(maps: AttentionMaps) -> str:
-    """A page of HTML that shows the maps and needs nothing else, nor a network."""
-    parts = {
-        "STYLE": page("style.css"),
-        "SCRIPT": page("attention.js"),
-        "DATA": maps.to_json(),
-    }
-    text = page("attention.html")
-    for key, part in parts.items():
+def filled_page(name: str, **parts: str) -> str:
+    """A page with its style, the script of the view and other parts put in.
+
+    A part takes the place of its name in a comment, such as /*DATA*/.
+    """
+    text = page(name)
+    own = {"STYLE": page("style.css"), "SCRIPT": page("attention.js")}
+    for key, part in {**own, **parts}.items():
         text = text.replace(f"/*{key}*/", part)
     return text
+
+
+def attention_page(maps: AttentionMaps) -> str:
+    """A page of HTML that shows the maps and needs nothing else, nor a network."""
+    return filled_page("attention.html", DATA=maps.to_json())

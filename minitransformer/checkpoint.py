@@ -210,9 +210,10 @@ class RunDirectory:
             try:
                 stack.enter_context(locked(self.path / LOCK, False, note))
             except BlockingIOError as error:
+                ids = self.processes()  # none yet, if it has only just begun
                 raise ValueError(
-                    f"{self.path}: another training is running in this directory, "
-                    f"process {self.processes()[0]}"
+                    f"{self.path}: another training is running in this directory"
+                    + (f", process {ids[0]}" if ids else "")
                 ) from error
             try:
                 yield

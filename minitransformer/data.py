@@ -151,7 +151,7 @@ def _trimmed(ids: np.ndarray) -> np.ndarray:
 
 
 class Corpus:
-    """Encoded sentence pairs, memory-mapped or in memory."""
+    """Encoded sentence pairs, on disk or in memory."""
 
     def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
         self.source, self.target = source, target
@@ -294,7 +294,7 @@ def cached_tokenizer(
 def encoded_corpus(
     text: TextPair, tokenizer: Tokenizer, cache: Path, num_threads: int = 1
 ) -> Corpus:
-    """Encode a pair of files, or map the ids that an earlier run encoded.
+    """Encode a pair of files, or open the ids that an earlier run encoded.
 
     Pairs with a blank side are left out.
 
@@ -309,7 +309,7 @@ def encoded_corpus(
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """Map the ids that `encoded_corpus` wrote, after a look at their checksums.
+    """Open the ids that `encoded_corpus` wrote, after a look at their checksums.
 
     Raises: ValueError if a file is damaged.
     """

@@ -63,7 +63,9 @@ class Communicator:
 
     def total(self, values: list[float]) -> list[float]:
         """Sum some numbers over all ranks."""
-        return values
+        if self.size == 1:
+            return values
+        return self._sum_on_host(np.array(values, dtype=np.float64)).tolist()
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes that each rank gave, by rank."""
@@ -75,7 +77,7 @@ class Communicator:
         everything = np.zeros(int(ends[-1]), dtype=np.uint8)
         mine = slice(int(ends[self.rank]) - len(data), int(ends[self.rank]))
         everything[mine] = np.frombuffer(data, dtype=np.uint8)
-        everything = self._sum_bytes(everything)
+        everything = self._sum_on_host(everything)
         starts = [0, *ends[:-1]]
         return [everything[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
 
@@ -90,9 +92,16 @@ class Communicator:
 
     def abort(self, code: int) -> NoReturn:
         """End this process, and with it the other ranks."""
-        sys.exit(code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._end_others(code)
+        os._exit(code)
 
-    def _sum_bytes(self, values: np.ndarray) -> np.ndarray:
+    def _end_others(self, code: int) -> None:
+        """Leave it to who started them and sees this one end."""
+
+    def _sum_on_host(self, values: np.ndarray) -> np.ndarray:
+        """Sum a NumPy array over all ranks."""
         self.start_sum(values)()
         return values
 
@@ -113,16 +122,8 @@ class MpiCommunicator(Communicator):
     def broadcast(self, array: Array) -> None:
         self._wait(self._comm.Ibcast(array))
 
-    def total(self, values: list[float]) -> list[float]:
-        array = np.array(values, dtype=np.float64)
-        self.start_sum(array)()
-        return [float(value) for value in array]
-
-    def abort(self, code: int) -> NoReturn:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def _end_others(self, code: int) -> None:
         self._comm.Abort(code)
-        os._exit(code)
 
     def _wait(self, request: Any) -> None:
         poll(request.Test, self.timeout, self.rank)
@@ -164,17 +165,7 @@ class NcclCommunicator(Communicator):
     def broadcast(self, array: Array) -> None:
         self._group.broadcast(array, 0, self._cupy.cuda.get_current_stream())
 
-    def total(self, values: list[float]) -> list[float]:
-        array = self._cupy.asarray(values, dtype="float64")
-        self.start_sum(array)()
-        return [float(value) for value in array.get()]
-
-    def abort(self, code: int) -> NoReturn:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    def _sum_bytes(self, values: np.ndarray) -> np.ndarray:
+    def _sum_on_host(self, values: np.ndarray) -> np.ndarray:
         array = self._cupy.asarray(values)
         self.start_sum(array)()
         return array.get()

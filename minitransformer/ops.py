@@ -213,7 +213,7 @@ def attention_weights(
     weights *= 1 / math.sqrt(query.shape[-1])
     if mask is not None:
         weights += xp.where(mask, 0, MASKED_SCORE).astype(weights.dtype)
-    _softmax_in_place(xp, weights)
+    softmax_in_place(xp, weights)
     return weights
 
 
@@ -364,7 +364,8 @@ def _split_heads(x: Array, num_heads: int) -> Array:
     return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
 
 
-def _softmax_in_place(xp: ModuleType, scores: Array) -> None:
+def softmax_in_place(xp: ModuleType, scores: Array) -> None:
+    """Replace scores by their softmax over the last axis."""
     scores -= scores.max(axis=-1, keepdims=True)
     xp.exp(scores, out=scores)
     rows = scores.reshape(-1, scores.shape[-1])

@@ -8,14 +8,14 @@ import secrets
 import sys
 import threading
 import time
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from minitransformer.api import Translator
-from minitransformer.attention import attention_maps, page
+from minitransformer.attention import attention_maps, filled_page, page
 from minitransformer.config import DecodingConfig
-from minitransformer.options import build
 
 MAX_BODY = 16_384  # bytes
 MAX_LINES = 50
@@ -80,7 +80,7 @@ class Server(ThreadingHTTPServer):
         }
         if max(wanted.values(), default=1) > MAX_BEAM:
             raise ValueError(f"expected a beam of at most {MAX_BEAM}")
-        config = build(DecodingConfig, dict(vars(self.config)), wanted)
+        config = replace(self.config, **wanted)
         started = time.perf_counter()
         found = [
             [
@@ -107,14 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         def body() -> str:
             if self.path.partition("?")[0] != "/":
                 raise RefusedError(HTTPStatus.NOT_FOUND, "nothing here")
-            text = page("translate.html")
-            for key, name in (
-                ("STYLE", "style.css"),
-                ("SCRIPT", "attention.js"),
-                ("PAGE", "translate.js"),
-            ):
-                text = text.replace(f"/*{key}*/", page(name))
-            return text
+            return filled_page("translate.html", PAGE=page("translate.js"))
 
         self._respond(body, "text/html")
 

@@ -124,9 +124,7 @@ class EnsembleStepper:
             blocks = [block.copy() for block in member.step(tokens)]
             xp = array_module(blocks[0])
             probabilities = xp.concatenate(blocks, axis=1)
-            probabilities -= probabilities.max(axis=1, keepdims=True)
-            xp.exp(probabilities, out=probabilities)
-            probabilities /= probabilities.sum(axis=1, keepdims=True)
+            ops.softmax_in_place(xp, probabilities)
             total = probabilities if total is None else total + probabilities
         # Their sum is unnormalised, as it may be; a tiny number stands for none at all.
         yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))
