@@ -81,9 +81,8 @@ def fitted(ranks: int, seconds: dict[str, float]) -> dict[str, float]:
         (steps / taken, 4 * int(size) * steps / ranks / taken)
         for size, taken in seconds.items()
     ]
-    latency, per_byte = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[
-        0
-    ]
+    solution, *_ = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)
+    latency, per_byte = solution
     return {"latency_seconds": latency, "bytes_per_second": 1 / per_byte}
 
 

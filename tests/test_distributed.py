@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 from conftest import assert_close
 from safetensors.numpy import load_file
-from test_parallel import batch
+from test_kills import text
+from test_parallel import batch, small_model
 
 from minitransformer import distributed, launch
-from minitransformer.config import ModelConfig
 from minitransformer.distributed import Communicator, GradientSum
 from minitransformer.layers import ParameterBuffer
 from minitransformer.parallel import ThreadedModel
-from minitransformer.transformer import Transformer
 
 ROOT = Path(__file__).parent.parent
 TRAIN = [sys.executable, str(ROOT / "train.py")]
@@ -96,21 +95,8 @@ def test_disagreement_names_the_ranks():
     together(4, work)
 
 
-def model(dtype="float64"):
-    config = ModelConfig(
-        vocab_size=20,
-        encoder_layers=1,
-        decoder_layers=1,
-        d_model=8,
-        d_ff=8,
-        num_heads=2,
-        dropout=0.0,
-    )
-    return Transformer(config, dtype=dtype)
-
-
 def gradient(ranks, batches, threads=1):
-    net = model()
+    net = small_model()
     parameters = ParameterBuffer(net)
     threaded = ThreadedModel(net, parameters, threads, communicator=ranks)
     for _ in range(2):  # the second starts from zero
@@ -131,7 +117,7 @@ def test_ranks_do_not_change_the_gradient(size, threads, monkeypatch):
 
 def test_buckets_start_in_one_order_and_cover_everything(monkeypatch):
     monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 600)
-    parameters = ParameterBuffer(model())
+    parameters = ParameterBuffer(small_model())
     started = []
 
     class Recorder(Communicator):
@@ -287,18 +273,7 @@ def test_nobody_is_waited_for_for_ever():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(0)
-    words = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "house"]
-    flags = []
-    for split, count in (("train", 300), ("val", 21)):
-        for side in ("source", "target"):
-            lines = [
-                " ".join(rng.choice(words, rng.integers(2, 9))) for _ in range(count)
-            ]
-            (folder / f"{split}.{side}").write_text("".join(x + "\n" for x in lines))
-            flags += [f"--{split}-{side}", str(folder / f"{split}.{side}")]
-    return flags
+    return text(tmp_path_factory.mktemp("text"), validation=21)  # odd, for two ranks
 
 
 def train(folder, *flags, code=0):
@@ -322,11 +297,10 @@ from minitransformer import distributed
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam
 from minitransformer.parallel import ThreadedModel
-from test_distributed import model
-from test_parallel import batch
+from test_parallel import batch, small_model
 
 ranks = distributed.connect("cpu", 60)
-net = model()
+net = small_model()
 parameters = ParameterBuffer(net)
 adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
 threaded = ThreadedModel(net, parameters, 1, communicator=ranks)

@@ -11,7 +11,7 @@ from minitransformer.parallel import ThreadedModel
 from minitransformer.transformer import Transformer
 
 
-def gradient(batches, threads, dropout=0.0, dtype="float64"):
+def small_model(dropout=0.0, dtype="float64"):
     config = ModelConfig(
         vocab_size=20,
         encoder_layers=1,
@@ -21,7 +21,11 @@ def gradient(batches, threads, dropout=0.0, dtype="float64"):
         num_heads=2,
         dropout=dropout,
     )
-    model = Transformer(config, dtype=dtype)
+    return Transformer(config, dtype=dtype)
+
+
+def gradient(batches, threads, dropout=0.0, dtype="float64"):
+    model = small_model(dropout, dtype)
     parameters = ParameterBuffer(model)
     threaded = ThreadedModel(model, parameters, threads)
     threaded.gradient(batches, 0.1, (1, 1))

@@ -26,11 +26,12 @@ RESUME = ["--resume", "broken", "--threads", "1"]
 TIMINGS = {"seconds", "source_tokens_per_second", "target_tokens_per_second"}
 
 
-def text(folder: Path) -> list[str]:
+def text(folder: Path, validation: int = 10) -> list[str]:
+    """Write a small text of made-up sentences; return the flags that name it."""
     rng = np.random.default_rng(0)
     words = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "house"]
     flags = []
-    for split, count in (("train", 300), ("val", 10)):
+    for split, count in (("train", 300), ("val", validation)):
         for side in ("source", "target"):
             lines = [
                 " ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(count)
