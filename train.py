@@ -64,7 +64,7 @@ from minitransformer.transformer import Transformer
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", __doc__ or "")
     add = parser.add_argument
-    preset = "tiny, multi30k, base, big, base-ROW of Table 3 or a JSON or TOML file"
+    preset = "tiny, multi30k, small, base, big, base-ROW of Table 3 or a JSON or TOML file"
     add("--config", metavar="NAME", help=f"all defaults: {preset} (default tiny)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=positive, help="CPU threads (default all cores)")

@@ -46,6 +46,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "save_every": 200,
         "average": 10,
     },
+    # Half of base in every width and number of layers, for some 100,000 short pairs.
+    "small": {
+        "vocab_size": 10_000,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "d_model": 256,
+        "d_ff": 1024,
+        "num_heads": 4,
+        "max_tokens": 4096,
+        "steps": 10_000,
+        "learning_rate": 1e-3,
+        "warmup": 2000,
+        "validate_every": 500,
+        "save_every": 500,
+    },
     # Table 3, row base; 25,000 source and target tokens a batch on one device.
     "base": {"max_tokens": 25_000},
     # Table 3, row big.
