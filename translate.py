@@ -31,7 +31,7 @@ from minitransformer import backend, checkpoint
 from minitransformer.api import Translator, load
 from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, encode_lines, score
-from minitransformer.evaluation import quality
+from minitransformer.evaluation import compound_split_bleu, quality
 from minitransformer.files import replacing, write_bytes
 from minitransformer.options import (
     Parser,
@@ -58,6 +58,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "print sacreBLEU and chrF against these translations"
     add("--reference", type=Path, metavar="FILE", help=reference)
+    moses = (
+        "with --reference, also BLEU as the paper's: LANG tokenised, compounds split"
+    )
+    add("--compound-split", metavar="LANG", help=moses)
     given_targets = (
         "instead of translating, write for each line the log-probability (nats) of the "
         "translation in this file and its tokens; perplexity goes to standard error"
@@ -96,6 +100,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--serve gets its text from the page")
     if args.host and not args.serve:
         parser.error("--host does nothing without --serve")
+    if args.compound_split and not args.reference:
+        parser.error("--compound-split does nothing without --reference")
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
     return args
@@ -161,6 +167,9 @@ def write_translations(args: argparse.Namespace, out: TextIO) -> None:
         out.flush()
     if references is not None:
         print(quality(outputs, references), file=sys.stderr)
+        if language := args.compound_split:
+            bleu = compound_split_bleu(outputs, references, language)
+            print(f"BLEU {bleu:.2f}  tokenised, compounds split", file=sys.stderr)
 
 
 def write_scores(args: argparse.Namespace, out: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,15 @@ class Quality:
         )
 
 
+def _check_pairs(translations: Sequence[str], references: Sequence[str]) -> None:
+    """Raises: ValueError if there are not as many of both, or none."""
+    if len(translations) != len(references) or not references:
+        raise ValueError(
+            f"expected as many references as translations and at least one, got "
+            f"{len(references)} and {len(translations)}"
+        )
+
+
 def quality(translations: Sequence[str], references: Sequence[str]) -> Quality:
     """Compare translations with one reference each.
 
@@ -65,11 +75,7 @@ def quality(translations: Sequence[str], references: Sequence[str]) -> Quality:
     """
     from sacrebleu.metrics import BLEU, CHRF  # slow to import, and not always needed
 
-    if len(translations) != len(references) or not references:
-        raise ValueError(
-            f"expected as many references as translations and at least one, got "
-            f"{len(references)} and {len(translations)}"
-        )
+    _check_pairs(translations, references)
     bleu, chrf = BLEU(), CHRF()
     pairs = zip(translations, references, strict=True)
     return Quality(
@@ -79,3 +85,36 @@ def quality(translations: Sequence[str], references: Sequence[str]) -> Quality:
         str(chrf.get_signature()),
         sum(t == r for t, r in pairs) / len(references),
     )
+
+
+def compound_split_bleu(
+    translations: Sequence[str], references: Sequence[str], language: str
+) -> float:
+    """BLEU as the paper's 27.3 and 28.4 were counted (section 6.1, Table 2).
+
+    Unicode punctuation is replaced, Moses tokenises both sides as text in `language`,
+    each hyphen within a word becomes a word of its own, and BLEU counts what is then
+    between blanks, cased, without smoothing. It came out 0.7 to 1 above sacreBLEU's on
+    newstest2014, and compares with nothing else.
+
+    Raises: RuntimeError if sacremoses is not installed, ValueError as `quality`.
+    """
+    from sacrebleu.metrics import BLEU
+
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    except ImportError as error:
+        raise RuntimeError(
+            "compound-split BLEU needs sacremoses: pip install 'minitransformer[moses]'"
+        ) from error
+    _check_pairs(translations, references)
+    tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
+
+    def words(line: str) -> str:
+        line = normalizer.replace_unicode_punct(line)
+        tokenised = tokenizer.tokenize(line, return_str=True)
+        return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenised)
+
+    bleu = BLEU(tokenize="none", smooth_method="none", force=True)
+    sides = [[words(line) for line in side] for side in (translations, references)]
+    return bleu.corpus_score(sides[0], [sides[1]]).score

@@ -7,7 +7,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 from minitransformer.config import ModelConfig
 from minitransformer.data import Corpus, Ragged
-from minitransformer.evaluation import quality, validate
+from minitransformer.evaluation import compound_split_bleu, quality, validate
 from minitransformer.layers import ParameterBuffer
 from minitransformer.loss import evaluate
 from minitransformer.parallel import ThreadedModel
@@ -32,6 +32,24 @@ def test_scores_are_sacrebleus():
 def test_missing_references_are_refused(outputs, references):
     with pytest.raises(ValueError, match="expected as many references"):
         quality(outputs, references)
+
+
+def test_the_papers_bleu_is_that_of_words_split_by_hand():
+    """What Moses and the compound splitting make of each line, worked out by hand."""
+    pytest.importorskip("sacremoses")
+    outputs = ["Der E-Mail-Dienst, „gut“.", "Das kostet 3,50 Euro & mehr, sagt Anna."]
+    references = ["Der E-Mail-Dienst ist gut.", "Das kostet 3,50 Euro & mehr, sagt er."]
+    words = [
+        "Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst , „ gut &quot; .",
+        "Das kostet 3,50 Euro &amp; mehr , sagt Anna .",
+    ]
+    expected = [
+        "Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst ist gut .",
+        "Das kostet 3,50 Euro &amp; mehr , sagt er .",
+    ]
+    plain = BLEU(tokenize="none", smooth_method="none", force=True)
+    expected_score = plain.corpus_score(words, [expected]).score
+    assert_close(compound_split_bleu(outputs, references, "de"), expected_score)
 
 
 CONFIG = ModelConfig(

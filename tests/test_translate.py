@@ -155,6 +155,11 @@ def test_quality_is_sacrebleus(model, tmp_path, capfd):
     assert f"BLEU {bleu.corpus_score(output, [LINES[:4]]).score:.2f}" in err
     assert f"chrF {chrf.corpus_score(output, [LINES[:4]]).score:.2f}" in err
     assert str(bleu.get_signature()) in err
+    pytest.importorskip("sacremoses")
+    code, out, err = in_process(capfd, *flags, "--compound-split", "en", *LINES[:4])
+    assert code == 0
+    assert out.split("\n")[:-1] == output
+    assert err.endswith("  tokenised, compounds split\n")
 
 
 def test_a_pipe_is_answered_line_by_line(model):
@@ -212,6 +217,7 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
             "--threads: expected a whole number of at least 1",
         ),
         ("--model MODEL --score bad --alpha 1 x", 2, "--alpha does nothing with"),
+        ("--model MODEL --compound-split de x", 2, "nothing without --reference"),
         ("--model MODEL --score bad --json x", 2, "--json does nothing with --score"),
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
