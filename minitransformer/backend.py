@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import math
 import os
 import sys
 from contextlib import AbstractContextManager
@@ -61,31 +62,78 @@ def to_host(array: Array) -> np.ndarray:
 
 
 def override(name: str, arrays: tuple[Array, ...]) -> Any:
-    """Return the fused CUDA version of operation `name` for `arrays`, or None."""
+    """Return the fused CUDA version of operation `name` for `arrays`, or None.
+
+    There is none for NumPy arrays, nor where `cuda/ops.py` refuses these arrays.
+    """
     if any(isinstance(array, np.ndarray) for array in arrays):
         return None
-    try:
-        fused = importlib.import_module("minitransformer.cuda.ops")
-    except ModuleNotFoundError:
-        return None
-    return getattr(fused, name, None)
+    return _fused().find(name, arrays)
+
+
+@functools.cache
+def _fused() -> ModuleType:
+    return importlib.import_module("minitransformer.cuda.ops")
+
+
+def philox(xp: ModuleType, seed: Array, first: int, count: int) -> Array:
+    """Philox 4x32-10 (Salmon et al., 2011): 16 random bytes for each counter.
+
+    Shapes: seed [1] uint64, counters first to first + count - 1 -> [count, 16] uint8
+    """
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    counter = xp.arange(first, first + count, dtype=np.uint64)
+    a, b = counter & low, counter >> half
+    c, d = xp.zeros_like(a), xp.zeros_like(a)
+    key_0, key_1 = seed & low, seed >> half
+    for _ in range(10):
+        p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = (q >> half) ^ b ^ key_0, q & low, (p >> half) ^ d ^ key_1, p & low
+        key_0 = (key_0 + np.uint64(0x9E3779B9)) & low
+        key_1 = (key_1 + np.uint64(0xBB67AE85)) & low
+    return xp.stack([a, b, c, d], axis=1).astype(np.uint32).view(np.uint8)
+
+
+def dropout_threshold(rate: float) -> int:
+    """Below which random byte an element is dropped: `rate` in units of 1/256."""
+    return min(round(rate * 256), 255)
 
 
 class RandomStream:
     """Random bytes on the library's device, a function of the integers in `key`.
 
     Keys such as (seed, step, shard) make each training step's noise independent of what
-    was drawn before, so that resuming needs no generator state.
+    was drawn before, so that resuming needs no generator state. On a GPU the bytes are
+    Philox's of `seed`, an array there, and of counters that `take` hands out: kernels
+    compute them again wherever they need them, and a replayed graph meets a new seed.
     """
 
-    def __init__(self, key: tuple[int, ...], xp: ModuleType = np) -> None:
+    def __init__(
+        self, key: tuple[int, ...], xp: ModuleType = np, counters: bool | None = None
+    ) -> None:
         self._xp = xp
-        sequence = np.random.SeedSequence(key)
-        if xp is np:
-            self._generator: Any = np.random.Generator(np.random.SFC64(sequence))
+        self._generator: Any = None
+        if counters or (counters is None and xp is not np):
+            self.seed = xp.empty(1, dtype=np.uint64)
+            self.reseed(key)
         else:
-            seed = int(sequence.generate_state(1, np.uint64)[0])
-            self._generator = xp.random.default_rng(seed)
+            sequence = np.random.SeedSequence(key)
+            self._generator = np.random.Generator(np.random.SFC64(sequence))
+
+    def reseed(self, key: tuple[int, ...]) -> None:
+        """Begin the stream of another key, in the same `seed` array."""
+        state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+        self.seed[...] = self._xp.asarray(state)
+        self._taken = 0
+
+    def take(self, shape: tuple[int, ...]) -> int:
+        """Reserve bytes for an array: the first counter of its mask.
+
+        Every row of the last axis starts with a counter of its own.
+        """
+        first = self._taken
+        self._taken += math.prod(shape[:-1]) * counters_per_row(shape[-1])
+        return first
 
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
         """Draw a dropout mask: True where kept, and the factor for what is kept.
@@ -93,15 +141,25 @@ class RandomStream:
         One random byte decides an element, so `rate` is rounded to a multiple of
         1/256; the factor is the inverse of the keep probability that results.
         """
-        threshold = min(round(rate * 256), 255)
-        size = 1
-        for axis in shape:
-            size *= axis
-        words = self._generator.integers(
-            0, 2**64 - 1, size=(size + 7) // 8, dtype=np.uint64, endpoint=True
-        )
-        kept = words.view(np.uint8)[:size].reshape(shape) >= threshold
+        threshold = dropout_threshold(rate)
+        size = math.prod(shape)
+        if self._generator is None:
+            first = self.take(shape)
+            drawn = philox(self._xp, self.seed, first, self._taken - first)
+            rows = drawn.reshape(-1, 16 * counters_per_row(shape[-1]))
+            random_bytes = rows[:, : shape[-1]]
+        else:
+            words = self._generator.integers(
+                0, 2**64 - 1, size=(size + 7) // 8, dtype=np.uint64, endpoint=True
+            )
+            random_bytes = words.view(np.uint8)[:size]
+        kept = random_bytes.reshape(shape) >= threshold
         return kept, 256 / (256 - threshold)
+
+
+def counters_per_row(width: int) -> int:
+    """How many counters of 16 bytes a row of `width` elements takes."""
+    return (width + 15) // 16
 
 
 def tune_allocator() -> bool:
