@@ -71,8 +71,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "choose among likely words only, listed by python -m minitransformer.lexicon"
     )
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
-    heads = "write a page that shows where each head looks, of one sentence"
-    add("--attention", type=Path, metavar="FILE.html", help=heads)
+    heads = "write a page (.html) or picture (.png, .svg) of where each head looks"
+    add("--attention", type=Path, metavar="FILE", help=heads)
     served = "serve a page to translate on, at this port (default 8000)"
     add("--serve", nargs="?", const=8000, type=positive, metavar="PORT", help=served)
     host = "where to serve (default 127.0.0.1; elsewhere a token is asked for)"
@@ -94,8 +94,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--{useless[0].replace('_', '-')} does nothing with --score")
     if args.attention and (len(args.sentence) != 1 or args.score or args.serve):
         parser.error("--attention expects one sentence and neither --score nor --serve")
-    if args.attention and args.attention.suffix != ".html":
-        parser.error(f"--attention: expected FILE.html, got {args.attention}")
+    if args.attention and args.attention.suffix not in (".html", ".png", ".svg"):
+        parser.error(f"--attention: expected .html, .png, .svg, got {args.attention}")
     if args.serve and (args.sentence or args.input or args.score or args.output):
         parser.error("--serve gets its text from the page")
     if args.host and not args.serve:
@@ -233,7 +233,12 @@ def run(args: argparse.Namespace) -> int:
 
         [sentence] = args.sentence
         maps = attention_maps(load_named(args), sentence.replace("\n", " "))
-        write_bytes(args.attention, attention_page(maps).encode())
+        if args.attention.suffix == ".html":
+            write_bytes(args.attention, attention_page(maps).encode())
+        else:
+            from minitransformer.plot import draw_attention
+
+            draw_attention(maps, args.attention)
         return 0
     try:
         with output(args.output) as out:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from minitransformer.attention import AttentionMaps
 from minitransformer.checkpoint import RunDirectory
 from minitransformer.options import Parser, UsageError, exit_code, positive
 
@@ -83,14 +84,7 @@ def draw(
 ) -> None:
     """Draw the quantities below each other, all runs in each, into PNG or SVG."""
     records = {run: read_metrics(run) for run in runs}
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-        matplotlib.use("Agg")
-        pyplot = importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise RuntimeError(
-            "plots need matplotlib: pip install 'minitransformer[plot]' (or --live)"
-        ) from error
+    pyplot = _pyplot("plots need matplotlib", " (or --live)")
     columns = 1 if len(what) == 1 else 2
     rows = math.ceil(len(what) / columns)
     size = (6.4 * columns, 3.4 * rows)
@@ -120,6 +114,51 @@ def draw(
     figure.tight_layout()
     figure.savefig(output, dpi=150)
     pyplot.close(figure)
+
+
+def draw_attention(maps: AttentionMaps, output: Path) -> None:
+    """Draw what every head attends to into PNG or SVG, a row of panels a layer.
+
+    Queries go down and keys to the right; the darker, the more weight.
+    """
+    pyplot = _pyplot("pictures of attention need matplotlib", " (or FILE.html)")
+    kinds = (
+        ("encoder", maps.encoder, maps.source, maps.source),
+        ("decoder", maps.decoder, maps.read, maps.read),
+        ("cross", maps.cross, maps.written, maps.source),
+    )
+    rows = sum(len(weights) for _, weights, _, _ in kinds)
+    heads = maps.encoder.shape[1]
+    side = max(1.5, 0.11 * max(len(maps.source), len(maps.read)))  # inches a panel
+    size = (side * heads + 1.5, side * rows + 1.5)
+    figure, axes = pyplot.subplots(rows, heads, figsize=size, squeeze=False)
+    panels = iter(axes)
+    for kind, layers, queries, keys in kinds:
+        for number, weights in enumerate(layers, start=1):
+            for head, (panel, shown) in enumerate(
+                zip(next(panels), weights, strict=True)
+            ):
+                panel.imshow(shown, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+                panel.set_title(f"{kind} layer {number} head {head + 1}", fontsize=5)
+                words = queries if head == 0 else []
+                panel.set_yticks(range(len(words)), words, fontsize=4)
+                words = keys if number == len(layers) else []
+                panel.set_xticks(range(len(words)), words, fontsize=4, rotation=90)
+                panel.tick_params(length=0)
+    figure.tight_layout()
+    figure.savefig(output, dpi=200)
+    pyplot.close(figure)
+
+
+def _pyplot(need: str, instead: str) -> Any:
+    """Matplotlib's pyplot, drawing into files. Raises: RuntimeError if missing."""
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        return importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise RuntimeError(
+            f"{need}: pip install 'minitransformer[plot]'{instead}"
+        ) from error
 
 
 def _style(name: str, of: int) -> dict[str, Any]:

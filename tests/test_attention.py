@@ -70,11 +70,25 @@ def test_the_command_writes_a_page(model, tmp_path, capfd):  # noqa: F811
     assert path.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
+)
+def test_the_command_draws_a_picture(model, maps, tmp_path, capfd):  # noqa: F811
+    for name, start in (("heads.png", b"\x89PNG"), ("heads.svg", b"<?xml")):
+        path = tmp_path / name
+        command = ["--model", model, "--attention", str(path), LINE]
+        assert in_process(capfd, *command) == (0, "", "")
+        assert path.read_bytes().startswith(start)
+    layers = sum(len(m) for m in (maps.encoder, maps.decoder, maps.cross))
+    panels = re.findall(r"<!-- (\w+) layer \d head \d -->", path.read_text())
+    assert len(panels) == layers * maps.encoder.shape[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--attention", "x.html"], "--attention expects one sentence"),
-        (["--attention", "x.pdf", "one"], "expected FILE.html, got x.pdf"),
+        (["--attention", "x.pdf", "one"], "expected .html, .png, .svg, got x.pdf"),
         (["--serve", "8000", "one"], "--serve gets its text from the page"),
         (["--host", "::", "one"], "--host does nothing without --serve"),
     ],
