@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer import ops
 from minitransformer.api import Translator
-from minitransformer.autograd import no_grad, observed
+from minitransformer.autograd import PRIMITIVES, no_grad, observed
 from minitransformer.backend import Array, array_module, to_host
 from minitransformer.config import BOS_ID, EOS_ID, DecodingConfig
 from minitransformer.decoding import encode_lines
@@ -63,15 +62,18 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
     recorded: list[np.ndarray] = []
 
     def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        if name != "attention":
+        if name not in ("attention", "restricted_attention"):
             return body
 
         def recording(
             q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
         ) -> Any:
-            heads = options["num_heads"]
-            weights = ops.attention_weights(q, k, mask, num_heads=heads)
-            recorded.append(to_host(weights)[0])
+            # What the weights make of one-hot values is the weights themselves.
+            heads, keys = options["num_heads"], k.shape[1]
+            one_hot = xp.tile(xp.eye(keys, dtype=v.dtype), heads)[None]  # [1, S, H S]
+            weights, _ = PRIMITIVES[name](q, k, one_hot, mask, **options)  # [1, T, H S]
+            by_head = weights[0].reshape(-1, heads, keys).swapaxes(0, 1)
+            recorded.append(to_host(by_head))
             return body(q, k, v, mask, **options)
 
         return recording

@@ -62,6 +62,11 @@ class ModelConfig(Checked):
     max_positions: int = option(
         512, "longest sentence in tokens with learned positions", at_least=1
     )
+    attention_window: int | None = option(
+        None,
+        "size r of the neighbourhood that self-attention considers (default all)",
+        at_least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +85,16 @@ class ModelConfig(Checked):
     @property
     def value_width(self) -> int:
         return self.d_v or self.d_model // self.num_heads
+
+    def neighbourhood(self, causal: bool) -> tuple[int, int] | None:
+        """How many positions before and after its own one considers; None for all.
+
+        Those of section 4 are centred, so that an even r makes r + 1 with its own.
+        """
+        if self.attention_window is None:
+            return None
+        reach = self.attention_window // 2
+        return reach, 0 if causal else reach
 
     @property
     def num_parameters(self) -> int:

@@ -51,6 +51,7 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
     """Floating-point operations of one sentence pair, forward and backward.
 
     Counts matrix products only, a multiply-add as two; backward costs twice forward.
+    Restricted attention is to as many keys as its neighbourhood has.
 
     Shapes: source_length S and length T are (mean) tokens of the two sides
     """
@@ -58,14 +59,19 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
     keys, values = h * config.key_width, h * config.value_width
     feed_forward = 2 * d * config.d_ff
 
-    def attention(queries: float, memory: float) -> float:
+    def attention(queries: float, memory: float, seen: float) -> float:
         projections = queries * d * (keys + values) + memory * d * (keys + values)
-        return projections + queries * memory * (keys + values)
+        return projections + queries * seen * (keys + values)
 
-    encoder = attention(source_length, source_length) + source_length * feed_forward
+    def self_attention(positions: float, causal: bool) -> float:
+        near = config.neighbourhood(causal)
+        seen = positions if near is None else min(positions, sum(near) + 1)
+        return attention(positions, positions, seen)
+
+    encoder = self_attention(source_length, False) + source_length * feed_forward
     decoder = (
-        attention(length, length)
-        + attention(length, source_length)
+        self_attention(length, True)
+        + attention(length, source_length, source_length)
         + length * feed_forward
     )
     products = (

@@ -35,7 +35,8 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
     `pieces` names the word piece of each id.
 
     Raises: RuntimeError if ctranslate2 is not installed, ValueError if the model has
-    heads of another width than d_model / num_heads, which it does not know.
+    heads of another width than d_model / num_heads, or restricted attention, neither of
+    which it knows.
     """
     try:
         specs = importlib.import_module("ctranslate2.specs")
@@ -44,6 +45,11 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
             "exporting needs CTranslate2: pip install 'minitransformer[ctranslate2]'"
         ) from error
     config = model.config
+    if config.attention_window is not None:
+        raise ValueError(
+            "expected attention to all positions, which CTranslate2 takes for granted, "
+            f"got an attention window of {config.attention_window}"
+        )
     width = config.d_model // config.num_heads
     if (config.key_width, config.value_width) != (width, width):
         raise ValueError(

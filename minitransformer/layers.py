@@ -156,6 +156,9 @@ class MultiHeadAttention(Module):
     rows: drawn apart, sqrt(2) larger, post-norm encoders were seen to make all words of
     a sentence alike before the decoder learned to look at them.
 
+    Given a neighbourhood (positions before, positions after), self-attention of whole
+    sentences is restricted to it (section 4).
+
     Differs: tensor2tensor, fairseq and PyTorch add biases to the projections.
     """
 
@@ -167,9 +170,11 @@ class MultiHeadAttention(Module):
         d_k: int,
         d_v: int,
         dropout: float,
+        neighbourhood: tuple[int, int] | None = None,
     ) -> None:
         self.num_heads = num_heads
         self.dropout = dropout
+        self.neighbourhood = neighbourhood
         fan_out = num_heads * (2 * d_k + d_v)
         self.query = init.glorot_uniform(d_model, num_heads * d_k, fan_out=fan_out)
         self.key = init.glorot_uniform(d_model, num_heads * d_k, fan_out=fan_out)
@@ -186,10 +191,25 @@ class MultiHeadAttention(Module):
         """Attend from `queries` to `memory` (the same tensor in self-attention).
 
         Shapes: queries [B, T, D], memory [B, S, D], mask True where allowed,
-        broadcasting to [B, H, T, S] -> [B, T, D]
+        broadcasting to [B, H, T, S], or of keys alone with a neighbourhood
+        -> [B, T, D]
         """
         keys, values = self.project_memory(memory)
-        return self.attend(queries, keys, values, mask, rng)
+        if self.neighbourhood is None:
+            return self.attend(queries, keys, values, mask, rng)
+        before, after = self.neighbourhood
+        heads = ops.restricted_attention(
+            ops.linear(queries, self.query),
+            keys,
+            values,
+            mask,
+            num_heads=self.num_heads,
+            before=before,
+            after=after,
+            rate=self.dropout,
+            rng=rng,
+        )
+        return ops.linear(heads, self.output)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [B, S, H d_k] and values [B, S, H d_v], which decoding caches."""

@@ -167,10 +167,14 @@ def read_settings(path: Path) -> dict[str, Any]:
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
     """Make a config from a JSON object that must hold exactly its fields.
 
+    Those that are None by default may be missing: older files do without.
+
     Raises: ValueError naming the fields that are unknown or missing.
     """
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if wrong := sorted(names.symmetric_difference(values)):
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    needed = {f.name for f in fields if f.default is not None}
+    unknown = values.keys() - {f.name for f in fields}
+    if wrong := sorted(unknown | (needed - values.keys())):
         raise ValueError(f"{cls.__name__}: unknown or missing {', '.join(wrong)}")
     return cls(**values)
 

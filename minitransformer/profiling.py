@@ -114,6 +114,11 @@ def operations(
         q, k, v = arrays[:3]
         flops = 2.0 * q.shape[1] * (k.size + v.size)
         return flops, 2 * flops
+    if name == "restricted_attention":
+        q, k, v = arrays[:3]
+        seen = min(k.shape[1], options["before"] + 1 + options["after"])
+        flops = 2.0 * seen * (k.size + v.size)
+        return flops, 2 * flops
     if name == "projected_cross_entropy":
         x, weight, targets = arrays[:3]
         used = int((targets != options["padding_id"]).sum())

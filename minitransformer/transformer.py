@@ -7,6 +7,8 @@ values. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary, K
 
 from __future__ import annotations
 
+import sys
+
 from minitransformer import ops
 from minitransformer.autograd import Tensor
 from minitransformer.backend import Array, RandomStream, array_module
@@ -32,7 +34,11 @@ def causal_mask(like: Array, length: int) -> Array:
     return xp.tri(length, dtype=bool)
 
 
-def _attention(init: Initializer, config: ModelConfig) -> MultiHeadAttention:
+def _attention(
+    init: Initializer,
+    config: ModelConfig,
+    neighbourhood: tuple[int, int] | None = None,
+) -> MultiHeadAttention:
     return MultiHeadAttention(
         init,
         config.d_model,
@@ -40,6 +46,7 @@ def _attention(init: Initializer, config: ModelConfig) -> MultiHeadAttention:
         config.key_width,
         config.value_width,
         config.attention_dropout,
+        neighbourhood,
     )
 
 
@@ -52,7 +59,8 @@ class EncoderLayer(Module):
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
         self.dropout = config.dropout
-        self.self_attention = _attention(init, config)
+        near = config.neighbourhood(causal=False)
+        self.self_attention = _attention(init, config, near)
         self.self_attention_norm = LayerNorm(init, config.d_model)
         self.feed_forward = _feed_forward(init, config)
         self.feed_forward_norm = LayerNorm(init, config.d_model)
@@ -71,7 +79,8 @@ class DecoderLayer(Module):
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
         self.dropout = config.dropout
-        self.self_attention = _attention(init, config)
+        near = config.neighbourhood(causal=True)
+        self.self_attention = _attention(init, config, near)
         self.self_attention_norm = LayerNorm(init, config.d_model)
         self.cross_attention = _attention(init, config)
         self.cross_attention_norm = LayerNorm(init, config.d_model)
@@ -82,11 +91,14 @@ class DecoderLayer(Module):
         self,
         x: Tensor,
         memory: Tensor,
-        target_mask: Array,
+        target_mask: Array | None,
         source_mask: Array,
         rng: RandomStream | None,
     ) -> Tensor:
-        """Shapes: x [B, T, D], memory [B, S, D], masks [T, T], [B, 1, 1, S]"""
+        """Shapes: x [B, T, D], memory [B, S, D], masks [T, T], [B, 1, 1, S]
+
+        A restricted layer takes no `target_mask`: its neighbourhood has no future.
+        """
         attended = self.self_attention(x, x, target_mask, rng)
         x = self.self_attention_norm(attended, x, self.dropout, rng)
         attended = self.cross_attention(x, memory, source_mask, rng)
@@ -116,13 +128,22 @@ class DecoderLayer(Module):
 class LayerCache:
     """What one decoder layer remembers: its own keys and values, and the memory's.
 
+    Restricted to a neighbourhood, it keeps what the newest position may see, in any
+    order: attention needs none.
+
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
 
-    def __init__(self, memory_keys: Array, memory_values: Array) -> None:
+    def __init__(
+        self,
+        memory_keys: Array,
+        memory_values: Array,
+        neighbourhood: tuple[int, int] | None = None,
+    ) -> None:
         xp = array_module(memory_keys)
         self.memory_keys, self.memory_values = memory_keys, memory_values
-        rows, capacity = len(memory_keys), 16
+        self.limit = neighbourhood[0] + 1 if neighbourhood else sys.maxsize
+        rows, capacity = len(memory_keys), min(16, self.limit)
         self.keys, self.values = (
             xp.empty((rows, capacity, m.shape[-1]), dtype=m.dtype)
             for m in (memory_keys, memory_values)
@@ -130,26 +151,28 @@ class LayerCache:
         self.length = 0
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one position [B K, 1, H d] and return all so far [B K, length, H d]."""
-        if self.length == self.keys.shape[1]:
+        """Store one position [B K, 1, H d] and return all in use [B K, used, H d]."""
+        place = self.length % self.limit
+        if place == self.keys.shape[1]:
             self.keys, self.values = (
                 _with_double_capacity(self.keys),
                 _with_double_capacity(self.values),
             )
-        self.keys[:, self.length] = key.data[:, 0]
-        self.values[:, self.length] = value.data[:, 0]
+        self.keys[:, place] = key.data[:, 0]
+        self.values[:, place] = value.data[:, 0]
         self.length += 1
-        return (
-            Tensor(self.keys[:, : self.length]),
-            Tensor(self.values[:, : self.length]),
-        )
+        return Tensor(self.keys[:, : self.used]), Tensor(self.values[:, : self.used])
+
+    @property
+    def used(self) -> int:
+        return min(self.length, self.limit)
 
     def select(self, rows: Array, moved: Array, sentences: Array | None) -> None:
         """Keep `rows` of the beams, of which those at `moved` come from elsewhere.
 
         Unless it is None, keep `sentences` of the memory.
         """
-        used, origins = self.length, rows[moved]
+        used, origins = self.used, rows[moved]
         if len(rows) > len(self.keys):  # one beam of each sentence becomes several
             self.keys, self.values = self.keys[rows], self.values[rows]
         else:
@@ -241,7 +264,8 @@ class Transformer(Module):
         """
         memory, source_mask = self.encode(source, rng)
         x = self.embedding(target, rng)
-        target_mask = causal_mask(target, target.shape[1])
+        restricted = self.config.attention_window is not None
+        target_mask = None if restricted else causal_mask(target, target.shape[1])
         for layer in self.decoder:
             x = layer(x, memory, target_mask, source_mask, rng)
         return x
@@ -259,7 +283,8 @@ class Transformer(Module):
         caches = []
         for layer in self.decoder:
             keys, values = layer.cross_attention.project_memory(memory)
-            caches.append(LayerCache(keys.data, values.data))
+            near = layer.self_attention.neighbourhood
+            caches.append(LayerCache(keys.data, values.data, near))
         return DecoderState(caches, mask)
 
     def decode_step(self, tokens: Array, state: DecoderState) -> Array:
