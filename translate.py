@@ -52,8 +52,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--input", "-i", type=Path, metavar="FILE", help=source)
     add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
     model = (
-        "run directory or checkpoint (default the newest run in ./runs); given several "
-        "times, their probabilities are averaged"
+        "run directory or checkpoint (default the newest run in ./runs); of several, "
+        "--model A B or --model A --model B, probabilities are averaged"
     )
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "print sacreBLEU and chrF against these translations"
@@ -83,7 +83,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     buffer = "lines translated together when a file is read (default 2000)"
     add("--buffer", type=positive, default=2000, metavar="LINES", help=buffer)
     add_arguments(parser, DecodingConfig)
-    args = parser.parse_args(arguments)
+    args = parser.parse_intermixed_args(arguments)
+    while args.model and args.sentence and checkpoint.is_model(args.sentence[0]):
+        args.model.append(Path(args.sentence.pop(0)))  # --model A B
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     decoding = given(args, DecodingConfig).keys() - {"decode_tokens", "max_input"}

@@ -343,3 +343,11 @@ def resolve(path: Path | None, runs: Path = Path("runs")) -> Path:
     if path is None:
         return newest_run(runs).decodable()
     return RunDirectory(path).decodable() if path.is_dir() else path
+
+
+def is_model(text: str) -> bool:
+    """Whether an argument names a run directory or a checkpoint, and not a sentence."""
+    path = Path(text)
+    return (path.is_file() and path.suffix == SUFFIX) or (
+        path / "config.json"
+    ).is_file()

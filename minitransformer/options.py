@@ -51,7 +51,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
+        return self._complete(*self.parse_known_args(args, namespace))
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self._complete(*self.parse_known_intermixed_args(args, namespace))
+
+    def _complete(self, found: argparse.Namespace, unknown: list[str]) -> Any:
         if unknown:
             flag = next((x for x in unknown if x.startswith("-")), unknown[0])
             flag = flag.partition("=")[0]
@@ -60,19 +65,23 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def exit_code(prog: str, work: Callable[[], int | None]) -> int:
+def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     """Do the work of a command; say in one line what went wrong, if anything did.
 
     0 (or what `work` returns) where all went well, 1 for failures, 2 for usage, 130
-    for Ctrl-C.
+    for Ctrl-C. `who` is put before what went wrong.
     """
     try:
         return work() or 0
     except KeyboardInterrupt:
         return 130
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        print(f"{prog}: error: {who}{error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except MemoryError as error:
+        advice = "try a lower --max-tokens to train, --decode-tokens to translate"
+        print(f"{prog}: error: {who}out of memory, {advice}: {error}", file=sys.stderr)
+        return 1
 
 
 def option(

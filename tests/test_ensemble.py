@@ -93,6 +93,8 @@ def test_the_command_takes_several(tmp_path, capfd):
     code, out, _ = in_process(capfd, *flags, *SHORT, "the cat", "")
     assert code == 0
     assert len(out.splitlines()) == 2
+    assert in_process(capfd, "--model", *paths, *SHORT, "the cat", "")[1] == out
+    assert in_process(capfd, *SHORT, "--model", *paths, "the cat", "")[1] == out
     with pytest.raises(ValueError, match="expected one model, got 2"):
         _ = load(*paths).single
     code, _, err = in_process(
