@@ -74,6 +74,22 @@ PRESETS: dict[str, dict[str, Any]] = {
         "average": 20,
         "keep_last": 20,
     },
+    # Table 4: section 6.3 gives the layers, d_model, vocabulary and decoding, and says
+    # that the rest but dropout is base's. Both dropouts are those of tensor2tensor.
+    "parsing": {
+        "vocab_size": 16_000,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "d_model": 1024,
+        "dropout": 0.2,
+        "attention_dropout": 0.2,
+        "max_tokens": 25_000,
+        "max_length": 512,
+        "validate_bleu": 0,
+        "beam": 21,
+        "alpha": 0.3,
+        "max_len_b": 300,
+    },
 }
 
 # The other development models of Table 3, each base but for what its row changes; the
