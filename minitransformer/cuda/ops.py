@@ -21,21 +21,24 @@ from minitransformer.backend import (
     Array,
     RandomStream,
     array_module,
-    counters_per_row,
     dropout_threshold,
 )
 from minitransformer.cuda import device
 from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
-MAX_WIDTH = 2048
+MAX_WIDTH = 1024
 
 # Logits computed at a time in the loss: large products, little memory.
 LOGITS_PER_CHUNK = 1 << 27
 
-# Blocks that each sum a share of the rows of a matrix, or of a flat vector.
+# Rows of a matrix, or parts of a vector, are shared out to so many blocks at most.
 NUM_SHARES = 128
+NUM_BLOCKS = 1024
+
 THREADS = 256
+WARP = 32
+WARPS = THREADS // WARP
 
 
 def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
@@ -45,33 +48,282 @@ def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
     no kernel has doubles), matrices of another type than theirs, vectors that are not
     float32, and LayerNorm of rows wider than MAX_WIDTH.
     """
-    body = OVERRIDES.get(name)
-    if body is None:
+    if name in UPDATES:
+        return UPDATES[name]
+    if name not in OVERRIDES:
         return None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
-    if name in UPDATES:
-        return body
-    kind = floats[0].dtype
-    if kind.name not in device.REALS:
+    real = floats[0].dtype
+    if real.name not in device.REALS:
         return None
     for array in floats[1:]:
-        plain = array.dtype == np.float32
-        if not (plain if array.ndim == 1 else array.dtype == kind):
-            # Sinusoids are a float32 matrix: a table, not a parameter.
-            if name != "embedding" or not plain:
-                return None
+        # Sinusoids are a matrix, too, but no parameter.
+        either = name == "embedding" and array.dtype == np.float32
+        if array.dtype != (np.float32 if array.ndim == 1 else real) and not either:
+            return None
     if name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH:
         return None
-    return body
+    return OVERRIDES[name]
+
+
+def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
+    noise = _Noise(x.shape, rate, rng)
+
+    def vjp(g: Array) -> tuple[Array]:
+        return (_dropped(g, noise),)
+
+    return _dropped(x, noise), vjp
+
+
+def linear(
+    x: Array, weight: Array, bias: Array | None = None, *, relu: bool = False
+) -> tuple[Array, Vjp]:
+    xp, gpu = array_module(x), device.current()
+    rows = _rows(x)  # [N, n]
+    out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
+    gpu.matmul(rows, weight, out)
+    if relu or bias is not None:
+        grid = _blocks(len(rows) * _packs(out))
+        size = np.int64(len(rows)), out.shape[1]
+        gpu.launch("bias_relu", x.dtype, grid, THREADS, out, bias, *size, relu)
+    activated = out if relu else None
+
+    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
+        g, db = _rows(g), None
+        if activated is not None:
+            masked = xp.empty_like(g)
+            db = _column_sums("relu_backward", g, activated, into=(masked,))
+            g = masked
+        elif bias is not None:
+            db = _column_sums("column_sums", g)
+        dx, dweight = xp.empty_like(rows), _empty(xp, weight.shape)
+        gpu.matmul(g, weight.T, dx)
+        gpu.matmul(rows.T, g, dweight)
+        return dx.reshape(x.shape), dweight, None if bias is None else db
+
+    return out.reshape(*x.shape[:-1], -1), vjp
+
+
+def embedding(
+    table: Array,
+    ids: Array,
+    positions: Array,
+    *,
+    scale: float = 1.0,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """The gradient of the table: tokens add up id by id, each in order, no atomics."""
+    xp, gpu = array_module(table), device.current()
+    ids_shape, width = ids.shape, table.shape[1]
+    ids = xp.ascontiguousarray(ids, dtype=np.int32)
+    out = xp.empty((*ids.shape, width), dtype=table.dtype)
+    noise = _Noise(out.shape, rate, rng)
+    gpu.launch(
+        "embed",
+        table.dtype,
+        _blocks(ids.size * _packs(out)),
+        THREADS,
+        *(out, xp.ascontiguousarray(table), ids, _widened(positions), float(scale)),
+        *(np.int64(ids.size), ids_shape[-1], width, *noise.arguments),
+    )
+
+    def vjp(g: Array) -> tuple[Array, None, Array]:
+        g = _dropped(g, noise) if noise.threshold else xp.ascontiguousarray(g)
+        sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
+        dpositions = xp.zeros(positions.shape, dtype=np.float32)
+        dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
+        first = xp.full(len(table), ids.size, dtype=np.int32)
+        gpu.launch(
+            "first_tokens", g.dtype, _blocks(ids.size), THREADS, first, ids, ids.size
+        )
+        dtable = xp.zeros(table.shape, dtype=np.float32)
+        places = g, ids, first, float(scale), ids.size, width
+        gpu.launch("embed_backward", g.dtype, ids.size, THREADS, dtable, *places)
+        return dtable, None, dpositions
+
+    return out, vjp
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    num_heads: int,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """Scores are products in the activations' type; the softmax is taken in place.
+
+    Rows of scores begin at multiples of 16 bytes, as tensor cores like them.
+    """
+    xp, gpu = array_module(q), device.current()
+    query, key, value = (_split_heads(x, num_heads) for x in (q, k, v))
+    scale = 1 / math.sqrt(query.shape[-1])
+    shape = (*query.shape[:-1], key.shape[-2])  # [B, H, T, S]
+    rows, stride = math.prod(shape[:-1]), -(-shape[-1] // 8) * 8
+    noise = _Noise(shape, rate, rng)
+
+    def scores() -> Array:
+        return xp.empty((*shape[:-1], stride), dtype=q.dtype)[..., : shape[-1]]
+
+    def dropped() -> Array:
+        if not noise.threshold:
+            return weights
+        out, size = scores(), (np.int64(rows), shape[-1], stride)
+        grid = _blocks(rows * _packs(weights))
+        gpu.launch(
+            "dropout", q.dtype, grid, THREADS, out, weights, *size, *noise.arguments
+        )
+        return out
+
+    weights = scores()
+    gpu.matmul(query, key.swapaxes(-1, -2), weights, alpha=scale)
+    steps = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
+    gpu.launch(
+        "softmax",
+        q.dtype,
+        _warp_blocks(rows),
+        THREADS,
+        *(weights, mask, *steps, MASKED_SCORE),
+        *(np.int64(rows), *shape[1:], stride),
+    )
+    out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
+    gpu.matmul(dropped(), value, _split_heads(out, num_heads))
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
+        g = _split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
+        dq, dk, dv = (_empty(xp, x.shape, x.dtype) for x in (q, k, v))
+        gpu.matmul(dropped().swapaxes(-1, -2), g, _split_heads(dv, num_heads))
+        dscores = scores()
+        gpu.matmul(g, value.swapaxes(-1, -2), dscores)
+        size = np.int64(rows), shape[-1], stride
+        places = dscores, weights, *size, *noise.arguments
+        gpu.launch("softmax_backward", q.dtype, _warp_blocks(rows), THREADS, *places)
+        gpu.matmul(dscores, key, _split_heads(dq, num_heads), alpha=scale)
+        turned = dscores.swapaxes(-1, -2)
+        gpu.matmul(turned, query, _split_heads(dk, num_heads), alpha=scale)
+        return dq, dk, dv, None
+
+    return out, vjp
+
+
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    gain: Array,
+    bias: Array,
+    *,
+    epsilon: float = LAYER_NORM_EPSILON,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """The sum before the norm is rounded to the activations' type, as it is kept."""
+    xp, gpu = array_module(x), device.current()
+    rows, shortcut = _rows(x), _rows(residual)  # [N, D]
+    gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
+    out, h = xp.empty_like(rows), xp.empty_like(rows)
+    statistics = _empty(xp, (2, len(rows)))
+    size = np.int64(len(rows)), rows.shape[1]
+    noise = _Noise(x.shape, rate, rng)
+    gpu.launch(
+        "add_layer_norm",
+        x.dtype,
+        _warp_blocks(len(rows)),
+        THREADS,
+        *(out, h, *statistics, rows, shortcut, gain, bias),
+        *(float(epsilon), *size, *noise.arguments),
+    )
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
+        g = _rows(g)
+        dresidual = xp.empty_like(g)
+        dx = xp.empty_like(g) if noise.threshold else None
+        gpu.launch(
+            "layer_norm_backward",
+            g.dtype,
+            _warp_blocks(len(g)),
+            THREADS,
+            *(dx, dresidual, g, h, *statistics, gain, *size, *noise.arguments),
+        )
+        dgain = _column_sums("gain_gradient", g, h, *statistics)
+        dbias = _column_sums("column_sums", g)
+        dresidual = dresidual.reshape(x.shape)
+        dx = dresidual if dx is None else dx.reshape(x.shape)
+        return dx, dresidual, dgain, dbias
+
+    return out.reshape(x.shape), vjp
+
+
+def projected_cross_entropy(
+    x: Array, weight: Array, targets: Array, *, label_smoothing: float, padding_id: int
+) -> tuple[Array, Vjp]:
+    """All rows are computed, and those of padding weigh 0: shapes depend on no data."""
+    xp, gpu = array_module(x), device.current()
+    rows = _rows(x)
+    targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
+    vocab_size = len(weight)
+    chunk = max(LOGITS_PER_CHUNK // vocab_size, THREADS)
+    stride = -(-vocab_size // 8) * 8
+    buffer = xp.empty((min(chunk, len(rows)), stride), dtype=x.dtype)
+    losses = _empty(xp, (len(rows),))
+    drows = xp.empty_like(rows)
+    dweight = _empty(xp, weight.shape)
+    for start in range(0, len(rows), chunk):
+        part = rows[start : start + chunk]
+        logits = buffer[: len(part), :vocab_size]
+        gpu.matmul(part, weight.T, logits)
+        gpu.launch(
+            "cross_entropy",
+            x.dtype,
+            len(part),
+            THREADS,
+            *(logits, losses[start:], targets[start:]),
+            *(1.0 - label_smoothing, label_smoothing / vocab_size, padding_id),
+            *(vocab_size, stride),
+        )
+        gpu.matmul(logits, weight, drows[start : start + chunk])
+        gpu.matmul(logits.T, part, dweight, beta=1.0 if start else 0.0)
+    loss = _empty(xp, (1,))
+    gpu.launch("sum_all", np.float32, 1, THREADS, loss, losses, len(losses))
+
+    def vjp(g: Array) -> tuple[Array, Array, None]:
+        factor = g.reshape(1)
+        for gradient in (drows, dweight):
+            size = np.int64(gradient.size)
+            grid = _blocks(-(-gradient.size * gradient.itemsize // 16))
+            gpu.launch("scale", gradient.dtype, grid, THREADS, gradient, factor, size)
+        return drows.reshape(x.shape), dweight, None
+
+    return loss.reshape(()), vjp
+
+
+# What has no gradient
+
+
+def accumulate(total: Array, share: Array) -> None:
+    """total += share, which CuPy has not for bfloat16. Shapes: any, equal."""
+    gpu, share = device.current(), array_module(share).ascontiguousarray(share)
+    grid = _blocks(-(-total.size * total.itemsize // 16))
+    size = np.int64(total.size)
+    gpu.launch("accumulate", total.dtype, grid, THREADS, total, share, size)
 
 
 def gradient_norm(gradient: Array) -> Array:
     """The Euclidean norm of the flat gradient, left on the device.
 
-    Shapes: gradient [number of parameters] float32 -> [2] float32: the norm, and 1.0 if
-    it is finite, 0.0 if an element is not (or the sum of squares overflows)
+    Shapes: gradient [P] float32 -> [2] float32: the norm, and 1.0 if it is finite, 0.0
+    if an element is not, or the sum of squares overflows
     """
-    raise NotImplementedError
+    xp, gpu = array_module(gradient), device.current()
+    blocks = min(_blocks(gradient.size), NUM_BLOCKS)
+    partial, norm = _empty(xp, (blocks,)), _empty(xp, (2,))
+    size = np.int64(gradient.size)
+    gpu.launch("square_sums", np.float32, blocks, THREADS, partial, gradient, size)
+    gpu.launch("gradient_norm", np.float32, 1, THREADS, norm, partial, blocks)
+    return norm
 
 
 def adam_update(
@@ -94,13 +346,114 @@ def adam_update(
     Shapes: parameters, gradient, mean, square [P] float32, half [P] float16 or
     bfloat16, scalars [8], norm [2]
     """
-    raise NotImplementedError
+    device.current().launch(
+        "adam",
+        np.float32 if half is None else half.dtype,
+        _blocks(parameters.size),
+        THREADS,
+        *(parameters, gradient, mean, square, half, scalars, norm),
+        np.int64(parameters.size),
+    )
 
 
-def accumulate(total: Array, share: Array) -> None:
-    """total += share: CuPy has no sums of bfloat16. Shapes: any, equal."""
-    raise NotImplementedError
+OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
+    body.__name__: body
+    for body in (
+        dropout,
+        linear,
+        embedding,
+        attention,
+        add_layer_norm,
+        projected_cross_entropy,
+    )
+}
+UPDATES: dict[str, Callable[..., Any]] = {
+    body.__name__: body for body in (accumulate, gradient_norm, adam_update)
+}
 
 
-OVERRIDES: dict[str, Callable[..., Any]] = {}
-UPDATES: dict[str, Callable[..., Any]] = {}
+# What the bodies share
+
+
+class _Noise:
+    """A dropout mask as kernels take it: seed, first counter, threshold (0 for none).
+
+    It holds no mask: each kernel computes the bytes again.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], rate: float, rng: RandomStream | None
+    ) -> None:
+        self.threshold = 0 if rng is None else dropout_threshold(rate)
+        seed, first = None, 0
+        if rng is not None and rate > 0:
+            seed, first = rng.seed, rng.take(shape)
+        self.arguments = seed, np.uint64(first), self.threshold
+
+
+def _dropped(x: Array, noise: _Noise) -> Array:
+    xp, rows = array_module(x), _rows(x)
+    out = xp.empty_like(rows)
+    grid = _blocks(len(rows) * _packs(rows))
+    size = np.int64(len(rows)), rows.shape[1], rows.shape[1]
+    places = out, rows, *size, *noise.arguments
+    device.current().launch("dropout", x.dtype, grid, THREADS, *places)
+    return out.reshape(x.shape)
+
+
+def _column_sums(
+    name: str, x: Array, *others: Array, into: tuple[Array, ...] = ()
+) -> Array:
+    """Sum a function of x over its rows, in two stages. Shapes: x [N, D] -> [D]"""
+    xp, gpu, (rows, width) = array_module(x), device.current(), x.shape
+    shares = min(NUM_SHARES, -(-rows // WARPS))
+    partial, sums = _empty(xp, (shares, width)), _empty(xp, (width,))
+    block, size = (WARP, WARPS), (np.int64(rows), width)
+    across = -(-_packs(x) // WARP)
+    gpu.launch(
+        name, x.dtype, (across, shares), block, *into, partial, x, *others, *size
+    )
+    across = -(-width // (4 * WARP))
+    gpu.launch(
+        "sum_partials", np.float32, (across, 1), block, sums, partial, shares, width
+    )
+    return sums
+
+
+def _rows(x: Array) -> Array:
+    """All rows of the last axis, contiguous. Shapes: [..., D] -> [N, D]"""
+    return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
+
+
+def _split_heads(x: Array, num_heads: int) -> Array:
+    """View [B, T, H d] as [B, H, T, d]."""
+    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
+
+
+def _widened(x: Array) -> Array:
+    """A float32 copy, or x itself where it is one."""
+    xp = array_module(x)
+    x = xp.ascontiguousarray(x)
+    if x.dtype == np.float32:
+        return x
+    out, size = _empty(xp, x.shape), np.int64(x.size)
+    device.current().launch("widen", x.dtype, _blocks(x.size), THREADS, out, x, size)
+    return out
+
+
+def _empty(xp: Any, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    return xp.empty(shape, dtype=dtype)
+
+
+def _packs(x: Array) -> int:
+    """How many pieces of 16 bytes a row takes."""
+    return -(-x.shape[-1] * x.itemsize // 16)
+
+
+def _blocks(threads: int) -> int:
+    return -(-threads // THREADS)
+
+
+def _warp_blocks(rows: int) -> int:
+    """Blocks of which each warp takes a row."""
+    return -(-rows // WARPS)

@@ -1,0 +1,190 @@
+"""A GPU as the overrides see it: kernels by name, and matrix products by cuBLAS.
+
+cuBLAS is called directly: CuPy's own wrappers refuse to be captured in CUDA graphs, and
+have no batch of matrices that lie at two strides, as sentences and heads do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minitransformer.backend import Array
+
+# Types of activations: the name in kernels.cu, and cuBLAS's number.
+REALS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
+COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
+DEFAULT_ALGORITHM = -1
+WORKSPACE_BYTES = 32 << 20
+
+SOURCE = Path(__file__).with_name("kernels.cu")
+
+
+class Device:
+    """One GPU: compiles kernels when they are first used, holds a cuBLAS handle.
+
+    Used by one stream at a time, since that has cuBLAS's workspace. `tf32` lets
+    products of float32 round their inputs to 10 bits of mantissa.
+    """
+
+    def __init__(self, xp: ModuleType) -> None:
+        self.xp = xp
+        self.tf32 = False
+        self._modules: dict[str, Any] = {}
+        self._functions: dict[tuple[str, str], Any] = {}
+        self._stream: int | None = None
+        self._handle = ctypes.c_void_p()
+        self._blas: Any = self._load_blas()
+
+    def launch(
+        self, name: str, dtype: Any, grid: Any, block: Any, *arguments: Any
+    ) -> None:
+        """Run kernel `name`, compiled for activations of `dtype`.
+
+        `grid` and `block` are numbers or tuples. Arguments are arrays, None for a null
+        pointer, int and float for those of C, or NumPy scalars.
+        """
+        key = name, np.dtype(dtype).name
+        if key not in self._functions:
+            self._functions[key] = self._function(*key)
+        self._functions[key](
+            grid if isinstance(grid, tuple) else (grid,),
+            block if isinstance(block, tuple) else (block,),
+            tuple(_argument(value) for value in arguments),
+        )
+
+    def matmul(
+        self, a: Array, b: Array, out: Array, alpha: float = 1.0, beta: float = 0.0
+    ) -> None:
+        """out = alpha a b + beta out, summed in float32.
+
+        Shapes: a [n, k], b [k, m], out [n, m], or each with two axes before these,
+        [outer, inner]; of any strides, but rows of `out` are contiguous
+        """
+        # cuBLAS counts by columns, so it is asked for out^T = b^T a^T.
+        operands = [_operand(self.xp, b), _operand(self.xp, a), _operand(self.xp, out)]
+        arrays, turned, steps = zip(*operands, strict=True)
+        assert arrays[2] is out
+        assert not turned[2]
+        types = [CUDA_TYPES[array.dtype.name] for array in arrays]
+        scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
+        self._use_current_stream()
+        if out.ndim == 2:
+            call, count = self._blas.cublasGemmEx, []
+            places = [_address(array) for array in arrays]
+        else:
+            call, count = self._blas.cublasGemmBatchedEx, [math.prod(out.shape[:2])]
+            pointers = self._pointers(arrays)
+            places = [_address(row) for row in pointers]
+        status = call(
+            self._handle,
+            *turned[:2],
+            *(out.shape[-1], out.shape[-2], a.shape[-1]),
+            scales[0],
+            *(places[0], types[0], steps[0]),
+            *(places[1], types[1], steps[1]),
+            scales[1],
+            *(places[2], types[2], steps[2]),
+            *count,
+            COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32,
+            DEFAULT_ALGORITHM,
+        )
+        if status:
+            raise RuntimeError(f"cuBLAS: status {status} for a product {out.shape}")
+
+    def _pointers(self, arrays: tuple[Array, ...]) -> Array:
+        """Where each matrix of each array begins. Shapes: -> [3, outer inner] uint64"""
+        outer, inner = arrays[2].shape[:2]
+        pointers = self.xp.empty((3, outer * inner), dtype=np.uint64)
+        for row, array in zip(pointers, arrays, strict=True):
+            self.launch(
+                "pointers",
+                np.float32,
+                -(-row.size // 256),
+                256,
+                *(row, array, outer, inner),
+                *(np.int64(stride) for stride in array.strides[:2]),
+            )
+        return pointers
+
+    def _load_blas(self) -> Any:
+        """Load the cuBLAS that CuPy uses, and open it."""
+        importlib.import_module("cupy_backends.cuda.libs.cublas")
+        major = self.xp.cuda.runtime.runtimeGetVersion() // 1000
+        blas = ctypes.CDLL(f"libcublas.so.{major}")
+        number, pointer = ctypes.c_int, ctypes.c_void_p
+        matrix = [pointer, number, number]
+        head = [pointer, *[number] * 5, pointer, *matrix, *matrix, pointer, *matrix]
+        blas.cublasGemmEx.argtypes = [*head, number, number]
+        blas.cublasGemmBatchedEx.argtypes = [*head, number, number, number]
+        blas.cublasSetStream_v2.argtypes = [pointer, pointer]
+        blas.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
+        if status := blas.cublasCreate_v2(ctypes.byref(self._handle)):
+            raise RuntimeError(f"cuBLAS: status {status} when it was opened")
+        self._workspace = self.xp.empty(WORKSPACE_BYTES, dtype=np.uint8)
+        return blas
+
+    def _use_current_stream(self) -> None:
+        stream = self.xp.cuda.get_current_stream().ptr
+        if stream != self._stream:
+            # A workspace of its own lets products be captured in a graph.
+            self._blas.cublasSetStream_v2(self._handle, stream)
+            self._blas.cublasSetWorkspace_v2(
+                self._handle, _address(self._workspace), WORKSPACE_BYTES
+            )
+            self._stream = stream
+
+    def _function(self, name: str, dtype: str) -> Any:
+        """Find a kernel in the module of its type, compiled now unless it was."""
+        if dtype not in self._modules:
+            self._modules[dtype] = self.xp.RawModule(
+                code=SOURCE.read_text(encoding="utf-8"),
+                options=("-std=c++17", f"-DREAL={REALS[dtype]}"),
+            )
+        return self._modules[dtype].get_function(name)
+
+
+def current() -> Device:
+    """The device that CuPy has selected."""
+    cupy = importlib.import_module("cupy")
+    return _device(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def _device(index: int) -> Device:
+    return Device(importlib.import_module("cupy"))
+
+
+def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
+    """A matrix as cuBLAS takes it: whether by columns, and elements from line to line.
+
+    One that is contiguous along neither axis is copied.
+    """
+    rows, columns = array.shape[-2:]
+    down, across = (stride // array.itemsize for stride in array.strides[-2:])
+    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
+        return array, 0, max(down, columns)
+    if (down == 1 or rows == 1) and (across >= rows or columns == 1):
+        return array, 1, max(across, rows)
+    return xp.ascontiguousarray(array), 0, columns
+
+
+def _address(array: Array) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def _argument(value: Any) -> Any:
+    """Give a Python value the type that a kernel's parameter has in C."""
+    if value is None:
+        return np.uint64(0)
+    if isinstance(value, int):
+        return np.int32(value)
+    return np.float32(value) if isinstance(value, float) else value

@@ -1,0 +1,659 @@
+// The kernels that cuda/ops.py launches. Everything between two matrix products is one
+// of these; the products are cuBLAS's.
+//
+// The file is compiled once for each type of activation, REAL (float, __half or
+// __nv_bfloat16). Arithmetic is done in float, whatever the type in memory. Matrices
+// lie row by row. Threads read and write packs of 16 bytes where a row's address allows
+// it. Every sum has a fixed order, so that the same input gives the same bits.
+//
+// "Launch" says how the threads are laid out: a thread a pack, a warp a row, and so on,
+// in blocks of 256 threads unless another number is given.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#ifndef REAL
+#define REAL float
+#endif
+
+using real = REAL;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+constexpr int WARP = 32;
+constexpr int WARPS = 256 / WARP;         // in a block
+constexpr int PACK = 16 / sizeof(real);   // elements
+constexpr int MAX_WIDTH = 1024;           // of a row that a warp holds in registers
+constexpr int MAX_PACKS = MAX_WIDTH / (WARP * PACK);  // of it in each thread
+constexpr float LOWEST = -3.402823466e38f;
+
+// ---------------------------------------------------------------------------------
+// Threads and packs
+
+__device__ i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// Which row the calling warp works on, where each warp has one.
+__device__ i64 warp_row() { return (i64)blockIdx.x * WARPS + threadIdx.x / WARP; }
+
+__device__ int packs_in(int width) { return (width + PACK - 1) / PACK; }
+
+struct alignas(16) Pack {
+  real element[PACK];
+};
+
+// Read the pack of a row that starts at `column`; zeros stand for what is beyond it.
+__device__ void load(float (&value)[PACK], const real* row, int column, int width) {
+  const real* from = row + column;
+  if (column + PACK <= width && (size_t)from % sizeof(Pack) == 0) {
+    Pack pack = *(const Pack*)from;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) value[i] = (float)pack.element[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+      value[i] = column + i < width ? (float)from[i] : 0.0f;
+  }
+}
+
+__device__ void store(real* row, int column, int width, const float (&value)[PACK]) {
+  real* to = row + column;
+  if (column + PACK <= width && (size_t)to % sizeof(Pack) == 0) {
+    Pack pack;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) pack.element[i] = (real)value[i];
+    *(Pack*)to = pack;
+  } else {
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+      if (column + i < width) to[i] = (real)value[i];
+  }
+}
+
+__device__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2)
+    x += __shfl_xor_sync(0xffffffff, x, step);
+  return x;
+}
+
+__device__ float warp_max(float x) {
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2)
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
+  return x;
+}
+
+// The sum over a block of 256 threads, in all of them.
+__device__ float block_sum(float x) {
+  __shared__ float sums[WARPS];
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = x;
+  __syncthreads();
+  float total = 0.0f;
+  for (int i = 0; i < WARPS; i++) total += sums[i];
+  return total;
+}
+
+// The sum of exp(x) over some numbers x, as total * exp(highest): nothing overflows.
+struct ExpSum {
+  float highest, total;
+
+  __device__ void add(float x) {
+    if (x > highest) {
+      total = total * expf(highest - x) + 1.0f;
+      highest = x;
+    } else {
+      total += expf(x - highest);
+    }
+  }
+};
+
+__device__ ExpSum joined(ExpSum a, ExpSum b) {
+  float highest = fmaxf(a.highest, b.highest);
+  return {highest, a.total * expf(a.highest - highest) +
+                       b.total * expf(b.highest - highest)};
+}
+
+__device__ ExpSum warp_exp_sum(ExpSum own) {
+  float highest = warp_max(own.highest);
+  return {highest, warp_sum(own.total * expf(own.highest - highest))};
+}
+
+// ---------------------------------------------------------------------------------
+// Dropout
+
+// Philox 4x32-10 (Salmon et al., 2011): 16 random bytes, a function of seed and counter.
+__device__ uint4 philox(u64 seed, u64 counter) {
+  u32 a = (u32)counter, b = (u32)(counter >> 32), c = 0, d = 0;
+  u32 key_0 = (u32)seed, key_1 = (u32)(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    u64 p = (u64)0xD2511F53u * a, q = (u64)0xCD9E8D57u * c;
+    a = (u32)(q >> 32) ^ b ^ key_0;
+    b = (u32)q;
+    c = (u32)(p >> 32) ^ d ^ key_1;
+    d = (u32)p;
+    key_0 += 0x9E3779B9u;
+    key_1 += 0xBB67AE85u;
+  }
+  return {a, b, c, d};
+}
+
+// A mask that is never stored: element (row, column) is kept if its random byte is at
+// least `threshold`. Bytes come 16 a counter, each row starting with a new one, from
+// counter `first` on. A threshold of 0 means no dropout.
+struct Dropout {
+  const u64* seed;
+  u64 first;
+  int threshold, width;
+
+  __device__ void apply(float (&value)[PACK], i64 row, int column) const {
+    if (threshold == 0) return;
+    u64 counter = first + row * ((width + 15) / 16) + column / 16;
+    uint4 random = philox(*seed, counter);
+    float factor = 256.0f / (256 - threshold);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      int place = column % 16 + i;
+      u32 word = place < 4 ? random.x : place < 8 ? random.y
+               : place < 12 ? random.z : random.w;
+      bool keep = (int)(word >> 8 * (i % 4) & 255) >= threshold;
+      value[i] = keep ? value[i] * factor : 0.0f;
+    }
+  }
+};
+
+// out = x * keep / (1 - rate), rows lying `stride` apart. Launch: a thread a pack.
+extern "C" __global__ void dropout(real* out, const real* x, i64 rows, int width,
+                                   int stride, const u64* seed, u64 first,
+                                   int threshold) {
+  i64 row = thread_index() / packs_in(width);
+  int column = thread_index() % packs_in(width) * PACK;
+  if (row >= rows) return;
+  float value[PACK];
+  load(value, x + row * stride, column, width);
+  Dropout{seed, first, threshold, width}.apply(value, row, column);
+  store(out + row * stride, column, width, value);
+}
+
+// ---------------------------------------------------------------------------------
+// Sums of columns, in two stages: each of gridDim.y shares of the rows gives a partial
+// sum of each column, and the same is done to these. Blocks of 32 x 8 threads.
+
+// Write this block's partial sums. `value(out, row, column)` reads a pack.
+template <typename Value>
+__device__ void sum_columns(float* partial, i64 rows, int width, Value value) {
+  __shared__ float sums[WARPS][WARP][PACK + 1];
+  int column = (blockIdx.x * WARP + threadIdx.x) * PACK;
+  i64 share = (rows + gridDim.y - 1) / gridDim.y, start = blockIdx.y * share;
+  i64 end = start + share < rows ? start + share : rows;
+  float sum[PACK] = {};
+  if (column < width) {
+    for (i64 row = start + threadIdx.y; row < end; row += WARPS) {
+      float x[PACK];
+      value(x, row, column);
+#pragma unroll
+      for (int i = 0; i < PACK; i++) sum[i] += x[i];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < PACK; i++) sums[threadIdx.y][threadIdx.x][i] = sum[i];
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+  for (int i = 0; i < PACK && column + i < width; i++) {
+    float total = 0.0f;
+    for (int y = 0; y < WARPS; y++) total += sums[y][threadIdx.x][i];
+    partial[(i64)blockIdx.y * width + column + i] = total;
+  }
+}
+
+// The second stage: out = the sum of `count` rows of partial sums.
+extern "C" __global__ void sum_partials(float* out, const float* partial, int count,
+                                        int width) {
+  sum_columns(out, count, width, [&](float (&x)[PACK], i64 row, int column) {
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+      x[i] = column + i < width ? partial[row * width + column + i] : 0.0f;
+  });
+}
+
+// The first stage for x itself.
+extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
+                                       int width) {
+  sum_columns(partial, rows, width, [&](float (&value)[PACK], i64 row, int column) {
+    load(value, x + row * width, column, width);
+  });
+}
+
+// ---------------------------------------------------------------------------------
+// Embedding
+
+// out = Dropout(table[id] * scale + positions[place of the token in its sentence]).
+// Launch: a thread a pack.
+extern "C" __global__ void embed(real* out, const real* table, const int* ids,
+                                 const float* positions, float scale, i64 tokens,
+                                 int length, int width, const u64* seed, u64 first,
+                                 int threshold) {
+  i64 token = thread_index() / packs_in(width);
+  int column = thread_index() % packs_in(width) * PACK;
+  if (token >= tokens) return;
+  const float* position = positions + token % length * width;
+  float value[PACK];
+  load(value, table + (i64)ids[token] * width, column, width);
+#pragma unroll
+  for (int i = 0; i < PACK; i++)
+    if (column + i < width) value[i] = value[i] * scale + position[column + i];
+  Dropout{seed, first, threshold, width}.apply(value, token, column);
+  store(out + token * width, column, width, value);
+}
+
+// first[id] = the first token with that id; it holds `tokens` before. The minimum is the
+// same in whatever order it is taken. Launch: a thread a token.
+extern "C" __global__ void first_tokens(int* first, const int* ids, int tokens) {
+  i64 token = thread_index();
+  if (token < tokens) atomicMin(&first[ids[token]], (int)token);
+}
+
+// dtable[id] = scale * the sum of g over the tokens with that id, in their order.
+// Launch: a block a token; that of an id's first token finds the others, 256 tokens at
+// a time, and adds up their rows, a column a thread.
+extern "C" __global__ void embed_backward(float* dtable, const real* g, const int* ids,
+                                          const int* first, float scale, int tokens,
+                                          int width) {
+  constexpr int THREADS = WARPS * WARP;
+  __shared__ int found[THREADS], found_before[WARPS + 1];
+  int id = ids[blockIdx.x], lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  if (first[id] != (int)blockIdx.x) return;
+  float* to = dtable + (i64)id * width;
+  for (int start = blockIdx.x; start < tokens; start += THREADS) {
+    int token = start + threadIdx.x;
+    bool equal = token < tokens && ids[token] == id;
+    u32 equals = __ballot_sync(0xffffffff, equal);
+    if (lane == 0) found_before[warp + 1] = __popc(equals);
+    __syncthreads();
+    int before = __popc(equals & ((1u << lane) - 1)), count = 0;
+    for (int i = 0; i < WARPS; i++) {
+      if (i < warp) before += found_before[i + 1];
+      count += found_before[i + 1];
+    }
+    if (equal) found[before] = token;
+    __syncthreads();
+    for (int column = threadIdx.x; count > 0 && column < width; column += THREADS) {
+      float sum = 0.0f;
+#pragma unroll 8
+      for (int i = 0; i < count; i++) sum += (float)g[(i64)found[i] * width + column];
+      to[column] += sum * scale;
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------
+// Linear layers
+
+// out = out + bias, or max(0, out + bias), in place. Launch: a thread a pack.
+extern "C" __global__ void bias_relu(real* out, const float* bias, i64 rows, int width,
+                                     int relu) {
+  i64 row = thread_index() / packs_in(width);
+  int column = thread_index() % packs_in(width) * PACK;
+  if (row >= rows) return;
+  float value[PACK];
+  load(value, out + row * width, column, width);
+#pragma unroll
+  for (int i = 0; i < PACK; i++) {
+    if (bias != nullptr && column + i < width) value[i] += bias[column + i];
+    if (relu) value[i] = fmaxf(value[i], 0.0f);
+  }
+  store(out + row * width, column, width, value);
+}
+
+// masked = g where out > 0, else 0, and partial sums of its columns: db.
+// Launch: as sum_columns.
+extern "C" __global__ void relu_backward(real* masked, float* partial, const real* g,
+                                         const real* out, i64 rows, int width) {
+  sum_columns(partial, rows, width, [&](float (&x)[PACK], i64 row, int column) {
+    float activated[PACK];
+    load(x, g + row * width, column, width);
+    load(activated, out + row * width, column, width);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) x[i] = activated[i] > 0.0f ? x[i] : 0.0f;
+    store(masked + row * width, column, width, x);
+  });
+}
+
+// ---------------------------------------------------------------------------------
+// Dropout, residual connection and layer normalisation (sections 3.1 and 5.4)
+
+// h = residual + Dropout(x), out = (h - mean) / deviation * gain + bias, where
+// deviation = sqrt(variance + epsilon). h, mean and 1 / deviation are kept for the
+// backward. Launch: a warp a row, which it holds in registers.
+extern "C" __global__ void add_layer_norm(real* out, real* h, float* means,
+                                          float* inverses, const real* x,
+                                          const real* residual, const float* gain,
+                                          const float* bias, float epsilon, i64 rows,
+                                          int width, const u64* seed, u64 first,
+                                          int threshold) {
+  i64 row = warp_row();
+  int lane = threadIdx.x % WARP;
+  if (row >= rows) return;
+  Dropout dropout{seed, first, threshold, width};
+  float value[MAX_PACKS][PACK], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (int k = 0; k < MAX_PACKS; k++) {
+    int column = (k * WARP + lane) * PACK;
+    if (column >= width) break;
+    float shortcut[PACK];
+    load(value[k], x + row * width, column, width);
+    load(shortcut, residual + row * width, column, width);
+    dropout.apply(value[k], row, column);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      value[k][i] = (float)(real)(value[k][i] + shortcut[i]);
+      sum += value[k][i];
+    }
+    store(h + row * width, column, width, value[k]);
+  }
+  float mean = warp_sum(sum) / width;
+#pragma unroll
+  for (int k = 0; k < MAX_PACKS; k++) {
+    int column = (k * WARP + lane) * PACK;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      if (column + i >= width) break;
+      value[k][i] -= mean;
+      squares += value[k][i] * value[k][i];
+    }
+  }
+  float inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
+#pragma unroll
+  for (int k = 0; k < MAX_PACKS; k++) {
+    int column = (k * WARP + lane) * PACK;
+    if (column >= width) break;
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      if (column + i < width)
+        value[k][i] = value[k][i] * inverse * gain[column + i] + bias[column + i];
+    }
+    store(out + row * width, column, width, value[k]);
+  }
+  if (lane == 0) {
+    means[row] = mean;
+    inverses[row] = inverse;
+  }
+}
+
+// With n = (h - mean) / deviation and dn = g * gain:
+// dresidual = (dn - mean(dn) - n * mean(dn * n)) / deviation, dx = Dropout(dresidual);
+// without dropout dx is null. Launch: a warp a row.
+extern "C" __global__ void layer_norm_backward(real* dx, real* dresidual, const real* g,
+                                               const real* h, const float* means,
+                                               const float* inverses, const float* gain,
+                                               i64 rows, int width, const u64* seed,
+                                               u64 first, int threshold) {
+  i64 row = warp_row();
+  int lane = threadIdx.x % WARP;
+  if (row >= rows) return;
+  float mean = means[row], inverse = inverses[row];
+  float normal[MAX_PACKS][PACK], dnormal[MAX_PACKS][PACK];
+  float sum = 0.0f, product = 0.0f;
+#pragma unroll
+  for (int k = 0; k < MAX_PACKS; k++) {
+    int column = (k * WARP + lane) * PACK;
+    if (column >= width) break;
+    load(normal[k], h + row * width, column, width);
+    load(dnormal[k], g + row * width, column, width);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      if (column + i >= width) break;
+      normal[k][i] = (normal[k][i] - mean) * inverse;
+      dnormal[k][i] *= gain[column + i];
+      sum += dnormal[k][i];
+      product += dnormal[k][i] * normal[k][i];
+    }
+  }
+  sum = warp_sum(sum) / width;
+  product = warp_sum(product) / width;
+  Dropout dropout{seed, first, threshold, width};
+#pragma unroll
+  for (int k = 0; k < MAX_PACKS; k++) {
+    int column = (k * WARP + lane) * PACK;
+    if (column >= width) break;
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+      dnormal[k][i] = (dnormal[k][i] - sum - normal[k][i] * product) * inverse;
+    store(dresidual + row * width, column, width, dnormal[k]);
+    if (dx == nullptr) continue;
+    dropout.apply(dnormal[k], row, column);
+    store(dx + row * width, column, width, dnormal[k]);
+  }
+}
+
+// Partial column sums of g * n: dgain; those of g alone, dbias, are column_sums.
+// Launch: as sum_columns.
+extern "C" __global__ void gain_gradient(float* partial, const real* g, const real* h,
+                                         const float* means, const float* inverses,
+                                         i64 rows, int width) {
+  sum_columns(partial, rows, width, [&](float (&x)[PACK], i64 row, int column) {
+    float sum[PACK];
+    load(x, g + row * width, column, width);
+    load(sum, h + row * width, column, width);
+    float mean = means[row], inverse = inverses[row];
+#pragma unroll
+    for (int i = 0; i < PACK; i++) x[i] *= (sum[i] - mean) * inverse;
+  });
+}
+
+// ---------------------------------------------------------------------------------
+// Attention (equation 1). Scores of a query lie in a row, rows `stride` apart.
+
+// Where the matrices of a batch begin: array + outer * outer_step + inner * inner_step,
+// steps in bytes. Launch: a thread a matrix.
+extern "C" __global__ void pointers(u64* out, u64 array, int outer, int inner,
+                                    i64 outer_step, i64 inner_step) {
+  i64 i = thread_index();
+  if (i < (i64)outer * inner)
+    out[i] = array + i / inner * outer_step + i % inner * inner_step;
+}
+
+// scores = softmax(scores), where `masked` is added to the scores that the mask forbids.
+// The mask is read at b * step_b + h * step_h + t * step_t + s * step_s: a step of 0
+// serves an axis for which all is the same. Launch: a warp a row (b, h, t).
+extern "C" __global__ void softmax(real* scores, const bool* mask, int step_b,
+                                   int step_h, int step_t, int step_s, float masked,
+                                   i64 rows, int heads, int queries, int keys,
+                                   int stride) {
+  i64 row = warp_row();
+  int lane = threadIdx.x % WARP;
+  if (row >= rows) return;
+  int t = row % queries, h = row / queries % heads, b = row / queries / heads;
+  if (mask != nullptr) mask += (i64)b * step_b + (i64)h * step_h + (i64)t * step_t;
+  scores += row * stride;
+  auto score = [&](int s) {
+    bool allowed = mask == nullptr || mask[(i64)s * step_s];
+    return (float)scores[s] + (allowed ? 0.0f : masked);
+  };
+  ExpSum sum{LOWEST, 0.0f};
+  for (int s = lane; s < keys; s += WARP) sum.add(score(s));
+  sum = warp_exp_sum(sum);
+  for (int s = lane; s < keys; s += WARP)
+    scores[s] = (real)(expf(score(s) - sum.highest) / sum.total);
+}
+
+// dscores = (dweights - sum(dweights * weights)) * weights, in place over dweights,
+// through which dropout is taken first. Launch: a warp a row.
+extern "C" __global__ void softmax_backward(real* dweights, const real* weights,
+                                            i64 rows, int keys, int stride,
+                                            const u64* seed, u64 first, int threshold) {
+  i64 row = warp_row();
+  int lane = threadIdx.x % WARP;
+  if (row >= rows) return;
+  dweights += row * stride;
+  weights += row * stride;
+  Dropout dropout{seed, first, threshold, keys};
+  float sum = 0.0f;
+  for (int column = lane * PACK; column < keys; column += WARP * PACK) {
+    float d[PACK], w[PACK];
+    load(d, dweights, column, keys);
+    load(w, weights, column, keys);
+    dropout.apply(d, row, column);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) sum += d[i] * w[i];
+  }
+  sum = warp_sum(sum);
+  for (int column = lane * PACK; column < keys; column += WARP * PACK) {
+    float d[PACK], w[PACK];
+    load(d, dweights, column, keys);
+    load(w, weights, column, keys);
+    dropout.apply(d, row, column);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) d[i] = (d[i] - sum) * w[i];
+    store(dweights, column, keys, d);
+  }
+}
+
+// ---------------------------------------------------------------------------------
+// The label-smoothed loss (sections 3.4 and 5.4)
+
+// With p = softmax(logits) and q = confidence * one-hot + smoothing:
+// loss = -sum(q * log p), logits = p - q in place; both 0 where the target is padding.
+// Launch: a block a row.
+extern "C" __global__ void cross_entropy(real* logits, float* losses, const int* targets,
+                                         float confidence, float smoothing, int padding,
+                                         int width, int stride) {
+  i64 row = blockIdx.x;
+  int target = targets[row], step = blockDim.x * PACK;
+  logits += row * stride;
+  if (target == padding) {
+    float zero[PACK] = {};
+    for (int column = threadIdx.x * PACK; column < width; column += step)
+      store(logits, column, width, zero);
+    if (threadIdx.x == 0) losses[row] = 0.0f;
+    return;
+  }
+  ExpSum sum{LOWEST, 0.0f};
+  float logit_sum = 0.0f, target_logit = (float)logits[target];
+  for (int column = threadIdx.x * PACK; column < width; column += step) {
+    float x[PACK];
+    load(x, logits, column, width);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      if (column + i >= width) break;
+      sum.add(x[i]);
+      logit_sum += x[i];
+    }
+  }
+  __shared__ ExpSum sums[WARPS];
+  sum = warp_exp_sum(sum);
+  if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+  logit_sum = block_sum(logit_sum);
+  sum = sums[0];
+  for (int i = 1; i < WARPS; i++) sum = joined(sum, sums[i]);
+  for (int column = threadIdx.x * PACK; column < width; column += step) {
+    float x[PACK];
+    load(x, logits, column, width);
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      float q = smoothing + (column + i == target ? confidence : 0.0f);
+      x[i] = expf(x[i] - sum.highest) / sum.total - q;
+    }
+    store(logits, column, width, x);
+  }
+  if (threadIdx.x == 0) {
+    float log_total = logf(sum.total) + sum.highest;
+    losses[row] = log_total - confidence * target_logit - smoothing * logit_sum;
+  }
+}
+
+// out[0] = the sum of `count` numbers. Launch: one block.
+extern "C" __global__ void sum_all(float* out, const float* values, int count) {
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += values[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) *out = sum;
+}
+
+// x = x * factor[0], in place. Launch: a thread a pack.
+extern "C" __global__ void scale(real* x, const float* factor, i64 count) {
+  i64 start = thread_index() * PACK;
+  if (start >= count) return;
+  int width = count - start < PACK ? count - start : PACK;
+  float value[PACK];
+  load(value, x + start, 0, width);
+#pragma unroll
+  for (int i = 0; i < PACK; i++) value[i] *= *factor;
+  store(x + start, 0, width, value);
+}
+
+// total = total + share, in place. Launch: a thread a pack.
+extern "C" __global__ void accumulate(real* total, const real* share, i64 count) {
+  i64 start = thread_index() * PACK;
+  if (start >= count) return;
+  int width = count - start < PACK ? count - start : PACK;
+  float value[PACK], other[PACK];
+  load(value, total + start, 0, width);
+  load(other, share + start, 0, width);
+#pragma unroll
+  for (int i = 0; i < PACK; i++) value[i] += other[i];
+  store(total + start, 0, width, value);
+}
+
+// out = x as float. Launch: a thread an element.
+extern "C" __global__ void widen(float* out, const real* x, i64 count) {
+  i64 i = thread_index();
+  if (i < count) out[i] = (float)x[i];
+}
+
+// ---------------------------------------------------------------------------------
+// The update (section 5.3)
+
+// partial[block] = the sum of squares of this block's share of the gradient.
+// Launch: as many blocks as partial sums.
+extern "C" __global__ void square_sums(float* partial, const float* gradient,
+                                       i64 count) {
+  float sum = 0.0f;
+  for (i64 i = thread_index(); i < count; i += (i64)gridDim.x * blockDim.x)
+    sum += gradient[i] * gradient[i];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// norm = (the root of the sum of the partial sums, 1 if it is finite, else 0).
+// Launch: one block.
+extern "C" __global__ void gradient_norm(float* norm, const float* partial, int count) {
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
+  sum = block_sum(sum);
+  if (threadIdx.x > 0) return;
+  norm[0] = sqrtf(sum);
+  norm[1] = isfinite(sum) ? 1.0f : 0.0f;
+}
+
+// What the host sets before each update.
+struct Scalars {
+  float rate, beta1, beta2, epsilon;
+  float correction1, correction2;  // 1 - beta1^t, 1 - beta2^t
+  float scale, clip;               // of the gradient; of its norm, 0 for none
+};
+
+// mean = beta1 mean + (1 - beta1) g, square = beta2 square + (1 - beta2) g^2,
+// parameter -= rate (mean / correction1) / (sqrt(square / correction2) + epsilon), where
+// g is the gradient scaled and clipped; and the parameter again as `real` in half, if
+// that is not null. Nothing happens where the norm is not finite.
+// Launch: a thread a parameter.
+extern "C" __global__ void adam(float* parameters, const float* gradient, float* mean,
+                                float* square, real* half, const Scalars* scalars,
+                                const float* norm, i64 count) {
+  i64 i = thread_index();
+  if (i >= count || norm[1] == 0.0f) return;
+  Scalars s = *scalars;
+  float length = norm[0] * s.scale;
+  float clipping = s.clip > 0.0f && length > s.clip ? s.clip / length : 1.0f;
+  float g = gradient[i] * s.scale * clipping;
+  float m = mean[i] = s.beta1 * mean[i] + (1.0f - s.beta1) * g;
+  float v = square[i] = s.beta2 * square[i] + (1.0f - s.beta2) * g * g;
+  float root = sqrtf(v / s.correction2) + s.epsilon;
+  float parameter = parameters[i] -= s.rate / s.correction1 * m / root;
+  if (half != nullptr) half[i] = (real)parameter;
+}

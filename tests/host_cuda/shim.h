@@ -1,0 +1,252 @@
+// CUDA's threading model on the host, enough to run kernels.cu in a test.
+//
+// Each thread of a block is a fiber, which runs until it waits for its warp or its
+// block; blocks run one after another, so that shared memory can be static. A barrier
+// that not all threads of its group reach is an error, not a hang.
+
+#pragma once
+
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__ inline
+#define __shared__ static
+#define threadIdx (host::running->index)
+#define blockIdx (host::block_index)
+#define blockDim (host::block_size)
+#define gridDim (host::grid_size)
+
+using std::isfinite;
+
+struct dim3 {
+  unsigned x, y, z;
+};
+
+struct uint4 {
+  unsigned x, y, z, w;
+};
+
+namespace host {
+
+constexpr size_t STACK = 1 << 16;
+constexpr int WARP = 32;
+
+struct Group {  // of threads that wait for one another
+  int size = 0, arrived = 0;
+  unsigned generation = 0;
+  uint32_t slots[WARP] = {};
+};
+
+struct Fiber {
+  dim3 index;
+  int place;  // in the block
+  Group* group = nullptr;
+  unsigned generation = 0;
+  bool started = false, done = false;
+  ucontext_t start;
+  jmp_buf resume;
+  std::vector<char> stack;
+};
+
+inline dim3 block_index, block_size, grid_size;
+inline Fiber* running;
+inline Group block;
+inline std::vector<Group> warps;
+inline std::vector<Fiber> fibers;
+inline std::function<void()> body;
+inline jmp_buf scheduler;
+
+// Wait until all of the group have arrived.
+inline void wait(Group& group) {
+  if (++group.arrived == group.size) {
+    group.arrived = 0;
+    group.generation++;
+    return;
+  }
+  running->group = &group;
+  running->generation = group.generation;
+  if (!_setjmp(running->resume)) _longjmp(scheduler, 1);
+}
+
+inline void enter() {
+  body();
+  running->done = true;
+  _longjmp(scheduler, 1);
+}
+
+inline void run_fiber(Fiber& fiber) {
+  running = &fiber;
+  if (_setjmp(scheduler)) return;
+  if (fiber.started) _longjmp(fiber.resume, 1);
+  fiber.started = true;
+  setcontext(&fiber.start);
+}
+
+// Run a block's threads, first to last or last to first. Returns whether all ended.
+inline bool run_block(bool backwards) {
+  int count = block_size.x * block_size.y * block_size.z, left = count;
+  block = Group{count};
+  warps.assign((count + WARP - 1) / WARP, Group{});
+  if ((int)fibers.size() < count) fibers.resize(count);
+  for (int i = 0; i < count; i++) {
+    Fiber& fiber = fibers[i];
+    warps[i / WARP].size++;
+    fiber.place = i;
+    fiber.index = {i % block_size.x, i / block_size.x % block_size.y,
+                   i / block_size.x / block_size.y};
+    fiber.started = fiber.done = false;
+    fiber.group = nullptr;
+    fiber.stack.resize(STACK);
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.data();
+    fiber.start.uc_stack.ss_size = STACK;
+    makecontext(&fiber.start, enter, 0);
+  }
+  for (bool progress = true; left > 0; progress = false) {
+    for (int i = 0; i < count; i++) {
+      Fiber& fiber = fibers[backwards ? count - 1 - i : i];
+      if (fiber.done) continue;
+      if (fiber.group && fiber.group->generation == fiber.generation) continue;
+      fiber.group = nullptr;
+      run_fiber(fiber);
+      left -= fiber.done;
+      progress = true;
+    }
+    if (!progress) return false;
+  }
+  return true;
+}
+
+template <typename... A, size_t... I>
+int call(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
+         void** arguments, const int* sizes, int count, bool backwards,
+         std::index_sequence<I...>) {
+  const int expected[] = {(int)sizeof(A)...};
+  if (count != sizeof...(A)) return 1;
+  if (!std::equal(sizes, sizes + count, expected)) return 2;
+  grid_size = {grid[0], grid[1], grid[2]};
+  block_size = {threads[0], threads[1], threads[2]};
+  body = [&] { kernel(*(A*)arguments[I]...); };
+  for (unsigned z = 0; z < grid[2]; z++)
+    for (unsigned y = 0; y < grid[1]; y++)
+      for (unsigned x = 0; x < grid[0]; x++) {
+        block_index = {x, y, z};
+        if (!run_block(backwards)) return 3;
+      }
+  return 0;
+}
+
+template <typename T>
+T exchange(T value, int from) {
+  Group& warp = warps[running->place / WARP];
+  uint32_t bits;
+  memcpy(&warp.slots[running->place % WARP], &value, 4);
+  wait(warp);
+  memcpy(&bits, &warp.slots[from], 4);
+  wait(warp);
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+}  // namespace host
+
+// A function `launch_NAME` of the kernel NAME: grid, block, pointers to the arguments.
+// Returns 0, or 1: their number is wrong, 2: a size is, 3: a barrier was not reached.
+#define EXPORT(NAME)                                                                   \
+  extern "C" int launch_##NAME(const unsigned* grid, const unsigned* threads,          \
+                               void** arguments, const int* sizes, int count,          \
+                               bool backwards) {                                       \
+    return host::call(NAME, grid, threads, arguments, sizes, count, backwards,         \
+                      host::parameters(NAME));                                         \
+  }
+
+namespace host {
+template <typename... A>
+auto parameters(void (*)(A...)) {
+  return std::make_index_sequence<sizeof...(A)>();
+}
+}  // namespace host
+
+inline void __syncthreads() { host::wait(host::block); }
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return host::exchange(value, host::running->place % host::WARP ^ mask);
+}
+
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  host::Group& warp = host::warps[host::running->place / host::WARP];
+  warp.slots[host::running->place % host::WARP] = predicate;
+  host::wait(warp);
+  unsigned result = 0;
+  for (int i = 0; i < host::WARP; i++) result |= warp.slots[i] << i;
+  host::wait(warp);
+  return result;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+inline int atomicMin(int* address, int value) {
+  int old = *address;
+  *address = std::min(old, value);
+  return old;
+}
+
+// Types of 16 bits, rounded to nearest, ties to even.
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+  __nv_bfloat16() = default;
+  explicit __nv_bfloat16(float x) {
+    uint32_t wide = bits_of(x);
+    bits = x != x ? 0x7fc0 : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+  }
+  explicit operator float() const { return float_of((uint32_t)bits << 16); }
+};
+
+struct __half {
+  uint16_t bits;
+  __half() = default;
+  explicit __half(float x) {
+    uint32_t sign = bits_of(x) >> 16 & 0x8000;
+    float size = fabsf(x);
+    if (x != x) {
+      bits = 0x7e00;
+    } else if (size >= 65520.0f) {
+      bits = sign | 0x7c00;
+    } else if (size < 0x1p-14f) {  // below the normal numbers: units of 2^-24
+      bits = sign | (uint32_t)nearbyintf(size * 0x1p24f);
+    } else {
+      uint32_t wide = bits_of(size) - (112u << 23);
+      bits = sign | (wide + 0xfff + (wide >> 13 & 1)) >> 13;
+    }
+  }
+  explicit operator float() const {
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, size = bits & 0x7fff;
+    if (size >= 0x7c00) return float_of(sign | 0x7f800000 | (size & 0x3ff) << 13);
+    float value = size < 0x400 ? size * 0x1p-24f : float_of((size << 13) + (112u << 23));
+    return float_of(bits_of(value) | sign);
+  }
+};
