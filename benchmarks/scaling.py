@@ -96,9 +96,10 @@ def measure(point: dict[str, int], threads: int) -> None:
     print(json.dumps({"seconds": seconds, "peak_memory_mb": peak_memory_mb()}))
 
 
-def exponent(values: list[int], results: list[Result]) -> float:
-    seconds = [result["seconds"] for result in results]
-    return round(float(np.polyfit(np.log(values), np.log(seconds), 1)[0]), 3)
+def exponent(values: list[int], results: list[Result], key: str = "seconds") -> float:
+    """The power of `values` that the figures called `key` follow."""
+    found = [result[key] for result in results]
+    return round(float(np.polyfit(np.log(values), np.log(found), 1)[0]), 3)
 
 
 def main() -> None:

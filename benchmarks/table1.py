@@ -1,0 +1,260 @@
+"""Table 1, measured: how time and memory of four kinds of layer grow with n and d.
+
+    python benchmarks/table1.py --output table1.svg
+    python benchmarks/table1.py --kinds restricted --lengths 512 2048 8192
+
+One sentence of n positions goes through one layer of width d, forward and backward, in
+float32 with one BLAS thread; each point in a process of its own. As in the table,
+attention is without its projections, whose n d^2 a recurrent layer has, too. Printed as
+JSON: seconds of the processor, for which other work on the machine matters least, and
+of the wall clock, medians both; the memory taken beyond the input; and the exponents of
+power laws fitted to the upper half of the points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import math
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Result, report, run_side
+from scaling import exponent
+
+from minitransformer import backend, ops
+from minitransformer.autograd import Tensor, Vjp, primitive
+from minitransformer.config import ModelConfig
+
+KERNEL = 3  # width of the convolution, k
+
+
+@primitive
+def tanh(x: np.ndarray) -> tuple[np.ndarray, Vjp]:
+    out = np.tanh(x)
+    return out, lambda g: (g * (1 - out * out),)
+
+
+@primitive
+def shift(x: np.ndarray, *, by: int) -> tuple[np.ndarray, Vjp]:
+    """Move positions by so many places; zeros follow. Shapes: [n, d] -> [n, d]"""
+    return _shifted(x, by), lambda g: (_shifted(g, -by),)
+
+
+def _shifted(x: np.ndarray, by: int) -> np.ndarray:
+    out = np.zeros_like(x)
+    if by >= 0:
+        out[by:] = x[: len(x) - by]
+    else:
+        out[:by] = x[-by:]
+    return out
+
+
+def recurrent(*inputs: Tensor) -> Tensor:
+    """The sum of all h_t = tanh(x_t W + h_{t-1} U). Shapes: rows x_t [1, d], W, U"""
+    *rows, w, u = inputs
+    state = total = Tensor(np.zeros_like(rows[0].data))
+    for row in rows:
+        state = tanh(ops.add(ops.linear(row, w), ops.linear(state, u)))
+        total = ops.add(total, state)
+    return total
+
+
+def convolutional(x: Tensor, *kernel: Tensor) -> Tensor:
+    """y_t = sum_j x_{t + j - k // 2} W_j. Shapes: x [n, d], k matrices W_j"""
+    terms = [
+        ops.linear(shift(x, by=len(kernel) // 2 - j), w) for j, w in enumerate(kernel)
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        total = ops.add(total, term)
+    return total
+
+
+def layer(kind: str, n: int, d: int, r: int) -> tuple[Callable[..., Tensor], list[Any]]:
+    """A layer of one kind, and the shapes of its inputs and weights."""
+    if kind == "self-attention":
+        return partial(ops.attention, num_heads=1), [(1, n, d)] * 3
+    if kind == "restricted":
+        near = ModelConfig(attention_window=r).neighbourhood(causal=False)
+        assert near is not None
+        options = {"num_heads": 1, "before": near[0], "after": near[1]}
+        return partial(ops.restricted_attention, **options), [(1, n, d)] * 3
+    if kind == "recurrent":
+        return recurrent, [(1, d)] * n + [(d, d)] * 2
+    return convolutional, [(n, d)] + [(d, d)] * KERNEL
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of Table 1: its complexity, and what follows from it."""
+
+    title: str
+    complexity: str
+    sequential_operations: Callable[[int, int], int]
+    maximum_path_length: Callable[[int, int], int]
+
+
+ROWS = {
+    "self-attention": Row("self-attention", "n^2 d", lambda n, r: 1, lambda n, r: 1),
+    "recurrent": Row("recurrent", "n d^2", lambda n, r: n, lambda n, r: n),
+    "convolutional": Row(
+        f"convolutional, k = {KERNEL}",
+        "k n d^2",
+        lambda n, r: 1,
+        lambda n, r: math.ceil(math.log(n, KERNEL)),
+    ),
+    "restricted": Row(
+        "self-attention, restricted",
+        "r n d",
+        lambda n, r: 1,
+        lambda n, r: math.ceil(n / r),
+    ),
+}
+
+
+def measure(kind: str, n: int, d: int, r: int) -> Result:
+    """Median times of a pass there and back, at least three and a second's worth."""
+    backend.tune_allocator()
+    gc.disable()  # as timeit does; a pass leaves no cycles
+    forward, shapes = layer(kind, n, d, r)
+    rng = np.random.default_rng(0)
+    scale = d**-0.5  # a weight keeps the size of what it multiplies
+    arrays = [rng.normal(0, scale, shape).astype(np.float32) for shape in shapes]
+
+    def step() -> None:
+        out = forward(*(Tensor(array, requires_grad=True) for array in arrays))
+        out.backward(np.ones_like(out.data))
+
+    step()
+    processor, wall = [], []
+    while len(wall) < 3 or (sum(wall) < 1 and len(wall) < 50):
+        started = time.process_time(), time.perf_counter()
+        step()
+        processor.append(time.process_time() - started[0])
+        wall.append(time.perf_counter() - started[1])
+    tracemalloc.start()
+    step()
+    peak = tracemalloc.get_traced_memory()[1] / 2**20
+    return {
+        "seconds": statistics.median(processor),
+        "wall_seconds": statistics.median(wall),
+        "peak_memory_mb": peak,
+    }
+
+
+def first_fitted(values: Sequence[int]) -> int:
+    """Where the upper half of the points begins, the middle one included."""
+    return (len(values) - 1) // 2
+
+
+def along(
+    axis: str, values: list[int], kinds: list[str], fixed: dict[str, int]
+) -> dict[str, Any]:
+    """Measure every kind at each value of `axis`, n or d, and fit the upper half."""
+    found: dict[str, Any] = {axis: values}
+    upper = first_fitted(values)
+    for kind in kinds:
+        points = [json.dumps({"kind": kind, **fixed, axis: x}) for x in values]
+        results = [run_side(__file__, ["--point", point]) for point in points]
+        found[kind] = {
+            key: [round(result[key], 6) for result in results] for key in results[0]
+        }
+        for key in ("seconds", "peak_memory_mb"):
+            power = exponent(values[upper:], results[upper:], key)
+            found[kind][f"exponent_of_{key}"] = power
+    return found
+
+
+def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> None:
+    """Points, and the fitted laws through them, beside the table's complexities."""
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    panels = [
+        ("n", "seconds", f"processor time in ms, d = {fixed['d']}", 1e3),
+        ("n", "peak_memory_mb", f"memory in MB, d = {fixed['d']}", 1),
+        ("d", "seconds", f"processor time in ms, n = {fixed['n']:,}", 1e3),
+    ]
+    figure, plots = pyplot.subplots(1, 3, figsize=(11.4, 4.4))
+    for plot, (axis, key, title, unit) in zip(plots, panels, strict=True):
+        values = np.array(axes[axis][axis])
+        upper, ends = first_fitted(values), {}
+        for number, (kind, row) in enumerate(ROWS.items()):
+            if kind not in axes[axis]:
+                continue
+            measured = unit * np.array(axes[axis][kind][key])
+            power = axes[axis][kind][f"exponent_of_{key}"]
+            color = f"C{number}"
+            plot.loglog(values, measured, "o", color=color, markersize=4)
+            middle = np.exp(np.log(measured[upper:]).mean())
+            line = middle * (values / np.exp(np.log(values[upper:]).mean())) ** power
+            label = f"{row.title}: ${row.complexity}$" if plot is plots[0] else None
+            plot.plot(values[upper:], line[upper:], color=color, label=label)
+            ends[line[-1]] = {"s": f"${axis}^{{{power:.2f}}}$", "color": color}
+        lowest = 0.0
+        apart = (plot.get_ylim()[1] / plot.get_ylim()[0]) ** 0.055
+        for end, style in sorted(ends.items()):
+            lowest = max(end, lowest * apart)  # exponents do not cover each other
+            plot.text(values[-1] * 1.12, lowest, va="center", fontsize=9, **style)
+        plot.set_title(title, fontsize=10)
+        plot.set_xlabel(axis)
+        plot.set_xticks(values, [f"{x:,}" for x in values], fontsize=8)
+        plot.set_xlim(values[0] / 1.2, values[-1] * 2)
+        plot.minorticks_off()
+        plot.tick_params(labelsize=8)
+        plot.grid(alpha=0.25)
+        plot.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="lower center", ncols=4, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    add("--kinds", nargs="+", choices=ROWS, default=list(ROWS))
+    lengths = [512, 1024, 2048, 4096, 8192]
+    add("--lengths", nargs="+", type=int, default=lengths, help="values of n")
+    add("--widths", nargs="+", type=int, default=[64, 128, 256, 512, 1024])
+    add("--n", type=int, default=512, help="n, where d changes (512)")
+    add("--d", type=int, default=64, help="d, where n changes (64)")
+    add("--r", type=int, default=64, help="neighbourhood of restricted attention (64)")
+    add("--output", type=Path, help="plot, PNG or SVG by its ending")
+    add("--point", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.point:
+        with backend.one_blas_thread():
+            print(json.dumps(measure(**args.point)))
+        return
+    if min(len(args.lengths), len(args.widths)) < 2:
+        parser.error("--lengths, --widths: expected two values or more, to fit")
+    fixed = {"n": args.n, "d": args.d, "r": args.r}
+    axes = {
+        "n": along("n", args.lengths, args.kinds, fixed),
+        "d": along("d", args.widths, args.kinds, fixed),
+    }
+    n, r = args.lengths[-1], args.r
+    table = {
+        kind: {
+            "complexity": ROWS[kind].complexity,
+            "sequential_operations": ROWS[kind].sequential_operations(n, r),
+            "maximum_path_length": ROWS[kind].maximum_path_length(n, r),
+        }
+        for kind in args.kinds
+    }
+    report("table1", **fixed, table={"n": n, **table}, axes=axes)
+    if args.output:
+        draw(axes, fixed, args.output)
+
+
+if __name__ == "__main__":
+    main()
