@@ -37,26 +37,35 @@ from minitransformer.config import (
     TrainingConfig,
 )
 from minitransformer.cost import summary
-from minitransformer.data import BatchStream, cached_tokenizer, encoded_corpus
+from minitransformer.cuda.training import GpuAdam, GpuModel
+from minitransformer.data import (
+    BatchStream,
+    ReadAhead,
+    cached_tokenizer,
+    encoded_corpus,
+)
 from minitransformer.decoding import translate_lines
 from minitransformer.distributed import Communicator
 from minitransformer.evaluation import Quality, quality, validate
 from minitransformer.files import write_bytes
 from minitransformer.grammar.corpus import write_corpus
-from minitransformer.launch import launch
+from minitransformer.launch import launch_training
 from minitransformer.layers import ParameterBuffer
-from minitransformer.optimizer import Adam, gradient_norm, learning_rate, paper_peak
+from minitransformer.optimizer import Adam, learning_rate, paper_peak
 from minitransformer.options import (
     Parser,
     UsageError,
     add_arguments,
     build,
+    exit_code,
     given,
     positive,
 )
 from minitransformer.parallel import ThreadedModel
+from minitransformer.precision import LossScale, choose_precision, use_precision
 from minitransformer.presets import find_preset
 from minitransformer.profiling import profile_updates
+from minitransformer.progress import Progress
 from minitransformer.text import find_text, text_pairs
 from minitransformer.transformer import Transformer
 
@@ -64,10 +73,14 @@ from minitransformer.transformer import Transformer
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", __doc__ or "")
     add = parser.add_argument
-    preset = "tiny, multi30k, small, base, big, base-ROW of Table 3 or a JSON or TOML file"
+    preset = (
+        "tiny, multi30k, small, base, big, base-ROW of Table 3, a JSON or TOML file"
+    )
     add("--config", metavar="NAME", help=f"all defaults: {preset} (default tiny)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=positive, help="CPU threads (default all cores)")
+    eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
+    add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "go on with a run from its last checkpoint (default the newest run)"
@@ -92,6 +105,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--ranks are processes on CPUs: --device cuda takes --gpus")
     if args.processes.gpus > 1 and args.device != "cuda":
         parser.error(f"--gpus expects --device cuda, got {args.device}")
+    if args.eager and args.device == "cpu":
+        parser.error("--eager does nothing with --device cpu")
     if args.processes.several and (args.profile or args.dry_run):
         parser.error("--profile and --dry-run are of one process, without --ranks")
     return args
@@ -127,11 +142,15 @@ class Trainer:
     ) -> None:
         self.run, self.settings, self.training = run, settings, settings.training
         self.ranks = ranks
-        self.xp = backend.device_module(ranks.device(args.device))
-        on_cpu = args.device == "cpu"
-        cores = max(backend.num_cores() // ranks.local_size, 1)
-        self.num_threads = (args.threads or cores) if on_cpu else 1
-        self.device = f"cpu, {self.num_threads} threads" if on_cpu else args.device
+        device = ranks.device(args.device)
+        self.xp = backend.device_module(device)
+        self.on_cpu = args.device == "cpu"
+        precision = choose_precision(self.training.precision, self.xp)
+        cores = args.threads or max(backend.num_cores() // ranks.local_size, 1)
+        self.num_threads = cores if self.on_cpu else 1
+        self.device = (
+            f"cpu, {cores} threads" if self.on_cpu else f"{device}, {precision}"
+        )
         self.signal: int | None = None  # to this process
         self.stopped_by: int | None = None  # the same on all ranks
         self.text = text_pairs(settings.text)
@@ -144,28 +163,35 @@ class Trainer:
                 "this run began, so the run cannot be resumed"
             )
         training, self.parameters = self.training, at.parameters
-        self.parameters.move_to(self.xp)
+        self.parameters.move_to(self.xp, use_precision(precision))
         ranks.agree("text and state", json.dumps(self.state).encode())
         ranks.broadcast(self.parameters.data)
+        self.parameters.refresh()
         self.peak = training.learning_rate or paper_peak(
             settings.model.d_model, training.warmup
         )
-        self.adam = Adam(
-            self.parameters.data, training.beta1, training.beta2, training.epsilon
-        )
-        if at.moments is not None:
-            self.adam.resume(at.step - self.state["skipped"], *at.moments)
         self.corpora = {
-            split: encoded_corpus(pair, self.tokenizer, args.cache, self.num_threads)
+            split: encoded_corpus(pair, self.tokenizer, args.cache, cores)
             for split, pair in self.text.items()
         }
         self.stream = BatchStream(
             self.corpora["train"], training, self.state["epoch"], self.state["position"]
         )
-        threads = self.num_threads
-        self.threaded = ThreadedModel(
-            self.model, self.parameters, threads, self.xp, ranks
-        )
+        scale = LossScale(self.xp, precision, self.state.get("loss_scale"))
+        self.progress = Progress(self.state, scale)
+        if self.on_cpu:
+            constants = training.beta1, training.beta2, training.epsilon
+            self.adam = Adam(self.parameters.data, *constants)
+            self.engine = ThreadedModel(self.model, self.parameters, cores, ranks)
+            self.batches: BatchStream | ReadAhead = self.stream
+        else:
+            self.adam = GpuAdam(self.parameters, training, scale)
+            self.engine = GpuModel(
+                self.model, self.parameters, scale, ranks, not args.eager, self.log
+            )
+            self.batches = ReadAhead(self.stream)
+        if at.moments is not None:
+            self.adam.resume(at.step - self.state["skipped"], *at.moments)
         if args.resume is None:
             run.create(settings)
         if not ranks.rank:
@@ -180,17 +206,7 @@ class Trainer:
             train, config.vocab_size, args.cache, self.num_threads
         )
         model = Transformer(config, self.training.seed)
-        state = {
-            "step": 0,
-            "epoch": 0,
-            "position": 0,
-            "seconds": 0.0,
-            "text": train.digest(),
-            "best_loss": math.inf,
-            "validations_since_best": 0,
-            "skipped": 0,
-            "window": dict.fromkeys(("loss", "source", "target", "seconds"), 0.0),
-        }
+        state = Progress.beginning(train.digest())
         return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
 
     def log(self, line: str) -> None:
@@ -204,7 +220,7 @@ class Trainer:
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
         accumulate = self.training.accumulate
-        cost = summary(self.model, self.stream, accumulate, self.threaded)
+        cost = summary(self.model, self.stream, accumulate, self.engine)
         count = self.ranks.size
         device = f"{count} ranks, {self.device} each" if count > 1 else self.device
         where = f"run         {self.run.path}", f"device      {device}"
@@ -245,89 +261,73 @@ class Trainer:
 
     def update(self) -> None:
         """One step of section 5.3 on the next `accumulate` batches."""
-        training, state, started = self.training, self.state, time.monotonic()
-        step = state["step"] + 1
-        batches = [next(self.stream) for _ in range(training.accumulate)]
-        loss = self.threaded.gradient(
+        training, started = self.training, time.monotonic()
+        step = self.state["step"] + 1
+        batches = [next(self.batches) for _ in range(training.accumulate)]
+        loss = self.engine.gradient(
             batches, training.label_smoothing, (training.seed, step)
         )
-        loss, seconds = self.agreed(loss)
-        gradient = self.parameters.grad
-        norm = gradient_norm(gradient)
         rate = learning_rate(step, self.peak, training.warmup)
-        finite = math.isfinite(loss + norm)
-        if finite:
-            scale = min(1.0, (training.clip_norm or math.inf) / max(norm, 1e-12))
-            self.adam.update(gradient, rate, scale)
-        else:
-            self.not_finite(step, loss)
-        state.update(
-            step=step,
-            epoch=self.stream.epoch,
-            position=self.stream.position,
-            seconds=seconds,
-            learning_rate=rate,
-            gradient_norm=norm,
+        norm, finite = self.adam.step(
+            self.parameters.grad, loss, rate, training.clip_norm
         )
-        window, tokens = state["window"], sum(b.target_tokens for b in batches)
-        window["loss"] += loss * tokens if finite else 0.0
-        window["target"] += tokens
-        window["source"] += sum(b.source_tokens for b in batches)
-        window["seconds"] += time.monotonic() - started
+        self.progress.add(batches, self.batches, rate, loss, norm, finite)
+        if self.on_cpu or self.ranks.size == 1:
+            self.agree()
+        self.state["window"]["seconds"] += time.monotonic() - started
+        if self.on_cpu:
+            self.settle()
 
-    def agreed(self, loss: float) -> tuple[float, float]:
-        """Add up the ranks' shares of the loss; agree on the time and on stopping."""
+    def agree(self) -> None:
+        """Take rank 0's clock, and stop where a rank was asked to: all at one step.
+
+        On several GPUs this is left to `settle`, because it waits for them.
+        """
         clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
         asked, number = float(self.signal is not None), float(self.signal or 0)
-        loss, seconds, asked, number = self.ranks.total([loss, clock, asked, number])
+        clock, asked, number = self.ranks.total([clock, asked, number])
+        self.state["seconds"] = clock
         if asked:
             self.stopped_by = round(number / asked)
-        return loss, seconds
 
-    def not_finite(self, step: int, loss: float) -> None:
-        """Stop, or go on without this update (--on-nonfinite)."""
+    def settle(self) -> None:
+        """Know what all updates so far have found, waiting for the device.
+
+        On the CPU that is after each of them, on a GPU before it is reported or saved.
+        Updates whose loss or gradient was not finite have been left out; they end the
+        run or are said (--on-nonfinite).
+        """
+        lost = self.progress.settle()
+        if not self.on_cpu and self.ranks.size > 1:
+            self.agree()
+        if not lost:
+            return
+        first = self.parameters.first_not_finite()
+        got = f"one that is not, first in {first}" if first else f"{lost} that are not"
         found = (
-            f"step {step:,}, epoch {self.stream.epoch}, batch {self.stream.position}: "
-            f"expected a finite loss and gradient, got a loss of {loss} and a gradient "
-            f"that is not finite, first in {self.parameters.first_not_finite()}"
+            f"{self.progress.place}: expected finite losses and gradients, got {got}"
         )
         if self.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
             raise ValueError(f"{found}; the last checkpoint is untouched, try {advice}")
-        self.state["skipped"] += 1
         self.log(f"{found}; skipped")
 
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""
-        state, window = self.state, self.state["window"]
+        self.settle()
         if self.ranks.size > 1:
             self.ranks.agree("parameters", distributed.checksum(self.parameters.data))
-        loss = window["loss"] / window["target"]
-        source, target = (window[s] / window["seconds"] for s in ("source", "target"))
-        rate, norm = state["learning_rate"], state["gradient_norm"]
-        self.run.record(
-            state["step"],
-            epoch=state["epoch"],
-            loss=loss,
-            learning_rate=rate,
-            gradient_norm=norm,
-            source_tokens_per_second=round(source),
-            target_tokens_per_second=round(target),
-            seconds=round(state["seconds"], 3),
-        )
-        self.log(
-            f"step {state['step']:>6,}  epoch {state['epoch']:>3}  loss {loss:.4f}  "
-            f"lr {rate:.2e}  norm {norm:.2f}  {source:,.0f} source + {target:,.0f} "
-            f"target tokens/s  {state['seconds']:,.0f} s"
-        )
-        window.update(dict.fromkeys(window, 0.0))
+        values, line = self.progress.report()
+        self.run.record(self.state["step"], **values)
+        self.log(line)
 
     def validate(self) -> None:
         """Measure loss, accuracy and BLEU on the validation text; keep the best."""
         if "val" not in self.corpora:
             return
+        self.settle()
         training, state = self.training, self.state
-        total = validate(self.threaded, self.corpora["val"], training.max_tokens)
+        total = validate(self.engine, self.corpora["val"], training.max_tokens)
         values = {
             "seconds": round(state["seconds"], 3),
             "validation_loss": total.loss,
@@ -364,6 +364,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint to resume from; drop the oldest ones."""
+        self.settle()
         self.save_as(self.run.step(self.state["step"]))
         self.run.prune(max(self.training.keep_last, self.training.average))
 
@@ -389,6 +390,7 @@ class Trainer:
             self.parameters.data[...] = self.xp.asarray(averaged.parameters.data)
             self.log(f"averaged    the last {len(paths)} checkpoints")
         self.ranks.broadcast(self.parameters.data)
+        self.parameters.refresh()
         if "test" in self.text:
             test = self.quality("test")
             self.run.record(self.state["step"], test_bleu=test.bleu, exact=test.exact)
@@ -453,46 +455,38 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     last = f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device
     backend.device_module(last)
     path, _ = chosen_run(args)
-    run = RunDirectory(path)
-    alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
-    kept = ["--device", args.device, "--cache", str(args.cache)]
+    script = [sys.executable, str(Path(__file__).absolute())]
+    kept = [*script, "--device", args.device, "--cache", str(args.cache)]
     kept += ["--peer-timeout", str(processes.peer_timeout)]
     kept += ["--threads", str(args.threads)] if args.threads else []
+    kept += ["--eager"] if args.eager else []
+    resumed = args.resume is not None
+    return launch_training(
+        [*script, *arguments], kept, RunDirectory(path), resumed, processes
+    )
 
-    def command(again: bool) -> list[str]:
-        start = [sys.executable, str(Path(__file__).absolute())]
-        if args.resume is not None:
-            return [*start, *arguments, "--resume", str(path), *alone]
-        if again and run.config.exists():
-            return [*start, *kept, "--resume", str(path), *alone]
-        return [*start, *arguments, "--run", str(path), *alone]
 
-    code = launch(command, processes, run.processes)
-    if code == 1 and run.steps():
-        print(f"train.py --resume {path} goes on from the last checkpoint")
+def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Do what the flags ask for; return the exit code."""
+    if args.processes.several:
+        return start_ranks(args, arguments)
+    if args.profile or args.dry_run:
+        return try_out(args)
+    ranks = distributed.connect(args.device, args.processes.peer_timeout)
+    if ranks.size == 1:
+        return run_training(args, ranks)
+    name = f"rank {ranks.rank}: "
+    code = exit_code("train.py", lambda: run_training(args, ranks), name)
+    if code in (1, 2):
+        ranks.abort(code)
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     backend.tune_allocator()
-    ranks = Communicator()
-    try:
-        if args.processes.several:
-            return start_ranks(args, sys.argv[1:] if arguments is None else arguments)
-        if args.profile or args.dry_run:
-            return try_out(args)
-        ranks = distributed.connect(args.device, args.processes.peer_timeout)
-        return run_training(args, ranks)
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, RuntimeError, OSError) as error:
-        who = f"rank {ranks.rank}: " if ranks.size > 1 else ""
-        print(f"train.py: error: {who}{error}", file=sys.stderr)
-        code = 2 if isinstance(error, UsageError) else 1
-        if ranks.size > 1:
-            ranks.abort(code)
-        return code
+    given_flags = sys.argv[1:] if arguments is None else arguments
+    return exit_code("train.py", lambda: work(args, given_flags))
 
 
 if __name__ == "__main__":

@@ -203,6 +203,11 @@ class TrainingConfig(Checked):
     log_every: int = option(
         50, "updates between progress lines", at_least=1, aliases=("--log-interval",)
     )
+    precision: str | None = option(
+        None,
+        "numbers that a GPU computes with (default bf16 where it has it, else fp32)",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+    )
 
     def saves(self, step: int, before: float, seconds: float) -> bool:
         """Whether to save after `step`, during which the run's clock went from `before`
@@ -317,6 +322,7 @@ RESUMABLE = (
     "keep_last",
     "average",
     "log_every",
+    "precision",
     "on_nonfinite",
     "on_save_error",
 )

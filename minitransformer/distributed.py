@@ -126,7 +126,7 @@ class MpiCommunicator(Communicator):
         self._comm.Abort(code)
 
     def _wait(self, request: Any) -> None:
-        poll(request.Test, self.timeout, self.rank)
+        poll(request.Test, self.timeout)
 
 
 class NcclCommunicator(Communicator):
@@ -152,26 +152,27 @@ class NcclCommunicator(Communicator):
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
 
     def start_sum(self, array: Array) -> Wait:
+        done, current = self._enqueue_sum(array), self._cupy.cuda.get_current_stream()
+        return lambda: current.wait_event(done)  # the GPU waits, this process does not
+
+    def _enqueue_sum(self, array: Array) -> Any:
+        """Sum after all that the current stream has in work; return the sum's event."""
         current = self._cupy.cuda.get_current_stream()
         self._stream.wait_event(current.record())
         self._group.all_reduce(array, array, "sum", self._stream)
-        done = self._stream.record()
-
-        def wait() -> None:
-            poll(lambda: bool(done.done), self.timeout, self.rank)
-
-        return wait
+        return self._stream.record()
 
     def broadcast(self, array: Array) -> None:
         self._group.broadcast(array, 0, self._cupy.cuda.get_current_stream())
 
     def _sum_on_host(self, values: np.ndarray) -> np.ndarray:
         array = self._cupy.asarray(values)
-        self.start_sum(array)()
+        done = self._enqueue_sum(array)
+        poll(lambda: bool(done.done), self.timeout)
         return array.get()
 
 
-def poll(done: Callable[[], bool], timeout: float, rank: int) -> None:
+def poll(done: Callable[[], bool], timeout: float) -> None:
     """Wait for the other ranks, sleeping little at first and longer later.
 
     Raises: RuntimeError after `timeout` seconds.
@@ -181,7 +182,7 @@ def poll(done: Callable[[], bool], timeout: float, rank: int) -> None:
         waited = time.monotonic() - began
         if waited > timeout:
             raise RuntimeError(
-                f"rank {rank}: expected an answer from the other ranks, got none for "
+                "expected an answer from the other ranks, got none for "
                 f"{timeout:g} s (--peer-timeout)"
             )
         if waited > 0.001:

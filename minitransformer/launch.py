@@ -24,6 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the process that watches a rank needs none of it
+    from minitransformer.checkpoint import RunDirectory
     from minitransformer.config import RanksConfig
 
 # What `watch` says of a rank that a signal ended.
@@ -155,6 +156,33 @@ def launch(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def launch_training(
+    start: Sequence[str],
+    kept: Sequence[str],
+    run: RunDirectory,
+    resumed: bool,
+    config: RanksConfig,
+) -> int:
+    """Run the ranks of a training command, restarted from its checkpoints.
+
+    `start` is the command, `kept` what is left of it once the run directory has the
+    rest.
+    """
+    alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
+
+    def command(again: bool) -> list[str]:
+        if resumed:
+            return [*start, "--resume", str(run.path), *alone]
+        if again and run.config.exists():
+            return [*kept, "--resume", str(run.path), *alone]
+        return [*start, "--run", str(run.path), *alone]
+
+    code = launch(command, config, run.processes)
+    if code == 1 and run.steps():
+        print(f"train.py --resume {run.path} goes on from the last checkpoint")
+    return code
 
 
 def find_mpiexec() -> str:

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,8 +50,9 @@ class ParameterBuffer:
     """All parameters of a module in one contiguous array, their gradients in another.
 
     The parameters become views into `data` and `grad`, so that the optimizer, the
-    gradient norm and an all-reduce see one vector each. Shapes: data, grad [number of
-    parameters].
+    gradient norm and an all-reduce see one vector each. On a GPU there may be a copy of
+    16 bits, `half`, which the matrices are then views of. Shapes: data, grad, half
+    [number of parameters].
     """
 
     def __init__(self, module: Module) -> None:
@@ -61,14 +62,28 @@ class ParameterBuffer:
         self.data = xp.concatenate([array.reshape(-1) for array in arrays])
         self.move_to(xp)
 
-    def move_to(self, xp: ModuleType) -> None:
-        """Put parameters and (zero) gradients into arrays of library `xp`."""
+    def move_to(self, xp: ModuleType, half: np.dtype[Any] | None = None) -> None:
+        """Put parameters and (zero) gradients into arrays of library `xp`.
+
+        With a type `half`, matrices are read in it; vectors are few, and stay as exact
+        as `data` is.
+        """
         self.data = xp.asarray(self.data)
         self.grad = xp.zeros_like(self.data)
-        for name, view in self.views(self.data).items():
+        self.half = None if half is None else self.data.astype(half)
+        read = self.views(self.data)
+        if self.half is not None:
+            halves = self.views(self.half)
+            read.update({n: half for n, half in halves.items() if half.ndim == 2})
+        for name, view in read.items():
             self.parameters[name].data = view
         for name, view in self.views(self.grad).items():
             self.parameters[name].grad = view
+
+    def refresh(self) -> None:
+        """Copy what has been written to `data` to where the layers read it."""
+        if self.half is not None:
+            self.half[...] = self.data
 
     def first_not_finite(self) -> str | None:
         """Name the first parameter whose gradient holds a NaN or an infinity."""
@@ -330,6 +345,6 @@ class Embedding(Module):
         table = self.table.data
         if length > available or type(table) is not type(self.positions.data):
             values = sinusoids(max(length, 2 * available), d_model)
-            xp = array_module(table)
-            self.positions = Tensor(xp.asarray(values, dtype=table.dtype))
+            xp, dtype = array_module(table), self.positions.data.dtype
+            self.positions = Tensor(xp.asarray(values, dtype=dtype))
         return self.positions

@@ -27,16 +27,22 @@ def paper_peak(d_model: int, warmup: int) -> float:
 class Adam:
     """Adam (Kingma and Ba, 2015, algorithm 1) over one flat vector of parameters.
 
-    Epsilon is added outside the bias-corrected root.
+    Epsilon is added outside the bias-corrected root. `half`, if any, is a copy of the
+    parameters in 16 bits, which is kept up to date.
 
-    Shapes: parameters, mean, square [number of parameters]
+    Shapes: parameters, half, mean, square [number of parameters]
     """
 
     def __init__(
-        self, parameters: Array, beta1: float, beta2: float, epsilon: float
+        self,
+        parameters: Array,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        half: Array | None = None,
     ) -> None:
         xp = array_module(parameters)
-        self.parameters = parameters
+        self.parameters, self.half = parameters, half
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.mean = xp.zeros_like(parameters)
         self.square = xp.zeros_like(parameters)
@@ -47,6 +53,23 @@ class Adam:
         self.steps = steps
         self.mean[...] = array_module(self.mean).asarray(mean)
         self.square[...] = array_module(self.square).asarray(square)
+
+    def step(
+        self, gradient: Array, loss: Array, rate: float, clip_norm: float | None
+    ) -> tuple[Array, Array]:
+        """Update, with the gradient scaled down to `clip_norm` if it is longer.
+
+        Nothing changes where the loss or the gradient is not finite.
+
+        Returns: the norm of the gradient, and whether all was finite (scalars, of NumPy
+        here; `cuda/training.py` has a version that leaves them on the GPU)
+        """
+        norm = gradient_norm(gradient)
+        finite = math.isfinite(loss + norm)
+        if finite:
+            scale = min(1.0, (clip_norm or math.inf) / max(norm, 1e-12))
+            self.update(gradient, rate, scale)
+        return norm, finite
 
     def update(self, gradient: Array, rate: float, scale: float = 1.0) -> None:
         """Move the parameters against `scale * gradient` with learning rate `rate`."""
@@ -72,6 +95,8 @@ class Adam:
         change = xp.divide(mean, root, out=root)
         change *= rate / (1 - self.beta1**self.steps)
         self.parameters[block] -= change
+        if self.half is not None:
+            self.half[block] = self.parameters[block]
 
 
 def gradient_norm(gradient: Array) -> float:

@@ -10,15 +10,16 @@ some parts of every batch.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from typing import TypeVar
 
-import numpy as np
-
-from minitransformer.backend import RandomStream, one_blas_thread
+from minitransformer.backend import (
+    Array,
+    RandomStream,
+    array_module,
+    one_blas_thread,
+)
 from minitransformer.data import Batch
 from minitransformer.distributed import Communicator, GradientSum
 from minitransformer.layers import ParameterBuffer, replicate
@@ -49,10 +50,10 @@ class ThreadedModel:
         model: Transformer,
         parameters: ParameterBuffer,
         num_threads: int,
-        xp: ModuleType = np,
         communicator: Communicator | None = None,
     ) -> None:
-        self.model, self.parameters, self.xp = model, parameters, xp
+        self.model, self.parameters = model, parameters
+        self.xp = array_module(parameters.data)
         self.communicator = communicator or Communicator()
         self._sum = GradientSum(self.communicator, parameters)
         self.num_threads = num_threads
@@ -68,14 +69,14 @@ class ThreadedModel:
         batches: list[Batch],
         label_smoothing: float,
         key: tuple[int, ...],
-    ) -> float:
+    ) -> Array:
         """Fill `parameters.grad` with the gradient of the mean loss of `batches`.
 
         The loss is summed over all target tokens and divided by their number, so that
         accumulated batches weigh by their tokens. `key` seeds the dropout noise. Of
-        several ranks each computes some parts, and all get the whole gradient.
+        several ranks each computes some parts, and all get the whole gradient and loss.
 
-        Returns: this rank's share of the loss. Units: nats a target token
+        Returns: the mean loss, a scalar. Units: nats a target token
         """
         num_tokens = sum(batch.target_tokens for batch in batches)
         parts = [part for batch in batches for part in self._cut(batch)]
@@ -83,10 +84,11 @@ class ThreadedModel:
         total, size = 0.0, self.num_threads
 
         def work(turn: int) -> float:
-            part, rng = parts[mine[turn]], RandomStream((*key, mine[turn]), self.xp)
-            source, target = self.xp.asarray(part.source), self.xp.asarray(part.target)
+            part, rng = parts[mine[turn]], RandomStream((*key, mine[turn]))
             replica = self.replicas[turn % size]
-            loss = training_loss(replica, source, target, label_smoothing, rng)
+            loss = training_loss(
+                replica, part.source, part.target, label_smoothing, rng
+            )
             at_last = size == 1 and turn == len(mine) - 1
             loss.backward(1 / num_tokens, self._sum.complete if at_last else None)
             return float(loss.data)
@@ -97,6 +99,7 @@ class ThreadedModel:
             total += sum(self._pool.map(work, turns))
             list(self._pool.map(self._collect, range(size)))
         self._sum.finish()
+        [total] = self.communicator.total([total])
         return total / num_tokens
 
     def _cut(self, batch: Batch) -> list[Batch]:
@@ -109,8 +112,6 @@ class ThreadedModel:
     @property
     def tokens_at_once(self) -> int:
         """Tokens of one side that all threads together have in work, at most."""
-        if self.xp is not np:
-            return sys.maxsize
         return WIDTH_AT_ONCE // self.model.config.d_model * self.num_threads
 
     def _collect(self, share: int) -> None:
