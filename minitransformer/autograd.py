@@ -155,19 +155,27 @@ def _backpropagate(
                 gradients[key] = share
                 if _is_fresh(share, gradient, shares):
                     owned.add(key)
-            elif key in owned:
-                gradients[key] += share
             else:
-                gradients[key] = gradients[key] + share
+                gradients[key] = _sum(gradients[key], share, key in owned)
                 owned.add(key)
         del vjp, parents, shares
 
 
 def _add_to_leaf(leaf: Tensor, share: Array, fresh: bool) -> None:
     if leaf.grad is not None:
-        leaf.grad += share
+        _sum(leaf.grad, share, in_place=True)
     else:
         leaf.grad = share if fresh else share.copy()
+
+
+def _sum(total: Array, share: Array, in_place: bool) -> Array:
+    fused = backend.override("accumulate", (total, share))
+    if fused is not None:
+        return fused(total, share, in_place)
+    if in_place:
+        total += share
+        return total
+    return total + share
 
 
 def _is_fresh(share: Array, gradient: Array, shares: tuple[Array | None, ...]) -> bool:
@@ -206,6 +214,11 @@ def _released(gradient: Array) -> tuple[Array | None, ...]:
     raise RuntimeError("this graph was released by an earlier backward")
 
 
+def dispatch(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any]:
+    """The body that computes operation `name` on these arrays: the arrays decide."""
+    return backend.override(name, arrays) or PRIMITIVES[name]
+
+
 def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tensor]:
     """Make a differentiable operation of a function on arrays.
 
@@ -221,7 +234,7 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     @functools.wraps(function)
     def operation(*inputs: Any, **options: Any) -> Tensor:
         arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
-        body = backend.override(name, arrays) or function
+        body = dispatch(name, arrays)
         if _observer is not None:
             body = _observer(name, body)
         out, vjp = body(*arrays, **options)

@@ -9,7 +9,12 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 # One table of tolerances: |got - expected| <= absolute + relative * |expected|.
-TOLERANCES = {"float64": (1e-10, 1e-9), "float32": (2e-5, 2e-4)}
+TOLERANCES = {
+    "float64": (1e-10, 1e-9),
+    "float32": (2e-5, 2e-4),
+    "float16": (8e-3, 8e-3),
+    "bfloat16": (5e-2, 5e-2),
+}
 
 
 def assert_close(got, expected, dtype="float64"):

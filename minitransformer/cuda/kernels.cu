@@ -586,17 +586,18 @@ extern "C" __global__ void scale(real* x, const float* factor, i64 count) {
   store(x + start, 0, width, value);
 }
 
-// total = total + share, in place. Launch: a thread a pack.
-extern "C" __global__ void accumulate(real* total, const real* share, i64 count) {
+// out = a + b; out may be a. Launch: a thread a pack.
+extern "C" __global__ void accumulate(real* out, const real* a, const real* b,
+                                      i64 count) {
   i64 start = thread_index() * PACK;
   if (start >= count) return;
   int width = count - start < PACK ? count - start : PACK;
   float value[PACK], other[PACK];
-  load(value, total + start, 0, width);
-  load(other, share + start, 0, width);
+  load(value, a + start, 0, width);
+  load(other, b + start, 0, width);
 #pragma unroll
   for (int i = 0; i < PACK; i++) value[i] += other[i];
-  store(total + start, 0, width, value);
+  store(out + start, 0, width, value);
 }
 
 // out = x as float. Launch: a thread an element.

@@ -31,6 +31,7 @@ MAX_WIDTH = 1024
 
 # Logits computed at a time in the loss: large products, little memory.
 LOGITS_PER_CHUNK = 1 << 27
+MIN_ROWS_PER_CHUNK = 256
 
 # Rows of a matrix, or parts of a vector, are shared out to so many blocks at most.
 NUM_SHARES = 128
@@ -48,8 +49,10 @@ def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
     no kernel has doubles), matrices of another type than theirs, vectors that are not
     float32, and LayerNorm of rows wider than MAX_WIDTH.
     """
-    if name in UPDATES:
-        return UPDATES[name]
+    if name in HELPERS:
+        plain = all(a.dtype.name in device.REALS for a in arrays if a is not None)
+        contiguous = all(a.flags.c_contiguous for a in arrays if a is not None)
+        return HELPERS[name] if plain and contiguous else None
     if name not in OVERRIDES:
         return None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
@@ -265,7 +268,7 @@ def projected_cross_entropy(
     rows = _rows(x)
     targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
     vocab_size = len(weight)
-    chunk = max(LOGITS_PER_CHUNK // vocab_size, THREADS)
+    chunk = max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
     stride = -(-vocab_size // 8) * 8
     buffer = xp.empty((min(chunk, len(rows)), stride), dtype=x.dtype)
     losses = _empty(xp, (len(rows),))
@@ -303,12 +306,13 @@ def projected_cross_entropy(
 # What has no gradient
 
 
-def accumulate(total: Array, share: Array) -> None:
-    """total += share, which CuPy has not for bfloat16. Shapes: any, equal."""
-    gpu, share = device.current(), array_module(share).ascontiguousarray(share)
+def accumulate(total: Array, share: Array, in_place: bool = True) -> Array:
+    """total + share, which CuPy does not compute in bfloat16. Shapes: any, equal"""
+    out = total if in_place else array_module(total).empty_like(total)
     grid = _blocks(-(-total.size * total.itemsize // 16))
-    size = np.int64(total.size)
-    gpu.launch("accumulate", total.dtype, grid, THREADS, total, share, size)
+    places = out, total, share, np.int64(total.size)
+    device.current().launch("accumulate", total.dtype, grid, THREADS, *places)
+    return out
 
 
 def gradient_norm(gradient: Array) -> Array:
@@ -367,7 +371,7 @@ OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
         projected_cross_entropy,
     )
 }
-UPDATES: dict[str, Callable[..., Any]] = {
+HELPERS: dict[str, Callable[..., Any]] = {
     body.__name__: body for body in (accumulate, gradient_norm, adam_update)
 }
 
