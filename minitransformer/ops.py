@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
-from minitransformer.autograd import PRIMITIVES, Vjp, primitive
+from minitransformer.autograd import Vjp, dispatch, primitive
 from minitransformer.backend import Array, RandomStream, array_module
 
 # Added to the scores of masked positions: exp gives an exact zero, and a row that is
@@ -233,24 +233,23 @@ def restricted_attention(
     """`attention` of each position to some before and after it only (section 4).
 
     Queries attend in blocks, to the keys of those around them: O(n (before + after) d)
-    time and memory. A query sees its own key even if that is masked, so that none sees
-    nothing.
+    time and memory. Its own key a query sees even if masked, so that none sees nothing.
 
     Shapes: q, k [B, n, H d_k], v [B, n, H d_v], mask [B, 1, 1, n] -> [B, n, H d_v]
     """
-    xp, length = array_module(q), q.shape[1]
+    xp, (batch, length, _) = array_module(q), q.shape
     size = min(length, max(before, after, 16))  # small products are slow
     others = -(-length // size) - 1
     ahead, behind = (min(-(-near // size), others) for near in (before, after))
-    inputs = _blocks(q, size), *(_blocks(x, size, ahead, behind) for x in (k, v))
-    words = xp.ones((1, length), dtype=bool) if mask is None else mask[:, 0, 0]
-    words = _blocks(words[..., None], size, ahead, behind)[..., 0]  # [B, blocks, keys]
+    words = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
+    words = _blocks(words[..., None], size, ahead, behind)  # [B blocks, keys, 1]
     offset = xp.arange(-ahead * size, (1 + behind) * size) - xp.arange(size)[:, None]
     near = (offset >= -before) & (offset <= after)  # [size, keys]
-    allowed = near & words[:, :, None, None] | (offset == 0)
-    out, vjp_of_blocks = PRIMITIVES["attention"](
-        *inputs, allowed, num_heads=num_heads, rate=rate, rng=rng
-    )  # [B, blocks, size, H d_v]
+    allowed = near & words.swapaxes(-1, -2) | (offset == 0)  # [B blocks, size, keys]
+    inputs = _blocks(q, size), *(_blocks(x, size, ahead, behind) for x in (k, v))
+    out, vjp_of_blocks = dispatch("attention", inputs)(
+        *inputs, allowed[:, None], num_heads=num_heads, rate=rate, rng=rng
+    )  # [B blocks, size, H d_v]
 
     def vjp(g: Array) -> tuple[Array, Array, Array, None]:
         dq, dk, dv, _ = vjp_of_blocks(_blocks(g, size))
@@ -410,7 +409,7 @@ def _split_heads(x: Array, num_heads: int) -> Array:
 def _blocks(x: Array, size: int, ahead: int = 0, behind: int = 0) -> Array:
     """Cut positions into blocks, each with whole blocks ahead of and behind it.
 
-    Shapes: x [B, n, D] -> [B, blocks, (ahead + 1 + behind) size, D]
+    Shapes: x [B, n, D] -> [B blocks, (ahead + 1 + behind) size, D]
     """
     xp = array_module(x)
     batch, length, width = x.shape
@@ -418,16 +417,17 @@ def _blocks(x: Array, size: int, ahead: int = 0, behind: int = 0) -> Array:
     padded = xp.zeros((batch, (count - 1) * size + keys, width), dtype=x.dtype)
     padded[:, ahead * size : ahead * size + length] = x
     windows = xp.lib.stride_tricks.sliding_window_view(padded, keys, axis=1)
-    return windows[:, ::size].swapaxes(-1, -2)
+    return windows[:, ::size].swapaxes(-1, -2).reshape(-1, keys, width)
 
 
 def _sum_of_blocks(blocks: Array, size: int, ahead: int, length: int) -> Array:
     """Add up what each position has in all blocks: `_blocks` transposed."""
-    xp, (batch, count, keys, width) = array_module(blocks), blocks.shape
-    total = xp.zeros((batch, (count - 1) * size + keys, width), dtype=blocks.dtype)
+    xp, count, (_, keys, width) = array_module(blocks), -(-length // size), blocks.shape
+    batch, end = len(blocks) // count, count * size
+    total = xp.zeros((batch, end - size + keys, width), dtype=blocks.dtype)
     for first in range(0, keys, size):
-        part = blocks[:, :, first : first + size].reshape(batch, -1, width)
-        total[:, first : first + count * size] += part
+        part = blocks[:, first : first + size].reshape(batch, -1, width)
+        total[:, first : first + end] += part
     return total[:, ahead * size : ahead * size + length]
 
 

@@ -14,7 +14,7 @@ from test_ensemble import models, next_probabilities
 from test_export import random_model
 from test_translate import save_model
 
-from minitransformer import checkpoint, export, load, ops
+from minitransformer import backend, checkpoint, export, load, ops
 from minitransformer.attention import attention_maps
 from minitransformer.autograd import PRIMITIVES, Tensor, no_grad
 from minitransformer.backend import RandomStream
@@ -98,6 +98,21 @@ def test_dropout_is_on_the_weights():
     kept = dropped != 0
     assert_close(dropped[kept], expected[kept] / (1 - rate))
     assert abs(kept.sum() / (expected > 0).sum() - (1 - rate)) < 0.05
+
+
+def test_on_a_gpu_its_blocks_take_the_fused_attention(monkeypatch):
+    fused = []
+
+    def override(name, arrays):
+        fused.append((name, [array.shape for array in arrays]))
+        return PRIMITIVES[name]
+
+    monkeypatch.setattr(backend, "override", override)
+    x = np.ones((2, 40, 6))
+    ops.restricted_attention(x, x, x, num_heads=2, before=16, after=0)
+    (outer, _), (inner, shapes) = fused
+    assert (outer, inner) == ("restricted_attention", "attention")
+    assert shapes == [(6, 16, 6), (6, 32, 6), (6, 32, 6)]  # three blocks a sentence
 
 
 def test_memory_grows_with_the_length_alone():
