@@ -8,8 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,38 +24,12 @@ from minitransformer.optimizer import Adam
 from minitransformer.transformer import Transformer
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-sys.path.insert(0, str(Path(__file__).parent / "host_cuda"))
 
 DTYPES = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory):
-    import host_device
-
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler: kernels.cu is not built for the host")
-    return host_device.build(compiler, tmp_path_factory.mktemp("host_cuda"))
-
-
-@pytest.fixture(params=["host", "gpu"])
-def gpu(request, monkeypatch):
-    """The device under test; `gpu.xp` has its arrays."""
-    if request.param == "host":
-        import host_device
-
-        host = host_device.HostDevice(request.getfixturevalue("libraries"))
-        monkeypatch.setattr(device, "current", lambda: host)
-        return host
-    cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
-    if not cupy.cuda.is_available():
-        pytest.skip("no GPU")
-    return device.current()
 
 
 def case(name, seed):
@@ -330,16 +302,19 @@ def gradients_of(model, xp, batch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [("float32", 1e-5), ("float16", 1e-2), ("bfloat16", 2e-2)],
+    ("dtype", "tolerance", "shift"),
+    [("float32", 1e-5, 0), ("float16", 5e-3, 3), ("bfloat16", 2e-2, 3)],
 )
-def test_a_training_step_follows_float64(gpu, dtype, tolerance, monkeypatch):
+def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift, monkeypatch):
+    """In 16 bits with ReLUs that are not near zero, where rounding turns some over."""
     rng = np.random.default_rng(0)
     batch = rng.integers(3, 23, (3, 7)), rng.integers(3, 23, (3, 6))
     batch[0][1, 5:] = batch[1][2, 4:] = 0
     model = Transformer(TINY, seed=1, dtype="float32")
-    for _, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():
         data = parameter.data
+        if name.endswith("bias_1"):
+            data += shift
         if data.ndim > 1:
             data = data.astype(DTYPES[dtype])
         parameter.data = gpu.xp.asarray(data)

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from minitransformer.backend import Array, RandomStream, array_module, override
+from minitransformer import backend
+from minitransformer.backend import Array, RandomStream, array_module
 from minitransformer.config import PAD_ID, TrainingConfig
 from minitransformer.data import Batch
 from minitransformer.distributed import Communicator
@@ -268,7 +269,7 @@ class GpuAdam(Adam):
         self, gradient: Array, loss: Array, rate: float, clip_norm: float | None
     ) -> tuple[Array, Array]:
         """As `Adam.step`, by the gradient alone, and without waiting for the GPU."""
-        fused_norm = override("gradient_norm", (gradient,))
+        fused_norm = backend.override("gradient_norm", (gradient,))
         if fused_norm is None:
             return self._step_in_turn(gradient, rate, clip_norm)
         found = fused_norm(gradient)
@@ -280,7 +281,7 @@ class GpuAdam(Adam):
         scalars[5] = 1 - self.beta2**self.steps
         scalars[6] = 1 / self.scale.factor
         vectors = self.parameters, gradient, self.mean, self.square, self.half
-        override("adam_update", (gradient,))(*vectors, scalars, found)
+        backend.override("adam_update", (gradient,))(*vectors, scalars, found)
         norm = found[0] * scalars[6]
         self.scale.update(finite)
         return norm, finite
