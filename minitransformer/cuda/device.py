@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib
 import math
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,13 +32,13 @@ SOURCE = Path(__file__).with_name("kernels.cu")
 class Device:
     """One GPU: compiles kernels when they are first used, holds a cuBLAS handle.
 
-    Used by one stream at a time, since that has cuBLAS's workspace. `tf32` lets
-    products of float32 round their inputs to 10 bits of mantissa.
+    Used by one stream at a time, since that has cuBLAS's workspace. Where CUPY_TF32 is
+    set, as for CuPy's own products, those of float32 round their inputs to 10 bits.
     """
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
-        self.tf32 = False
+        self.tf32 = os.environ.get("CUPY_TF32") == "1"
         self._modules: dict[str, Any] = {}
         self._functions: dict[tuple[str, str], Any] = {}
         self._stream: int | None = None
@@ -101,26 +102,27 @@ class Device:
             raise RuntimeError(f"cuBLAS: status {status} for a product {out.shape}")
 
     def _pointers(self, arrays: tuple[Array, ...]) -> Array:
-        """Where each matrix of each array begins. Shapes: -> [3, outer inner] uint64"""
+        """Where each matrix of three arrays begins. Shapes: -> [3, outer inner]"""
         outer, inner = arrays[2].shape[:2]
         pointers = self.xp.empty((3, outer * inner), dtype=np.uint64)
-        for row, array in zip(pointers, arrays, strict=True):
-            self.launch(
-                "pointers",
-                np.float32,
-                -(-row.size // 256),
-                256,
-                *(row, array, outer, inner),
-                *(np.int64(stride) for stride in array.strides[:2]),
-            )
+        places = (
+            value
+            for array in arrays
+            for value in (array, *(np.int64(step) for step in array.strides[:2]))
+        )
+        grid = -(-outer * inner // 256)
+        self.launch("pointers", np.float32, grid, 256, pointers, outer, inner, *places)
         return pointers
 
     def _load_blas(self) -> Any:
         """Load the cuBLAS that CuPy uses, and open it."""
-        importlib.import_module("cupy_backends.cuda.libs.cublas")
+        from cupy_backends.cuda.libs import cublas
+
+        assert cublas  # its import finds the library, whose name is now enough
         major = self.xp.cuda.runtime.runtimeGetVersion() // 1000
         blas = ctypes.CDLL(f"libcublas.so.{major}")
-        number, pointer = ctypes.c_int, ctypes.c_void_p
+        number: Any = ctypes.c_int
+        pointer: Any = ctypes.c_void_p
         matrix = [pointer, number, number]
         head = [pointer, *[number] * 5, pointer, *matrix, *matrix, pointer, *matrix]
         blas.cublasGemmEx.argtypes = [*head, number, number]

@@ -448,13 +448,18 @@ extern "C" __global__ void gain_gradient(float* partial, const real* g, const re
 // ---------------------------------------------------------------------------------
 // Attention (equation 1). Scores of a query lie in a row, rows `stride` apart.
 
-// Where the matrices of a batch begin: array + outer * outer_step + inner * inner_step,
-// steps in bytes. Launch: a thread a matrix.
-extern "C" __global__ void pointers(u64* out, u64 array, int outer, int inner,
-                                    i64 outer_step, i64 inner_step) {
-  i64 i = thread_index();
-  if (i < (i64)outer * inner)
-    out[i] = array + i / inner * outer_step + i % inner * inner_step;
+// Where the matrices of three batches begin: out[0] for a, out[1] for b, out[2] for c.
+// Matrix (o, i) lies o * outer step + i * inner step bytes after the first.
+// Launch: a thread a matrix.
+extern "C" __global__ void pointers(u64* out, int outer, int inner, u64 a, i64 a_outer,
+                                    i64 a_inner, u64 b, i64 b_outer, i64 b_inner, u64 c,
+                                    i64 c_outer, i64 c_inner) {
+  i64 index = thread_index(), count = (i64)outer * inner;
+  if (index >= count) return;
+  i64 o = index / inner, i = index % inner;
+  out[index] = a + o * a_outer + i * a_inner;
+  out[index + count] = b + o * b_outer + i * b_inner;
+  out[index + 2 * count] = c + o * c_outer + i * c_inner;
 }
 
 // scores = softmax(scores), where `masked` is added to the scores that the mask forbids.
