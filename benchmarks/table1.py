@@ -8,7 +8,7 @@ float32 with one BLAS thread; each point in a process of its own. As in the tabl
 attention is without its projections, whose n d^2 a recurrent layer has, too. Printed as
 JSON: seconds of the processor, for which other work on the machine matters least, and
 of the wall clock, medians both; the memory taken beyond the input; and the exponents of
-power laws fitted to the upper half of the points.
+power laws fitted to all points and to the upper half, where fixed costs weigh less.
 """
 
 from __future__ import annotations
@@ -169,9 +169,11 @@ def along(
         found[kind] = {
             key: [round(result[key], 6) for result in results] for key in results[0]
         }
-        for key in ("seconds", "peak_memory_mb"):
-            power = exponent(values[upper:], results[upper:], key)
-            found[kind][f"exponent_of_{key}"] = power
+        for name, first in (("exponents", 0), ("exponents_of_upper_half", upper)):
+            found[kind][name] = {
+                key: exponent(values[first:], results[first:], key)
+                for key in ("seconds", "peak_memory_mb")
+            }
     return found
 
 
@@ -192,7 +194,7 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
             if kind not in axes[axis]:
                 continue
             measured = unit * np.array(axes[axis][kind][key])
-            power = axes[axis][kind][f"exponent_of_{key}"]
+            power = axes[axis][kind]["exponents_of_upper_half"][key]
             color = f"C{number}"
             plot.loglog(values, measured, "o", color=color, markersize=4)
             middle = np.exp(np.log(measured[upper:]).mean())
@@ -200,6 +202,7 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
             label = f"{row.title}: ${row.complexity}$" if plot is plots[0] else None
             plot.plot(values[upper:], line[upper:], color=color, label=label)
             ends[line[-1]] = {"s": f"${axis}^{{{power:.2f}}}$", "color": color}
+        plot.margins(y=0.1)
         lowest = 0.0
         apart = (plot.get_ylim()[1] / plot.get_ylim()[0]) ** 0.055
         for end, style in sorted(ends.items()):

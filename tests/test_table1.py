@@ -14,12 +14,13 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 N, D, R = 7, 3, 4
 
 
-@pytest.fixture
-def table1(monkeypatch):
+@pytest.fixture(scope="module")
+def table1():
     """The benchmark, whose primitives stay out of the engine's table."""
-    monkeypatch.setattr(autograd, "PRIMITIVES", {})
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("table1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd, "PRIMITIVES", {**autograd.PRIMITIVES})
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("table1")
 
 
 def random_layer(table1, kind):
