@@ -61,6 +61,11 @@ def to_host(array: Array) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
+def widened(array: Array) -> Array:
+    """`array` in float32, if its numbers have 16 bits."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
 def override(name: str, arrays: tuple[Array, ...]) -> Any:
     """Return the fused CUDA version of operation `name` for `arrays`, or None.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from minitransformer import ops
 from minitransformer.autograd import Tensor, no_grad
-from minitransformer.backend import Array, RandomStream, array_module
+from minitransformer.backend import Array, RandomStream, array_module, widened
 from minitransformer.config import PAD_ID
 from minitransformer.transformer import Transformer
 
@@ -76,15 +78,16 @@ def token_log_probs(
     expected = target[:, 1:]
     with no_grad():
         outputs = model(source, target[:, :-1]).data
-        log_probs = xp.zeros(expected.shape, dtype=outputs.dtype)
+        dtype = np.promote_types(outputs.dtype, np.float32)
+        log_probs = xp.zeros(expected.shape, dtype=dtype)
         best = xp.zeros(expected.shape, dtype=bool)
         used = expected != PAD_ID
         rows, ids = outputs[used], expected[used]
-        found, hits = xp.empty(len(ids), dtype=outputs.dtype), []
+        found, hits = xp.empty(len(ids), dtype=dtype), []
         chunk = max(ops.LOGITS_PER_CHUNK // model.config.vocab_size, 1)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
-            logits = model.logits(Tensor(rows[part])).data
+            logits = widened(model.logits(Tensor(rows[part])).data)
             hits.append(logits.argmax(axis=-1) == ids[part])
             logits -= logits.max(axis=-1, keepdims=True)
             picked = logits[xp.arange(len(logits)), ids[part]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from minitransformer import ops
 from minitransformer.autograd import Tensor
-from minitransformer.backend import Array, array_module
+from minitransformer.backend import Array, array_module, widened
 from minitransformer.config import ModelConfig
 from minitransformer.layers import Embedding
 from minitransformer.transformer import Transformer
@@ -71,7 +71,8 @@ class TransformerStepper:
         outputs = Tensor(self._model.decode_step(tokens, self._state))
         size = max(LOGITS_PER_BLOCK // len(tokens), MIN_COLUMNS_PER_BLOCK)
         for first in range(0, len(self._table), size):
-            yield ops.linear(outputs, Tensor(self._table[first : first + size].T)).data
+            columns = Tensor(self._table[first : first + size].T)
+            yield widened(ops.linear(outputs, columns).data)
 
     def select(self, rows: np.ndarray) -> None:
         self._state.select(self._xp.asarray(rows), self._beam_size)

@@ -165,7 +165,7 @@ class GpuModel(ThreadedModel):
             recorded.rng.reseed(key)
             recorded.graph.launch()
             return
-        inputs, rng = Inputs(self.xp, *shape), RandomStream(key, self.xp)
+        inputs, rng = Inputs(self.xp, *shape), RandomStream(key, self.xp, True)
         inputs.fill(part)
         if self.xp is np:
             self._compute(inputs, label_smoothing, rng)

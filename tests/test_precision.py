@@ -1,0 +1,233 @@
+"""16-bit copies, loss scaling and steps on a GPU, by kernels built for the host."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from test_parallel import batch
+from test_train import SMALL
+
+from minitransformer import backend, precision
+from minitransformer.config import ModelConfig, TrainingConfig
+from minitransformer.cuda import ops as fused
+from minitransformer.cuda.training import GpuAdam, GpuModel
+from minitransformer.layers import ParameterBuffer
+from minitransformer.optimizer import Adam
+from minitransformer.options import UsageError
+from minitransformer.parallel import ThreadedModel
+from minitransformer.precision import LossScale, choose_precision, use_precision
+from minitransformer.transformer import Transformer
+
+CONFIG = ModelConfig(
+    vocab_size=20,
+    encoder_layers=1,
+    decoder_layers=1,
+    d_model=64,
+    d_ff=128,
+    num_heads=4,
+    dropout=0.0,
+)
+# |got - expected| <= tolerance * |expected|, in Euclidean norms of whole gradients.
+STEP_TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 2e-2}
+
+
+def gpu_of(capability):
+    device = types.SimpleNamespace(compute_capability=capability)
+    return types.SimpleNamespace(cuda=types.SimpleNamespace(Device=lambda: device))
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "expected"),
+    [
+        ("90", None, "bf16"),
+        ("80", None, "bf16"),
+        ("75", None, "fp32"),
+        ("75", "fp16", "fp16"),
+        ("90", "tf32", "tf32"),
+    ],
+)
+def test_a_gpu_computes_in_bf16_if_it_can(capability, asked, expected):
+    assert choose_precision(asked, gpu_of(capability)) == expected
+
+
+def test_a_precision_that_a_device_has_not_is_refused():
+    assert choose_precision(None, np) == choose_precision("fp32", np) == "fp32"
+    with pytest.raises(UsageError, match="expected fp32 with --device cpu, got bf16"):
+        choose_precision("bf16", np)
+    expected = r"expected fp32 or fp16 on this GPU \(compute capability 7.5\), got bf16"
+    with pytest.raises(UsageError, match=expected):
+        choose_precision("bf16", gpu_of("75"))
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_the_scale_halves_on_overflow_and_doubles_after_a_while(steps):
+    growth, precision.GROWTH_STEPS = precision.GROWTH_STEPS, 3
+    scale = LossScale(np, "fp16")
+    for finite in steps:
+        scale.update(np.asarray(finite))
+    precision.GROWTH_STEPS = growth
+    history = "".join("." if finite else "x" for finite in steps)
+    stretches = [len(stretch) for stretch in history.split("x")]
+    doublings = sum(length // 3 for length in stretches)
+    assert scale.factor == 65536 * 2.0 ** (doublings - history.count("x"))
+    assert scale.good == stretches[-1] % 3
+    again = LossScale(np, "fp16", (float(scale.factor), int(scale.good)))
+    assert (again.factor, again.good) == (scale.factor, scale.good)
+    assert again.factor.dtype == np.float32
+
+
+def test_only_fp16_scales_its_loss():
+    for name in ("fp32", "tf32", "bf16"):
+        scale = LossScale(np, name, (8.0, 1))
+        scale.update(np.asarray(False))
+        assert scale.factor == 1
+
+
+def test_matrices_are_read_in_16_bits_and_kept_in_32():
+    model = Transformer(CONFIG, seed=1)
+    exact = ParameterBuffer(model).data
+    parameters = ParameterBuffer(model)
+    parameters.move_to(np, np.dtype(np.float16))
+    for name, parameter in model.named_parameters():
+        matrix = parameter.data.ndim == 2
+        assert parameter.data.dtype == (np.float16 if matrix else np.float32), name
+        assert parameter.grad.dtype == np.float32
+    np.testing.assert_array_equal(parameters.data, exact)
+    parameters.data += 1
+    parameters.refresh()
+    table = exact[: model.embedding.table.data.size] + 1
+    np.testing.assert_array_equal(
+        model.embedding.table.data.ravel(), table.astype(np.float16)
+    )
+
+
+@pytest.fixture
+def kernels(libraries, monkeypatch):
+    """NumPy arrays take the kernels, built for the host."""
+    import host_device
+
+    from minitransformer.cuda import device
+
+    host = host_device.HostDevice(libraries)
+    monkeypatch.setattr(device, "current", lambda: host)
+    monkeypatch.setattr(backend, "override", fused.find)
+
+
+def reference(batches):
+    """Loss and gradient in float64, of batches that are not padded further."""
+    model = Transformer(CONFIG, seed=1, dtype="float64")
+    rounded = ParameterBuffer(Transformer(CONFIG, seed=1)).data
+    parameters = ParameterBuffer(model)
+    parameters.data[...] = rounded
+    threaded = ThreadedModel(model, parameters, 1)
+    loss = threaded.gradient(batches, 0.1, (1, 1))
+    threaded.close()
+    return loss, parameters
+
+
+def on_gpu(name):
+    model = Transformer(CONFIG, seed=1)
+    parameters = ParameterBuffer(model)
+    parameters.move_to(np, use_precision(name))
+    scale = LossScale(np, name)
+    return GpuModel(model, parameters, scale), parameters, scale
+
+
+@pytest.mark.parametrize("name", STEP_TOLERANCES)
+def test_a_step_is_that_of_float64(kernels, monkeypatch, name):
+    batches = [batch(0, 5), batch(1, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "override", lambda name, arrays: None)
+        loss, expected = reference(batches)
+    gpu_model, parameters, scale = on_gpu(name)
+    for parts in (1, 3) if name == "fp32" else (1,):
+        gpu_model.parts = parts
+        found = gpu_model.gradient(batches, 0.1, (1, 1))
+        assert found == pytest.approx(loss, rel=STEP_TOLERANCES[name])
+        difference = parameters.grad / scale.factor - expected.grad
+        size = np.linalg.norm(expected.grad)
+        assert np.linalg.norm(difference) <= STEP_TOLERANCES[name] * size
+    gradient = parameters.grad.astype(float) / scale.factor
+    clip = 0.5 * np.linalg.norm(gradient)
+    training = TrainingConfig(clip_norm=float(clip))
+    gpu_adam = GpuAdam(parameters, training, scale)
+    adam = Adam(expected.data, training.beta1, training.beta2, training.epsilon)
+    for _ in range(2):
+        norm, finite = gpu_adam.step(parameters.grad, found, 1e-3, clip)
+        adam.update(gradient, 1e-3, 0.5)
+        assert finite
+        assert norm == pytest.approx(2 * clip, rel=1e-5)
+    assert_close(parameters.data, expected.data, "float32")
+    if parameters.half is not None:
+        copy = parameters.data.astype(parameters.half.dtype)
+        np.testing.assert_array_equal(parameters.half, copy)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_an_overflow_changes_nothing_but_the_scale(request, has_kernels):
+    if has_kernels:
+        request.getfixturevalue("kernels")
+    _, parameters, scale = on_gpu("fp16")
+    adam = GpuAdam(parameters, TrainingConfig(), scale)
+    before = parameters.data.copy()
+    parameters.grad.fill(1.0)
+    parameters.grad[7] = np.inf
+    _, finite = adam.step(parameters.grad, np.float32(1), 0.1, None)
+    assert not finite
+    assert (scale.factor, adam.steps) == (32768, 0)
+    np.testing.assert_array_equal(parameters.data, before)
+    assert not adam.mean.any()
+    parameters.grad[7] = 1.0
+    norm, finite = adam.step(parameters.grad, np.float32(1), 0.1, None)
+    assert finite
+    assert adam.steps == 1
+    assert norm == pytest.approx(np.sqrt(len(before)) / 32768, rel=1e-5)
+    assert_close(parameters.data, before - 0.1, "float32")  # Adam's first step
+
+
+def test_a_run_goes_from_gpu_to_cpu_and_back(kernels, tmp_path, monkeypatch):
+    """train.py takes the path of a GPU, on arrays of NumPy; its files are portable."""
+    import train
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.backend, "device_module", lambda device: np)
+    monkeypatch.setattr(train, "choose_precision", lambda asked, xp: asked or "fp32")
+    for split, lines in {"train": 24, "val": 2}.items():
+        text = "".join(f"{'a cat and a dog saw'[i % 7 :]} {i}\n" for i in range(lines))
+        for side in ("source", "target"):
+            (tmp_path / f"{split}.{side}").write_text(text)
+    splits = "train-source", "train-target", "val-source", "val-target"
+    files = [f"--{name}={name.replace('-', '.')}" for name in splits]
+    changed = "--dropout 0 --vocab-size 40 --max-tokens 60 --log-every 2"
+    small = [*SMALL, *changed.split(), "--validate-bleu", "1", "--beam", "1"]
+
+    def run(name, *flags):
+        given = ["--run", name] if "--resume" not in flags else []
+        assert train.main([*flags, *given, "--threads", "1"]) == 0
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        kinds = "loss", "validation_loss"
+        return [line[k] for line in map(json.loads, lines) for k in kinds if k in line]
+
+    new = [*files, *small, "--steps", "4"]
+    losses = run("half", *new, "--device", "cuda", "--precision", "fp16")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "override", lambda name, arrays: None)
+        assert run("whole", *new) == pytest.approx(losses, rel=5e-3)
+    path = tmp_path / "half" / "step-00000004.safetensors"
+    assert {t.dtype for t in load_file(path).values()} <= {
+        np.dtype(np.float32),
+        np.dtype(np.uint8),
+    }
+    to = ["--resume", "half", "--steps"]
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "override", lambda name, arrays: None)
+        assert run("half", *to, "6", "--precision", "fp32")[-1] < losses[0]
+    run("half", *to, "8", "--device", "cuda", "--precision", "fp16")
+    log = (tmp_path / "half" / "train.log").read_text()
+    assert "device      cuda, fp16" in log
+    assert "loss scale 65,536, 0 skipped" in log
