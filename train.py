@@ -163,7 +163,7 @@ class Trainer:
                 "this run began, so the run cannot be resumed"
             )
         training, self.parameters = self.training, at.parameters
-        self.parameters.move_to(self.xp, use_precision(precision))
+        self.parameters.move_to(self.xp, use_precision(precision, self.xp))
         ranks.agree("text and state", json.dumps(self.state).encode())
         ranks.broadcast(self.parameters.data)
         self.parameters.refresh()

@@ -48,7 +48,9 @@ def device_module(device: str) -> ModuleType:
             "(or [cuda12] for a CUDA 12 driver)"
         ) from error
     if not cupy.cuda.is_available():
-        raise RuntimeError("device cuda: no CUDA driver or no GPU was found")
+        raise RuntimeError(
+            "device cuda: no CUDA driver or no GPU was found (nvidia-smi lists both)"
+        )
     count = cupy.cuda.runtime.getDeviceCount()
     if int(index or 0) >= count:
         raise RuntimeError(f"device {device}: expected cuda:0 to cuda:{count - 1}")

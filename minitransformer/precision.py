@@ -49,12 +49,22 @@ def choose_precision(asked: str | None, xp: ModuleType) -> str:
     return asked
 
 
-def use_precision(precision: str) -> np.dtype[Any] | None:
+def use_precision(precision: str, xp: ModuleType) -> np.dtype[Any] | None:
     """Set how products of float32 are computed; return the 16-bit type, if it is one.
 
-    Raises: RuntimeError if bf16's type is not installed.
+    Raises: RuntimeError if a library that it takes is not installed.
     """
-    os.environ["CUPY_TF32"] = str(int(precision == "tf32"))
+    if xp is not np:
+        os.environ["CUPY_TF32"] = str(int(precision == "tf32"))
+        try:
+            gpu = importlib.import_module("minitransformer.cuda.device").current()
+        except ImportError as error:
+            reason = str(error).partition("\n")[0]
+            raise RuntimeError(
+                "device cuda needs the libraries of CUDA: pip install "
+                f"'cupy-cuda13x[ctk]' (or 12x), or CUDA's toolkit ({reason})"
+            ) from error
+        gpu.tf32 = precision == "tf32"
     if precision == "fp16":
         return np.dtype(np.float16)
     if precision != "bf16":

@@ -133,7 +133,7 @@ def reference(batches):
 def on_gpu(name):
     model = Transformer(CONFIG, seed=1)
     parameters = ParameterBuffer(model)
-    parameters.move_to(np, use_precision(name))
+    parameters.move_to(np, use_precision(name, np))
     scale = LossScale(np, name)
     return GpuModel(model, parameters, scale), parameters, scale
 
