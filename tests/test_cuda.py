@@ -43,7 +43,8 @@ def case(name, seed):
         inputs = [draw((2, n, d)), draw((d, v))]
         return inputs + [draw(v)] * (seed % 2), {"relu": seed > 1}
     if name == "embedding":
-        ids = rng.integers(0, v, (4, 2 * n))[:, ::2]
+        ids = rng.integers(0, v, (20 if seed == 2 else 4, 2 * n))[:, ::2]
+        ids[:, :3] = 1
         return [draw((v, d)), ids, draw((n + 2, d))], {"scale": 1.7, "rate": 0.25}
     if name == "attention":
         heads, t, s = [(2, 3, 5), (3, 7, 33), (4, 1, 70)][seed % 3]
@@ -61,6 +62,7 @@ def case(name, seed):
         inputs = [draw((2, n, d)) + 3, draw((2, n, d)), draw(d), draw(d)]
         return inputs, {"rate": 0.1 * (seed % 2)}
     assert name == "projected_cross_entropy"
+    v = 2100 if seed == 5 else v
     inputs = [draw((2, n, d)), draw((v, d)) / math.sqrt(d), rng.integers(0, v, (2, n))]
     inputs[2][0, 0] = 0
     return inputs, {"label_smoothing": 0.1 * (seed % 2), "padding_id": 0}
@@ -370,7 +372,7 @@ def test_what_kernels_do_not_take_is_left_to_the_reference():
 
 def test_every_kernel_is_launched():
     kernels = re.findall(r"__global__ void (\w+)\(", device.SOURCE.read_text())
-    code = "".join(inspect.getsource(module) for module in (fused, device))
+    code = "".join(path.read_text() for path in device.SOURCE.parent.glob("*.py"))
     assert len(kernels) > 15
     assert [name for name in kernels if f'"{name}"' not in code] == []
 

@@ -26,6 +26,9 @@ COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
 DEFAULT_ALGORITHM = -1
 WORKSPACE_BYTES = 32 << 20
 
+# Threads of a block, alone and as 32 x 8: those of most launches.
+THREADS, WARP, WARPS = 256, 32, 8
+
 SOURCE = Path(__file__).with_name("kernels.cu")
 
 
@@ -110,8 +113,9 @@ class Device:
             for array in arrays
             for value in (array, *(np.int64(step) for step in array.strides[:2]))
         )
-        grid = -(-outer * inner // 256)
-        self.launch("pointers", np.float32, grid, 256, pointers, outer, inner, *places)
+        grid = blocks(outer * inner)
+        size = outer, inner
+        self.launch("pointers", np.float32, grid, THREADS, pointers, *size, *places)
         return pointers
 
     def _load_blas(self) -> Any:
@@ -163,6 +167,16 @@ def current() -> Device:
 @functools.cache
 def _device(index: int) -> Device:
     return Device(importlib.import_module("cupy"))
+
+
+def blocks(threads: int) -> int:
+    """Blocks for so many threads."""
+    return -(-threads // THREADS)
+
+
+def packs(count: int, dtype: Any) -> int:
+    """Pieces of 16 bytes that `count` elements take."""
+    return -(-count * np.dtype(dtype).itemsize // 16)
 
 
 def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:

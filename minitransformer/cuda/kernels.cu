@@ -124,7 +124,7 @@ __device__ ExpSum warp_exp_sum(ExpSum own) {
 // ---------------------------------------------------------------------------------
 // Dropout
 
-// Philox 4x32-10 (Salmon et al., 2011): 16 random bytes, a function of seed and counter.
+// Philox 4x32-10 (Salmon et al., 2011): 16 random bytes, made of seed and counter.
 __device__ uint4 philox(u64 seed, u64 counter) {
   u32 a = (u32)counter, b = (u32)(counter >> 32), c = 0, d = 0;
   u32 key_0 = (u32)seed, key_1 = (u32)(seed >> 32);
@@ -182,49 +182,52 @@ extern "C" __global__ void dropout(real* out, const real* x, i64 rows, int width
 // Sums of columns, in two stages: each of gridDim.y shares of the rows gives a partial
 // sum of each column, and the same is done to these. Blocks of 32 x 8 threads.
 
-// Write this block's partial sums. `value(out, row, column)` reads a pack.
-template <typename Value>
-__device__ void sum_columns(float* partial, i64 rows, int width, Value value) {
-  __shared__ float sums[WARPS][WARP][PACK + 1];
+// Write this block's partial sums of SUMS values a column, one after another in a row
+// of `partial`. `read(x, row, column)` fills x with a pack of each.
+template <int SUMS, typename Read>
+__device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
+  __shared__ float sums[WARPS][WARP][SUMS * PACK + 1];
   int column = (blockIdx.x * WARP + threadIdx.x) * PACK;
   i64 share = (rows + gridDim.y - 1) / gridDim.y, start = blockIdx.y * share;
   i64 end = start + share < rows ? start + share : rows;
-  float sum[PACK] = {};
+  float sum[SUMS][PACK] = {};
   if (column < width) {
     for (i64 row = start + threadIdx.y; row < end; row += WARPS) {
-      float x[PACK];
-      value(x, row, column);
+      float x[SUMS][PACK];
+      read(x, row, column);
 #pragma unroll
-      for (int i = 0; i < PACK; i++) sum[i] += x[i];
+      for (int i = 0; i < SUMS * PACK; i++)
+        sum[i / PACK][i % PACK] += x[i / PACK][i % PACK];
     }
   }
-  __syncthreads();
 #pragma unroll
-  for (int i = 0; i < PACK; i++) sums[threadIdx.y][threadIdx.x][i] = sum[i];
+  for (int i = 0; i < SUMS * PACK; i++)
+    sums[threadIdx.y][threadIdx.x][i] = sum[i / PACK][i % PACK];
   __syncthreads();
-  if (threadIdx.y > 0) return;
+  if (threadIdx.y >= SUMS) return;
   for (int i = 0; i < PACK && column + i < width; i++) {
     float total = 0.0f;
-    for (int y = 0; y < WARPS; y++) total += sums[y][threadIdx.x][i];
-    partial[(i64)blockIdx.y * width + column + i] = total;
+    for (int y = 0; y < WARPS; y++)
+      total += sums[y][threadIdx.x][threadIdx.y * PACK + i];
+    partial[((i64)blockIdx.y * SUMS + threadIdx.y) * width + column + i] = total;
   }
 }
 
 // The second stage: out = the sum of `count` rows of partial sums.
 extern "C" __global__ void sum_partials(float* out, const float* partial, int count,
                                         int width) {
-  sum_columns(out, count, width, [&](float (&x)[PACK], i64 row, int column) {
+  sum_columns<1>(out, count, width, [&](float (&x)[1][PACK], i64 row, int column) {
 #pragma unroll
     for (int i = 0; i < PACK; i++)
-      x[i] = column + i < width ? partial[row * width + column + i] : 0.0f;
+      x[0][i] = column + i < width ? partial[row * width + column + i] : 0.0f;
   });
 }
 
 // The first stage for x itself.
 extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
                                        int width) {
-  sum_columns(partial, rows, width, [&](float (&value)[PACK], i64 row, int column) {
-    load(value, x + row * width, column, width);
+  sum_columns<1>(partial, rows, width, [&](float (&sum)[1][PACK], i64 row, int column) {
+    load(sum[0], x + row * width, column, width);
   });
 }
 
@@ -250,42 +253,58 @@ extern "C" __global__ void embed(real* out, const real* table, const int* ids,
   store(out + token * width, column, width, value);
 }
 
-// first[id] = the first token with that id; it holds `tokens` before. The minimum is the
+// first[id] = the first token with that id; it holds `tokens` before. A minimum is the
 // same in whatever order it is taken. Launch: a thread a token.
 extern "C" __global__ void first_tokens(int* first, const int* ids, int tokens) {
   i64 token = thread_index();
   if (token < tokens) atomicMin(&first[ids[token]], (int)token);
 }
 
-// dtable[id] = scale * the sum of g over the tokens with that id, in their order.
-// Launch: a block a token; that of an id's first token finds the others, 256 tokens at
-// a time, and adds up their rows, a column a thread.
+// dtable[id] = scale * the sum of g over the tokens with that id. Launch: a block a
+// token. That of an id's first token finds the others, 256 tokens at a time, and adds
+// up their rows: each thread a pack of columns, of every row or, where a row is short,
+// of every second, third ... row, so that the threads form groups.
 extern "C" __global__ void embed_backward(float* dtable, const real* g, const int* ids,
                                           const int* first, float scale, int tokens,
                                           int width) {
   constexpr int THREADS = WARPS * WARP;
-  __shared__ int found[THREADS], found_before[WARPS + 1];
+  __shared__ int found[THREADS], found_by[WARPS];
+  __shared__ float sums[THREADS][PACK];
   int id = ids[blockIdx.x], lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   if (first[id] != (int)blockIdx.x) return;
-  float* to = dtable + (i64)id * width;
-  for (int start = blockIdx.x; start < tokens; start += THREADS) {
-    int token = start + threadIdx.x;
-    bool equal = token < tokens && ids[token] == id;
-    u32 equals = __ballot_sync(0xffffffff, equal);
-    if (lane == 0) found_before[warp + 1] = __popc(equals);
-    __syncthreads();
-    int before = __popc(equals & ((1u << lane) - 1)), count = 0;
-    for (int i = 0; i < WARPS; i++) {
-      if (i < warp) before += found_before[i + 1];
-      count += found_before[i + 1];
+  int packs = packs_in(width) < THREADS ? packs_in(width) : THREADS;
+  int groups = THREADS / packs, group = threadIdx.x / packs;
+  for (int start = 0; start < width; start += packs * PACK) {
+    int column = start + threadIdx.x % packs * PACK;
+    float sum[PACK] = {};
+    for (int token = blockIdx.x + threadIdx.x; token - (int)threadIdx.x < tokens;
+         token += THREADS) {
+      bool equal = token < tokens && ids[token] == id;
+      u32 equals = __ballot_sync(0xffffffff, equal);
+      if (lane == 0) found_by[warp] = __popc(equals);
+      __syncthreads();
+      int before = __popc(equals & ((1u << lane) - 1)), count = 0;
+      for (int i = 0; i < WARPS; i++) {
+        if (i < warp) before += found_by[i];
+        count += found_by[i];
+      }
+      if (equal) found[before] = token;
+      __syncthreads();
+#pragma unroll 4
+      for (int i = group; i < count && group < groups && column < width; i += groups) {
+        float x[PACK];
+        load(x, g + (i64)found[i] * width, column, width);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sum[j] += x[j];
+      }
     }
-    if (equal) found[before] = token;
     __syncthreads();
-    for (int column = threadIdx.x; count > 0 && column < width; column += THREADS) {
-      float sum = 0.0f;
-#pragma unroll 8
-      for (int i = 0; i < count; i++) sum += (float)g[(i64)found[i] * width + column];
-      to[column] += sum * scale;
+    for (int j = 0; j < PACK; j++) sums[threadIdx.x][j] = sum[j];
+    __syncthreads();
+    for (int j = 0; group == 0 && j < PACK && column + j < width; j++) {
+      float total = 0.0f;
+      for (int i = 0; i < groups; i++) total += sums[i * packs + threadIdx.x][j];
+      dtable[(i64)id * width + column + j] = total * scale;
     }
   }
 }
@@ -313,13 +332,13 @@ extern "C" __global__ void bias_relu(real* out, const float* bias, i64 rows, int
 // Launch: as sum_columns.
 extern "C" __global__ void relu_backward(real* masked, float* partial, const real* g,
                                          const real* out, i64 rows, int width) {
-  sum_columns(partial, rows, width, [&](float (&x)[PACK], i64 row, int column) {
+  sum_columns<1>(partial, rows, width, [&](float (&x)[1][PACK], i64 row, int column) {
     float activated[PACK];
-    load(x, g + row * width, column, width);
+    load(x[0], g + row * width, column, width);
     load(activated, out + row * width, column, width);
 #pragma unroll
-    for (int i = 0; i < PACK; i++) x[i] = activated[i] > 0.0f ? x[i] : 0.0f;
-    store(masked + row * width, column, width, x);
+    for (int i = 0; i < PACK; i++) x[0][i] = activated[i] > 0.0f ? x[0][i] : 0.0f;
+    store(masked + row * width, column, width, x[0]);
   });
 }
 
@@ -430,18 +449,16 @@ extern "C" __global__ void layer_norm_backward(real* dx, real* dresidual, const 
   }
 }
 
-// Partial column sums of g * n: dgain; those of g alone, dbias, are column_sums.
-// Launch: as sum_columns.
-extern "C" __global__ void gain_gradient(float* partial, const real* g, const real* h,
-                                         const float* means, const float* inverses,
-                                         i64 rows, int width) {
-  sum_columns(partial, rows, width, [&](float (&x)[PACK], i64 row, int column) {
-    float sum[PACK];
-    load(x, g + row * width, column, width);
-    load(sum, h + row * width, column, width);
+// Partial column sums of g * n and of g: dgain and dbias. Launch: as sum_columns.
+extern "C" __global__ void norm_parameters(float* partial, const real* g, const real* h,
+                                           const float* means, const float* inverses,
+                                           i64 rows, int width) {
+  sum_columns<2>(partial, rows, width, [&](float (&x)[2][PACK], i64 row, int column) {
+    load(x[0], h + row * width, column, width);
+    load(x[1], g + row * width, column, width);
     float mean = means[row], inverse = inverses[row];
 #pragma unroll
-    for (int i = 0; i < PACK; i++) x[i] *= (sum[i] - mean) * inverse;
+    for (int i = 0; i < PACK; i++) x[0][i] = (x[0][i] - mean) * inverse * x[1][i];
   });
 }
 
@@ -462,7 +479,7 @@ extern "C" __global__ void pointers(u64* out, int outer, int inner, u64 a, i64 a
   out[index + 2 * count] = c + o * c_outer + i * c_inner;
 }
 
-// scores = softmax(scores), where `masked` is added to the scores that the mask forbids.
+// scores = softmax(scores), with `masked` added to the scores that the mask forbids.
 // The mask is read at b * step_b + h * step_h + t * step_t + s * step_s: a step of 0
 // serves an axis for which all is the same. Launch: a warp a row (b, h, t).
 extern "C" __global__ void softmax(real* scores, const bool* mask, int step_b,
@@ -524,9 +541,10 @@ extern "C" __global__ void softmax_backward(real* dweights, const real* weights,
 // With p = softmax(logits) and q = confidence * one-hot + smoothing:
 // loss = -sum(q * log p), logits = p - q in place; both 0 where the target is padding.
 // Launch: a block a row.
-extern "C" __global__ void cross_entropy(real* logits, float* losses, const int* targets,
-                                         float confidence, float smoothing, int padding,
-                                         int width, int stride) {
+extern "C" __global__ void cross_entropy(real* logits, float* losses,
+                                         const int* targets, float confidence,
+                                         float smoothing, int padding, int width,
+                                         int stride) {
   i64 row = blockIdx.x;
   int target = targets[row], step = blockDim.x * PACK;
   logits += row * stride;
@@ -644,7 +662,7 @@ struct Scalars {
 };
 
 // mean = beta1 mean + (1 - beta1) g, square = beta2 square + (1 - beta2) g^2,
-// parameter -= rate (mean / correction1) / (sqrt(square / correction2) + epsilon), where
+// parameter -= rate (mean / correction1) / (sqrt(square / correction2) + epsilon) where
 // g is the gradient scaled and clipped; and the parameter again as `real` in half, if
 // that is not null. Nothing happens where the norm is not finite.
 // Launch: a thread a parameter.

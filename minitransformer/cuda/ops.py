@@ -24,6 +24,8 @@ from minitransformer.backend import (
     dropout_threshold,
 )
 from minitransformer.cuda import device
+from minitransformer.cuda.device import THREADS, WARP, WARPS, blocks, packs
+from minitransformer.cuda.update import accumulate, adam_update, gradient_norm
 from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
@@ -33,13 +35,8 @@ MAX_WIDTH = 1024
 LOGITS_PER_CHUNK = 1 << 27
 MIN_ROWS_PER_CHUNK = 256
 
-# Rows of a matrix, or parts of a vector, are shared out to so many blocks at most.
+# Blocks that each sum a share of the rows of a matrix, at most.
 NUM_SHARES = 128
-NUM_BLOCKS = 1024
-
-THREADS = 256
-WARP = 32
-WARPS = THREADS // WARP
 
 
 def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
@@ -86,7 +83,7 @@ def linear(
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
     gpu.matmul(rows, weight, out)
     if relu or bias is not None:
-        grid = _blocks(len(rows) * _packs(out))
+        grid = _row_blocks(out)
         size = np.int64(len(rows)), out.shape[1]
         gpu.launch("bias_relu", x.dtype, grid, THREADS, out, bias, *size, relu)
     activated = out if relu else None
@@ -125,7 +122,7 @@ def embedding(
     gpu.launch(
         "embed",
         table.dtype,
-        _blocks(ids.size * _packs(out)),
+        _row_blocks(out),
         THREADS,
         *(out, xp.ascontiguousarray(table), ids, _widened(positions), float(scale)),
         *(np.int64(ids.size), ids_shape[-1], width, *noise.arguments),
@@ -138,7 +135,7 @@ def embedding(
         dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
         first = xp.full(len(table), ids.size, dtype=np.int32)
         gpu.launch(
-            "first_tokens", g.dtype, _blocks(ids.size), THREADS, first, ids, ids.size
+            "first_tokens", g.dtype, blocks(ids.size), THREADS, first, ids, ids.size
         )
         dtable = xp.zeros(table.shape, dtype=np.float32)
         places = g, ids, first, float(scale), ids.size, width
@@ -176,7 +173,7 @@ def attention(
         if not noise.threshold:
             return weights
         out, size = scores(), (np.int64(rows), shape[-1], stride)
-        grid = _blocks(rows * _packs(weights))
+        grid = _row_blocks(weights)
         gpu.launch(
             "dropout", q.dtype, grid, THREADS, out, weights, *size, *noise.arguments
         )
@@ -251,8 +248,7 @@ def add_layer_norm(
             THREADS,
             *(dx, dresidual, g, h, *statistics, gain, *size, *noise.arguments),
         )
-        dgain = _column_sums("gain_gradient", g, h, *statistics)
-        dbias = _column_sums("column_sums", g)
+        dgain, dbias = _column_sums("norm_parameters", g, h, *statistics, sums=2)
         dresidual = dresidual.reshape(x.shape)
         dx = dresidual if dx is None else dx.reshape(x.shape)
         return dx, dresidual, dgain, dbias
@@ -296,68 +292,11 @@ def projected_cross_entropy(
         factor = g.reshape(1)
         for gradient in (drows, dweight):
             size = np.int64(gradient.size)
-            grid = _blocks(-(-gradient.size * gradient.itemsize // 16))
+            grid = blocks(packs(gradient.size, gradient.dtype))
             gpu.launch("scale", gradient.dtype, grid, THREADS, gradient, factor, size)
         return drows.reshape(x.shape), dweight, None
 
     return loss.reshape(()), vjp
-
-
-# What has no gradient
-
-
-def accumulate(total: Array, share: Array, in_place: bool = True) -> Array:
-    """total + share, which CuPy does not compute in bfloat16. Shapes: any, equal"""
-    out = total if in_place else array_module(total).empty_like(total)
-    grid = _blocks(-(-total.size * total.itemsize // 16))
-    places = out, total, share, np.int64(total.size)
-    device.current().launch("accumulate", total.dtype, grid, THREADS, *places)
-    return out
-
-
-def gradient_norm(gradient: Array) -> Array:
-    """The Euclidean norm of the flat gradient, left on the device.
-
-    Shapes: gradient [P] float32 -> [2] float32: the norm, and 1.0 if it is finite, 0.0
-    if an element is not, or the sum of squares overflows
-    """
-    xp, gpu = array_module(gradient), device.current()
-    blocks = min(_blocks(gradient.size), NUM_BLOCKS)
-    partial, norm = _empty(xp, (blocks,)), _empty(xp, (2,))
-    size = np.int64(gradient.size)
-    gpu.launch("square_sums", np.float32, blocks, THREADS, partial, gradient, size)
-    gpu.launch("gradient_norm", np.float32, 1, THREADS, norm, partial, blocks)
-    return norm
-
-
-def adam_update(
-    parameters: Array,
-    gradient: Array,
-    mean: Array,
-    square: Array,
-    half: Array | None,
-    scalars: Array,
-    norm: Array,
-) -> None:
-    """One step of Adam in place, and the half-precision copy, in one pass (5.3).
-
-    `scalars` is a float32 array on the device: learning rate, beta1, beta2, epsilon,
-    1 - beta1^t, 1 - beta2^t, scale, clip. The gradient is multiplied by `scale` (the
-    inverse of the loss scale) and, where clip > 0 and the norm of what results exceeds
-    it, by clip / norm. `norm` is what `gradient_norm(gradient)` returned; where it says
-    that the gradient is not finite, nothing changes.
-
-    Shapes: parameters, gradient, mean, square [P] float32, half [P] float16 or
-    bfloat16, scalars [8], norm [2]
-    """
-    device.current().launch(
-        "adam",
-        np.float32 if half is None else half.dtype,
-        _blocks(parameters.size),
-        THREADS,
-        *(parameters, gradient, mean, square, half, scalars, norm),
-        np.int64(parameters.size),
-    )
 
 
 OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
@@ -398,7 +337,7 @@ class _Noise:
 def _dropped(x: Array, noise: _Noise) -> Array:
     xp, rows = array_module(x), _rows(x)
     out = xp.empty_like(rows)
-    grid = _blocks(len(rows) * _packs(rows))
+    grid = _row_blocks(rows)
     size = np.int64(len(rows)), rows.shape[1], rows.shape[1]
     places = out, rows, *size, *noise.arguments
     device.current().launch("dropout", x.dtype, grid, THREADS, *places)
@@ -406,22 +345,24 @@ def _dropped(x: Array, noise: _Noise) -> Array:
 
 
 def _column_sums(
-    name: str, x: Array, *others: Array, into: tuple[Array, ...] = ()
+    kernel: str, x: Array, *others: Array, into: tuple[Array, ...] = (), sums: int = 1
 ) -> Array:
-    """Sum a function of x over its rows, in two stages. Shapes: x [N, D] -> [D]"""
+    """Sum what a kernel makes of x over its rows, in two stages.
+
+    Shapes: x [N, D] -> [D], or [sums, D]
+    """
     xp, gpu, (rows, width) = array_module(x), device.current(), x.shape
     shares = min(NUM_SHARES, -(-rows // WARPS))
-    partial, sums = _empty(xp, (shares, width)), _empty(xp, (width,))
-    block, size = (WARP, WARPS), (np.int64(rows), width)
-    across = -(-_packs(x) // WARP)
+    partial, out = _empty(xp, (shares, sums * width)), _empty(xp, (sums, width))
+    block = WARP, WARPS
+    across, size = -(-packs(width, x.dtype) // WARP), (np.int64(rows), width)
     gpu.launch(
-        name, x.dtype, (across, shares), block, *into, partial, x, *others, *size
+        kernel, x.dtype, (across, shares), block, *into, partial, x, *others, *size
     )
-    across = -(-width // (4 * WARP))
-    gpu.launch(
-        "sum_partials", np.float32, (across, 1), block, sums, partial, shares, width
-    )
-    return sums
+    grid = -(-sums * width // (4 * WARP)), 1
+    size = shares, sums * width
+    gpu.launch("sum_partials", np.float32, grid, block, out, partial, *size)
+    return out if sums > 1 else out[0]
 
 
 def _rows(x: Array) -> Array:
@@ -441,7 +382,7 @@ def _widened(x: Array) -> Array:
     if x.dtype == np.float32:
         return x
     out, size = _empty(xp, x.shape), np.int64(x.size)
-    device.current().launch("widen", x.dtype, _blocks(x.size), THREADS, out, x, size)
+    device.current().launch("widen", x.dtype, blocks(x.size), THREADS, out, x, size)
     return out
 
 
@@ -449,13 +390,10 @@ def _empty(xp: Any, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
     return xp.empty(shape, dtype=dtype)
 
 
-def _packs(x: Array) -> int:
-    """How many pieces of 16 bytes a row takes."""
-    return -(-x.shape[-1] * x.itemsize // 16)
-
-
-def _blocks(threads: int) -> int:
-    return -(-threads // THREADS)
+def _row_blocks(rows: Array) -> int:
+    """Blocks of which each thread takes a pack of a row. Shapes: rows [N, D]"""
+    width = rows.shape[-1]
+    return blocks(rows.size // width * packs(width, rows.dtype))
 
 
 def _warp_blocks(rows: int) -> int:
