@@ -41,6 +41,7 @@ from minitransformer.options import (
     given,
     positive,
 )
+from minitransformer.precision import LEAST_CAPABILITY
 from minitransformer.text import lines_as_they_come, read_lines
 
 
@@ -80,6 +81,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", action="store_true", help="write a JSON object a line")
     add("--threads", type=positive, help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    precision = "numbers that a GPU computes with (default bf16 where it has it)"
+    add("--precision", choices=tuple(LEAST_CAPABILITY), help=precision)
     buffer = "lines translated together when a file is read (default 2000)"
     add("--buffer", type=positive, default=2000, metavar="LINES", help=buffer)
     add_arguments(parser, DecodingConfig)
@@ -130,7 +133,12 @@ def load_named(args: argparse.Namespace) -> Translator:
     if paths is None:
         paths = [checkpoint.resolve(None)]
         print(f"translate.py: using {paths[0]}", file=sys.stderr)
-    return load(*paths, device=args.device, shortlist=args.shortlist)
+    return load(
+        *paths,
+        device=args.device,
+        shortlist=args.shortlist,
+        precision=args.precision,
+    )
 
 
 def formatted(

@@ -18,6 +18,7 @@ from minitransformer.config import DecodingConfig
 from minitransformer.decoding import Hypothesis, translate_lines
 from minitransformer.lexicon import Lexicon
 from minitransformer.options import build
+from minitransformer.precision import choose_precision, use_precision
 from minitransformer.steppers import Ensemble
 from minitransformer.tokenizer import Tokenizer
 from minitransformer.transformer import Transformer
@@ -73,20 +74,22 @@ def load(
     *paths: str | Path,
     device: str = "cpu",
     shortlist: str | Path | None = None,
+    precision: str | None = None,
 ) -> Translator:
     """Load a run directory or checkpoint; by default the newest run in ./runs.
 
     Several make an ensemble, whose probabilities are averaged. `shortlist` is a file of
-    `python -m minitransformer.lexicon`.
+    `python -m minitransformer.lexicon`, `precision` as in training.
 
     Raises: FileNotFoundError, or ValueError saying what is wrong with a file.
     """
     backend.tune_allocator()
     xp = backend.device_module(device)
+    half = use_precision(choose_precision(precision, xp), xp)
     found: list[Checkpoint] = []
     for path in map(Path, paths) if paths else [None]:
         loaded = checkpoint.load(checkpoint.resolve(path))
-        loaded.parameters.move_to(xp)
+        loaded.parameters.move_to(xp, half)
         if found and loaded.tokenizer.model != found[0].tokenizer.model:
             raise ValueError(f"{path}: its tokenizer differs from that of {paths[0]}")
         found.append(loaded)

@@ -242,6 +242,9 @@ def translate(
     """
     encoded = Ragged.from_lists(sources)
     xp = array_module(model.embedding.table.data)
+    num_threads = (
+        num_threads if xp is np else 1
+    )  # which GPU is used is a thread's choice
 
     def work(chosen: np.ndarray) -> list[list[Hypothesis]]:
         lengths = encoded.lengths[chosen]
@@ -347,6 +350,9 @@ def score(
     """
     encoded, expected = Ragged.from_lists(sources), Ragged.from_lists(targets)
     xp = array_module(model.embedding.table.data)
+    num_threads = (
+        num_threads if xp is np else 1
+    )  # which GPU is used is a thread's choice
     longer = Ragged(
         encoded.ids,
         np.concatenate([[0], np.cumsum(np.maximum(encoded.lengths, expected.lengths))]),
@@ -384,5 +390,9 @@ def _batches(lines: Ragged, max_tokens: int) -> list[np.ndarray]:
 def _map(
     function: Callable[[A], R], items: Iterable[A], num_threads: int
 ) -> Iterator[R]:
-    with one_blas_thread(), ThreadPoolExecutor(num_threads) as pool:
-        yield from pool.map(function, items)
+    with one_blas_thread():
+        if num_threads == 1:
+            yield from map(function, items)
+            return
+        with ThreadPoolExecutor(num_threads) as pool:
+            yield from pool.map(function, items)
