@@ -44,10 +44,16 @@ PUNCTUATION = (",", ":", "``", "''", ".")
 SAME_LABELS = {"PRT": "ADVP"}
 
 
-def linearise(folder: Path, paths: Sequence[Path], splits: Sequence[str]) -> None:
+def linearise(
+    folder: Path,
+    paths: Sequence[Path],
+    splits: Sequence[str],
+    labels: Sequence[str] = (),
+) -> None:
     """Write NAME.words, NAME.tree and NAME.mrg of each split, NAME=COUNT or NAME.
 
     The splits take the trees in turn; one without a count takes those that are left.
+    With `labels` the first of them is given `with_parts`.
 
     Raises: UsageError if a split is left without trees or trees without a split.
     """
@@ -61,6 +67,8 @@ def linearise(folder: Path, paths: Sequence[Path], splits: Sequence[str]) -> Non
         part = list(itertools.islice(trees, count))
         if len(part) < (count or 1):
             raise UsageError(f"--split {split}: expected more trees, got {len(part)}")
+        if labels and split == splits[0]:
+            part = with_parts(part, labels)
         sentences = [" ".join(words(tree)) for tree in part]
         _write(folder / f"{name}.words", sentences)
         _write(folder / f"{name}.tree", [linearised(tree) for tree in part])
@@ -69,6 +77,21 @@ def linearise(folder: Path, paths: Sequence[Path], splits: Sequence[str]) -> Non
         print(f"{name}: {len(part):,} trees, {count_words:,} words")
     if left := sum(1 for _ in trees):
         raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
+
+
+def with_parts(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
+    """Return the trees and then their constituents of these labels, all of them once.
+
+    Constituents of one word are left out. The short texts make a model learn much
+    sooner which word a tag is of.
+    """
+    parts = (
+        tree[left : right + 1]
+        for tree in trees
+        for span, left, right in spans(tree)
+        if span.label in labels and span.end - span.start > 1
+    )
+    return list(map(list, dict.fromkeys(map(tuple, itertools.chain(trees, parts)))))
 
 
 def restore(sequences: Path, sentences: Path) -> Iterator[str]:
@@ -221,6 +244,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     to_text.add_argument("trees", type=Path, nargs="+", help=files)
     splits = "names of splits and how many trees each takes (default train)"
     to_text.add_argument("--split", nargs="+", default=["train"], help=splits)
+    parts = "labels of constituents that the first split also has as texts of their own"
+    to_text.add_argument("--parts", nargs="+", default=[], metavar="LABEL", help=parts)
     back = command("restore", "sequences and their words to trees, one a line")
     back.add_argument("sequences", type=Path, help="lines as a model wrote them")
     back.add_argument("words", type=Path, help="the lines that it read")
@@ -236,7 +261,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
-        linearise(args.folder, args.trees, args.split)
+        linearise(args.folder, args.trees, args.split, args.parts)
     elif args.command == "restore":
         lines = list(restore(args.sequences, args.words))
         if args.output:

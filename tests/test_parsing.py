@@ -315,6 +315,20 @@ def test_commands(tmp_path, capsys):
     assert rows[6].split() == ["F1", "100.00", "100.00"]
 
 
+def test_constituents_as_texts_of_their_own(tmp_path):
+    """Only of the first split, of two words or more, and once each."""
+    (tmp_path / "penn.mrg").write_text(PENN + GOLD + GOLD)
+    command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg")]
+    options = "--split train=4 val --parts NP PP X".split()
+    assert parsing.main([*command, *options]) == 0
+    lines = (tmp_path / "train.words").read_text().split("\n")
+    assert len(lines) == 4 + 4 + 1
+    assert lines[4:] == ["The board", r"1\/2 -LRB- its -RRB-", "The dog", "from it", ""]
+    sequences = (tmp_path / "train.tree").read_text().split("\n")
+    assert sequences[7] == "bPP IN bNP PRP eNP ePP"
+    assert (tmp_path / "val.mrg").read_text() == GOLD + "\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
