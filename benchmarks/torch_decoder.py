@@ -19,16 +19,24 @@ from minitransformer.transformer import Transformer
 
 
 class TorchDecoder:
-    def __init__(self, model: Transformer, drop_finished: bool) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        drop_finished: bool,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.config, self.drop_finished = model.config, drop_finished
+        self.device, self.dtype = torch.device(device), dtype
         self.weights = {
             name: torch.from_numpy(
                 p.data.T.copy() if p.data.ndim == 2 and "table" not in name else p.data
-            )
+            ).to(device, dtype)
             for name, p in model.named_parameters()
         }
         self.table = self.weights["embedding.table"]
-        self.positions = torch.from_numpy(model.embedding._positions(512).data)
+        positions = torch.from_numpy(model.embedding._positions(512).data)
+        self.positions = positions.to(device, dtype)
 
     def norm(self, name: str, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         gain, bias = self.weights[f"{name}.gain"], self.weights[f"{name}.bias"]
@@ -98,6 +106,12 @@ class TorchDecoder:
         self, source: torch.Tensor, limits: list[int], beam: int, alpha: float
     ) -> list[list[int]]:
         """Translate source ids [B, S], EOS at their ends: the best tokens of each."""
+        with self.device:
+            return self._search(source.to(self.device), limits, beam, alpha)
+
+    def _search(
+        self, source: torch.Tensor, limits: list[int], beam: int, alpha: float
+    ) -> list[list[int]]:
         config, count = self.config, len(source)
         mask = (source != PAD_ID)[:, None, None, :]
         memory = self.encode(source, mask)
@@ -110,7 +124,7 @@ class TorchDecoder:
         ]
         shape = (count * beam, config.num_heads, max(limits), config.key_width)
         caches = [
-            [torch.empty(shape), torch.empty(shape)]
+            [torch.empty(shape, dtype=self.dtype) for _ in "kv"]
             for _ in range(config.decoder_layers)
         ]
         sentences = torch.arange(count)
@@ -126,7 +140,7 @@ class TorchDecoder:
             logits = self.step(
                 tokens[:, :, -1].reshape(-1), length - 1, caches, memories, mask
             )
-            log_probs = torch.log_softmax(logits, -1)
+            log_probs = torch.log_softmax(logits.float(), -1)
             log_probs[:, [PAD_ID, BOS_ID]] = -math.inf
             total = log_probs.view(len(sentences), beam, -1)
             total += scores[:, :, None]

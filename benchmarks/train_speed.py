@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -93,64 +92,18 @@ def ours(config: ModelConfig, threads: int) -> Step:
 
 def pytorch(config: ModelConfig, threads: int) -> Step:
     import torch
-    from torch import nn
+    from torch_training import TorchTraining
 
     torch.manual_seed(1)
     torch.set_num_threads(threads)
-    d, rate = config.d_model, config.dropout
-    embedding = nn.Embedding(config.vocab_size, d)
-    nn.init.normal_(embedding.weight, 0, d**-0.5)
-    model = nn.Transformer(
-        d,
-        config.num_heads,
-        config.encoder_layers,
-        config.decoder_layers,
-        config.d_ff,
-        rate,
-        batch_first=True,
-    )
-    model.encoder.norm = model.decoder.norm = None
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.dropout = nn.Identity()  # inside the feed-forward layer
-        layer.self_attn.dropout = 0.0
-        if hasattr(layer, "multihead_attn"):
-            layer.multihead_attn.dropout = 0.0
-    optimizer = torch.optim.Adam(
-        [*model.parameters(), embedding.weight],
-        lr=1e-4,
-        betas=(0.9, 0.98),
-        eps=1e-9,
-        fused=True,
-    )
-    dropout = nn.Dropout(rate)
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=PAD_ID)
-    positions = torch.randn(512, d)
-
-    def embed(ids):
-        return dropout(embedding(ids) * math.sqrt(d) + positions[: ids.shape[1]])
+    model = TorchTraining(config)
+    optimizer = model.adam()
 
     def step(batch: Batch) -> float:
         source = torch.from_numpy(np.asarray(batch.source, np.int64))
         target = torch.from_numpy(np.asarray(batch.target, np.int64))
-        inputs, expected = target[:, :-1], target[:, 1:]
-        length = inputs.shape[1]
-        masks = {}
-        if bool((source == PAD_ID).any()):
-            padding = source == PAD_ID
-            masks = {
-                "src_key_padding_mask": padding,
-                "memory_key_padding_mask": padding,
-            }
         optimizer.zero_grad()
-        output = model(
-            embed(source),
-            embed(inputs),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(length),
-            tgt_is_causal=True,
-            **masks,
-        )
-        logits = output.reshape(-1, d) @ embedding.weight.T
-        loss = criterion(logits, expected.reshape(-1))
+        loss = model(source, target, bool((source == PAD_ID).any()))
         loss.backward()
         optimizer.step()
         return loss.item()
