@@ -16,6 +16,7 @@ from minitransformer import backend, precision
 from minitransformer.config import ModelConfig, TrainingConfig
 from minitransformer.cuda import ops as fused
 from minitransformer.cuda.training import GpuAdam, GpuModel
+from minitransformer.data import Batch
 from minitransformer.layers import ParameterBuffer
 from minitransformer.optimizer import Adam
 from minitransformer.options import UsageError
@@ -34,6 +35,7 @@ CONFIG = ModelConfig(
 )
 # |got - expected| <= tolerance * |expected|, in Euclidean norms of whole gradients.
 STEP_TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 2e-2}
+ON_A_GPU = {**STEP_TOLERANCES, "tf32": 3e-3}
 
 
 def gpu_of(capability):
@@ -118,10 +120,10 @@ def kernels(libraries, monkeypatch):
     monkeypatch.setattr(backend, "override", fused.find)
 
 
-def reference(batches):
+def reference(batches, config=CONFIG):
     """Loss and gradient in float64, of batches that are not padded further."""
-    model = Transformer(CONFIG, seed=1, dtype="float64")
-    rounded = ParameterBuffer(Transformer(CONFIG, seed=1)).data
+    model = Transformer(config, seed=1, dtype="float64")
+    rounded = ParameterBuffer(Transformer(config, seed=1)).data
     parameters = ParameterBuffer(model)
     parameters.data[...] = rounded
     threaded = ThreadedModel(model, parameters, 1)
@@ -130,11 +132,11 @@ def reference(batches):
     return loss, parameters
 
 
-def on_gpu(name):
-    model = Transformer(CONFIG, seed=1)
+def on_gpu(name, config=CONFIG, xp=np):
+    model = Transformer(config, seed=1)
     parameters = ParameterBuffer(model)
-    parameters.move_to(np, use_precision(name, np))
-    scale = LossScale(np, name)
+    parameters.move_to(xp, use_precision(name, xp))
+    scale = LossScale(xp, name)
     return GpuModel(model, parameters, scale), parameters, scale
 
 
@@ -166,6 +168,34 @@ def test_a_step_is_that_of_float64(kernels, monkeypatch, name):
     if parameters.half is not None:
         copy = parameters.data.astype(parameters.half.dtype)
         np.testing.assert_array_equal(parameters.half, copy)
+
+
+@pytest.fixture(scope="module")
+def step_of_base():
+    """A batch of base (Table 3), and its loss and gradient in float64."""
+    config = ModelConfig(dropout=0.0)
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(4, 37_000, (2, 6, 13))
+    source[2:, 9:] = target[3:, 7:] = 0
+    one = Batch(source, target)
+    return config, one, *reference([one], config)
+
+
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_a_step_of_base_on_a_gpu_is_that_of_float64(request, name):
+    cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
+    if not cupy.cuda.is_available():
+        pytest.skip("no GPU")
+    config, one, loss, expected = request.getfixturevalue("step_of_base")
+    gpu_model, parameters, scale = on_gpu(name, config, cupy)
+    assert gpu_model.recorded == 0
+    for graphs in (1, 1):  # the first is recorded, the second replayed
+        found = float(gpu_model.gradient([one], 0.1, (1, 1)))
+        assert gpu_model.recorded == graphs
+        assert found == pytest.approx(loss, rel=ON_A_GPU[name])
+        difference = parameters.grad.get() / float(scale.factor) - expected.grad
+        size = np.linalg.norm(expected.grad)
+        assert np.linalg.norm(difference) <= ON_A_GPU[name] * size
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

@@ -114,6 +114,11 @@ class GpuModel(ThreadedModel):
             self._stream.use()
 
     @property
+    def recorded(self) -> int:
+        """How many shapes of batches have a graph."""
+        return len(self._graphs)
+
+    @property
     def tokens_at_once(self) -> int:
         return sys.maxsize
 

@@ -1,0 +1,348 @@
+"""Speed on one GPU: training and decoding, of this engine and of PyTorch.
+
+    python benchmarks/gpu.py
+    python benchmarks/gpu.py --shapes base-25000 big-25000 --sides ours pytorch
+
+Each side runs in a process of its own, in alternating rounds; medians and ratios are
+printed as JSON to standard output, and as a table to standard error. All compute in
+bfloat16 with float32 parameters: PyTorch eagerly under autocast, or compiled
+(`torch.compile`). Both repeat one batch of random tokens without padding, with the
+update of Adam; PyTorch's stays on the GPU, ours is copied there for each step. TFLOP/s
+are those of matrix products, counted (`minitransformer.cost`); their share is of what
+PyTorch reaches in a large bfloat16 product in this run. Memory is all that the GPU has
+in use. Decoding is of the preset multi30k with random weights, where outputs are as
+long as sources, and counts output tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from harness import Result, alternate, medians, ratio, report, run_side
+
+from minitransformer import backend
+from minitransformer.config import (
+    EOS_ID,
+    DecodingConfig,
+    ModelConfig,
+    TrainingConfig,
+)
+from minitransformer.cost import SECONDS_A_STEP, papers_flops, training_flops
+from minitransformer.cuda.training import GpuAdam, GpuModel
+from minitransformer.data import Batch
+from minitransformer.decoding import translate
+from minitransformer.layers import ParameterBuffer
+from minitransformer.options import build, exit_code
+from minitransformer.precision import LossScale, choose_precision, use_precision
+from minitransformer.presets import PRESETS
+from minitransformer.transformer import Transformer
+
+SHAPES = {  # preset, sentences, tokens of each on either side
+    "base-4096": ("base", 128, 32),
+    "base-25000": ("base", 896, 28),
+    "big-4096": ("big", 128, 32),
+    "big-25000": ("big", 896, 28),
+    "tiny": ("tiny", 8, 12),  # to try this script
+}
+TRAINING = ("ours", "ours-eager", "pytorch", "compiled")
+DECODING = ("ours-decoding", "pytorch-decoding")
+VOCAB_SIZE = 37_000
+STEPS = {"base": 100_000, "big": 300_000}  # of the paper's models (5.2)
+
+Step = Callable[[int], object]
+Wait = Callable[[], object]
+
+
+def workload(shape: str) -> tuple[ModelConfig, Batch]:
+    preset, sentences, length = SHAPES[shape]
+    config = build(ModelConfig, PRESETS[preset], {"vocab_size": VOCAB_SIZE})
+    rng = np.random.default_rng(0)
+    source = rng.integers(4, VOCAB_SIZE, (sentences, length))
+    return config, Batch(source, rng.integers(4, VOCAB_SIZE, (sentences, length + 1)))
+
+
+def ours(args: argparse.Namespace) -> tuple[Step, Wait]:
+    config, batch = workload(args.shape)
+    xp = backend.device_module(args.device)
+    precision = choose_precision(None, xp)
+    parameters = ParameterBuffer(model := Transformer(config))
+    parameters.move_to(xp, use_precision(precision, xp))
+    scale = LossScale(xp, precision)
+    graphs = args.side == "ours"
+    engine = GpuModel(model, parameters, scale, graphs=graphs, log=complain)
+    adam = GpuAdam(parameters, TrainingConfig(), scale)
+
+    def step(number: int) -> object:
+        loss = engine.gradient([batch], 0.1, (1, number))
+        adam.step(parameters.grad, loss, 1e-4, None)
+        return loss
+
+    return step, (lambda: None) if xp is np else xp.cuda.Device().synchronize
+
+
+def complain(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def pytorch(args: argparse.Namespace) -> tuple[Step, Wait]:
+    import torch
+    from torch_training import TorchTraining
+
+    torch.manual_seed(1)
+    config, batch = workload(args.shape)
+    model = TorchTraining(config).to(args.device)
+    loss_of = torch.compile(model) if args.side == "compiled" else model
+    optimizer = model.adam()
+    source, target = (
+        torch.from_numpy(ids).to(args.device) for ids in (batch.source, batch.target)
+    )
+
+    def step(number: int) -> object:
+        optimizer.zero_grad()
+        with torch.autocast(args.device, torch.bfloat16):
+            loss = loss_of(source, target, False)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, (lambda: None) if args.device == "cpu" else torch.cuda.synchronize
+
+
+def memory_mb(args: argparse.Namespace) -> float:
+    """What the GPU has in use."""
+    if args.device == "cpu":
+        return 0.0
+    if args.side.startswith("ours"):
+        runtime = backend.device_module(args.device).cuda.runtime
+        free, total = runtime.memGetInfo()
+    else:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20
+
+
+def measure_training(args: argparse.Namespace) -> Result:
+    config, batch = workload(args.shape)
+    step, wait = (ours if args.side.startswith("ours") else pytorch)(args)
+    count, times = 0, []
+    for repeat in range(args.repeats + 1):
+        wait()
+        started = time.perf_counter()
+        for _ in range(args.steps):
+            loss, count = step(count), count + 1
+        wait()
+        if repeat:  # the first warms up
+            times.append((time.perf_counter() - started) / args.steps)
+    seconds = statistics.median(times)
+    length = batch.source.shape[1]
+    flops = training_flops(config, length, length) * len(batch.source)
+    return {
+        "milliseconds_a_step": 1e3 * seconds,
+        "tokens_per_second": (batch.source_tokens + batch.target_tokens) / seconds,
+        "tflops": flops / seconds / 1e12,
+        "memory_mb": memory_mb(args),
+        "loss": float(loss),  # type: ignore[arg-type]
+    }
+
+
+def measure_decoding(args: argparse.Namespace) -> Result:
+    """Translate as many sentences as Multi30k's test set has, of about its length."""
+    count, length, beam = args.sentences, 13, 4
+    model = Transformer(build(ModelConfig, PRESETS["multi30k"], {}), seed=1)
+    model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
+    rng = np.random.default_rng(0)
+    sources = rng.integers(4, model.config.vocab_size, (count, length))
+    if args.side.startswith("ours"):
+        xp = backend.device_module(args.device)
+        half = use_precision(choose_precision(None, xp), xp)
+        ParameterBuffer(model).move_to(xp, half)
+        config = DecodingConfig(
+            beam=beam,
+            max_len_a=0.0,
+            max_len_b=length - 1,
+            decode_tokens=args.decode_tokens,
+        )
+
+        def decode() -> object:
+            return translate(model, sources.tolist(), config)
+
+    else:
+        import torch
+        from torch_decoder import TorchDecoder
+
+        dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+        decoder = TorchDecoder(model, True, args.device, dtype)
+        ends = np.full((count, 1), EOS_ID)
+        ids = torch.from_numpy(np.concatenate([sources, ends], axis=1))
+        size = max(1, args.decode_tokens // beam // (length + 1))
+
+        def decode() -> object:
+            parts = ids.split(size)
+            return [decoder.search(p, [length] * len(p), beam, 0.6) for p in parts]
+
+    decode()
+    times = []
+    for _ in range(args.repeats):
+        started = time.perf_counter()
+        decode()
+        times.append(time.perf_counter() - started)
+    seconds = statistics.median(times)
+    return {"tokens_per_second": count * length / seconds, "memory_mb": memory_mb(args)}
+
+
+def measure_products(args: argparse.Namespace) -> Result:
+    """The rate of a large product of random bfloat16 matrices."""
+    import torch
+
+    size = 256 if args.device == "cpu" else 8192
+    a, b = torch.randn(2, size, size, device=args.device, dtype=torch.bfloat16)
+    wait = (lambda: None) if args.device == "cpu" else torch.cuda.synchronize
+    times = []
+    for _ in range(12):
+        wait()
+        started = time.perf_counter()
+        for _ in range(10):
+            a @ b
+        wait()
+        times.append((time.perf_counter() - started) / 10)
+    return {"tflops": 2 * size**3 / statistics.median(times[2:]) / 1e12}
+
+
+def papers_runs(shape: str, milliseconds: float) -> dict[str, float]:
+    """What the paper's run would take at this speed, beside what it took (5.2)."""
+    preset, sentences, length = SHAPES[shape]
+    config, _ = workload(shape)
+    steps = STEPS[preset]
+    flops = training_flops(config, length, length) * sentences * steps
+    hours = SECONDS_A_STEP[preset] * steps / 3600
+    return {
+        "steps": steps,
+        "hours": round(milliseconds * steps / 3.6e6, 2),
+        "flops_counted": float(f"{flops:.3g}"),
+        "paper_hours": hours,
+        "paper_flops": float(f"{papers_flops(3600 * hours, '8xP100'):.3g}"),
+    }
+
+
+def table(found: dict[str, dict[str, Result]], rate: float) -> str:
+    """Lines by shape and side."""
+    lines = [f"{'':<32}{'tokens/s':>12}{'ms':>9}{'TFLOP/s':>9}{'share':>7}{'MB':>9}"]
+    for shape, sides in found.items():
+        for side, values in sides.items():
+            line = f"{f'{shape}  {side}':<32}{values['tokens_per_second']:>12,.0f}"
+            if "tflops" in values:
+                line += f"{values['milliseconds_a_step']:>9.1f}{values['tflops']:>9.1f}"
+                line += f"{values['tflops'] / rate:>7.2f}"
+            else:
+                line += " " * 25
+            lines.append(f"{line}{values['memory_mb']:>9,.0f}")
+    return "\n".join([*lines, f"{'bfloat16 products':<53}{rate:>9.1f}"])
+
+
+def device_name(device: str) -> str:
+    """The GPU's name, asked for in a process that then frees its memory."""
+    if device == "cpu":
+        return device
+    command = [sys.executable, __file__, "--side", "device"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr.strip().splitlines()[-1])
+    return done.stdout.strip()
+
+
+def print_device_name() -> None:
+    cupy = backend.device_module("cuda")
+    print(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    shapes = [shape for shape in SHAPES if shape != "tiny"]
+    sides = [side for side in (*TRAINING, *DECODING) if side != "ours-eager"]
+    add("--shapes", nargs="*", choices=SHAPES, default=shapes, help="(default all)")
+    add("--sides", nargs="+", choices=(*TRAINING, *DECODING), default=sides)
+    add("--rounds", type=int, default=1, help="alternating rounds")
+    add("--repeats", type=int, default=5, help="timed repeats in a round")
+    add("--steps", type=int, default=20, help="steps of each repeat")
+    add("--sentences", type=int, default=1000, help="sentences decoded")
+    add("--decode-tokens", type=int, default=65536)
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu to try it")
+    add("--shape", choices=SHAPES, help=argparse.SUPPRESS)
+    add("--side", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.side == "device":
+        sys.exit(exit_code("gpu.py", print_device_name))
+    if args.side:
+        measures = {"products": measure_products}
+        measures |= dict.fromkeys(DECODING, measure_decoding)
+        measures |= dict.fromkeys(TRAINING, measure_training)
+        print(json.dumps(measures[args.side](args)))
+        return
+    name = device_name(args.device)
+    options = ["repeats", "steps", "sentences", "decode_tokens", "device"]
+    flags = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in options]
+    rate = run_side(__file__, [*flags, "--side", "products"])["tflops"]
+    runs: dict[str, dict[str, list[Result]]] = {}
+    training = [side for side in args.sides if side in TRAINING]
+    for shape in args.shapes if training else []:
+        asked = [*flags, "--shape", shape]
+        runs[shape] = alternate(__file__, training, asked, args.rounds)
+    if decoding := [side for side in args.sides if side in DECODING]:
+        runs["multi30k"] = alternate(__file__, decoding, flags, args.rounds)
+    found = {
+        shape: {side: medians(results) for side, results in sides.items()}
+        for shape, sides in runs.items()
+    }
+    ratios = {}
+    for shape, sides in runs.items():
+        first, *others = sides
+        ratios[shape] = {
+            f"{first} over {other}": ratio(
+                sides[first], sides[other], "tokens_per_second"
+            )
+            for other in others
+        }
+    shares = {
+        shape: round(sides["ours"]["tflops"] / rate, 3)
+        for shape, sides in found.items()
+        if "ours" in sides
+    }
+    paper = {
+        shape: papers_runs(shape, found[shape]["ours"]["milliseconds_a_step"])
+        for shape in ("base-25000", "big-25000")
+        if shape in shares
+    }
+    complain(table(found, rate))
+    for shape, values in paper.items():
+        complain(
+            f"{values['steps']:,} steps of {shape}: {values['hours']:.1f} hours, "
+            f"{values['flops_counted']:.2g} FLOP counted (the paper, eight P100: "
+            f"{values['paper_hours']:.0f} hours, {values['paper_flops']:.2g} by time)"
+        )
+    report(
+        "gpu",
+        device=name,
+        products_tflops=round(rate, 1),
+        rounds=args.rounds,
+        measured=found,
+        speed=ratios,
+        share_of_products=shares,
+        paper=paper,
+    )
+
+
+if __name__ == "__main__":
+    main()

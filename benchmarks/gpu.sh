@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Is this engine right on this GPU, and how fast?
+#
+#     bash benchmarks/gpu.sh             all of it, in some 20 minutes
+#     bash benchmarks/gpu.sh tests       kernels and whole steps against float64
+#     bash benchmarks/gpu.sh train       the built-in corpus, trained and translated
+#     bash benchmarks/gpu.sh speed ...   gpu.py, which takes the rest as arguments
+#
+# It needs a checkout, CuPy, PyTorch and pytest; the package need not be installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+python=${PYTHON:-python3}
+
+"$python" -c '
+import sys
+from minitransformer.backend import device_module
+from minitransformer.options import exit_code
+sys.exit(exit_code("gpu.sh", lambda: device_module("cuda") and 0))
+'
+
+tests() {
+  echo "== kernels, and steps of training, against float64"
+  "$python" -m pytest -q -p no:cacheprovider -W default -k "gpu" \
+    tests/test_cuda.py tests/test_precision.py
+}
+
+train() {
+  echo "== the built-in corpus"
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  flags=(--run "$work/run" --cache "$work/cache")
+  "$python" train.py --device cuda "${flags[@]}" | grep -v '^step .* lr '
+  sentence="The old man gives the small child a red apple."
+  for device in cuda cpu; do
+    "$python" translate.py --device "$device" --model "$work/run" "$sentence"
+  done
+  "$python" train.py --resume "$work/run" --cache "$work/cache" --steps 2510 \
+    --minutes 60 --precision fp32 | tail -n 2
+}
+
+speed() {
+  echo "== speed"
+  "$python" benchmarks/gpu.py "$@"
+}
+
+if [ $# -gt 0 ]; then
+  "$@"
+else
+  tests
+  train
+  speed
+fi
