@@ -6,6 +6,7 @@ each beam and returns what may follow. Shapes: B sentences, K beams, V vocabular
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,13 @@ from typing import TypeVar
 import numpy as np
 
 from minitransformer.autograd import no_grad
-from minitransformer.backend import Array, array_module, one_blas_thread, to_host
+from minitransformer.backend import (
+    Array,
+    array_module,
+    one_blas_thread,
+    override,
+    to_host,
+)
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID, DecodingConfig
 from minitransformer.data import Ragged
 from minitransformer.loss import token_log_probs
@@ -118,6 +125,23 @@ def beam_search(
         if len(kept):
             stepper.select(rows.reshape(-1))
     return [result.best() for result in results]
+
+
+def _search_by(
+    fused: Callable[..., list[list[tuple[float, float, list[int]]]]],
+    stepper: Stepper,
+    max_lengths: np.ndarray,
+    beam_size: int,
+    alpha: float,
+    nbest: int,
+) -> list[list[Hypothesis]]:
+    """`beam_search`, by the override that keeps the beams on a GPU."""
+    penalties = length_penalty(np.arange(max_lengths.max() + 1), alpha)
+    found = fused(stepper, max_lengths, penalties, beam_size, nbest)
+    return [
+        [Hypothesis(tuple(tokens), score, total) for score, total, tokens in ended]
+        for ended in found
+    ]
 
 
 class _Finished:
@@ -241,10 +265,11 @@ def translate(
     (sorted, the special ones first), and probabilities are relative to those.
     """
     encoded = Ragged.from_lists(sources)
-    xp = array_module(model.embedding.table.data)
-    num_threads = (
-        num_threads if xp is np else 1
-    )  # which GPU is used is a thread's choice
+    table = model.embedding.table.data
+    xp, fused = array_module(table), override("beam_steps", (table,))
+    search = beam_search if fused is None else functools.partial(_search_by, fused)
+    if xp is not np:  # which GPU is used is a thread's choice
+        num_threads = 1
 
     def work(chosen: np.ndarray) -> list[list[Hypothesis]]:
         lengths = encoded.lengths[chosen]
@@ -255,7 +280,7 @@ def translate(
         tokens = None if shortlist is None else shortlist(source)
         with no_grad():
             stepper = start(model, xp.asarray(source), config.beam, tokens)
-            found = beam_search(
+            found = search(
                 stepper, longest.astype(int), config.beam, config.alpha, config.nbest
             )
         if tokens is None:
@@ -350,9 +375,8 @@ def score(
     """
     encoded, expected = Ragged.from_lists(sources), Ragged.from_lists(targets)
     xp = array_module(model.embedding.table.data)
-    num_threads = (
-        num_threads if xp is np else 1
-    )  # which GPU is used is a thread's choice
+    if xp is not np:  # which GPU is used is a thread's choice
+        num_threads = 1
     longer = Ragged(
         encoded.ids,
         np.concatenate([[0], np.cumsum(np.maximum(encoded.lengths, expected.lengths))]),

@@ -57,19 +57,21 @@ class TransformerStepper:
         beam_size: int,
         shortlist: np.ndarray | None = None,
     ) -> None:
-        self._model, self._shortlist = model, shortlist
-        self._xp = array_module(source)
+        self._model, self._xp = model, array_module(source)
+        self._shortlist = None if shortlist is None else self._xp.asarray(shortlist)
         table = model.embedding.table.data
-        self._table = table if shortlist is None else table[shortlist]
+        self._table = table if shortlist is None else table[self._shortlist]
         self._state = model.start_decoding(source)
         self._beam_size = beam_size
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
+        tokens = self._xp.asarray(tokens)
         if self._shortlist is not None:
             tokens = self._shortlist[tokens]
-        tokens = self._xp.asarray(tokens)
         outputs = Tensor(self._model.decode_step(tokens, self._state))
         size = max(LOGITS_PER_BLOCK // len(tokens), MIN_COLUMNS_PER_BLOCK)
+        if self._xp is not np:
+            size = len(self._table)
         for first in range(0, len(self._table), size):
             columns = Tensor(self._table[first : first + size].T)
             yield widened(ops.linear(outputs, columns).data)

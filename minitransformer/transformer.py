@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
+
 from minitransformer import ops
 from minitransformer.autograd import Tensor
 from minitransformer.backend import Array, RandomStream, array_module
@@ -167,15 +169,15 @@ class LayerCache:
     def used(self) -> int:
         return min(self.length, self.limit)
 
-    def select(self, rows: Array, moved: Array, sentences: Array | None) -> None:
+    def select(self, rows: Array, moved: Array | None, sentences: Array | None) -> None:
         """Keep `rows` of the beams, of which those at `moved` come from elsewhere.
 
-        Unless it is None, keep `sentences` of the memory.
+        Without `moved` any may. Unless it is None, keep `sentences` of the memory.
         """
-        used, origins = self.used, rows[moved]
-        if len(rows) > len(self.keys):  # one beam of each sentence becomes several
+        if moved is None or len(rows) > len(self.keys):  # one beam becomes several
             self.keys, self.values = self.keys[rows], self.values[rows]
         else:
+            used, origins = self.used, rows[moved]
             for cache in (self.keys, self.values):
                 cache[moved, :used] = cache[origins, :used]
             self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
@@ -211,7 +213,9 @@ class DecoderState:
         """
         xp = array_module(self.source_mask)
         rows = xp.asarray(rows)
-        moved = xp.flatnonzero(rows != xp.arange(len(rows)))
+        moved = None
+        if xp is np:  # a GPU copies all sooner than it tells which have moved
+            moved = np.flatnonzero(rows != np.arange(len(rows)))
         sentences = None
         if len(rows) < len(self.source_mask) * beam_size:
             sentences = rows[::beam_size] // self.beam_size

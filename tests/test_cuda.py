@@ -12,13 +12,15 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import assert_close
+from test_decoding import Scripted, hashed
 
 from minitransformer import backend
 from minitransformer.autograd import PRIMITIVES
 from minitransformer.backend import RandomStream, to_host
-from minitransformer.config import ModelConfig
-from minitransformer.cuda import device
+from minitransformer.config import BOS_ID, PAD_ID, ModelConfig
+from minitransformer.cuda import beams, device
 from minitransformer.cuda import ops as fused
+from minitransformer.decoding import _search_by, beam_search
 from minitransformer.loss import training_loss
 from minitransformer.optimizer import Adam
 from minitransformer.transformer import Transformer
@@ -340,6 +342,54 @@ def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift, monkeypat
     difference = sum(((got[n] - expected[n]) ** 2).sum() for n in expected)
     length = sum((gradient**2).sum() for gradient in expected.values())
     assert difference <= tolerance**2 * length
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_best_tokens_of_rows(gpu, dtype):
+    """Against a sort of each row; ties go to the lower token."""
+    logits = np.random.default_rng(4).standard_normal((5, 1300)).astype(DTYPES[dtype])
+    logits[:, 700:710] = logits[:, 40:50] = logits.max() + 1
+    logits[1, 3:] = -np.inf
+    found = beams._best_tokens(gpu.xp.asarray(logits), 12)
+    values, tokens, totals = (to_host(array) for array in found)
+    wide = logits.astype(float)
+    assert_close(totals, np.log(np.exp(wide).sum(axis=1)), "float32")
+    wide[:, [PAD_ID, BOS_ID]] = -np.inf
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :12]
+    assert (values == np.take_along_axis(wide, order, 1)).all()
+    finite = np.isfinite(values)
+    assert (tokens == order)[finite].all()
+    assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
+
+
+@pytest.mark.parametrize("beam", [1, 2, 4])
+@pytest.mark.parametrize("nbest", [1, 2])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])
+def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest, sharpness):
+    class Narrow(Scripted):
+        def step(self, tokens):
+            for block in super().step(to_host(tokens)):
+                yield xp.asarray(block.astype(np.float32))
+
+        def select(self, rows):
+            super().select(to_host(rows))
+
+    if nbest > beam:
+        return
+    limits = np.array([1, 2, 3, 5, 5, 6, 7, 9])
+    for seed in range(4):
+        table = hashed(seed, sharpness)
+        xp = np
+        expected = beam_search(Narrow(table, range(8)), limits, beam, 0.6, nbest)
+        xp = gpu.xp
+        found = _search_by(
+            beams.beam_steps, Narrow(table, range(8)), limits, beam, 0.6, nbest
+        )
+        for a, b in zip(found, expected, strict=True):
+            assert [h.tokens for h in a] == [h.tokens for h in b]
+            for got, hypothesis in zip(a, b, strict=True):
+                assert_close(got.score, hypothesis.score, "float32")
+                assert_close(got.log_prob, hypothesis.log_prob, "float32")
 
 
 @pytest.mark.parametrize("name", fused.OVERRIDES)

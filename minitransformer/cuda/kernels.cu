@@ -298,7 +298,6 @@ extern "C" __global__ void embed_backward(float* dtable, const real* g, const in
         for (int j = 0; j < PACK; j++) sum[j] += x[j];
       }
     }
-    __syncthreads();
     for (int j = 0; j < PACK; j++) sums[threadIdx.x][j] = sum[j];
     __syncthreads();
     for (int j = 0; group == 0 && j < PACK && column + j < width; j++) {
@@ -627,6 +626,155 @@ extern "C" __global__ void accumulate(real* out, const real* a, const real* b,
 extern "C" __global__ void widen(float* out, const real* x, i64 count) {
   i64 i = thread_index();
   if (i < count) out[i] = (float)x[i];
+}
+
+// ---------------------------------------------------------------------------------
+// Beam search (section 6.1). The order of candidates: the higher value first, the lower
+// index among equals.
+
+struct Candidate {
+  float value;
+  int index;
+
+  __device__ bool before(Candidate other) const {
+    return value > other.value || (value == other.value && index < other.index);
+  }
+};
+
+constexpr Candidate NONE{-INFINITY, 0x7fffffff};
+
+__device__ Candidate warp_first(Candidate own) {
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2) {
+    Candidate other{__shfl_xor_sync(0xffffffff, own.value, step),
+                    __shfl_xor_sync(0xffffffff, own.index, step)};
+    if (other.before(own)) own = other;
+  }
+  return own;
+}
+
+// The first `count` tokens of each row of logits, with their values, and log_totals =
+// log(sum(exp(logits))). Tokens `never` and `nor` count in the sum alone; where too few
+// are left, the value is -infinity. Launch: a block a row.
+extern "C" __global__ void best_tokens(float* values, int* tokens, float* log_totals,
+                                       const real* logits, int count, int never,
+                                       int nor, int width) {
+  __shared__ ExpSum sums[WARPS];
+  __shared__ Candidate firsts[WARPS];
+  i64 row = blockIdx.x;
+  logits += row * width;
+  ExpSum sum{LOWEST, 0.0f};
+  for (int i = threadIdx.x; i < width; i += blockDim.x) sum.add((float)logits[i]);
+  sum = warp_exp_sum(sum);
+  if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+  Candidate last{INFINITY, -1};
+  for (int k = 0; k < count; k++) {
+    Candidate first = NONE;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+      Candidate here{(float)logits[i], i};
+      if (i != never && i != nor && last.before(here) && here.before(first))
+        first = here;
+    }
+    first = warp_first(first);
+    if (threadIdx.x % WARP == 0) firsts[threadIdx.x / WARP] = first;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++)
+      if (firsts[i].before(first)) first = firsts[i];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      values[row * count + k] = first.value;
+      tokens[row * count + k] = first.index;
+    }
+    last = first;
+  }
+  if (threadIdx.x > 0) return;
+  for (int i = 1; i < WARPS; i++) sum = joined(sum, sums[i]);
+  log_totals[row] = logf(sum.total) + sum.highest;
+}
+
+// The best hypotheses that have ended, best first, `room` a sentence: score, log-
+// probability, and the step and beam where the last token before EOS is found.
+struct Finished {
+  double* scores;
+  double* log_probs;
+  int* steps;
+  int* beams;
+  int* counts;
+  int room;
+
+  __device__ void add(int sentence, double score, double log_prob, int step, int beam) {
+    int held = counts[sentence]++, place = held < room ? held : room;
+    i64 start = (i64)sentence * room;
+    while (place > 0 && scores[start + place - 1] < score) {
+      if (place < room) {
+        scores[start + place] = scores[start + place - 1];
+        log_probs[start + place] = log_probs[start + place - 1];
+        steps[start + place] = steps[start + place - 1];
+        beams[start + place] = beams[start + place - 1];
+      }
+      place--;
+    }
+    if (place == room) return;
+    scores[start + place] = score;
+    log_probs[start + place] = log_prob;
+    steps[start + place] = step;
+    beams[start + place] = beam;
+  }
+};
+
+// One step of the search, as decoding.py describes it. Of a sentence's beams x count
+// candidates the first `count` are looked at: those that end are finished hypotheses if
+// they are among the first `live`, and the first `live` of the others go on, as their
+// log-probabilities, beams of origin and tokens. `done` says which sentences need no
+// further step. Launch: a warp a sentence, in blocks of 32 threads.
+extern "C" __global__ void beam_step(
+    double* next, int* origins, int* chosen, bool* done, double* end_scores,
+    double* end_log_probs, int* end_steps, int* end_beams, int* end_counts, int room,
+    const double* log_probs, const float* values, const int* tokens,
+    const float* log_totals, const int* sentences, const int* limits,
+    const double* penalties, int beams, int live, int count, int step, int end) {
+  int b = blockIdx.x, lane = threadIdx.x, sentence = sentences[b], going_on = 0;
+  Finished finished{end_scores, end_log_probs, end_steps, end_beams, end_counts, room};
+  next += b * live, origins += b * live, chosen += b * live;
+  values += b * beams * count, tokens += b * beams * count;
+  log_probs += b * beams, log_totals += b * beams;
+  double last = INFINITY;
+  int last_index = -1;
+  for (int k = 0; k < count; k++) {
+    double first = -INFINITY;
+    int index = 0x7fffffff;
+    for (int i = lane; i < beams * count; i += WARP) {
+      double here = values[i] + (log_probs[i / count] - log_totals[i / count]);
+      bool later = here < last || (here == last && i > last_index);
+      if (later && here > first) first = here, index = i;
+    }
+    for (int to = WARP / 2; to > 0; to /= 2) {
+      double other = __shfl_xor_sync(0xffffffff, first, to);
+      int other_index = __shfl_xor_sync(0xffffffff, index, to);
+      if (other > first || (other == first && other_index < index))
+        first = other, index = other_index;
+    }
+    last = first, last_index = index;
+    if (lane > 0 || first == -INFINITY) continue;
+    if (tokens[index] != end && going_on < live) {
+      next[going_on] = first;
+      origins[going_on] = index / count;
+      chosen[going_on++] = tokens[index];
+    } else if (tokens[index] == end && k < live) {
+      finished.add(sentence, first / penalties[step], first, step - 1, index / count);
+    }
+  }
+  if (lane > 0) return;
+  bool at_limit = step == limits[sentence];
+  bool none = end_counts[sentence] == 0;
+  for (int k = 0; at_limit && none && k < going_on; k++)
+    finished.add(sentence, next[k] / penalties[step], next[k], step, k);
+  for (int k = going_on; k < live; k++) next[k] = -INFINITY, origins[k] = chosen[k] = 0;
+  // A log-probability only falls, so this bounds what a live beam can reach.
+  double reachable = next[0] / penalties[limits[sentence]];
+  int held = end_counts[sentence];
+  double to_beat = held >= room ? end_scores[sentence * room + room - 1] : -INFINITY;
+  done[b] = at_limit || held >= live || to_beat >= reachable || next[0] == -INFINITY;
 }
 
 // ---------------------------------------------------------------------------------

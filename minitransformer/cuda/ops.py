@@ -24,6 +24,7 @@ from minitransformer.backend import (
     dropout_threshold,
 )
 from minitransformer.cuda import device
+from minitransformer.cuda.beams import beam_steps
 from minitransformer.cuda.device import THREADS, WARP, WARPS, blocks, packs
 from minitransformer.cuda.update import accumulate, adam_update, gradient_norm
 from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE
@@ -311,7 +312,7 @@ OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     )
 }
 HELPERS: dict[str, Callable[..., Any]] = {
-    body.__name__: body for body in (accumulate, gradient_norm, adam_update)
+    body.__name__: body for body in (accumulate, gradient_norm, adam_update, beam_steps)
 }
 
 

@@ -44,7 +44,7 @@ constexpr int WARP = 32;
 struct Group {  // of threads that wait for one another
   int size = 0, arrived = 0;
   unsigned generation = 0;
-  uint32_t slots[WARP] = {};
+  uint64_t slots[WARP] = {};
 };
 
 struct Fiber {
@@ -149,12 +149,10 @@ int call(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
 template <typename T>
 T exchange(T value, int from) {
   Group& warp = warps[running->place / WARP];
-  uint32_t bits;
-  memcpy(&warp.slots[running->place % WARP], &value, 4);
+  memcpy(&warp.slots[running->place % WARP], &value, sizeof(T));
   wait(warp);
-  memcpy(&bits, &warp.slots[from], 4);
+  memcpy(&value, &warp.slots[from], sizeof(T));
   wait(warp);
-  memcpy(&value, &bits, 4);
   return value;
 }
 

@@ -1,0 +1,135 @@
+"""Beam search whose bookkeeping stays on the GPU; the host learns who is done.
+
+Shapes: B sentences, K beams, V vocabulary, n hypotheses kept of a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Protocol
+
+import numpy as np
+
+from minitransformer.backend import Array, array_module, to_host
+from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.cuda import device
+from minitransformer.cuda.device import THREADS, WARP
+
+
+class Stepper(Protocol):
+    """As in `steppers.py`, on arrays of the device."""
+
+    def step(self, tokens: Array) -> Iterable[Array]: ...
+
+    def select(self, rows: Array) -> None: ...
+
+
+class Ends:
+    """The n best hypotheses of each sentence that have ended: where, and how good.
+
+    Shapes: counts [B], the others [B, n]
+    """
+
+    def __init__(self, xp: ModuleType, batch: int, nbest: int) -> None:
+        shape = batch, nbest
+        self.scores, self.log_probs = (xp.zeros(shape, np.float64) for _ in range(2))
+        self.steps, self.beams = (xp.zeros(shape, np.int32) for _ in range(2))
+        self.counts = xp.zeros(batch, np.int32)
+        self.arrays = (
+            *(self.scores, self.log_probs, self.steps, self.beams, self.counts),
+            nbest,
+        )
+
+
+def beam_steps(
+    stepper: Stepper,
+    max_lengths: np.ndarray,
+    penalties: np.ndarray,
+    beam_size: int,
+    nbest: int,
+) -> list[list[tuple[float, float, list[int]]]]:
+    """What `beam_search` finds: score, log-probability, tokens; best first.
+
+    `penalties` divide log-probabilities by length, from 0 to the longest. The first
+    step computes one beam of each sentence, all others K.
+
+    Shapes: max_lengths [B]
+    """
+    gpu = device.current()
+    xp = gpu.xp
+    batch, count, beams = len(max_lengths), 2 * beam_size, 1
+    limits, divisors = xp.asarray(max_lengths, np.int32), xp.asarray(penalties)
+    ends = Ends(xp, batch, nbest)
+    kept = np.arange(batch)
+    sentences = xp.arange(batch, dtype=np.int32)
+    log_probs = xp.zeros((batch, 1), np.float64)
+    tokens = xp.full(batch, BOS_ID, np.int32)
+    history: list[tuple[np.ndarray, Array, Array]] = []
+    while len(kept):
+        blocks = list(stepper.step(tokens))
+        logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
+        found = _best_tokens(xp.ascontiguousarray(logits), count)
+        shape = len(kept), beam_size
+        following = xp.empty(shape, np.float64)
+        origins, chosen = (xp.empty(shape, np.int32) for _ in range(2))
+        done = xp.empty(len(kept), bool)
+        step = len(history) + 1
+        gpu.launch(
+            "beam_step",
+            np.float32,
+            len(kept),
+            WARP,
+            *(following, origins, chosen, done, *ends.arrays, log_probs, *found),
+            *(sentences, limits, divisors),
+            *(beams, beam_size, count, step, EOS_ID),
+        )
+        history.append((kept, origins, chosen))
+        places = np.flatnonzero(~to_host(done))  # the only wait
+        left = xp.asarray(places)
+        rows = left[:, None] * beams + origins[left]
+        kept, sentences = kept[places], sentences[left]
+        log_probs, tokens = following[left], chosen[left].reshape(-1)
+        beams = beam_size
+        if len(kept):
+            stepper.select(rows.reshape(-1))
+    return _hypotheses(history, ends, batch)
+
+
+def _best_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
+    """The best tokens of each row but padding and BOS, and log(sum(exp(logits))).
+
+    Shapes: logits [N, V] -> values, tokens [N, count], totals [N]
+    """
+    xp, (rows, vocab_size) = array_module(logits), logits.shape
+    values = xp.empty((rows, count), np.float32)
+    tokens, totals = xp.empty(values.shape, np.int32), xp.empty(rows, np.float32)
+    device.current().launch(
+        "best_tokens",
+        logits.dtype,
+        rows,
+        THREADS,
+        *(values, tokens, totals, logits, count, PAD_ID, BOS_ID, vocab_size),
+    )
+    return values, tokens, totals
+
+
+def _hypotheses(
+    history: list[tuple[np.ndarray, Array, Array]], ends: Ends, batch: int
+) -> list[list[tuple[float, float, list[int]]]]:
+    """Follow each hypothesis back from its last token."""
+    steps = [(kept, to_host(o), to_host(c)) for kept, o, c in history]
+    scores, log_probs, last, beams = (to_host(a) for a in ends.arrays[:4])
+    counts = to_host(ends.counts)
+    found: list[list[tuple[float, float, list[int]]]] = []
+    for sentence in range(batch):
+        found.append([])
+        for n in range(min(counts[sentence], scores.shape[1])):
+            tokens, beam = [], beams[sentence, n]
+            for kept, origins, chosen in reversed(steps[: last[sentence, n]]):
+                place = np.searchsorted(kept, sentence)
+                tokens.append(int(chosen[place, beam]))
+                beam = origins[place, beam]
+            score, log_prob = float(scores[sentence, n]), float(log_probs[sentence, n])
+            found[-1].append((score, log_prob, tokens[::-1]))
+    return found
