@@ -186,8 +186,9 @@ class Trainer:
             self.batches: BatchStream | ReadAhead = self.stream
         else:
             self.adam = GpuAdam(self.parameters, training, scale)
+            graphs = not (args.eager or args.profile)
             self.engine = GpuModel(
-                self.model, self.parameters, scale, ranks, not args.eager, self.log
+                self.model, self.parameters, scale, ranks, graphs, self.log
             )
             self.batches = ReadAhead(self.stream)
         if at.moments is not None:

@@ -33,12 +33,16 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 # Shapes that have a graph, at most; others are launched kernel by kernel.
-MOST_GRAPHS = 256
+MOST_GRAPHS = 512
 
 
 def rounded_up(count: int) -> int:
-    """The next step of a ladder: by fours up to 64, then sixteen steps a doubling."""
-    step = max(4, (1 << max(count - 1, 1).bit_length()) // 16)
+    """The next step of a ladder: by twos up to 64, then 32 steps a doubling.
+
+    Batches of 4,096 tokens of Multi30k come in 108 shapes then, with 9% of padding
+    instead of 4%; by fours and with half as many steps, in 65 with 16%.
+    """
+    step = max(2, (1 << max(count - 1, 1).bit_length()) // 32)
     return -(-count // step) * step
 
 
@@ -301,5 +305,6 @@ class GpuAdam(Adam):
         if finite:
             scale = min(1.0, (clip_norm or math.inf) / max(norm, 1e-12))
             self.update(gradient, rate, scale / factor)
-        self.scale.update(array_module(gradient).asarray(finite))
-        return norm, finite
+        decided = array_module(gradient).asarray(finite)
+        self.scale.update(decided)
+        return norm, decided
