@@ -14,13 +14,13 @@ import pytest
 from conftest import assert_close
 from test_decoding import Scripted, hashed
 
-from minitransformer import backend
+from minitransformer import backend, decoding
 from minitransformer.autograd import PRIMITIVES
 from minitransformer.backend import RandomStream, to_host
-from minitransformer.config import BOS_ID, PAD_ID, ModelConfig
+from minitransformer.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
 from minitransformer.cuda import beams, device
 from minitransformer.cuda import ops as fused
-from minitransformer.decoding import _search_by, beam_search
+from minitransformer.decoding import _search_by, beam_search, translate
 from minitransformer.loss import training_loss
 from minitransformer.optimizer import Adam
 from minitransformer.transformer import Transformer
@@ -47,6 +47,7 @@ def case(name, seed):
     if name == "embedding":
         ids = rng.integers(0, v, (20 if seed == 2 else 4, 2 * n))[:, ::2]
         ids[:, :3] = 1
+        d = 1030 if seed == 3 else d
         return [draw((v, d)), ids, draw((n + 2, d))], {"scale": 1.7, "rate": 0.25}
     if name == "attention":
         heads, t, s = [(2, 3, 5), (3, 7, 33), (4, 1, 70)][seed % 3]
@@ -390,6 +391,23 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest, sharp
             for got, hypothesis in zip(a, b, strict=True):
                 assert_close(got.score, hypothesis.score, "float32")
                 assert_close(got.log_prob, hypothesis.log_prob, "float32")
+
+
+def test_translations_are_those_of_the_reference(gpu, monkeypatch):
+    sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
+    config = DecodingConfig(beam=3, nbest=2, max_len_b=6)
+    model = Transformer(TINY, seed=2)
+    expected = translate(model, sources, config)
+    for _, parameter in model.named_parameters():
+        parameter.data = gpu.xp.asarray(parameter.data)
+    for module in (backend, decoding):
+        monkeypatch.setattr(module, "override", fused.find)
+    found = translate(model, sources, config)
+    assert len(found) == 5
+    for a, b in zip(found, expected, strict=True):
+        assert [h.tokens for h in a] == [h.tokens for h in b]
+        got, scores = ([h.score for h in hypotheses] for hypotheses in (a, b))
+        assert_close(got, scores, "float32")
 
 
 @pytest.mark.parametrize("name", fused.OVERRIDES)

@@ -66,7 +66,7 @@ def beam_steps(
     log_probs = xp.zeros((batch, 1), np.float64)
     tokens = xp.full(batch, BOS_ID, np.int32)
     history: list[tuple[np.ndarray, Array, Array]] = []
-    while len(kept):
+    while True:
         blocks = list(stepper.step(tokens))
         logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
         found = _best_tokens(xp.ascontiguousarray(logits), count)
@@ -86,14 +86,14 @@ def beam_steps(
         )
         history.append((kept, origins, chosen))
         places = np.flatnonzero(~to_host(done))  # the only wait
+        if not len(places):
+            return _hypotheses(history, ends, batch)
         left = xp.asarray(places)
         rows = left[:, None] * beams + origins[left]
+        stepper.select(rows.reshape(-1))
         kept, sentences = kept[places], sentences[left]
         log_probs, tokens = following[left], chosen[left].reshape(-1)
         beams = beam_size
-        if len(kept):
-            stepper.select(rows.reshape(-1))
-    return _hypotheses(history, ends, batch)
 
 
 def _best_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:

@@ -43,7 +43,7 @@ class Device:
         self.xp = xp
         self.tf32 = os.environ.get("CUPY_TF32") == "1"
         self._modules: dict[str, Any] = {}
-        self._functions: dict[tuple[str, str], Any] = {}
+        self._functions: dict[tuple[str, Any], Any] = {}
         self._stream: int | None = None
         self._handle = ctypes.c_void_p()
         self._blas: Any = self._load_blas()
@@ -56,9 +56,9 @@ class Device:
         `grid` and `block` are numbers or tuples. Arguments are arrays, None for a null
         pointer, int and float for those of C, or NumPy scalars.
         """
-        key = name, np.dtype(dtype).name
+        key = name, dtype
         if key not in self._functions:
-            self._functions[key] = self._function(*key)
+            self._functions[key] = self._function(name, np.dtype(dtype).name)
         self._functions[key](
             grid if isinstance(grid, tuple) else (grid,),
             block if isinstance(block, tuple) else (block,),

@@ -148,12 +148,14 @@ class GpuModel(ThreadedModel):
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
         ranks, num_tokens = self.communicator, sum(b.target_tokens for b in batches)
-        parts = [part for b in batches for part in b.split(self.parts * ranks.size)]
+        mine = slice(ranks.rank, ranks.rank + 1)  # none, if sentences are few
+        shares = [share for batch in batches for share in batch.split(ranks.size)[mine]]
+        parts = [part for share in shares for part in share.split(self.parts)]
         self.parameters.grad.fill(0)
         self._loss.fill(0)
         self._weight[...] = self.scale.factor / num_tokens
-        for number in range(ranks.rank, len(parts), ranks.size):
-            self._add_part(parts[number], label_smoothing, (*key, number))
+        for number, part in enumerate(parts):
+            self._add_part(part, label_smoothing, (*key, ranks.rank, number))
         self._sum.finish()
         ranks.start_sum(self._loss)()
         return self._loss[0] / num_tokens
