@@ -363,10 +363,8 @@ def test_the_best_tokens_of_rows(gpu, dtype):
     assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
 
 
-@pytest.mark.parametrize("beam", [1, 2, 4])
-@pytest.mark.parametrize("nbest", [1, 2])
-@pytest.mark.parametrize("sharpness", [0.5, 3.0])
-def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest, sharpness):
+@pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
+def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
     class Narrow(Scripted):
         def step(self, tokens):
             for block in super().step(to_host(tokens)):
@@ -375,16 +373,14 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest, sharp
         def select(self, rows):
             super().select(to_host(rows))
 
-    if nbest > beam:
-        return
-    limits = np.array([1, 2, 3, 5, 5, 6, 7, 9])
-    for seed in range(4):
+    limits = np.array([1, 2, 3, 5, 5, 7])
+    for seed, sharpness in enumerate([0.5, 1.0, 3.0, 3.0]):
         table = hashed(seed, sharpness)
         xp = np
-        expected = beam_search(Narrow(table, range(8)), limits, beam, 0.6, nbest)
+        expected = beam_search(Narrow(table, range(6)), limits, beam, 0.6, nbest)
         xp = gpu.xp
         found = _search_by(
-            beams.beam_steps, Narrow(table, range(8)), limits, beam, 0.6, nbest
+            beams.beam_steps, Narrow(table, range(6)), limits, beam, 0.6, nbest
         )
         for a, b in zip(found, expected, strict=True):
             assert [h.tokens for h in a] == [h.tokens for h in b]
@@ -446,8 +442,8 @@ def test_every_kernel_is_launched():
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-@pytest.mark.parametrize("real", device.REALS.values())
-def test_kernels_compile_for_gpus(real, tmp_path):
-    command = ["nvcc", "-std=c++17", "-cubin", "-arch=sm_90", f"-DREAL={real}"]
+def test_kernels_compile_for_gpus(tmp_path):
+    """As .ci/run does for every type and two GPUs."""
+    command = ["nvcc", "-std=c++17", "-cubin", "-arch=sm_90", "-DREAL=__nv_bfloat16"]
     command += ["-Werror", "all-warnings", "-o", str(tmp_path / "kernels.cubin")]
     subprocess.run([*command, str(device.SOURCE)], check=True)
