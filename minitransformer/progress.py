@@ -59,6 +59,7 @@ class Progress:
         tokens = sum(batch.target_tokens for batch in batches)
         xp = array_module(self.scale.factor)
         window["loss"] += xp.where(finite, loss * tokens, 0.0)
+        window["left_out"] = window.get("left_out", 0) + xp.where(finite, 0, tokens)
         window["target"] += tokens
         window["source"] += sum(batch.source_tokens for batch in batches)
 
@@ -69,7 +70,7 @@ class Progress:
         or gradient was not finite and no smaller loss scale is left to try
         """
         state, window, started = self.state, self.state["window"], time.monotonic()
-        window["loss"] = float(window["loss"])
+        window.update((k, float(window[k])) for k in ("loss", "left_out"))
         state["gradient_norm"] = float(state["gradient_norm"])
         state["skipped"] = int(state["skipped"])
         if self.scale.adapts:
@@ -89,7 +90,8 @@ class Progress:
     def report(self) -> tuple[dict[str, float], str]:
         """Mean loss and speed since the last report, as values and as a line."""
         state, window = self.state, self.state["window"]
-        loss = window["loss"] / window["target"]
+        counted = window["target"] - window["left_out"]
+        loss = window["loss"] / counted if counted else math.nan
         source, target = (window[s] / window["seconds"] for s in ("source", "target"))
         rate, norm = state["learning_rate"], state["gradient_norm"]
         window.update(dict.fromkeys(window, 0.0))

@@ -9,6 +9,7 @@ import pytest
 from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
+from test_distributed import together
 from test_parallel import batch, small_model
 
 from minitransformer import parallel
@@ -106,6 +107,11 @@ def gpu_model(dropout=0.0, log=print, **options):
     return GpuModel(model, parameters, scale, log=log, **options)
 
 
+def float64_model():
+    model = small_model()
+    return ThreadedModel(model, ParameterBuffer(model), 1)
+
+
 def trimmed(seed, sentences, source, target):
     full = batch(seed, sentences)
     return Batch(full.source[:, :source], full.target[:, : target + 1])
@@ -134,7 +140,7 @@ def test_a_graph_of_each_shape_is_recorded_once_and_replayed(cuda):
 
 
 def test_padding_to_a_shape_changes_nothing(cuda):
-    threaded = ThreadedModel(*(lambda m: (m, ParameterBuffer(m)))(small_model()), 1)
+    threaded = float64_model()
     for (loss, gradient), (other, plain) in zip(
         steps(gpu_model()), steps(threaded), strict=True
     ):
@@ -149,6 +155,21 @@ def test_without_graphs_it_goes_on_and_says_so(cuda):
     assert line.startswith("graphs      none, work is launched kernel by kernel: ")
     expected = steps(gpu_model(graphs=False))
     assert [loss for loss, _ in found] == [loss for loss, _ in expected]
+
+
+def test_ranks_share_batches_whatever_their_memory():
+    batches = [batch(0, 7), batch(1, 2)]
+    threaded = float64_model()
+    loss = threaded.gradient(batches, 0.1, (1, 1))
+
+    def work(ranks):
+        model = gpu_model(communicator=ranks)
+        model.parts = 1 + ranks.rank
+        return model.gradient(batches, 0.1, (1, 1)), model.parameters.grad
+
+    for other, found in together(3, work):
+        assert_close(other, loss, "float32")
+        assert_close(found, threaded.parameters.grad, "float32")
 
 
 def few_rows(monkeypatch, most):

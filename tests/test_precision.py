@@ -2,6 +2,7 @@
 
 import json
 import types
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from safetensors.numpy import load_file
 from test_parallel import batch
 from test_train import SMALL
 
-from minitransformer import backend, precision
+import train
+from minitransformer import backend, decoding, precision
 from minitransformer.config import ModelConfig, TrainingConfig
 from minitransformer.cuda import ops as fused
 from minitransformer.cuda.training import GpuAdam, GpuModel
@@ -117,7 +119,16 @@ def kernels(libraries, monkeypatch):
 
     host = host_device.HostDevice(libraries)
     monkeypatch.setattr(device, "current", lambda: host)
-    monkeypatch.setattr(backend, "override", fused.find)
+    for module in (backend, decoding):
+        monkeypatch.setattr(module, "override", fused.find)
+
+
+@contextmanager
+def no_kernels():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (backend, decoding):
+            patch.setattr(module, "override", lambda name, arrays: None)
+        yield
 
 
 def reference(batches, config=CONFIG):
@@ -143,8 +154,7 @@ def on_gpu(name, config=CONFIG, xp=np):
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
 def test_a_step_is_that_of_float64(kernels, monkeypatch, name):
     batches = [batch(0, 5), batch(1, 2)]
-    with monkeypatch.context() as patch:
-        patch.setattr(backend, "override", lambda name, arrays: None)
+    with no_kernels():
         loss, expected = reference(batches)
     gpu_model, parameters, scale = on_gpu(name)
     for parts in (1, 3) if name == "fp32" else (1,):
@@ -220,10 +230,9 @@ def test_an_overflow_changes_nothing_but_the_scale(request, has_kernels):
     assert_close(parameters.data, before - 0.1, "float32")  # Adam's first step
 
 
-def test_a_run_goes_from_gpu_to_cpu_and_back(kernels, tmp_path, monkeypatch):
-    """train.py takes the path of a GPU, on arrays of NumPy; its files are portable."""
-    import train
-
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run train.py on a few sentences, where `--device cuda` has arrays of NumPy."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.backend, "device_module", lambda device: np)
     monkeypatch.setattr(train, "choose_precision", lambda asked, xp: asked or "fp32")
@@ -233,31 +242,74 @@ def test_a_run_goes_from_gpu_to_cpu_and_back(kernels, tmp_path, monkeypatch):
             (tmp_path / f"{split}.{side}").write_text(text)
     splits = "train-source", "train-target", "val-source", "val-target"
     files = [f"--{name}={name.replace('-', '.')}" for name in splits]
-    changed = "--dropout 0 --vocab-size 40 --max-tokens 60 --log-every 2"
+    changed = "--dropout 0 --vocab-size 40 --max-tokens 60 --log-every 2 --threads 1"
     small = [*SMALL, *changed.split(), "--validate-bleu", "1", "--beam", "1"]
 
-    def run(name, *flags):
-        given = ["--run", name] if "--resume" not in flags else []
-        assert train.main([*flags, *given, "--threads", "1"]) == 0
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        kinds = "loss", "validation_loss"
-        return [line[k] for line in map(json.loads, lines) for k in kinds if k in line]
+    def start(flags, code=0):
+        new = [] if "--resume" in flags else [*files, *small]
+        assert train.main([*new, *flags.split()]) == code
 
-    new = [*files, *small, "--steps", "4"]
-    losses = run("half", *new, "--device", "cuda", "--precision", "fp16")
-    with monkeypatch.context() as patch:
-        patch.setattr(backend, "override", lambda name, arrays: None)
-        assert run("whole", *new) == pytest.approx(losses, rel=5e-3)
+    return start
+
+
+def losses(path):
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    kinds = "loss", "validation_loss"
+    return [line[k] for line in lines for k in kinds if k in line]
+
+
+def test_a_run_goes_from_gpu_to_cpu_and_back(kernels, run, tmp_path, monkeypatch):
+    """Its files are portable, and of float32."""
+    run("--run half --steps 4 --device cuda --precision fp16")
+    with no_kernels():
+        run("--run whole --steps 4")
+    half = losses(tmp_path / "half")
+    assert half == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
     path = tmp_path / "half" / "step-00000004.safetensors"
-    assert {t.dtype for t in load_file(path).values()} <= {
-        np.dtype(np.float32),
-        np.dtype(np.uint8),
-    }
-    to = ["--resume", "half", "--steps"]
-    with monkeypatch.context() as patch:
-        patch.setattr(backend, "override", lambda name, arrays: None)
-        assert run("half", *to, "6", "--precision", "fp32")[-1] < losses[0]
-    run("half", *to, "8", "--device", "cuda", "--precision", "fp16")
+    types = {tensor.dtype.name for tensor in load_file(path).values()}
+    assert types == {"float32", "uint8"}
+    with no_kernels():
+        run("--resume half --steps 6 --threads 1 --precision fp32")
+    assert losses(tmp_path / "half")[-1] < half[0]
+    run("--resume half --steps 8 --device cuda --precision fp16")
     log = (tmp_path / "half" / "train.log").read_text()
     assert "device      cuda, fp16" in log
     assert "loss scale 65,536, 0 skipped" in log
+
+
+def poisoned(monkeypatch, step):
+    """Make the gradient of one step infinite."""
+    gradient = GpuModel.gradient
+
+    def infinite(self, batches, label_smoothing, key):
+        loss = gradient(self, batches, label_smoothing, key)
+        if key[1] == step:
+            self.parameters.grad[3] = np.inf
+        return loss
+
+    monkeypatch.setattr(GpuModel, "gradient", infinite)
+
+
+def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
+    run, tmp_path, monkeypatch, capsys
+):
+    poisoned(monkeypatch, 3)
+    run("--run run --steps 8 --device cuda --save-every 1", code=1)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "step 3, epoch" in line  # where it is saved, and so looked at
+    assert "expected finite losses and gradients, got one that is not, first" in line
+    tensors = load_file(sorted((tmp_path / "run").glob("step-*"))[-1])
+    assert all(np.isfinite(tensor).all() for tensor in tensors.values())
+    run("--run other --steps 8 --device cuda --on-nonfinite skip")
+    log = (tmp_path / "other" / "train.log").read_text()
+    assert log.count("step 4, epoch") == 1
+    assert "got 1 that are not; skipped" in log
+
+
+def test_an_infinite_gradient_halves_the_scale(kernels, run, tmp_path, monkeypatch):
+    poisoned(monkeypatch, 1)
+    poisoned(monkeypatch, 3)
+    run("--run scaled --steps 4 --device cuda --precision fp16")
+    log = (tmp_path / "scaled" / "train.log").read_text()
+    assert "loss scale 16,384, 2 skipped" in log
+    assert "finite" not in log
