@@ -16,6 +16,10 @@
 #define REAL float
 #endif
 
+#ifndef INFINITY  // as in NVRTC
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
 using real = REAL;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -641,8 +645,6 @@ struct Candidate {
   }
 };
 
-constexpr Candidate NONE{-INFINITY, 0x7fffffff};
-
 __device__ Candidate warp_first(Candidate own) {
 #pragma unroll
   for (int step = WARP / 2; step > 0; step /= 2) {
@@ -669,7 +671,7 @@ extern "C" __global__ void best_tokens(float* values, int* tokens, float* log_to
   if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
   Candidate last{INFINITY, -1};
   for (int k = 0; k < count; k++) {
-    Candidate first = NONE;
+    Candidate first{-INFINITY, 0x7fffffff};
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
       Candidate here{(float)logits[i], i};
       if (i != never && i != nor && last.before(here) && here.before(first))
