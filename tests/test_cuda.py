@@ -376,12 +376,12 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
     limits = np.array([1, 2, 3, 5, 5, 7])
     for seed, sharpness in enumerate([0.5, 1.0, 3.0, 3.0]):
         table = hashed(seed, sharpness)
+        reference, stepper = Narrow(table, range(6)), Narrow(table, range(6))
         xp = np
-        expected = beam_search(Narrow(table, range(6)), limits, beam, 0.6, nbest)
+        expected = beam_search(reference, limits, beam, 0.6, nbest)
         xp = gpu.xp
-        found = _search_by(
-            beams.beam_steps, Narrow(table, range(6)), limits, beam, 0.6, nbest
-        )
+        found = _search_by(beams.beam_steps, stepper, limits, beam, 0.6, nbest)
+        assert len(stepper.counts) == len(reference.counts)
         for a, b in zip(found, expected, strict=True):
             assert [h.tokens for h in a] == [h.tokens for h in b]
             for got, hypothesis in zip(a, b, strict=True):

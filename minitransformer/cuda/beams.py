@@ -16,6 +16,9 @@ from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
 from minitransformer.cuda import device
 from minitransformer.cuda.device import THREADS, WARP
 
+# The batch goes on with the sentences left when they are no more than this share.
+MOST_LEFT = 0.75
+
 
 class Stepper(Protocol):
     """As in `steppers.py`, on arrays of the device."""
@@ -62,38 +65,36 @@ def beam_steps(
     limits, divisors = xp.asarray(max_lengths, np.int32), xp.asarray(penalties)
     ends = Ends(xp, batch, nbest)
     kept = np.arange(batch)
-    sentences = xp.arange(batch, dtype=np.int32)
+    sentences, done = xp.arange(batch, dtype=np.int32), xp.zeros(batch, bool)
     log_probs = xp.zeros((batch, 1), np.float64)
     tokens = xp.full(batch, BOS_ID, np.int32)
     history: list[tuple[np.ndarray, Array, Array]] = []
     while True:
-        blocks = list(stepper.step(tokens))
+        blocks = list(stepper.step(tokens.reshape(-1)))
         logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
         found = _best_tokens(xp.ascontiguousarray(logits), count)
         shape = len(kept), beam_size
         following = xp.empty(shape, np.float64)
-        origins, chosen = (xp.empty(shape, np.int32) for _ in range(2))
-        done = xp.empty(len(kept), bool)
-        step = len(history) + 1
+        origins, rows, chosen = (xp.empty(shape, np.int32) for _ in range(3))
         gpu.launch(
             "beam_step",
             np.float32,
             len(kept),
             WARP,
-            *(following, origins, chosen, done, *ends.arrays, log_probs, *found),
+            *(following, origins, rows, chosen, done, *ends.arrays, log_probs, *found),
             *(sentences, limits, divisors),
-            *(beams, beam_size, count, step, EOS_ID),
+            *(beams, beam_size, count, len(history) + 1, EOS_ID),
         )
         history.append((kept, origins, chosen))
-        places = np.flatnonzero(~to_host(done))  # the only wait
-        if not len(places):
+        log_probs, tokens, beams = following, chosen, beam_size
+        left = np.flatnonzero(~to_host(done))  # the only wait
+        if not len(left):
             return _hypotheses(history, ends, batch)
-        left = xp.asarray(places)
-        rows = left[:, None] * beams + origins[left]
+        if len(left) <= len(kept) * MOST_LEFT:
+            places = xp.asarray(left)
+            kept, sentences, done = kept[left], sentences[places], done[places]
+            log_probs, tokens, rows = (x[places] for x in (log_probs, tokens, rows))
         stepper.select(rows.reshape(-1))
-        kept, sentences = kept[places], sentences[left]
-        log_probs, tokens = following[left], chosen[left].reshape(-1)
-        beams = beam_size
 
 
 def _best_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:

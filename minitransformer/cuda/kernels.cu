@@ -727,22 +727,23 @@ struct Finished {
 // One step of the search, as decoding.py describes it. Of a sentence's beams x count
 // candidates the first `count` are looked at: those that end are finished hypotheses if
 // they are among the first `live`, and the first `live` of the others go on, as their
-// log-probabilities, beams of origin and tokens. `done` says which sentences need no
-// further step. Launch: a warp a sentence, in blocks of 32 threads.
+// log-probabilities, beams of origin (and rows, among all sentences) and tokens. `done`
+// says which sentences need no further step; those that were done have no beams.
+// Launch: a warp a sentence, in blocks of 32 threads.
 extern "C" __global__ void beam_step(
-    double* next, int* origins, int* chosen, bool* done, double* end_scores,
+    double* next, int* origins, int* rows, int* chosen, bool* done, double* end_scores,
     double* end_log_probs, int* end_steps, int* end_beams, int* end_counts, int room,
     const double* log_probs, const float* values, const int* tokens,
     const float* log_totals, const int* sentences, const int* limits,
     const double* penalties, int beams, int live, int count, int step, int end) {
   int b = blockIdx.x, lane = threadIdx.x, sentence = sentences[b], going_on = 0;
   Finished finished{end_scores, end_log_probs, end_steps, end_beams, end_counts, room};
-  next += b * live, origins += b * live, chosen += b * live;
+  next += b * live, origins += b * live, rows += b * live, chosen += b * live;
   values += b * beams * count, tokens += b * beams * count;
   log_probs += b * beams, log_totals += b * beams;
   double last = INFINITY;
   int last_index = -1;
-  for (int k = 0; k < count; k++) {
+  for (int k = 0; k < count && !done[b]; k++) {
     double first = -INFINITY;
     int index = 0x7fffffff;
     for (int i = lane; i < beams * count; i += WARP) {
@@ -767,11 +768,13 @@ extern "C" __global__ void beam_step(
     }
   }
   if (lane > 0) return;
+  for (int k = going_on; k < live; k++) next[k] = -INFINITY, origins[k] = chosen[k] = 0;
+  for (int k = 0; k < live; k++) rows[k] = b * beams + origins[k];
+  if (done[b]) return;
   bool at_limit = step == limits[sentence];
   bool none = end_counts[sentence] == 0;
   for (int k = 0; at_limit && none && k < going_on; k++)
     finished.add(sentence, next[k] / penalties[step], next[k], step, k);
-  for (int k = going_on; k < live; k++) next[k] = -INFINITY, origins[k] = chosen[k] = 0;
   // A log-probability only falls, so this bounds what a live beam can reach.
   double reachable = next[0] / penalties[limits[sentence]];
   int held = end_counts[sentence];
