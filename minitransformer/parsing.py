@@ -31,6 +31,7 @@ from minitransformer.trees import (
     bracketed,
     linearised,
     normalised,
+    numbered,
     read_trees,
     restored,
     spans,
@@ -49,11 +50,13 @@ def linearise(
     paths: Sequence[Path],
     splits: Sequence[str],
     labels: Sequence[str] = (),
+    with_numbers: bool = False,
 ) -> None:
     """Write NAME.words, NAME.tree and NAME.mrg of each split, NAME=COUNT or NAME.
 
     The splits take the trees in turn; one without a count takes those that are left.
-    With `labels` the first of them is given `with_parts`.
+    With `labels` the first of them is given `with_parts`. With numbers, those of the
+    words are before the tags, and NAME.numbered has them before the words.
 
     Raises: UsageError if a split is left without trees or trees without a split.
     """
@@ -71,7 +74,11 @@ def linearise(
             part = with_parts(part, labels)
         sentences = [" ".join(words(tree)) for tree in part]
         _write(folder / f"{name}.words", sentences)
-        _write(folder / f"{name}.tree", [linearised(tree) for tree in part])
+        if with_numbers:
+            lines = [numbered(words(tree)) for tree in part]
+            _write(folder / f"{name}.numbered", lines)
+        sequences = [linearised(tree, with_numbers) for tree in part]
+        _write(folder / f"{name}.tree", sequences)
         _write(folder / f"{name}.mrg", [bracketed(tree) for tree in part])
         count_words = sum(len(sentence.split()) for sentence in sentences)
         print(f"{name}: {len(part):,} trees, {count_words:,} words")
@@ -246,6 +253,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     to_text.add_argument("--split", nargs="+", default=["train"], help=splits)
     parts = "labels of constituents that the first split also has as texts of their own"
     to_text.add_argument("--parts", nargs="+", default=[], metavar="LABEL", help=parts)
+    numbers = "write numbers before words and tags: little text teaches no counting"
+    to_text.add_argument("--numbered", action="store_true", help=numbers)
     back = command("restore", "sequences and their words to trees, one a line")
     back.add_argument("sequences", type=Path, help="lines as a model wrote them")
     back.add_argument("words", type=Path, help="the lines that it read")
@@ -261,7 +270,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
-        linearise(args.folder, args.trees, args.split, args.parts)
+        linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
         lines = list(restore(args.sequences, args.words))
         if args.output:

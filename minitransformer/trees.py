@@ -6,6 +6,7 @@ of sequences writes. Nothing here is recursive, so that trees may have any depth
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -170,23 +171,29 @@ def _escaped(text: str) -> str:
     return text.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-def linearised(tree: Tree) -> str:
+def linearised(tree: Tree, with_numbers: bool = False) -> str:
     """Write a tree without its words: bS bNP NN eNP bVP VBZ eVP eS.
 
     b and e begin and end a constituent. Letters, and not ( and ), because SentencePiece
     never joins those to a label: with them a bracket would be two pieces of a sequence.
+    The number of its word may stand before each tag, as in `numbered`.
 
-    Raises: ValueError if a tag looks like such a bracket.
+    Raises: ValueError if a tag looks like such a bracket or a number.
     """
-    symbols = []
+    symbols, number = [], itertools.count(1)
     for node in tree:
         if isinstance(node, Leaf):
-            if re.match("[be].", node.tag):
-                raise ValueError(f"expected tags not in b or e, got {node.tag}")
-            symbols.append(node.tag)
+            if re.fullmatch(r"[be].+|\d+", node.tag):
+                raise ValueError(f"expected tags, not brackets, got {node.tag}")
+            symbols.append(f"{next(number)} {node.tag}" if with_numbers else node.tag)
         else:
             symbols.append(("b" if isinstance(node, Open) else "e") + node.label)
     return " ".join(symbols)
+
+
+def numbered(sentence: Sequence[str]) -> str:
+    """Write words with their numbers: 1 The 2 board 3 met."""
+    return " ".join(f"{i} {word}" for i, word in enumerate(sentence, start=1))
 
 
 def restored(sequence: str, sentence: Sequence[str]) -> Tree:
@@ -195,9 +202,12 @@ def restored(sequence: str, sentence: Sequence[str]) -> Tree:
     Leaves are matched with words by `aligned`; a word without a leaf goes beside the
     one before it. An end closes the innermost constituent of its label, and with it
     those inside; an end of nothing is left out, as are empty constituents and loops.
+    Numbers are passed over.
     """
     nodes: Tree = []
     for symbol in sequence.split():
+        if symbol.isdecimal():
+            continue
         kind, label = symbol[0], symbol[1:]
         if kind in "be" and label:
             nodes.append(Open(label) if kind == "b" else Close(label))

@@ -117,13 +117,14 @@ def test_wrong_brackets_are_named(text, message, tmp_path):
 
 
 def test_tags_that_look_like_brackets_are_refused():
-    with pytest.raises(ValueError, match="not in b or e"):
-        linearised([Open("S"), Leaf("bNN", "x"), Close("S")])
+    for tag in ("bNN", "12"):
+        with pytest.raises(ValueError, match="expected tags, not brackets, got"):
+            linearised([Open("S"), Leaf(tag, "x"), Close("S")])
 
 
-@given(TREES)
-def test_sequences_lose_nothing_but_the_words(tree):
-    assert restored(linearised(tree), words(tree)) == tree
+@given(TREES, st.booleans())
+def test_sequences_lose_nothing_but_the_words(tree, with_numbers):
+    assert restored(linearised(tree, with_numbers), words(tree)) == tree
 
 
 @given(
@@ -327,6 +328,17 @@ def test_constituents_as_texts_of_their_own(tmp_path):
     sequences = (tmp_path / "train.tree").read_text().split("\n")
     assert sequences[7] == "bPP IN bNP PRP eNP ePP"
     assert (tmp_path / "val.mrg").read_text() == GOLD + "\n"
+
+
+def test_numbers_stand_before_words_and_tags(tmp_path):
+    (tmp_path / "penn.mrg").write_text(GOLD)
+    command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg"), "--numbered"]
+    assert parsing.main(command) == 0
+    [line] = (tmp_path / "train.numbered").read_text().splitlines()
+    assert line == "1 The 2 dog 3 , 4 ran 5 away 6 from 7 it 8 ."
+    [line] = (tmp_path / "train.tree").read_text().splitlines()
+    assert line.startswith("bS bNP 1 DT 2 NN eNP 3 , bVP 4 VBD bPRT 5 RP ePRT")
+    assert (tmp_path / "train.words").read_text() == "The dog , ran away from it .\n"
 
 
 @pytest.mark.parametrize(
