@@ -239,6 +239,9 @@ class Trainer:
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
         finished = state["step"] >= training.steps
+        if not self.on_cpu:  # what memory the largest batches need, all others reuse
+            for batch in self.stream.largest():
+                self.engine.gradient([batch], training.label_smoothing, (0,))
         while not finished and self.stopped_by is None:
             before = state["seconds"]
             self.update()

@@ -266,6 +266,19 @@ class BatchStream:
         self.position += 1
         return self.corpus.batch(self._batches[self.position - 1])
 
+    def largest(self) -> list[Batch]:
+        """Batches of this epoch that take the most memory.
+
+        Those with the most source tokens, target tokens and pairs of both, as attention
+        has, with padding.
+        """
+        source, target = self.corpus.source.lengths, self.corpus.target.lengths
+        batches = self._batches
+        sizes = [(len(b), source[b].max() + 1, target[b].max() + 1) for b in batches]
+        rows, s, t = np.array(sizes, dtype=np.int64).T
+        found = {int(count.argmax()) for count in (rows * s, rows * t, rows * s * t)}
+        return [self.corpus.batch(batches[i]) for i in sorted(found)]
+
     def padding_share(self) -> float:
         """The share of this epoch's computed tokens that is padding."""
         source, target = self.corpus.source.lengths, self.corpus.target.lengths

@@ -100,6 +100,20 @@ def test_lengths_alike_pad_little():
     assert stream.padding_share() < 0.05
 
 
+def test_the_largest_batches_are_found():
+    rng = np.random.default_rng(3)
+    corpus = Corpus(ragged(rng.integers(1, 40, 900)), ragged(rng.integers(1, 40, 900)))
+    stream = BatchStream(corpus, settings(300, 256, 1))
+    found, every = stream.largest(), [next(stream) for _ in range(len(stream))]
+    assert 1 <= len(found) <= 3
+    for size in (
+        lambda b: b.source.size,
+        lambda b: b.target[:, 1:].size,
+        lambda b: b.source.size * (b.target.shape[1] - 1),
+    ):
+        assert max(map(size, found)) == max(map(size, every))
+
+
 def test_long_pairs_are_left_out():
     corpus = Corpus(ragged([3, 50, 5]), ragged([3, 5, 99]))
     assert list(corpus.within(51)) == [0, 1]

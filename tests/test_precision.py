@@ -283,7 +283,7 @@ def poisoned(monkeypatch, step):
 
     def infinite(self, batches, label_smoothing, key):
         loss = gradient(self, batches, label_smoothing, key)
-        if key[1] == step:
+        if key[1:] == (step,):
             self.parameters.grad[3] = np.inf
         return loss
 
