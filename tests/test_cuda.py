@@ -274,6 +274,12 @@ def test_rows_of_the_extreme(gpu):
     assert not any(to_host(g).any() for g in vjp(xp.ones((), np.float32))[:2])
 
 
+def test_what_is_not_a_number_is_not_hidden(gpu):
+    x = gpu.xp.asarray(np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32))
+    out, _ = fused.linear(x, gpu.xp.ones((2, 3), np.float32), relu=True)
+    assert np.isnan(to_host(out)).tolist() == [[True] * 3, [False] * 3]
+
+
 def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
     whole = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
     monkeypatch.setattr(fused, "LOGITS_PER_CHUNK", 1)
@@ -374,7 +380,7 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
             super().select(to_host(rows))
 
     limits = np.array([1, 2, 3, 5, 5, 7])
-    for seed, sharpness in enumerate([0.5, 1.0, 3.0, 3.0]):
+    for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
         table = hashed(seed, sharpness)
         reference, stepper = Narrow(table, range(6)), Narrow(table, range(6))
         xp = np
@@ -427,11 +433,35 @@ def test_what_kernels_do_not_take_is_left_to_the_reference():
     assert find("linear", half, half.T, half_row) is None
     assert find("embedding", half, np.ones(2, int), x) is fused.embedding
     assert find("matmul", x, x.T) is None
+    assert find("matmul", half, half.T) is not None
+    assert find("transpose", half) is None
     assert find("add_layer_norm", x, x, row, row) is fused.add_layer_norm
     broad = np.ones((1, fused.MAX_WIDTH + 1), np.float32)
     assert find("add_layer_norm", broad, broad, broad[0], broad[0]) is None
     assert find("accumulate", x, x) is fused.accumulate
     assert find("accumulate", wide, wide) is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_has_no_kernel_in_16_bits_is_computed_in_float32(gpu, dtype):
+    rng = np.random.default_rng(6)
+    rows = rng.standard_normal((2, 3, fused.MAX_WIDTH + 8))
+    vectors = rng.standard_normal((2, fused.MAX_WIDTH + 8))
+    for name, arrays in [
+        ("add_layer_norm", [*rows, *vectors]),
+        ("matmul", [rows[0], rows[1].T]),
+        ("add", [*rows]),
+    ]:
+        inputs, wide = converted(gpu, arrays, DTYPES[dtype])
+        out, vjp = fused.find(name, tuple(inputs))(*inputs)
+        expected, expected_vjp = PRIMITIVES[name](*wide)
+        assert out.dtype == DTYPES[dtype]
+        assert_close(to_host(out).astype(float), expected, dtype)
+        for got, array, gradient in zip(
+            vjp(out), inputs, expected_vjp(to_host(out).astype(float)), strict=True
+        ):
+            assert got.dtype == array.dtype
+            assert_close(to_host(got).astype(float), gradient, dtype)
 
 
 def test_every_kernel_is_launched():

@@ -326,7 +326,7 @@ extern "C" __global__ void bias_relu(real* out, const float* bias, i64 rows, int
 #pragma unroll
   for (int i = 0; i < PACK; i++) {
     if (bias != nullptr && column + i < width) value[i] += bias[column + i];
-    if (relu) value[i] = fmaxf(value[i], 0.0f);
+    if (relu && value[i] < 0.0f) value[i] = 0.0f;
   }
   store(out + row * width, column, width, value);
 }

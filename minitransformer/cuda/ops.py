@@ -10,18 +10,20 @@ its formula. Shapes: as in `ops.py`, N rows (tokens of all sentences together).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minitransformer.autograd import Vjp
+from minitransformer.autograd import PRIMITIVES, Vjp
 from minitransformer.backend import (
     Array,
     RandomStream,
     array_module,
     dropout_threshold,
+    widened,
 )
 from minitransformer.cuda import device
 from minitransformer.cuda.beams import beam_steps
@@ -36,6 +38,9 @@ MAX_WIDTH = 1024
 LOGITS_PER_CHUNK = 1 << 27
 MIN_ROWS_PER_CHUNK = 256
 
+# Operations without a kernel, which the model does not use in training.
+ELEMENTARY = ("add", "multiply", "matmul", "sum_all")
+
 # Blocks that each sum a share of the rows of a matrix, at most.
 NUM_SHARES = 128
 
@@ -45,26 +50,44 @@ def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
 
     Refused are activations of another type than float32, float16 and bfloat16 (float64:
     no kernel has doubles), matrices of another type than theirs, vectors that are not
-    float32, and LayerNorm of rows wider than MAX_WIDTH.
+    float32, and LayerNorm of rows wider than MAX_WIDTH. Of 16 bits CuPy has not all
+    operations: those without a kernel are computed in float32.
     """
     if name in HELPERS:
         plain = all(a.dtype.name in device.REALS for a in arrays if a is not None)
         contiguous = all(a.flags.c_contiguous for a in arrays if a is not None)
         return HELPERS[name] if plain and contiguous else None
-    if name not in OVERRIDES:
-        return None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
-    real = floats[0].dtype
-    if real.name not in device.REALS:
+    real = floats[0].dtype if floats else None
+    if real is None or real.name not in device.REALS:
+        return None
+    wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
+    if real.itemsize == 2 and (wide or name in ELEMENTARY):
+        return functools.partial(_in_float32, PRIMITIVES[name])
+    if name not in OVERRIDES or wide:
         return None
     for array in floats[1:]:
         # Sinusoids are a matrix, too, but no parameter.
         either = name == "embedding" and array.dtype == np.float32
         if array.dtype != (np.float32 if array.ndim == 1 else real) and not either:
             return None
-    if name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH:
-        return None
     return OVERRIDES[name]
+
+
+def _in_float32(
+    body: Callable[..., tuple[Array, Vjp]], *arrays: Array, **options: Any
+) -> tuple[Array, Vjp]:
+    def converted(array: Array, dtype: Any) -> Array:
+        return None if array is None else array.astype(dtype)
+
+    wide = [a if a is None else widened(a) for a in arrays]
+    out, vjp = body(*wide, **options)
+
+    def narrow_vjp(g: Array) -> tuple[Array | None, ...]:
+        gradients = zip(vjp(widened(g)), arrays, strict=False)
+        return tuple(converted(gradient, a.dtype) for gradient, a in gradients)
+
+    return converted(out, arrays[0].dtype), narrow_vjp
 
 
 def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
