@@ -24,6 +24,7 @@ from minitransformer.optimizer import Adam
 from minitransformer.options import UsageError
 from minitransformer.parallel import ThreadedModel
 from minitransformer.precision import LossScale, choose_precision, use_precision
+from minitransformer.progress import Progress
 from minitransformer.transformer import Transformer
 
 CONFIG = ModelConfig(
@@ -306,10 +307,39 @@ def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
     assert "got 1 that are not; skipped" in log
 
 
-def test_an_infinite_gradient_halves_the_scale(kernels, run, tmp_path, monkeypatch):
+def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
+    kernels, run, tmp_path, monkeypatch
+):
     poisoned(monkeypatch, 1)
     poisoned(monkeypatch, 3)
     run("--run scaled --steps 4 --device cuda --precision fp16")
     log = (tmp_path / "scaled" / "train.log").read_text()
     assert "loss scale 16,384, 2 skipped" in log
     assert "finite" not in log
+    half = "--device cuda --precision fp16 --dropout 0.3 --validate-bleu 0 --steps"
+    run(f"--run unbroken {half} 4")
+    run(f"--run broken {half} 2")
+    run("--resume broken --device cuda --threads 1 --steps 4")
+    ends = [
+        load_file(tmp_path / name / "step-00000004.safetensors")
+        for name in ("unbroken", "broken")
+    ]
+    for name, tensor in ends[0].items():
+        np.testing.assert_array_equal(tensor, ends[1][name])
+
+
+def test_the_mean_loss_is_of_the_updates_that_were_made():
+    progress = Progress(Progress.beginning("digest"), LossScale(np, "fp32"))
+    stream = types.SimpleNamespace(epoch=0, position=1)
+    tokens = []
+    for seed, (loss, finite) in enumerate([(2.0, True), (np.nan, False), (5.0, True)]):
+        one = batch(seed, 3 + seed)
+        progress.add([one], stream, 1e-3, loss, 1.0, finite)
+        tokens.append(one.target_tokens)
+    progress.state["window"]["seconds"] = 2.0
+    assert progress.settle() == 1
+    assert progress.settle() == 0
+    values, _ = progress.report()
+    mean = (2 * tokens[0] + 5 * tokens[2]) / (tokens[0] + tokens[2])
+    assert values["loss"] == pytest.approx(mean)
+    assert values["target_tokens_per_second"] == pytest.approx(sum(tokens) / 2, abs=1)

@@ -231,6 +231,8 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
         ("--nbest 2", 2, "unrecognized argument --nbest"),
         ("--max-positions 99", 2, "does nothing without --positions learned"),
         ("--beam 0", 2, "beam: expected at least 1, got 0"),
+        ("--device cpu --precision bf16", 2, "expected fp32 with --device cpu, got"),
+        ("--eager", 2, "--eager does nothing with --device cpu"),
         ("--device tpu", 1, "expected a device cpu, cuda or cuda:N, got 'tpu'"),
     ],
 )
