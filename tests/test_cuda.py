@@ -252,6 +252,9 @@ def test_sums_of_gradients(gpu, dtype):
     assert fused.accumulate(total, gpu.xp.asarray(b)) is total
     for got in (total, other):
         assert (to_host(got) == a + b).all()
+    wide = gpu.xp.ones(a.shape, np.float32)
+    fused.accumulate(wide, gpu.xp.asarray(b))
+    assert (to_host(wide) == 1 + b.astype(np.float32)).all()
 
 
 def test_rows_of_the_extreme(gpu):

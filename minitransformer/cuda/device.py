@@ -78,7 +78,7 @@ class Device:
         arrays, turned, steps = zip(*operands, strict=True)
         assert arrays[2] is out
         assert not turned[2]
-        types = [CUDA_TYPES[array.dtype.name] for array in arrays]
+        types = [_cuda_type(array.dtype) for array in arrays]
         scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
         self._use_current_stream()
         if out.ndim == 2:
@@ -177,6 +177,17 @@ def blocks(threads: int) -> int:
 def packs(count: int, dtype: Any) -> int:
     """Pieces of 16 bytes that `count` elements take."""
     return -(-count * np.dtype(dtype).itemsize // 16)
+
+
+@functools.cache
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether kernels have activations of this type."""
+    return dtype.name in REALS
+
+
+@functools.cache
+def _cuda_type(dtype: np.dtype[Any]) -> int:
+    return CUDA_TYPES[dtype.name]
 
 
 def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:

@@ -54,12 +54,12 @@ def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
     operations: those without a kernel are computed in float32.
     """
     if name in HELPERS:
-        plain = all(a.dtype.name in device.REALS for a in arrays if a is not None)
+        plain = all(device.is_real(a.dtype) for a in arrays if a is not None)
         contiguous = all(a.flags.c_contiguous for a in arrays if a is not None)
         return HELPERS[name] if plain and contiguous else None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
     real = floats[0].dtype if floats else None
-    if real is None or real.name not in device.REALS:
+    if real is None or not device.is_real(real):
         return None
     wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
     if real.itemsize == 2 and (wide or name in ELEMENTARY):

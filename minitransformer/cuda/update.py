@@ -16,7 +16,7 @@ def accumulate(total: Array, share: Array, in_place: bool = True) -> Array:
     """total + share, which CuPy does not compute in bfloat16. Shapes: any, equal"""
     out = total if in_place else array_module(total).empty_like(total)
     grid = blocks(packs(total.size, total.dtype))
-    places = out, total, share, np.int64(total.size)
+    places = out, total, share.astype(total.dtype, copy=False), np.int64(total.size)
     device.current().launch("accumulate", total.dtype, grid, THREADS, *places)
     return out
 
