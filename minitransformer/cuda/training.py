@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar
@@ -34,6 +35,9 @@ R = TypeVar("R")
 
 # Shapes that have a graph, at most; others are launched kernel by kernel.
 MOST_GRAPHS = 512
+
+# Batches without a graph that wait for the GPU, at most.
+MOST_IN_FLIGHT = 4
 
 
 def rounded_up(count: int) -> int:
@@ -67,10 +71,14 @@ class Inputs:
         if xp is not np:
             self.source, self.target = (xp.empty(shape, np.int64) for shape in shapes)
 
-    def fill(self, batch: Batch) -> None:
-        """Put a batch that is not larger in place of the last one."""
+    def wait(self) -> None:
+        """Until then what was copied last may neither be freed nor overwritten."""
         if self._copied is not None:
             self._copied.synchronize()
+
+    def fill(self, batch: Batch) -> None:
+        """Put a batch that is not larger in place of the last one."""
+        self.wait()
         for host, ids in zip(self._host, (batch.source, batch.target), strict=True):
             host.fill(PAD_ID)
             host[: ids.shape[0], : ids.shape[1]] = ids
@@ -110,6 +118,7 @@ class GpuModel(ThreadedModel):
         xp = self.xp
         self._graphs: dict[tuple[float, ...], Recorded] = {}
         self._records = graphs and xp is not np
+        self._in_flight: deque[Inputs] = deque()
         self._loss = xp.zeros(1, dtype=np.float32)
         self._weight = xp.zeros((), dtype=np.float32)
         if xp is not np:
@@ -181,6 +190,9 @@ class GpuModel(ThreadedModel):
         if self.xp is np:
             self._compute(inputs, label_smoothing, rng)
             return
+        self._in_flight.append(inputs)
+        if len(self._in_flight) > MOST_IN_FLIGHT:
+            self._in_flight.popleft().wait()
         with self.xp.cuda.using_allocator(self._memory.malloc):
             self._compute(inputs, label_smoothing, rng)
             if self._records and len(self._graphs) < MOST_GRAPHS:
