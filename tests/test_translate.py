@@ -227,6 +227,7 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
         ("--model MODEL --output no/where x", 1, "no/.where.partial"),
         ("--model bad x", 1, "bad: not a usable checkpoint"),
         ("--model MODEL --device cuda:x x", 1, "expected a device cpu, cuda or cuda:N"),
+        ("--model MODEL --precision bf16 x", 2, "expected fp32 with --device cpu"),
         (
             "--model LEARNED --long-input error",
             1,
