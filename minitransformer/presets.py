@@ -90,8 +90,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "alpha": 0.3,
         "max_len_b": 300,
     },
-    # A sample of 3,396 trees and their parts (docs/parsing.md): small batches and little
-    # dropout, with which attention soon follows the words.
+    # 3,396 trees and their parts (docs/parsing.md): small batches and little dropout,
+    # with which attention soon follows the words.
     "parsing-small": {
         "vocab_size": 3000,
         "encoder_layers": 3,
