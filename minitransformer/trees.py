@@ -43,12 +43,14 @@ OUTER = ("", "TOP", "ROOT")
 # The tag of traces and of other elements that are no words.
 EMPTY = "-NONE-"
 
-# The tags of words that have no other one in most trees: anchors for `aligned`.
+# Punctuation in the Penn Treebank, and the only tag that each mark has there.
 MARKS = {
-    **{word: word for word in ", . : `` '' $ # -LRB- -RRB-".split()},
+    **{word: word for word in ", . : `` '' -LRB- -RRB-".split()},
     **dict.fromkeys("? !".split(), "."),
     **dict.fromkeys("; - -- ...".split(), ":"),
     "`": "``",
+    "-LCB-": "-LRB-",
+    "-RCB-": "-RRB-",
 }
 
 # A constituent in just another of its label occurs once traces are gone: (NP (NP ...)).
@@ -226,32 +228,38 @@ def restored(sequence: str, sentence: Sequence[str]) -> Tree:
 def aligned(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]]:
     """Return what stands for each leaf: its word, and words beside that have no leaf.
 
-    As many leaves as words are taken in turn. Otherwise as few as possible are dropped
-    or added, so that punctuation (MARKS) meets its own tags and nothing else does.
+    As many leaves as words are taken in turn, if punctuation (MARKS) meets its own tags
+    in all places but one. Otherwise as few as possible are dropped and added for which
+    it does in all.
     """
     n, m = len(sentence), len(tags)
-    if n == m:
-        return [[Leaf(*pair)] for pair in zip(tags, sentence, strict=True)]
-    marks = [MARKS.get(word) for word in sentence]
-    kinds = [tag if tag in MARKS.values() else None for tag in tags]
+    pairs = list(zip(tags, sentence, strict=False))
+    if n == m and sum(not _agree(*pair) for pair in pairs) <= 1:
+        return [[Leaf(*pair)] for pair in pairs]
     cost = [[n - i + m - j for j in range(m + 1)] for i in range(n + 1)]
     for i in reversed(range(n)):
         for j in reversed(range(m)):
             cost[i][j] = 1 + min(cost[i + 1][j], cost[i][j + 1])
-            if marks[i] == kinds[j]:
+            if _agree(tags[j], sentence[i]):
                 cost[i][j] = min(cost[i][j], cost[i + 1][j + 1])
     leaves: list[list[Leaf]] = [[] for _ in tags]
     i = j = last = 0
     while i < n:
-        if j < m and marks[i] == kinds[j] and cost[i][j] == cost[i + 1][j + 1]:
+        agree = j < m and _agree(tags[j], sentence[i])
+        if agree and cost[i][j] == cost[i + 1][j + 1]:
             leaves[j].append(Leaf(tags[j], sentence[i]))
             i, j, last = i + 1, j + 1, j
         elif j == m or cost[i][j] == 1 + cost[i + 1][j]:
-            leaves[last].append(Leaf(marks[i] or "NN", sentence[i]))
+            leaves[last].append(Leaf(MARKS.get(sentence[i], "NN"), sentence[i]))
             i += 1
         else:
             j += 1
     return leaves
+
+
+def _agree(tag: str, word: str) -> bool:
+    """Whether both are the same mark or neither is one; ' may be a mark or a letter."""
+    return MARKS.get(word) == (tag if tag in MARKS.values() else None) or word == "'"
 
 
 def _balanced(nodes: Tree) -> Tree:

@@ -57,11 +57,8 @@ PLAIN = [
 SEQUENCE = "bS bNP DT NN eNP bVP VBD bVP VBN bNP CD -LRB- PRP$ -RRB- eNP eVP eVP . eS"
 
 LABELS = st.sampled_from("S NP VP PP ADVP PRT SBAR".split())
-LEAVES = st.builds(
-    Leaf,
-    st.sampled_from("NN VB , . '' PRP$".split()),
-    st.text("xyz,.", min_size=1, max_size=3),
-)
+PAIRS = "NN/xy VB/xy PRP$/z ,/, ./. ./? ''/'' ''/' -LRB-/-LCB-".split()
+LEAVES = st.sampled_from([Leaf(*pair.split("/")) for pair in PAIRS])
 
 
 def constituent(label, children):
@@ -190,10 +187,11 @@ def test_alignment_keeps_as_many_leaves_as_can_be_kept(tags, sentence):
         any(leaf.tag == tag for leaf in part)
         for tag, part in zip(tags, leaves, strict=True)
     )
-    if len(tags) == len(sentence):
+    wanted = [MARKS.get(word, "VB") for word in sentence]
+    differ = sum(a != b for a, b in zip(tags, wanted, strict=False))
+    if len(tags) == len(sentence) and differ <= 1:
         assert kept == len(tags)
         return
-    wanted = [MARKS.get(word, "VB") for word in sentence]
     subsequences = (
         {x for size in range(7) for x in itertools.combinations(side, size)}
         for side in (tags, wanted)
