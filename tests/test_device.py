@@ -47,7 +47,8 @@ class Cuda:
             free_all_blocks=lambda: self.said.append("freed")
         )
         self.xp.cuda = types.SimpleNamespace(
-            Stream=lambda: self,
+            Stream=lambda non_blocking: self,
+            Device=lambda: types.SimpleNamespace(synchronize=lambda: None),
             get_current_stream=lambda: self,
             using_allocator=lambda malloc: contextlib.nullcontext(),
             MemoryPool=lambda allocate: types.SimpleNamespace(

@@ -123,7 +123,8 @@ class GpuModel(ThreadedModel):
         self._weight = xp.zeros((), dtype=np.float32)
         if xp is not np:
             self._memory = xp.cuda.MemoryPool(self._allocate)
-            self._stream = xp.cuda.Stream()
+            self._stream = xp.cuda.Stream(non_blocking=True)  # as recording asks
+            xp.cuda.Device().synchronize()  # the parameters have arrived
             self._stream.use()
 
     @property
