@@ -332,6 +332,11 @@ class Embedding(Module):
             self.table, ids, positions, scale=self.scale, rate=self.dropout, rng=rng
         )
 
+    def reserve(self, length: int) -> None:
+        """Have sinusoids for `length` tokens, or all positions that are learned."""
+        if not self.learned:
+            self._positions(length)
+
     def _positions(self, length: int) -> Tensor:
         """Positions for `length` tokens at least, where the table is that they meet."""
         available, d_model = self.positions.shape

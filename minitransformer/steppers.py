@@ -13,7 +13,7 @@ import numpy as np
 
 from minitransformer import ops
 from minitransformer.autograd import Tensor
-from minitransformer.backend import Array, array_module, widened
+from minitransformer.backend import Array, array_module, override, widened
 from minitransformer.config import ModelConfig
 from minitransformer.layers import Embedding
 from minitransformer.transformer import Transformer
@@ -145,7 +145,8 @@ def start(
 ) -> Stepper:
     """Begin to decode a batch of sentences with one model or several."""
     if isinstance(model, Transformer):
-        return TransformerStepper(model, source, beam_size, shortlist)
+        fused = override("graph_stepper", (model.embedding.table.data,))
+        return (fused or TransformerStepper)(model, source, beam_size, shortlist)
     return EnsembleStepper(
         [TransformerStepper(m, source, beam_size, shortlist) for m in model.members]
     )

@@ -111,7 +111,7 @@ class DecoderLayer(Module):
         """Decode one position of every beam. Shapes: x [B K, 1, D] -> the same"""
         rows, _, d_model = x.shape
         keys, values = cache.append(*self.self_attention.project_memory(x))
-        attended = self.self_attention.attend(x, keys, values, None, None)
+        attended = self.self_attention.attend(x, keys, values, cache.mask, None)
         x = self.self_attention_norm(attended, x, 0, None)
         # All beams of a sentence share its memory, so they attend as its K queries.
         beams = Tensor(x.data.reshape(len(cache.memory_keys), -1, d_model))
@@ -135,6 +135,8 @@ class LayerCache:
 
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
+
+    mask: Array | None = None  # of what `append` returns, all of it is in use
 
     def __init__(
         self,

@@ -3,26 +3,29 @@
 Each test runs with kernels built for the host, and on a GPU where there is one.
 """
 
+import contextlib
 import inspect
 import math
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import assert_close
 from test_decoding import Scripted, hashed
 
-from minitransformer import backend, decoding
-from minitransformer.autograd import PRIMITIVES
+from minitransformer import backend, decoding, steppers
+from minitransformer.autograd import PRIMITIVES, no_grad
 from minitransformer.backend import RandomStream, to_host
 from minitransformer.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
-from minitransformer.cuda import beams, device
+from minitransformer.cuda import beams, device, stepper
 from minitransformer.cuda import ops as fused
 from minitransformer.decoding import _search_by, beam_search, translate
 from minitransformer.loss import training_loss
 from minitransformer.optimizer import Adam
+from minitransformer.steppers import TransformerStepper
 from minitransformer.transformer import Transformer
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
@@ -398,6 +401,75 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
                 assert_close(got.log_prob, hypothesis.log_prob, "float32")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_step_of_fixed_shape_is_a_step(gpu, dtype, monkeypatch):
+    """With caches moved, made longer and fewer; on a GPU, by a graph's replay."""
+    monkeypatch.setattr(stepper, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(backend, "override", fused.find)
+    model = Transformer(TINY, seed=2)
+    for _, parameter in model.named_parameters():
+        data = parameter.data
+        data = data.astype(DTYPES[dtype]) if data.ndim > 1 else data
+        parameter.data = gpu.xp.asarray(data)
+    rng = np.random.default_rng(7)
+    source = gpu.xp.asarray(rng.integers(3, 23, (3, 5)))
+    with no_grad():
+        fixed = stepper.graph_stepper(model, source, 2)
+        plain = TransformerStepper(model, source, 2)
+        tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
+        for step in range(11):
+            [a] = [to_host(block) for block in fixed.step(tokens)]
+            [b] = [to_host(block) for block in plain.step(tokens)]
+            assert_close(a, b, dtype)
+            left = [0, 2] if step == 6 else range(batch)
+            rows = [beam * s + k for s in left for k in rng.integers(0, beam, 2)]
+            for one in (fixed, plain):
+                one.select(gpu.xp.asarray(rows))
+            batch, beam = len(left), 2
+            tokens = gpu.xp.asarray(rng.integers(3, 23, 2 * batch))
+    if gpu.xp is not np:
+        assert fixed._graph is not None
+
+
+def test_a_recorded_step_is_replayed_while_its_arrays_last(libraries, monkeypatch):
+    """With a stand-in of CuPy's streams, whose graphs compute again."""
+    import host_device
+
+    host = host_device.HostDevice(libraries)
+    monkeypatch.setattr(device, "current", lambda: host)
+    monkeypatch.setattr(backend, "override", fused.find)
+    launched = []
+
+    class Graph:
+        def launch(self):
+            if fixed._graph is self:
+                launched.append(fixed._state.position)
+                fixed._logits[...] = fixed._compute()
+
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(
+            begin_capture=lambda: None, end_capture=Graph
+        ),
+        using_allocator=lambda malloc: contextlib.nullcontext(),
+    )
+    model = Transformer(TINY, seed=2)
+    with no_grad():
+        steppers = stepper.GraphStepper, TransformerStepper
+        fixed, plain = (kind(model, np.full((3, 5), 7), 2) for kind in steppers)
+        fixed._xp = SimpleNamespace(**vars(np), cuda=cuda)
+        fixed._records, fixed._memory = True, SimpleNamespace(malloc=None)
+        tokens = np.array([2, 2, 2])
+        for step in range(20):
+            [a], [b] = list(fixed.step(tokens)), list(plain.step(tokens))
+            assert_close(a, b, "float32")
+            rows = np.arange(6 if step < 9 else 4) // (2 if step == 0 else 1)
+            fixed.select(rows)
+            plain.select(rows)
+            tokens = 3 + (step + np.arange(len(rows))) % 20
+    # Two steps after each change of the batch (9) or the capacity (16) are computed.
+    assert launched == [3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 18, 19]
+
+
 def test_translations_are_those_of_the_reference(gpu, monkeypatch):
     sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
     config = DecodingConfig(beam=3, nbest=2, max_len_b=6)
@@ -405,7 +477,7 @@ def test_translations_are_those_of_the_reference(gpu, monkeypatch):
     expected = translate(model, sources, config)
     for _, parameter in model.named_parameters():
         parameter.data = gpu.xp.asarray(parameter.data)
-    for module in (backend, decoding):
+    for module in (backend, decoding, steppers):
         monkeypatch.setattr(module, "override", fused.find)
     found = translate(model, sources, config)
     assert len(found) == 5

@@ -724,6 +724,16 @@ struct Finished {
   }
 };
 
+// cache[row, position] = the row of `latest`. Launch: a thread an element.
+extern "C" __global__ void put_position(real* cache, const real* latest,
+                                        const int* position, int count, int capacity,
+                                        int width) {
+  i64 i = thread_index();
+  if (i >= count) return;
+  i64 row = i / width, column = i % width;
+  cache[(row * capacity + *position) * width + column] = latest[i];
+}
+
 // One step of the search, as decoding.py describes it. Of a sentence's beams x count
 // candidates the first `count` are looked at: those that end are finished hypotheses if
 // they are among the first `live`, and the first `live` of the others go on, as their

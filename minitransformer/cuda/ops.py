@@ -28,6 +28,7 @@ from minitransformer.backend import (
 from minitransformer.cuda import device
 from minitransformer.cuda.beams import beam_steps
 from minitransformer.cuda.device import THREADS, WARP, WARPS, blocks, packs
+from minitransformer.cuda.stepper import graph_stepper
 from minitransformer.cuda.update import accumulate, adam_update, gradient_norm
 from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE
 
@@ -42,7 +43,7 @@ MIN_ROWS_PER_CHUNK = 256
 ELEMENTARY = ("add", "multiply", "matmul", "sum_all")
 
 # Blocks that each sum a share of the rows of a matrix, at most.
-NUM_SHARES = 128
+NUM_SHARES = 256
 
 
 def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
@@ -335,7 +336,8 @@ OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     )
 }
 HELPERS: dict[str, Callable[..., Any]] = {
-    body.__name__: body for body in (accumulate, gradient_norm, adam_update, beam_steps)
+    body.__name__: body
+    for body in (accumulate, gradient_norm, adam_update, beam_steps, graph_stepper)
 }
 
 
