@@ -75,6 +75,7 @@ class GraphStepper(TransformerStepper):
         if self._records:
             stream, self._memory = _of_thread(xp, threading.get_ident())
             if not xp.cuda.get_current_stream().ptr:
+                xp.cuda.Device().synchronize()  # the parameters have arrived
                 stream.use()
         super().__init__(model, source, beam_size, shortlist)
         self._capacity, self._rows, self._runs = 0, 0, 0
@@ -153,11 +154,11 @@ class GraphStepper(TransformerStepper):
 
 @functools.cache
 def _of_thread(xp: Any, thread: int) -> tuple[Any, Any]:
-    """A stream, since the null stream has no graphs, and a thread's memory for these.
+    """A stream that can be recorded, and memory for its graphs.
 
     A thread's steppers follow one another, so that all may use the same memory.
     """
-    return xp.cuda.Stream(), xp.cuda.MemoryPool()
+    return xp.cuda.Stream(non_blocking=True), xp.cuda.MemoryPool()
 
 
 def graph_stepper(
