@@ -48,16 +48,16 @@ class Progress:
     ) -> None:
         """Count an update. Shapes: loss, norm, finite scalars, of any library"""
         state, window = self.state, self.state["window"]
+        xp = array_module(self.scale.factor)
         state.update(
             step=state["step"] + 1,
             epoch=stream.epoch,
             position=stream.position,
             learning_rate=rate,
             gradient_norm=norm,
-            skipped=state["skipped"] + 1 - finite,
+            skipped=state["skipped"] + xp.where(finite, 0, 1),
         )
         tokens = sum(batch.target_tokens for batch in batches)
-        xp = array_module(self.scale.factor)
         window["loss"] += xp.where(finite, loss * tokens, 0.0)
         window["left_out"] = window.get("left_out", 0) + xp.where(finite, 0, tokens)
         window["target"] += tokens

@@ -298,7 +298,7 @@ class GpuAdam(Adam):
             return self._step_in_turn(gradient, rate, clip_norm)
         found = fused_norm(gradient)
         finite = found[1] > 0
-        self.steps = self.steps + finite
+        self.steps = self.steps + array_module(found).where(finite, 1, 0)
         scalars = self._scalars
         scalars[0] = rate
         scalars[4] = 1 - self.beta1**self.steps
