@@ -10,6 +10,7 @@ from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from test_device import Cuda
 from test_parallel import batch
 from test_train import SMALL
 
@@ -276,6 +277,22 @@ def test_a_run_goes_from_gpu_to_cpu_and_back(kernels, run, tmp_path, monkeypatch
     log = (tmp_path / "half" / "train.log").read_text()
     assert "device      cuda, fp16" in log
     assert "loss scale 65,536, 0 skipped" in log
+
+
+def test_a_run_of_graphs_is_the_run_without(run, tmp_path, monkeypatch):
+    cuda = Cuda(monkeypatch)
+    flags = "--steps 8 --device cuda --dropout 0.2 --validate-bleu 0"
+    run(f"--run graphs {flags}")
+    assert cuda.said.count("launched") >= 6
+    launched = len(cuda.said)
+    run(f"--run eager {flags} --eager")
+    assert "launched" not in cuda.said[launched:]
+    ends = [
+        load_file(tmp_path / name / "step-00000008.safetensors")
+        for name in ("graphs", "eager")
+    ]
+    for name, tensor in ends[0].items():
+        np.testing.assert_array_equal(tensor, ends[1][name])
 
 
 def poisoned(monkeypatch, step):
