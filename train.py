@@ -412,8 +412,8 @@ def try_out(args: argparse.Namespace) -> int:
         trainer = Trainer(run, new_config(args), args, Communicator())
         trainer.describe()
         if args.profile:
-            adam, num_threads = trainer.adam, trainer.num_threads
-            print(profile_updates(trainer.update, adam, num_threads, args.profile))
+            adam, engine = trainer.adam, trainer.engine
+            print(profile_updates(trainer.update, adam, engine, args.profile))
     return 0
 
 

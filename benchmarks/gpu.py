@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from harness import Result, alternate, medians, ratio, report, run_side
+from harness import Result, medians, ratio, report, run_side
 
 from minitransformer import backend
 from minitransformer.config import (
@@ -247,6 +247,23 @@ def table(found: dict[str, dict[str, Result]], rate: float) -> str:
     return "\n".join([*lines, f"{'bfloat16 products':<53}{rate:>9.1f}"])
 
 
+def measured(
+    sides: list[str], flags: list[str], rounds: int
+) -> dict[str, list[Result]]:
+    """Run each side in turns; one that fails is left out of what follows, and named."""
+    found: dict[str, list[Result]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in list(found):
+            try:
+                found[side].append(run_side(__file__, [*flags, "--side", side]))
+            except SystemExit as error:
+                complain(f"left out: {error}")
+                del found[side]
+                continue
+            complain(f"round {number + 1}/{rounds}: {side} {found[side][-1]}")
+    return found
+
+
 def device_name(device: str) -> str:
     """The GPU's name, asked for in a process that then frees its memory."""
     if device == "cpu":
@@ -299,16 +316,16 @@ def main() -> None:
     training = [side for side in args.sides if side in TRAINING]
     for shape in args.shapes if training else []:
         asked = [*flags, "--shape", shape]
-        runs[shape] = alternate(__file__, training, asked, args.rounds)
+        runs[shape] = measured(training, asked, args.rounds)
     if decoding := [side for side in args.sides if side in DECODING]:
-        runs["multi30k"] = alternate(__file__, decoding, flags, args.rounds)
+        runs["multi30k"] = measured(decoding, flags, args.rounds)
     found = {
         shape: {side: medians(results) for side, results in sides.items()}
         for shape, sides in runs.items()
     }
     ratios = {}
     for shape, sides in runs.items():
-        first, *others = sides
+        first, *others = sides or ("none",)
         ratios[shape] = {
             f"{first} over {other}": ratio(
                 sides[first], sides[other], "tokens_per_second"

@@ -131,6 +131,9 @@ class ThreadedModel:
         """Apply `function` to items in several threads; results in order."""
         return self._pool.map(function, items)
 
+    def wait(self) -> None:
+        """Wait until all that was asked for is computed, as here it is."""
+
     def close(self) -> None:
         self._pool.shutdown()
         self._limit.__exit__(None, None, None)

@@ -12,6 +12,7 @@ from typing import Any
 from minitransformer.autograd import Vjp, observed
 from minitransformer.backend import Array
 from minitransformer.optimizer import Adam
+from minitransformer.parallel import ThreadedModel
 
 
 @dataclass
@@ -26,11 +27,12 @@ class Entry:
 class Profile:
     """Times every primitive, forward and backward, and whatever `timed` wraps.
 
-    Threads add up: divide by their number for the share of a step. Figures of a GPU
-    would be those of launching its work, not of the work.
+    Threads add up: divide by their number for the share of a step. `wait` is called
+    before the clock is read: on a GPU it waits for what is in work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self._wait = wait
         self.entries: defaultdict[tuple[str, str], Entry] = defaultdict(Entry)
         self._lock = Lock()
 
@@ -66,8 +68,10 @@ class Profile:
         *args: Any,
         **options: Any,
     ) -> Any:
+        self._wait()
         started = time.perf_counter()
         result = function(*args, **options)
+        self._wait()
         seconds = time.perf_counter() - started
         with self._lock:
             entry = self.entries[key]
@@ -127,16 +131,17 @@ def operations(
 
 
 def profile_updates(
-    update: Callable[[], None], adam: Adam, num_threads: int, steps: int
+    update: Callable[[], None], adam: Adam, threads: ThreadedModel, steps: int
 ) -> str:
     """Run an update `steps` times, after a few to warm up, and return the table."""
     for _ in range(3):
         update()
-    profile = Profile()
-    adam.update = profile.timed("adam", adam.update)  # type: ignore[method-assign]
+    profile = Profile(threads.wait)
+    adam.step = profile.timed("adam", adam.step)  # type: ignore[method-assign]
     with observed(profile.observe):
         started = time.perf_counter()
         for _ in range(steps):
             update()
+        threads.wait()
         seconds = time.perf_counter() - started
-    return profile.table(steps, seconds, num_threads)
+    return profile.table(steps, seconds, threads.num_threads)

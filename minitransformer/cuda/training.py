@@ -140,6 +140,10 @@ class GpuModel(ThreadedModel):
         """Apply `function` to items, in this thread: CuPy's device is a thread's."""
         return map(function, items)
 
+    def wait(self) -> None:
+        if self.xp is not np:
+            self._stream.synchronize()
+
     def gradient(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
@@ -249,8 +253,8 @@ class GpuModel(ThreadedModel):
             f"{largest.target_tokens:,} tokens: batches are computed in {self.parts} "
             "parts from now on (as with a lower --max-tokens, a higher --accumulate)"
         )
+        self.wait()
         if self.xp is not np:
-            self._stream.synchronize()
             self._graphs.clear()
             self._memory.free_all_blocks()
             self.xp.get_default_memory_pool().free_all_blocks()
