@@ -147,7 +147,7 @@ class Trainer:
         self.on_cpu = args.device == "cpu"
         precision = choose_precision(self.training.precision, self.xp)
         cores = args.threads or max(backend.num_cores() // ranks.local_size, 1)
-        self.num_threads = cores if self.on_cpu else 1
+        self.cores, self.num_threads = cores, cores if self.on_cpu else 1
         self.device = (
             f"cpu, {cores} threads" if self.on_cpu else f"{device}, {precision}"
         )
@@ -203,9 +203,7 @@ class Trainer:
     def initial(self, args: argparse.Namespace) -> Checkpoint:
         """Learn the vocabulary (5.1), draw the parameters, begin at step 0."""
         train, config = self.text["train"], self.settings.model
-        tokenizer = cached_tokenizer(
-            train, config.vocab_size, args.cache, self.num_threads
-        )
+        tokenizer = cached_tokenizer(train, config.vocab_size, args.cache, self.cores)
         model = Transformer(config, self.training.seed)
         state = Progress.beginning(train.digest())
         return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
