@@ -169,6 +169,26 @@ def _device(index: int) -> Device:
     return Device(importlib.import_module("cupy"))
 
 
+def graph_memory(xp: ModuleType) -> Any:
+    """A memory pool for graphs, which keeps its blocks: graphs have their addresses.
+
+    CuPy's own frees unused blocks and tries again when memory runs out, but not at an
+    error that it does not know; what the default pool holds is freed instead.
+    """
+
+    def allocate(size: int) -> Any:
+        for last_try in (False, True):
+            try:
+                return xp.cuda.MemoryPointer(xp.cuda.Memory(size), 0)
+            except xp.cuda.runtime.CUDARuntimeError as error:
+                if last_try:
+                    raise MemoryError(str(error)) from error
+            xp.get_default_memory_pool().free_all_blocks()
+        raise AssertionError
+
+    return xp.cuda.MemoryPool(allocate)
+
+
 def blocks(threads: int) -> int:
     """Blocks for so many threads."""
     return -(-threads // THREADS)

@@ -158,7 +158,7 @@ def _of_thread(xp: Any, thread: int) -> tuple[Any, Any]:
 
     A thread's steppers follow one another, so that all may use the same memory.
     """
-    return xp.cuda.Stream(non_blocking=True), xp.cuda.MemoryPool()
+    return xp.cuda.Stream(non_blocking=True), device.graph_memory(xp)
 
 
 def graph_stepper(

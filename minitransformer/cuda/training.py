@@ -21,6 +21,7 @@ import numpy as np
 from minitransformer import backend
 from minitransformer.backend import Array, RandomStream, array_module
 from minitransformer.config import PAD_ID, TrainingConfig
+from minitransformer.cuda import device
 from minitransformer.data import Batch
 from minitransformer.distributed import Communicator
 from minitransformer.layers import ParameterBuffer
@@ -122,7 +123,7 @@ class GpuModel(ThreadedModel):
         self._loss = xp.zeros(1, dtype=np.float32)
         self._weight = xp.zeros((), dtype=np.float32)
         if xp is not np:
-            self._memory = xp.cuda.MemoryPool(self._allocate)
+            self._memory = device.graph_memory(xp)
             self._stream = xp.cuda.Stream(non_blocking=True)  # as recording asks
             xp.cuda.Device().synchronize()  # the parameters have arrived
             self._stream.use()
@@ -258,22 +259,6 @@ class GpuModel(ThreadedModel):
             self._graphs.clear()
             self._memory.free_all_blocks()
             self.xp.get_default_memory_pool().free_all_blocks()
-
-    def _allocate(self, size: int) -> Any:
-        """Memory for the pool of the graphs.
-
-        An error that CuPy does not know keeps its pool from freeing unused blocks and
-        trying again: graphs have their addresses.
-        """
-        xp = self.xp
-        for last_try in (False, True):
-            try:
-                return xp.cuda.MemoryPointer(xp.cuda.Memory(size), 0)
-            except xp.cuda.runtime.CUDARuntimeError as error:
-                if last_try:
-                    raise MemoryError(str(error)) from error
-            xp.get_default_memory_pool().free_all_blocks()
-        raise AssertionError
 
 
 class GpuAdam(Adam):
