@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,7 +137,9 @@ class GraphStepper(TransformerStepper):
         return self._xp.cuda.using_allocator(self._memory.malloc)
 
     def _record(self) -> None:
+        """Record the step that was just computed; decode on without, if that fails."""
         stream = self._xp.cuda.get_current_stream()
+        found = "its replay differs"
         try:
             with self._allocator():
                 stream.begin_capture()
@@ -146,10 +149,12 @@ class GraphStepper(TransformerStepper):
                     graph = stream.end_capture()
             graph.launch()
             self._records = bool((logits == self._logits).all())
-        except Exception:  # of the driver, of cuBLAS, of CuPy: many kinds
-            self._records = False
+        except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
+            self._records, found = False, str(error)
         if self._records:
             self._graph, self._logits = graph, logits
+        else:
+            warnings.warn(f"decoding without CUDA graphs: {found}", stacklevel=2)
 
 
 @functools.cache
