@@ -103,7 +103,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_length": 300,
         "learning_rate": 2e-3,
         "warmup": 1000,
-        "steps": 12_000,
+        "steps": 16_000,
         "validate_every": 400,
         "validate_bleu": 0,
         "save_every": 400,
