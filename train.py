@@ -74,7 +74,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", __doc__ or "")
     add = parser.add_argument
     preset = (
-        "tiny, multi30k, small, base, big, base-ROW of Table 3, a JSON or TOML file"
+        "tiny, multi30k, small, base, big, base-ROW of Table 3, parsing[-small], "
+        "a JSON or TOML file"
     )
     add("--config", metavar="NAME", help=f"all defaults: {preset} (default tiny)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
