@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
             finally:
                 os.close(folder)
     except OSError as error:
-        if error.filename is None:  # as when the disk is full
+        if error.filename in (None, str(partial)):  # None as when the disk is full
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:

@@ -75,9 +75,14 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
         return work() or 0
     except KeyboardInterrupt:
         return 130
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError) as error:
         print(f"{prog}: error: {who}{error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:
+        place = f"{error.filename}: " if error.strerror and error.filename else ""
+        reason = error.strerror or error
+        print(f"{prog}: error: {who}{place}{reason}", file=sys.stderr)
+        return 1
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
         print(f"{prog}: error: {who}out of memory, {advice}: {error}", file=sys.stderr)
