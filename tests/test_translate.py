@@ -224,7 +224,7 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
         ("--model MODEL --reference two x", 1, "as many references as translations"),
         ("--model MODEL --score two x", 1, "two: expected 1 lines as the source"),
         ("--model MODEL --score two x y z", 1, "two: expected a line for each source"),
-        ("--model MODEL --output no/where x", 1, "no/.where.partial"),
+        ("--model MODEL --output no/where x", 1, "no/where: No such file"),
         ("--model bad x", 1, "bad: not a usable checkpoint"),
         ("--model MODEL --device cuda:x x", 1, "expected a device cpu, cuda or cuda:N"),
         ("--model MODEL --precision bf16 x", 2, "expected fp32 with --device cpu"),
