@@ -1,7 +1,7 @@
 """Every name, flag and preset in docs/paper.md exists."""
 
 import functools
-import importlib
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -28,9 +28,7 @@ def check_name(name: str) -> None:
     elif "/" in name:
         assert (ROOT / name).exists()
     else:
-        module, *attributes = name.split(".")
-        found = importlib.import_module(f"minitransformer.{module}")
-        functools.reduce(getattr, attributes, found)
+        pkgutil.resolve_name(f"minitransformer.{name}")
 
 
 @functools.cache
