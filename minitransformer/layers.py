@@ -295,7 +295,8 @@ class Embedding(Module):
 
     The weights are drawn from N(0, 1 / d_model) and multiplied by sqrt(d_model) on
     input only. Positions are sinusoids of any length, or `max_length` learned vectors
-    (Table 3, row E).
+    (Table 3, row E), drawn as large as sinusoids are, from N(0, 1 / 2): beside words of
+    variance 1, smaller ones were learned late.
     """
 
     def __init__(
@@ -308,11 +309,10 @@ class Embedding(Module):
     ) -> None:
         self.dropout = dropout
         self.scale = math.sqrt(d_model)
-        deviation = d_model**-0.5
-        self.table = init.normal(deviation, vocab_size, d_model)
+        self.table = init.normal(d_model**-0.5, vocab_size, d_model)
         self.learned = max_length is not None
         if max_length is not None:
-            self.positions = init.normal(deviation, max_length, d_model)
+            self.positions = init.normal(math.sqrt(0.5), max_length, d_model)
         else:
             self.positions = Tensor(sinusoids(256, d_model).astype(init.dtype))
 

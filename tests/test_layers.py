@@ -84,6 +84,8 @@ def test_initial_weights_have_their_spread():
     assert abs(weight.std() - bound / math.sqrt(3)) < 0.001
     table = Embedding(init, 2000, 64, None, 0.0).table.data
     assert abs(table.std() - 64**-0.5) < 0.001
+    learned = Embedding(init, 10, 64, 2000, 0.0).positions.data
+    assert abs(learned.std() - (sinusoids(2000, 64) ** 2).mean() ** 0.5) < 0.01
 
 
 class Tied(Module):
