@@ -25,7 +25,10 @@ from typing import Any
 
 from harness import report
 
+from minitransformer.checkpoint import RunDirectory
 from minitransformer.config import ModelConfig
+from minitransformer.options import build
+from minitransformer.plot import read_metrics
 from minitransformer.presets import PRESETS
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -74,9 +77,7 @@ def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
     Raises: SystemExit if a division leaves a rest.
     """
     settings = dict(PRESETS[row])
-    shape = ModelConfig(
-        **{k: v for k, v in settings.items() if k in ModelConfig.__dataclass_fields__}
-    )
+    shape = build(ModelConfig, settings, {})
     for names, divisor in ((WIDTHS, width), (DEPTHS, depth)):
         for name in names:
             value = getattr(shape, name)
@@ -112,11 +113,10 @@ def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -
 
 def last_validation(run: Path) -> Result | None:
     """The validation at the end of a run, or None if it has not come so far."""
-    metrics = run / "metrics.jsonl"
-    if not metrics.exists():
+    directory = RunDirectory(run)
+    if not directory.metrics.is_file():
         return None
-    for line in metrics.read_text().splitlines():
-        found = json.loads(line)
+    for found in read_metrics(directory):
         if "validation_bleu" in found:
             return Result(
                 found["validation_perplexity"],
@@ -124,11 +124,6 @@ def last_validation(run: Path) -> Result | None:
                 found["seconds"],
             )
     return None
-
-
-def num_parameters(run: Path) -> int:
-    stored = json.loads((run / "config.json").read_text())["model"]
-    return ModelConfig(**stored).num_parameters
 
 
 def spread(values: Sequence[float]) -> str:
@@ -182,7 +177,8 @@ def main() -> None:
             if (result := last_validation(run)) is None:
                 sys.exit(f"{run}: expected a validation with BLEU, found none")
             found[row].append(result)
-            parameters[row] = num_parameters(run)
+            model = RunDirectory(run).read_config().model
+            parameters[row] = model.num_parameters
     print(table(found, parameters), file=sys.stderr)
     report(
         "table3",

@@ -348,6 +348,6 @@ def resolve(path: Path | None, runs: Path = Path("runs")) -> Path:
 def is_model(text: str) -> bool:
     """Whether an argument names a run directory or a checkpoint, and not a sentence."""
     path = Path(text)
-    return (path.is_file() and path.suffix == SUFFIX) or (
-        path / "config.json"
-    ).is_file()
+    if path.suffix == SUFFIX and path.is_file():
+        return True
+    return RunDirectory(path).config.is_file()

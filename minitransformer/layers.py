@@ -210,21 +210,7 @@ class MultiHeadAttention(Module):
         -> [B, T, D]
         """
         keys, values = self.project_memory(memory)
-        if self.neighbourhood is None:
-            return self.attend(queries, keys, values, mask, rng)
-        before, after = self.neighbourhood
-        heads = ops.restricted_attention(
-            ops.linear(queries, self.query),
-            keys,
-            values,
-            mask,
-            num_heads=self.num_heads,
-            before=before,
-            after=after,
-            rate=self.dropout,
-            rng=rng,
-        )
-        return ops.linear(heads, self.output)
+        return self.attend(queries, keys, values, mask, rng, self.neighbourhood)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [B, S, H d_k] and values [B, S, H d_v], which decoding caches."""
@@ -237,17 +223,18 @@ class MultiHeadAttention(Module):
         values: Tensor,
         mask: Array | None,
         rng: RandomStream | None,
+        neighbourhood: tuple[int, int] | None = None,
     ) -> Tensor:
         """Attend with projected keys and values. Shapes: as `project_memory` gives."""
-        heads = ops.attention(
-            ops.linear(queries, self.query),
-            keys,
-            values,
-            mask,
-            num_heads=self.num_heads,
-            rate=self.dropout,
-            rng=rng,
-        )
+        inputs = ops.linear(queries, self.query), keys, values, mask
+        options = {"num_heads": self.num_heads, "rate": self.dropout, "rng": rng}
+        if neighbourhood is None:
+            heads = ops.attention(*inputs, **options)
+        else:
+            before, after = neighbourhood
+            heads = ops.restricted_attention(
+                *inputs, before=before, after=after, **options
+            )
         return ops.linear(heads, self.output)
 
 

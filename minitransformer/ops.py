@@ -171,7 +171,7 @@ def attention(
     mask broadcasting to [B, H, T, S] -> [B, T, H d_v]
     """
     xp = array_module(q)
-    query, key, value = (_split_heads(x, num_heads) for x in (q, k, v))
+    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
     scale = 1 / math.sqrt(query.shape[-1])
     weights = attention_weights(q, k, mask, num_heads=num_heads)  # [B, H, T, S]
     keep, factor, dropped = None, 1.0, weights
@@ -179,12 +179,12 @@ def attention(
         keep, factor = rng.keep_mask(weights.shape, rate)
         dropped = _scaled(weights, keep, factor)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
-    xp.matmul(dropped, value, out=_split_heads(out, num_heads))
+    xp.matmul(dropped, value, out=split_heads(out, num_heads))
 
     def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        g = _split_heads(g, num_heads)  # [B, H, T, d_v]
+        g = split_heads(g, num_heads)  # [B, H, T, d_v]
         dq, dk, dv = xp.empty_like(q), xp.empty_like(k), xp.empty_like(v)
-        xp.matmul(dropped.swapaxes(-1, -2), g, out=_split_heads(dv, num_heads))
+        xp.matmul(dropped.swapaxes(-1, -2), g, out=split_heads(dv, num_heads))
         dscores = g @ value.swapaxes(-1, -2)  # [B, H, T, S]
         if keep is not None:
             dscores *= keep
@@ -192,8 +192,8 @@ def attention(
         dscores -= _row_dot(xp, dscores, weights)[..., None]
         dscores *= weights
         dscores *= scale
-        xp.matmul(dscores, key, out=_split_heads(dq, num_heads))
-        xp.matmul(dscores.swapaxes(-1, -2), query, out=_split_heads(dk, num_heads))
+        xp.matmul(dscores, key, out=split_heads(dq, num_heads))
+        xp.matmul(dscores.swapaxes(-1, -2), query, out=split_heads(dk, num_heads))
         return dq, dk, dv, None
 
     return out, vjp
@@ -208,7 +208,7 @@ def attention_weights(
     -> [B, H, T, S]
     """
     xp = array_module(q)
-    query, key = _split_heads(q, num_heads), _split_heads(k, num_heads)
+    query, key = split_heads(q, num_heads), split_heads(k, num_heads)
     weights = query @ key.swapaxes(-1, -2)
     weights *= 1 / math.sqrt(query.shape[-1])
     if mask is not None:
@@ -401,7 +401,7 @@ def _row_dot(xp: ModuleType, a: Array, b: Array) -> Array:
     return xp.einsum("...i,...i->...", a, b)
 
 
-def _split_heads(x: Array, num_heads: int) -> Array:
+def split_heads(x: Array, num_heads: int) -> Array:
     """View [B, T, H d] as [B, H, T, d]."""
     return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
 

@@ -12,14 +12,13 @@ splits.
 from __future__ import annotations
 
 import gzip
-import io
 import random
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from minitransformer.files import replacing
+from minitransformer.files import write_bytes
 from minitransformer.options import Parser, exit_code, positive
 from minitransformer.text import read_lines
 
@@ -82,13 +81,9 @@ def split_pairs(
 
 def write_split(folder: Path, split: str, language: str, lines: Iterable[str]) -> None:
     """Write `folder`/`split`.`language`.gz, the same bytes for the same lines."""
-    with (
-        replacing(folder / f"{split}.{language}.gz") as partial,
-        open(partial, "wb") as raw,
-        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file,
-        io.TextIOWrapper(file, "utf-8", newline="\n") as text,
-    ):
-        text.writelines(line + "\n" for line in lines)
+    text = "".join(line + "\n" for line in lines)
+    path = folder / f"{split}.{language}.gz"
+    write_bytes(path, gzip.compress(text.encode(), mtime=0))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,9 +5,7 @@ Shapes: B sentences, K beams, V vocabulary, n hypotheses kept of a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 
@@ -15,17 +13,10 @@ from minitransformer.backend import Array, array_module, to_host
 from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
 from minitransformer.cuda import device
 from minitransformer.cuda.device import THREADS, WARP
+from minitransformer.steppers import Stepper
 
 # The batch goes on with the sentences left when they are no more than this share.
 MOST_LEFT = 0.75
-
-
-class Stepper(Protocol):
-    """As in `steppers.py`, on arrays of the device."""
-
-    def step(self, tokens: Array) -> Iterable[Array]: ...
-
-    def select(self, rows: Array) -> None: ...
 
 
 class Ends:

@@ -30,7 +30,7 @@ from minitransformer.cuda.beams import beam_steps
 from minitransformer.cuda.device import THREADS, WARP, WARPS, blocks, packs
 from minitransformer.cuda.stepper import graph_stepper
 from minitransformer.cuda.update import accumulate, adam_update, gradient_norm
-from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE
+from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE, split_heads
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
 MAX_WIDTH = 1024
@@ -185,7 +185,7 @@ def attention(
     Rows of scores begin at multiples of 16 bytes, as tensor cores like them.
     """
     xp, gpu = array_module(q), device.current()
-    query, key, value = (_split_heads(x, num_heads) for x in (q, k, v))
+    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
     scale = 1 / math.sqrt(query.shape[-1])
     shape = (*query.shape[:-1], key.shape[-2])  # [B, H, T, S]
     rows, stride = math.prod(shape[:-1]), -(-shape[-1] // 8) * 8
@@ -216,20 +216,20 @@ def attention(
         *(np.int64(rows), *shape[1:], stride),
     )
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
-    gpu.matmul(dropped(), value, _split_heads(out, num_heads))
+    gpu.matmul(dropped(), value, split_heads(out, num_heads))
 
     def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        g = _split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
+        g = split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
         dq, dk, dv = (_empty(xp, x.shape, x.dtype) for x in (q, k, v))
-        gpu.matmul(dropped().swapaxes(-1, -2), g, _split_heads(dv, num_heads))
+        gpu.matmul(dropped().swapaxes(-1, -2), g, split_heads(dv, num_heads))
         dscores = scores()
         gpu.matmul(g, value.swapaxes(-1, -2), dscores)
         size = np.int64(rows), shape[-1], stride
         places = dscores, weights, *size, *noise.arguments
         gpu.launch("softmax_backward", q.dtype, _warp_blocks(rows), THREADS, *places)
-        gpu.matmul(dscores, key, _split_heads(dq, num_heads), alpha=scale)
+        gpu.matmul(dscores, key, split_heads(dq, num_heads), alpha=scale)
         turned = dscores.swapaxes(-1, -2)
-        gpu.matmul(turned, query, _split_heads(dk, num_heads), alpha=scale)
+        gpu.matmul(turned, query, split_heads(dk, num_heads), alpha=scale)
         return dq, dk, dv, None
 
     return out, vjp
@@ -394,11 +394,6 @@ def _column_sums(
 def _rows(x: Array) -> Array:
     """All rows of the last axis, contiguous. Shapes: [..., D] -> [N, D]"""
     return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
-
-
-def _split_heads(x: Array, num_heads: int) -> Array:
-    """View [B, T, H d] as [B, H, T, d]."""
-    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
 
 
 def _widened(x: Array) -> Array:
