@@ -202,20 +202,24 @@ def model(positions="sinusoidal", dtype="float64"):
     return Transformer(config, seed=5, dtype=dtype)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_the_cached_decoder_equals_the_full_one(positions):
-    """Also with beams reordered, sentences dropped, and beyond the first buffer."""
-    rng, net, beam = np.random.default_rng(0), model(positions), 2
+def check_cache(net, steps, leaving):
+    """Decode random tokens with a cache: each output is that of the whole history.
+
+    Beams are reordered, and after the steps `leaving` a sentence is dropped. Returns
+    the state and the sentence of each beam that is left.
+    """
+    rng, beam = np.random.default_rng(0), 2
     source = rng.integers(4, 20, (3, 6))
     source[1, 4:] = PAD_ID
     with no_grad():
         state = net.start_decoding(source)
-        owners = np.arange(3)
-        histories = np.full((3, 1), BOS_ID)
-        for step in range(36):
-            logits = net.logits(Tensor(net.decode_step(histories[:, -1], state))).data
-            full = net.logits(net(source[owners], histories)).data[:, -1]
-            assert_close(logits, full)
+        owners, histories = np.arange(3), np.full((3, 1), BOS_ID)
+        for step in range(steps):
+            outputs = net.decode_step(histories[:, -1], state)
+            full = net(source[owners], histories).data[:, -1]
+            assert_close(outputs, full)
+            logits = (net.logits(Tensor(x)).data for x in (outputs, full))
+            assert_close(*logits)
             tokens = rng.integers(4, 20, (len(owners), 1))
             histories = np.concatenate([histories, tokens], axis=1)
             rows = np.arange(len(owners))
@@ -223,11 +227,18 @@ def test_the_cached_decoder_equals_the_full_one(positions):
                 rows = np.repeat(rows, beam)
             elif step % 3 == 1:
                 rows = rows.reshape(-1, beam)[:, rng.integers(0, beam, beam)].ravel()
-            if step in (5, 20):
+            if step in leaving:
                 rows = rows[beam:]
             state.select(rows, beam)
             owners, histories = owners[rows], histories[rows]
-    assert len(owners) == beam
+    return state, owners
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_the_cached_decoder_equals_the_full_one(positions):
+    """Also with beams reordered, sentences dropped, and beyond the first buffer."""
+    _, owners = check_cache(model(positions), 36, leaving=(5, 20))
+    assert len(owners) == 2
 
 
 def test_translations_score_as_they_were_found_to():

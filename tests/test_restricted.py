@@ -10,13 +10,14 @@ from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoint import rewrite
+from test_decoding import check_cache
 from test_ensemble import models, next_probabilities
 from test_export import random_model
 from test_translate import save_model
 
 from minitransformer import backend, checkpoint, export, load, ops
 from minitransformer.attention import attention_maps
-from minitransformer.autograd import PRIMITIVES, Tensor, no_grad
+from minitransformer.autograd import PRIMITIVES, Tensor
 from minitransformer.backend import RandomStream
 from minitransformer.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
 from minitransformer.cost import training_flops
@@ -160,26 +161,7 @@ def test_a_model_learns_as_with_masks(window, monkeypatch):
 def test_the_cached_decoder_remembers_what_it_may_see(window, monkeypatch):
     """Beams reordered, sentences dropped; teacher forcing is in the masked form."""
     monkeypatch.setattr(ops, "restricted_attention", masked_form)
-    rng, net, beam = np.random.default_rng(0), model(window), 2
-    source = rng.integers(4, 20, (3, 6))
-    source[1, 4:] = PAD_ID
-    with no_grad():
-        state = net.start_decoding(source)
-        owners, histories = np.arange(3), np.full((3, 1), BOS_ID)
-        for step in range(50):
-            outputs = net.decode_step(histories[:, -1], state)
-            assert_close(outputs, net(source[owners], histories).data[:, -1])
-            tokens = rng.integers(4, 20, (len(owners), 1))
-            histories = np.concatenate([histories, tokens], axis=1)
-            rows = np.arange(len(owners))
-            if step == 0:
-                rows = np.repeat(rows, beam)
-            elif step % 3 == 1:
-                rows = rows.reshape(-1, beam)[:, rng.integers(0, beam, beam)].ravel()
-            if step in (5, 30):
-                rows = rows[beam:]
-            state.select(rows, beam)
-            owners, histories = owners[rows], histories[rows]
+    state, _ = check_cache(model(window), 50, leaving=(5, 30))
     for cache in state.caches:
         assert cache.used == window // 2 + 1
         assert cache.keys.shape[1] <= 2 * cache.used
