@@ -3,7 +3,7 @@
     python train.py                       # the built-in corpus, minutes on a CPU
     python train.py --config multi30k --data DIR --source en --target de
     python train.py --config base --train-source FILE --train-target FILE
-    python train.py --resume              # go on with the newest run
+    python train.py --resume              # continue the newest run
     python train.py --device cuda --config base --gpus 8
 
 The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
@@ -20,15 +20,26 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
 from tqdm import tqdm
 
-from minitransformer import backend, checkpoint, distributed
-from minitransformer.checkpoint import Checkpoint, RunDirectory, WatchedRun
-from minitransformer.config import (
+from minitransformer.devices import Device, check_device, connect_ranks, open_device
+from minitransformer.engine.machine import num_cores, tune_allocator
+from minitransformer.files import write_bytes
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.average import average_checkpoints
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import (
+    ReadOnlyRunDirectory,
+    RunDirectory,
+    newest_run,
+)
+from minitransformer.settings.config import (
     DecodingConfig,
     ModelConfig,
     RanksConfig,
@@ -36,23 +47,7 @@ from minitransformer.config import (
     TextConfig,
     TrainingConfig,
 )
-from minitransformer.cost import summary
-from minitransformer.cuda.training import GpuAdam, GpuModel
-from minitransformer.data import (
-    BatchStream,
-    ReadAhead,
-    cached_tokenizer,
-    encoded_corpus,
-)
-from minitransformer.decoding import translate_lines
-from minitransformer.distributed import Communicator
-from minitransformer.evaluation import Quality, quality, validate
-from minitransformer.files import write_bytes
-from minitransformer.grammar.corpus import write_corpus
-from minitransformer.launch import launch_training
-from minitransformer.layers import ParameterBuffer
-from minitransformer.optimizer import Adam, learning_rate, paper_peak
-from minitransformer.options import (
+from minitransformer.settings.options import (
     Parser,
     UsageError,
     add_arguments,
@@ -61,32 +56,63 @@ from minitransformer.options import (
     given,
     positive,
 )
-from minitransformer.parallel import ThreadedModel
-from minitransformer.precision import LossScale, choose_precision, use_precision
-from minitransformer.presets import find_preset
-from minitransformer.profiling import profile_updates
-from minitransformer.progress import Progress
-from minitransformer.text import find_text, text_pairs
-from minitransformer.transformer import Transformer
+from minitransformer.settings.presets import find_preset
+from minitransformer.text.batches import BatchStream, ParallelCorpus
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.grammar.corpus import write_corpus
+from minitransformer.text.lines import TextPair, find_text, text_pairs
+from minitransformer.text.prefetch import Prefetcher
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.distributed import Communicator, checksum
+from minitransformer.training.evaluation import (
+    TranslationQuality,
+    translation_quality,
+    validate,
+)
+from minitransformer.training.launch import launch_training
+from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.optimizer import (
+    Adam,
+    Optimizer,
+    learning_rate,
+    peak_learning_rate,
+)
+from minitransformer.training.parallel import ParallelModel, ThreadedModel
+from minitransformer.training.profiling import profile_updates
+from minitransformer.training.progress import Progress, TrainingState, run_summary
+from minitransformer.translation.decode import translate_lines
+
+EXAMPLES = (
+    "python train.py                     # the built-in corpus, minutes on a CPU",
+    "python train.py --config multi30k --data DIR --source en --target de",
+    "python train.py --config base --train-source FILE --train-target FILE",
+    "python train.py --resume            # continue the newest run",
+    "python train.py --device cuda --config base --gpus 8",
+)
+NOTES = """\
+The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
+checkpoints, which translate.py reads."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("train.py", __doc__ or "")
+    summary = 'Train a Transformer (section 5 of "Attention Is All You Need").'
+    parser = Parser("train.py", summary, EXAMPLES, NOTES)
     add = parser.add_argument
     preset = (
-        "tiny, multi30k, small, base, big, base-ROW of Table 3, parsing[-small], "
-        "a JSON or TOML file"
+        "all defaults: tiny, multi30k, small, base, big, base-ROW of Table 3, parsing, "
+        "parsing-small, or a JSON or TOML file (default tiny)"
     )
-    add("--config", metavar="NAME", help=f"all defaults: {preset} (default tiny)")
+    add("--config", metavar="NAME", help=preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--threads", type=positive, help="CPU threads (default all cores)")
     eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
     add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
-    last = "go on with a run from its last checkpoint (default the newest run)"
-    add("--resume", nargs="?", const=Path(), type=Path, metavar="DIR", help=last)
-    add("--dry-run", action="store_true", help="say what would be done, and end")
+    last = "continue a run from its last checkpoint (default the newest run)"
+    add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
+    add("--attempt", default=0, type=int, help=argparse.SUPPRESS)  # of the launcher
+    add("--dry-run", action="store_true", help="say what would be trained, and end")
     profile = "time N updates by operation and write nothing (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
@@ -109,17 +135,20 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
     if args.processes.several and (args.profile or args.dry_run):
-        parser.error("--profile and --dry-run are of one process, without --ranks")
+        parser.error("--profile and --dry-run use one process, without --ranks")
     return args
 
 
+# What to train, and where: settings and the run directory
+
+
 def new_config(args: argparse.Namespace) -> RunConfig:
-    """Put a preset and the flags together."""
+    """Combine a preset with the flags."""
     name, preset = find_preset(args.config or "tiny")
     named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
     model = build(ModelConfig, preset, given(args, ModelConfig))
-    if "max_positions" in args and model.max_length is None:
+    if "max_positions" in args and model.position_limit is None:
         raise UsageError("--max-positions does nothing without --positions learned")
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
@@ -131,143 +160,199 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     return RunConfig(name, model, training, decoding, files)
 
 
+def choose_run(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
+    """Return the directory to train in, what to train, and whether to continue it."""
+    if args.attempt and RunDirectory(args.run).config.exists():
+        return args.run, RunDirectory(args.run).read_config(), True
+    if args.resume is None:
+        settings = new_config(args)
+        name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return args.run or Path("runs") / name, settings, False
+    run = newest_run() if args.resume is True else RunDirectory(args.resume)
+    return run.path, run.read_config().resumed(args), True
+
+
+# Before the first update: vocabulary (5.1), parameters, optimizer (5.3)
+
+
+def prepare(
+    run: RunDirectory,
+    settings: RunConfig,
+    resumes: bool,
+    args: argparse.Namespace,
+    ranks: Communicator,
+) -> Trainer:
+    """Load or make all that training needs, and write what the run begins with."""
+    training = settings.training
+    cores = args.threads or max(num_cores() // ranks.local_size, 1)
+    device = open_device(ranks.device(args.device), training.precision, cores)
+    text = text_pairs(settings.text)
+    last = run.steps()[-1:] if resumes else []
+    if last:
+        start = checkpoint.load(last[0], with_moments=True)
+    else:
+        start = first_checkpoint(settings, text["train"], args.cache, cores)
+    state = TrainingState.from_json(start.state)
+    if state.text != text["train"].digest():
+        raise ValueError(
+            f"{text['train'].source}: the training text has changed since this run "
+            "began, so the run cannot be resumed"
+        )
+    ranks.assert_equal("text and state", json.dumps(start.state).encode())
+    start.parameters.move_to(device.xp, device.low_precision)
+    ranks.broadcast(start.parameters.data)
+    start.parameters.update_low_precision()
+    corpora = {
+        split: encoded_corpus(pair, start.tokenizer, args.cache, cores)
+        for split, pair in text.items()
+    }
+    stream = BatchStream(corpora["train"], training, state.epoch, state.position)
+    scale = LossScale(device.xp, device.precision, state.loss_scale)
+    log = logger(run, ranks)
+    graphs = not (args.eager or args.profile)
+    parallel, adam = parallel_model(start, device, training, scale, ranks, graphs, log)
+    if start.moments is not None:
+        adam.restore(state.step - state.skipped, *start.moments)
+    if not resumes:
+        run.create(settings)
+    if not ranks.rank:
+        write_bytes(run.tokenizer, start.tokenizer.model)
+    run.truncate_metrics(state.step)
+    progress = Progress(state, scale)
+    tokenizer = start.tokenizer
+    return Trainer(
+        run, settings, device, tokenizer, corpora, stream, parallel, adam, progress, log
+    )
+
+
+def first_checkpoint(
+    settings: RunConfig, train: TextPair, cache: Path, cores: int
+) -> Checkpoint:
+    """Learn the vocabulary (5.1) and draw the parameters: the state at step 0."""
+    config = settings.model
+    tokenizer = cached_tokenizer(train, config.vocab_size, cache, cores)
+    model = Transformer(config, settings.training.seed)
+    state = TrainingState(train.digest()).to_json()
+    return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
+
+
+def parallel_model(
+    start: Checkpoint,
+    device: Device,
+    training: TrainingConfig,
+    scale: LossScale,
+    ranks: Communicator,
+    graphs: bool,
+    log: Callable[[str], None],
+) -> tuple[ParallelModel, Optimizer]:
+    """Return what computes gradients on a device, and the Adam that goes with it."""
+    model, parameters = start.model, start.parameters
+    if device.name == "cpu":
+        adam = Adam(parameters.data, training.beta1, training.beta2, training.epsilon)
+        return ThreadedModel(model, parameters, device.num_threads, ranks), adam
+    from minitransformer.cuda.optimizer import GpuAdam
+    from minitransformer.cuda.training import GpuModel
+
+    gpu_model = GpuModel(model, parameters, scale, ranks, graphs, log)
+    return gpu_model, GpuAdam(parameters, training, scale)
+
+
+def logger(run: RunDirectory, ranks: Communicator) -> Callable[[str], None]:
+    """Return a function that prints a line and appends it to the run's log.
+
+    Rank 0 alone writes; the line appears above the progress bar.
+    """
+
+    def log(line: str) -> None:
+        if ranks.rank:
+            return
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+        run.append(run.path / "train.log", line)
+
+    return log
+
+
 class Trainer:
-    """One training run, from the first update or from its last checkpoint."""
+    """One training run, from its first update or from its last checkpoint."""
 
     def __init__(
         self,
         run: RunDirectory,
         settings: RunConfig,
-        args: argparse.Namespace,
-        ranks: Communicator,
+        device: Device,
+        tokenizer: Tokenizer,
+        corpora: dict[str, ParallelCorpus],
+        stream: BatchStream,
+        parallel: ParallelModel,
+        adam: Optimizer,
+        progress: Progress,
+        log: Callable[[str], None],
     ) -> None:
         self.run, self.settings, self.training = run, settings, settings.training
-        self.ranks = ranks
-        device = ranks.device(args.device)
-        self.xp = backend.device_module(device)
-        self.on_cpu = args.device == "cpu"
-        precision = choose_precision(self.training.precision, self.xp)
-        cores = args.threads or max(backend.num_cores() // ranks.local_size, 1)
-        self.cores, self.num_threads = cores, cores if self.on_cpu else 1
-        self.device = (
-            f"cpu, {cores} threads" if self.on_cpu else f"{device}, {precision}"
-        )
-        self.signal: int | None = None  # to this process
-        self.stopped_by: int | None = None  # the same on all ranks
+        self.device, self.ranks = device, parallel.communicator
+        self.model, self.parameters = parallel.model, parallel.parameters
+        self.tokenizer, self.corpora, self.stream = tokenizer, corpora, stream
         self.text = text_pairs(settings.text)
-        last = run.steps()[-1:] if args.resume is not None else []
-        at = checkpoint.load(last[0], with_moments=True) if last else self.initial(args)
-        self.model, self.tokenizer, self.state = at.model, at.tokenizer, at.state
-        if self.state["text"] != self.text["train"].digest():
-            raise ValueError(
-                f"{self.text['train'].source}: the training text has changed since "
-                "this run began, so the run cannot be resumed"
-            )
-        training, self.parameters = self.training, at.parameters
-        self.parameters.move_to(self.xp, use_precision(precision, self.xp))
-        ranks.agree("text and state", json.dumps(self.state).encode())
-        ranks.broadcast(self.parameters.data)
-        self.parameters.refresh()
-        self.peak = training.learning_rate or paper_peak(
-            settings.model.d_model, training.warmup
+        self.parallel, self.adam = parallel, adam
+        self.progress, self.state, self.log = progress, progress.state, log
+        self.batches = Prefetcher(stream) if parallel.asynchronous else stream
+        self.peak = self.training.learning_rate or peak_learning_rate(
+            settings.model.d_model, self.training.warmup
         )
-        self.corpora = {
-            split: encoded_corpus(pair, self.tokenizer, args.cache, cores)
-            for split, pair in self.text.items()
-        }
-        self.stream = BatchStream(
-            self.corpora["train"], training, self.state["epoch"], self.state["position"]
-        )
-        scale = LossScale(self.xp, precision, self.state.get("loss_scale"))
-        self.progress = Progress(self.state, scale)
-        if self.on_cpu:
-            constants = training.beta1, training.beta2, training.epsilon
-            self.adam = Adam(self.parameters.data, *constants)
-            self.engine = ThreadedModel(self.model, self.parameters, cores, ranks)
-            self.batches: BatchStream | ReadAhead = self.stream
-        else:
-            self.adam = GpuAdam(self.parameters, training, scale)
-            graphs = not (args.eager or args.profile)
-            self.engine = GpuModel(
-                self.model, self.parameters, scale, ranks, graphs, self.log
-            )
-            self.batches = ReadAhead(self.stream)
-        if at.moments is not None:
-            self.adam.resume(at.step - self.state["skipped"], *at.moments)
-        if args.resume is None:
-            run.create(settings)
-        if not ranks.rank:
-            write_bytes(run.tokenizer, self.tokenizer.model)
-        run.forget_after(self.state["step"])
-        self.began = time.monotonic() - self.state["seconds"]
-
-    def initial(self, args: argparse.Namespace) -> Checkpoint:
-        """Learn the vocabulary (5.1), draw the parameters, begin at step 0."""
-        train, config = self.text["train"], self.settings.model
-        tokenizer = cached_tokenizer(train, config.vocab_size, args.cache, self.cores)
-        model = Transformer(config, self.training.seed)
-        state = Progress.beginning(train.digest())
-        return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
-
-    def log(self, line: str) -> None:
-        """Print a line above the progress bar and append it to the run's log."""
-        if self.ranks.rank:
-            return
-        tqdm.write(line, file=sys.stdout)
-        sys.stdout.flush()
-        self.run.append(self.run.path / "train.log", line)
+        self.signal: int | None = None  # received by this process
+        self.stopped_by: int | None = None  # the same number on all ranks
+        self.began = time.monotonic() - self.state.seconds
 
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
-        accumulate = self.training.accumulate
-        cost = summary(self.model, self.stream, accumulate, self.engine)
-        count = self.ranks.size
-        device = f"{count} ranks, {self.device} each" if count > 1 else self.device
+        cost = run_summary(self.stream, self.training.accumulate, self.parallel)
+        count, device = self.ranks.size, self.device.description
+        device = f"{count} ranks, {device} each" if count > 1 else device
         where = f"run         {self.run.path}", f"device      {device}"
         self.log("\n".join((*where, *cost)))
-        if self.state["step"]:
-            self.log(f"resumed     after step {self.state['step']:,}")
+        if self.state.step:
+            self.log(f"resumed     after step {self.state.step:,}")
 
     def train(self) -> None:
         """Update until the steps, the minutes or the patience are used up."""
         training, state = self.training, self.state
         bar = tqdm(
             total=training.steps,
-            initial=state["step"],
+            initial=state.step,
             unit="step",
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
-        finished = state["step"] >= training.steps
-        if not self.on_cpu:  # what memory the largest batches need, all others reuse
-            for batch in self.stream.largest():
-                self.engine.gradient([batch], training.label_smoothing, (0,))
+        finished = state.step >= training.steps
+        self.parallel.reserve_memory(self.stream.largest(), training.label_smoothing)
         while not finished and self.stopped_by is None:
-            before = state["seconds"]
+            before = state.seconds
             self.update()
             bar.update()
-            step = state["step"]
-            finished = step >= training.steps or (
-                training.minutes is not None
-                and state["seconds"] >= 60 * training.minutes
+            finished = state.step >= training.steps or (
+                training.minutes is not None and state.seconds >= 60 * training.minutes
             )
-            if step % training.log_every == 0:
+            if state.step % training.log_every == 0:
                 self.report()
-            if step % training.validate_every == 0 or finished:
+            if state.step % training.validate_every == 0 or finished:
                 self.validate()
                 patience = training.patience or math.inf
-                finished |= state["validations_since_best"] >= patience
-            if training.saves(step, before, state["seconds"]) or finished:
+                finished |= state.validations_since_best >= patience
+            if training.saves(state.step, before, state.seconds) or finished:
                 self.save()
         if self.stopped_by is not None:
             self.save()
         bar.close()
 
     def update(self) -> None:
-        """One step of section 5.3 on the next `accumulate` batches."""
+        """Do one step of section 5.3 on the next `accumulate` batches.
+
+        Gradient accumulation: the gradients of all these batches make one update.
+        """
         training, started = self.training, time.monotonic()
-        step = self.state["step"] + 1
+        step = self.state.step + 1
         batches = [next(self.batches) for _ in range(training.accumulate)]
-        loss = self.engine.gradient(
+        loss = self.parallel.gradient(
             batches, training.label_smoothing, (training.seed, step)
         )
         rate = learning_rate(step, self.peak, training.warmup)
@@ -275,38 +360,42 @@ class Trainer:
             self.parameters.grad, loss, rate, training.clip_norm
         )
         self.progress.add(batches, self.batches, rate, loss, norm, finite)
-        if self.on_cpu or self.ranks.size == 1:
-            self.agree()
-        self.state["window"]["seconds"] += time.monotonic() - started
-        if self.on_cpu:
-            self.settle()
+        if not self.ranks_wait_for_device:
+            self.sync_stop()
+        self.state.window.seconds += time.monotonic() - started
+        if not self.parallel.asynchronous:
+            self.synchronize()
 
-    def agree(self) -> None:
-        """Take rank 0's clock, and stop where a rank was asked to: all at one step.
+    @property
+    def ranks_wait_for_device(self) -> bool:
+        """Whether a number from another rank arrives only after all queued work."""
+        return self.parallel.asynchronous and self.ranks.size > 1
 
-        On several GPUs this is left to `settle`, because it waits for them.
-        """
+    def sync_stop(self) -> None:
+        """Take rank 0's clock, and stop where a rank was asked to: all at one step."""
         clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
         asked, number = float(self.signal is not None), float(self.signal or 0)
-        clock, asked, number = self.ranks.total([clock, asked, number])
-        self.state["seconds"] = clock
+        clock, asked, number = self.ranks.all_reduce_numbers([clock, asked, number])
+        self.state.seconds = clock
         if asked:
             self.stopped_by = round(number / asked)
 
-    def settle(self) -> None:
-        """Know what all updates so far have found, waiting for the device.
+    def synchronize(self) -> None:
+        """Wait for all updates so far, and learn what they have found.
 
-        On the CPU that is after each of them, on a GPU before it is reported or saved.
-        Updates whose loss or gradient was not finite have been left out; they end the
-        run or are said (--on-nonfinite).
+        Threads are never behind; a GPU is waited for before a report or a checkpoint.
+        Updates whose loss or gradient was not finite have been skipped; they end the
+        run or are logged (--on-nonfinite).
         """
-        lost = self.progress.settle()
-        if not self.on_cpu and self.ranks.size > 1:
-            self.agree()
-        if not lost:
+        skipped = self.progress.synchronize()
+        if self.ranks_wait_for_device:
+            self.sync_stop()
+        if not skipped:
             return
-        first = self.parameters.first_not_finite()
-        got = f"one that is not, first in {first}" if first else f"{lost} that are not"
+        first = self.parameters.first_nonfinite_gradient()
+        got = (
+            f"one that is not, first in {first}" if first else f"{skipped} that are not"
+        )
         found = (
             f"{self.progress.place}: expected finite losses and gradients, got {got}"
         )
@@ -317,68 +406,70 @@ class Trainer:
 
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""
-        self.settle()
+        self.synchronize()
         if self.ranks.size > 1:
-            self.ranks.agree("parameters", distributed.checksum(self.parameters.data))
+            self.ranks.assert_equal("parameters", checksum(self.parameters.data))
         values, line = self.progress.report()
-        self.run.record(self.state["step"], **values)
+        self.run.record(self.state.step, **values)
         self.log(line)
 
     def validate(self) -> None:
         """Measure loss, accuracy and BLEU on the validation text; keep the best."""
         if "val" not in self.corpora:
             return
-        self.settle()
+        self.synchronize()
         training, state = self.training, self.state
-        total = validate(self.engine, self.corpora["val"], training.max_tokens)
+        total = validate(self.parallel, self.corpora["val"], training.max_tokens)
         values = {
-            "seconds": round(state["seconds"], 3),
+            "seconds": round(state.seconds, 3),
             "validation_loss": total.loss,
             "validation_perplexity": total.perplexity,
             "validation_accuracy": total.accuracy,
         }
         bleu = ""
         if count := training.validate_bleu:
-            values["validation_bleu"] = self.quality("val", count).bleu
+            values["validation_bleu"] = self.translate_split("val", count).bleu
             bleu = f"  BLEU {values['validation_bleu']:.2f}"
-        self.run.record(state["step"], **values)
-        better = total.loss < state["best_loss"]
-        state["best_loss"] = min(total.loss, state["best_loss"])
-        state["validations_since_best"] += 1
+        self.run.record(state.step, **values)
+        better = total.loss < state.best_loss
+        state.best_loss = min(total.loss, state.best_loss)
+        state.validations_since_best += 1
         self.log(
-            f"step {state['step']:>6,}  validation: loss {total.loss:.4f}  perplexity "
+            f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
             f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{bleu}"
             f"{'  best' * better}"
         )
         if better:
-            state["validations_since_best"] = 0
+            state.validations_since_best = 0
             self.save_as(self.run.best, with_moments=False)
 
-    def quality(self, split: str, limit: int | None = None) -> Quality:
+    def translate_split(
+        self, split: str, limit: int | None = None
+    ) -> TranslationQuality:
         """Translate (the beginning of) a split and compare with its references."""
         pairs, ranks = self.text[split].first(limit), self.ranks
         mine = [source for source, _ in pairs[ranks.rank :: ranks.size]]
-        decoding, threads = self.settings.decoding, self.num_threads
+        decoding, threads = self.settings.decoding, self.parallel.num_threads
         found = translate_lines(self.model, self.tokenizer, mine, decoding, threads)
         lines = self.tokenizer.decode([h[0].tokens for h in found])
-        parts = [json.loads(p) for p in ranks.gather(json.dumps(lines).encode())]
+        parts = [json.loads(p) for p in ranks.all_gather(json.dumps(lines).encode())]
         lines = [parts[i % ranks.size][i // ranks.size] for i in range(len(pairs))]
-        return quality(lines, [target for _, target in pairs])
+        return translation_quality(lines, [target for _, target in pairs])
 
     def save(self) -> None:
-        """Write a checkpoint to resume from; drop the oldest ones."""
-        self.settle()
-        self.save_as(self.run.step(self.state["step"]))
+        """Write a checkpoint to resume from; delete the oldest ones."""
+        self.synchronize()
+        self.save_as(self.run.step(self.state.step))
         self.run.prune(max(self.training.keep_last, self.training.average))
 
     def save_as(self, path: Path, with_moments: bool = True) -> None:
-        """Write a checkpoint, or say that it cannot be (--on-save-error)."""
+        """Write a checkpoint, or say that it cannot be written (--on-save-error)."""
         if self.ranks.rank:
             return
-        moments = (self.adam.mean, self.adam.square) if with_moments else None
-        at = self.model, self.tokenizer, self.parameters, self.state, moments
+        moments = self.adam.first_moment, self.adam.second_moment
+        at = self.model, self.tokenizer, self.parameters, self.state.to_json()
         try:
-            checkpoint.save(path, Checkpoint(*at))
+            checkpoint.save(path, Checkpoint(*at, moments if with_moments else None))
         except OSError as error:
             if self.training.on_save_error == "stop":
                 raise
@@ -388,52 +479,43 @@ class Trainer:
         """Average the last checkpoints (6.1) and translate the test text."""
         paths = self.run.steps()[-self.training.average :]
         if len(paths) > 1 and not self.ranks.rank:
-            averaged = checkpoint.average(paths)
+            averaged = average_checkpoints(paths)
             checkpoint.save(self.run.averaged, averaged)
-            self.parameters.data[...] = self.xp.asarray(averaged.parameters.data)
+            values = self.device.xp.asarray(averaged.parameters.data)
+            self.parameters.data[...] = values
             self.log(f"averaged    the last {len(paths)} checkpoints")
         self.ranks.broadcast(self.parameters.data)
-        self.parameters.refresh()
+        self.parameters.update_low_precision()
         if "test" in self.text:
-            test = self.quality("test")
-            self.run.record(self.state["step"], test_bleu=test.bleu, exact=test.exact)
+            test = self.translate_split("test")
+            self.run.record(self.state.step, test_bleu=test.bleu, exact=test.exact)
             self.log(
                 f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
-        self.log(f"done        {self.run.path}, {self.state['seconds']:,.0f} s")
+        self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")
 
 
 def try_out(args: argparse.Namespace) -> int:
     """Print what would be trained, and where the time of an update goes."""
     with tempfile.TemporaryDirectory() as directory:
         run = RunDirectory(Path(directory))
-        trainer = Trainer(run, new_config(args), args, Communicator())
+        trainer = prepare(run, new_config(args), False, args, Communicator())
         trainer.describe()
         if args.profile:
-            adam, engine = trainer.adam, trainer.engine
-            print(profile_updates(trainer.update, adam, engine, args.profile))
+            adam, parallel = trainer.adam, trainer.parallel
+            print(profile_updates(trainer.update, adam, parallel, args.profile))
     return 0
 
 
-def chosen_run(args: argparse.Namespace) -> tuple[Path, RunConfig]:
-    """The directory to train in, and what to train."""
-    if args.resume is None:
-        settings = new_config(args)
-        name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-        return args.run or Path("runs") / name, settings
-    named = args.resume != Path()
-    run = RunDirectory(args.resume) if named else checkpoint.newest_run()
-    return run.path, run.read_config().resumed(args)
-
-
 def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
-    """Begin a run or go on with one; return the exit code."""
-    path, settings = chosen_run(args)
-    path = Path(ranks.gather(bytes(path))[0].decode())  # its name has the time in it
-    run = WatchedRun(path) if ranks.rank else RunDirectory(path)
-    with run.in_use([int(pid) for pid in ranks.gather(str(os.getpid()).encode())]):
-        trainer = Trainer(run, settings, args, ranks)
+    """Begin a run or continue one; return the exit code."""
+    path, settings, resumes = choose_run(args)
+    path = Path(ranks.all_gather(bytes(path))[0].decode())  # its name has the time
+    run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
+    ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
+    with run.in_use(ids):
+        trainer = prepare(run, settings, resumes, args, ranks)
 
         def stop(number: int, frame: FrameType | None) -> None:
             trainer.signal = number  # finish the step, save, exit
@@ -453,20 +535,12 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
 
 
 def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Look at the flags once, here, and have ranks do the work."""
+    """Check the flags once, here, and start ranks that do the work."""
     processes = args.processes
-    last = f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device
-    backend.device_module(last)
-    path, _ = chosen_run(args)
-    script = [sys.executable, str(Path(__file__).absolute())]
-    kept = [*script, "--device", args.device, "--cache", str(args.cache)]
-    kept += ["--peer-timeout", str(processes.peer_timeout)]
-    kept += ["--threads", str(args.threads)] if args.threads else []
-    kept += ["--eager"] if args.eager else []
-    resumed = args.resume is not None
-    return launch_training(
-        [*script, *arguments], kept, RunDirectory(path), resumed, processes
-    )
+    check_device(f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device)
+    path, _, resumes = choose_run(args)
+    command = [sys.executable, str(Path(__file__).absolute()), *arguments]
+    return launch_training(command, RunDirectory(path), resumes, processes)
 
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -475,7 +549,7 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
         return start_ranks(args, arguments)
     if args.profile or args.dry_run:
         return try_out(args)
-    ranks = distributed.connect(args.device, args.processes.peer_timeout)
+    ranks = connect_ranks(args.device, args.processes.peer_timeout)
     if ranks.size == 1:
         return run_training(args, ranks)
     name = f"rank {ranks.rank}: "
@@ -487,7 +561,7 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
-    backend.tune_allocator()
+    tune_allocator()
     given_flags = sys.argv[1:] if arguments is None else arguments
     return exit_code("train.py", lambda: work(args, given_flags))
 

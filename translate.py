@@ -27,13 +27,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from minitransformer import backend, checkpoint
-from minitransformer.api import Translator, load
-from minitransformer.config import DecodingConfig
-from minitransformer.decoding import Hypothesis, encode_lines, score
-from minitransformer.evaluation import compound_split_bleu, quality
+from minitransformer.api import load
 from minitransformer.files import replacing, write_bytes
-from minitransformer.options import (
+from minitransformer.runs.run_directory import find_checkpoint, is_model
+from minitransformer.settings.config import PRECISIONS, DecodingConfig
+from minitransformer.settings.options import (
     Parser,
     add_arguments,
     build,
@@ -41,12 +39,32 @@ from minitransformer.options import (
     given,
     positive,
 )
-from minitransformer.precision import LEAST_CAPABILITY
-from minitransformer.text import lines_as_they_come, read_lines
+from minitransformer.text.lines import lines_as_they_come, read_lines
+from minitransformer.training.evaluation import compound_split_bleu, translation_quality
+from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.decode import encode_lines
+from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.translator import Translator
+
+EXAMPLES = (
+    'python translate.py "The old man gives the small child a red apple."',
+    "python translate.py --model runs/NAME --input new.en --output new.de",
+    "cat new.en | python translate.py --beam 5 --nbest 3",
+    "python translate.py --input test.en --reference test.de > test.out",
+    "python translate.py --input test.en --score test.de",
+    'python translate.py --attention heads.html "A dog runs through the snow."',
+    "python translate.py --serve",
+)
+NOTES = """\
+One line is written for each line read, in order, to standard output; blank lines stay
+blank, and only a line feed ends a line. Everything else goes to standard error. With
+--nbest N > 1 the lines are `number ||| translation ||| score`, where the score is the
+natural log-probability divided by ((5 + tokens) / 6)^alpha, end of sentence counted."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("translate.py", __doc__ or "")
+    summary = "Translate with a trained Transformer (section 6.1)."
+    parser = Parser("translate.py", summary, EXAMPLES, NOTES)
     add = parser.add_argument
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
@@ -68,9 +86,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "translation in this file and its tokens; perplexity goes to standard error"
     )
     add("--score", type=Path, metavar="FILE", help=given_targets)
-    lexicon = (
-        "choose among likely words only, listed by python -m minitransformer.lexicon"
-    )
+    lexicon = "choose among likely words only, listed by minitransformer lexicon"
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
     heads = "write a page (.html) or picture (.png, .svg) of where each head looks"
     add("--attention", type=Path, metavar="FILE", help=heads)
@@ -82,12 +98,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     precision = "numbers that a GPU computes with (default bf16 where it has it)"
-    add("--precision", choices=tuple(LEAST_CAPABILITY), help=precision)
+    add("--precision", choices=PRECISIONS, help=precision)
     buffer = "lines translated together when a file is read (default 2000)"
     add("--buffer", type=positive, default=2000, metavar="LINES", help=buffer)
     add_arguments(parser, DecodingConfig)
     args = parser.parse_intermixed_args(arguments)
-    while args.model and args.sentence and checkpoint.is_model(args.sentence[0]):
+    while args.model and args.sentence and is_model(args.sentence[0]):
         args.model.append(Path(args.sentence.pop(0)))  # --model A B
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
@@ -131,13 +147,14 @@ def load_named(args: argparse.Namespace) -> Translator:
     """Load the model that the flags name, and say which one if they name none."""
     paths = args.model
     if paths is None:
-        paths = [checkpoint.resolve(None)]
+        paths = [find_checkpoint(None)]
         print(f"translate.py: using {paths[0]}", file=sys.stderr)
     return load(
         *paths,
         device=args.device,
         shortlist=args.shortlist,
         precision=args.precision,
+        threads=args.threads,
     )
 
 
@@ -167,7 +184,7 @@ def write_translations(args: argparse.Namespace, out: TextIO) -> None:
     translator, outputs = load_named(args), list[str]()
     number = 0
     for lines in source_lines(args):
-        for found in translator.hypotheses(lines, config, args.threads, number + 1):
+        for found in translator.hypotheses(lines, config, number + 1):
             texts = translator.text(found)
             if references is not None:
                 outputs.append(texts[0])
@@ -176,7 +193,7 @@ def write_translations(args: argparse.Namespace, out: TextIO) -> None:
             number += 1
         out.flush()
     if references is not None:
-        print(quality(outputs, references), file=sys.stderr)
+        print(translation_quality(outputs, references), file=sys.stderr)
         if language := args.compound_split:
             bleu = compound_split_bleu(outputs, references, language)
             print(f"BLEU {bleu:.2f}  tokenised, compounds split", file=sys.stderr)
@@ -201,9 +218,8 @@ def write_scores(args: argparse.Namespace, out: TextIO) -> None:
             [ids for [ids] in encode_lines(model, tokenizer, side, config, first)]
             for side in (lines, given_lines)
         )
-        threads = args.threads or backend.num_cores()
-        for log_prob, length in score(
-            model, sources, expected, config.decode_tokens, threads
+        for log_prob, length in score_targets(
+            model, sources, expected, config.decode_tokens, translator.num_threads
         ):
             out.write(f"{log_prob:.4f}\t{length}\n")
             total, tokens = total + log_prob, tokens + length
@@ -233,20 +249,23 @@ def output(path: Path | None) -> Iterator[TextIO]:
 def run(args: argparse.Namespace) -> int:
     """Do what the flags say; return the exit code."""
     if args.serve:
-        from minitransformer.serve import serve  # not needed to translate a line
+        from minitransformer.translation.serve import serve
 
         config = build(DecodingConfig, {}, given(args, DecodingConfig))
         serve(load_named(args), config, args.host or "127.0.0.1", args.serve)
         return 0
     if args.attention:
-        from minitransformer.attention import attention_maps, attention_page
+        from minitransformer.translation.attention_maps import (
+            attention_maps,
+            attention_page,
+        )
 
         [sentence] = args.sentence
         maps = attention_maps(load_named(args), sentence.replace("\n", " "))
         if args.attention.suffix == ".html":
             write_bytes(args.attention, attention_page(maps).encode())
         else:
-            from minitransformer.plot import draw_attention
+            from minitransformer.translation.attention_picture import draw_attention
 
             draw_attention(maps, args.attention)
         return 0

@@ -27,14 +27,17 @@ from pathlib import Path
 import numpy as np
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
-from minitransformer import backend, checkpoint, export
-from minitransformer.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
-from minitransformer.decoding import translate
-from minitransformer.lexicon import Lexicon
-from minitransformer.options import build
-from minitransformer.presets import PRESETS
-from minitransformer.text import read_lines
-from minitransformer.transformer import Transformer
+from minitransformer.engine import backend
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.settings.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+from minitransformer.text.lines import read_lines
+from minitransformer.translation import export
+from minitransformer.translation.decode import translate
+from minitransformer.translation.lexicon import Lexicon
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
@@ -54,7 +57,7 @@ Sentences = list[list[int]]
 def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentences, int]:
     """The model, its word pieces, source sentences, and the longest output (0: any)."""
     if args.run:
-        trained = checkpoint.load(checkpoint.resolve(args.run))
+        trained = checkpoint.load(find_checkpoint(args.run))
         lines = list(read_lines(args.input))[: args.sentences]
         tokenizer = trained.tokenizer
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))

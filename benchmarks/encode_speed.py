@@ -18,12 +18,13 @@ from pathlib import Path
 
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
-from minitransformer.backend import num_cores
-from minitransformer.config import TrainingConfig
-from minitransformer.data import LINES_PER_CHUNK, BatchStream, encoded_corpus
-from minitransformer.options import build
-from minitransformer.text import TextPair, read_lines
-from minitransformer.tokenizer import Tokenizer
+from minitransformer.engine.machine import num_cores
+from minitransformer.settings.config import TrainingConfig
+from minitransformer.settings.options import build
+from minitransformer.text.batches import BatchStream
+from minitransformer.text.cache import LINES_PER_CHUNK, encoded_corpus
+from minitransformer.text.lines import TextPair, read_lines
+from minitransformer.text.tokenizer import Tokenizer
 
 SIDES = ("ours", "sentencepiece")
 

@@ -27,22 +27,23 @@ from collections.abc import Callable
 import numpy as np
 from harness import Result, medians, ratio, report, run_side
 
-from minitransformer import backend
-from minitransformer.config import (
+from minitransformer.cuda.training import GpuAdam, GpuModel
+from minitransformer.engine import backend
+from minitransformer.engine.precision import choose_precision, use_precision
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import (
     EOS_ID,
     DecodingConfig,
     ModelConfig,
     TrainingConfig,
 )
-from minitransformer.cost import SECONDS_A_STEP, papers_flops, training_flops
-from minitransformer.cuda.training import GpuAdam, GpuModel
-from minitransformer.data import Batch
-from minitransformer.decoding import translate
-from minitransformer.layers import ParameterBuffer
-from minitransformer.options import build, exit_code
-from minitransformer.precision import LossScale, choose_precision, use_precision
-from minitransformer.presets import PRESETS
-from minitransformer.transformer import Transformer
+from minitransformer.settings.options import build, exit_code
+from minitransformer.settings.presets import PRESETS
+from minitransformer.text.batches import Batch
+from minitransformer.training.cost import SECONDS_A_STEP, papers_flops, training_flops
+from minitransformer.training.loss_scale import LossScale
+from minitransformer.translation.decode import translate
 
 SHAPES = {  # preset, sentences, tokens of each on either side
     "base-4096": ("base", 128, 32),

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from harness import medians, ratio, report
 
-from minitransformer import distributed
-from minitransformer.launch import find_mpiexec
+from minitransformer.training import distributed
+from minitransformer.training.launch import find_mpiexec
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SIZES = (1_000, 100_000, 1_000_000, 4_000_000, 16_000_000)
@@ -61,7 +61,7 @@ def time_sums() -> None:
         for _ in range(12):
             ranks.barrier()
             started = time.perf_counter()
-            ranks.start_sum(vector)()
+            ranks.start_all_reduce(vector)()
             seconds.append(time.perf_counter() - started)
         found[size] = statistics.median(seconds[2:])
     if ranks.rank == 0:

@@ -20,14 +20,14 @@ import time
 import numpy as np
 from harness import Result, peak_memory_mb, report, run_side
 
-from minitransformer import backend
-from minitransformer.config import EOS_ID, DecodingConfig, ModelConfig
-from minitransformer.data import Batch
-from minitransformer.decoding import translate
-from minitransformer.layers import ParameterBuffer
-from minitransformer.optimizer import Adam
-from minitransformer.parallel import ThreadedModel
-from minitransformer.transformer import Transformer
+from minitransformer.engine import backend
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import EOS_ID, DecodingConfig, ModelConfig
+from minitransformer.text.batches import Batch
+from minitransformer.training.optimizer import Adam
+from minitransformer.training.parallel import ThreadedModel
+from minitransformer.translation.decode import translate
 
 # What a point is unless its axis says otherwise: a training step, or decoding a batch.
 TRAINING = {"length": 16, "tokens": 2048, "vocab_size": 8000, "layers": 3}

@@ -31,9 +31,9 @@ import numpy as np
 from harness import Result, report, run_side
 from scaling import exponent
 
-from minitransformer import backend, ops
-from minitransformer.autograd import Tensor, Vjp, primitive
-from minitransformer.config import ModelConfig
+from minitransformer.engine import backend, ops
+from minitransformer.engine.autograd import Tensor, Vjp, primitive
+from minitransformer.settings.config import ModelConfig
 
 KERNEL = 3  # width of the convolution, k
 

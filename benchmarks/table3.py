@@ -25,11 +25,11 @@ from typing import Any
 
 from harness import report
 
-from minitransformer.checkpoint import RunDirectory
-from minitransformer.config import ModelConfig
-from minitransformer.options import build
-from minitransformer.plot import read_metrics
-from minitransformer.presets import PRESETS
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+from minitransformer.training.plot import read_metrics
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 

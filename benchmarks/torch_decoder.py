@@ -13,9 +13,9 @@ import math
 import torch
 from torch.nn import functional
 
-from minitransformer.config import BOS_ID, EOS_ID, PAD_ID
-from minitransformer.ops import LAYER_NORM_EPSILON
-from minitransformer.transformer import Transformer
+from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
 
 
 class TorchDecoder:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from minitransformer.config import PAD_ID, ModelConfig
+from minitransformer.settings.config import PAD_ID, ModelConfig
 
 
 class TorchTraining(nn.Module):

@@ -28,16 +28,17 @@ import numpy as np
 from harness import alternate, medians, peak_memory_mb, ratio, report
 from threadpoolctl import threadpool_limits
 
-from minitransformer import backend
-from minitransformer.config import PAD_ID, ModelConfig
-from minitransformer.data import Batch, cached_tokenizer, encoded_corpus
-from minitransformer.layers import ParameterBuffer
-from minitransformer.optimizer import Adam
-from minitransformer.options import build
-from minitransformer.parallel import ThreadedModel
-from minitransformer.presets import PRESETS
-from minitransformer.text import TextPair
-from minitransformer.transformer import Transformer
+from minitransformer.engine import backend
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+from minitransformer.text.batches import Batch
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.lines import TextPair
+from minitransformer.training.optimizer import Adam
+from minitransformer.training.parallel import ThreadedModel
 
 SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a sentence
     "d128": (128, 256, 4, 4, 145, 14),

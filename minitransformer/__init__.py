@@ -3,21 +3,26 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minitransformer.api import Translator, load, translate
-    from minitransformer.config import DecodingConfig, ModelConfig, TrainingConfig
-    from minitransformer.tokenizer import Tokenizer
-    from minitransformer.transformer import Transformer
+    from minitransformer.api import load, translate
+    from minitransformer.model.transformer import Transformer
+    from minitransformer.settings.config import (
+        DecodingConfig,
+        ModelConfig,
+        TrainingConfig,
+    )
+    from minitransformer.text.tokenizer import Tokenizer
+    from minitransformer.translation.translator import Translator
 
 __version__ = "0.1.0"
 
 # Public name: the module that it comes from, imported when it is first asked for.
 _HOMES = {
-    "DecodingConfig": "config",
-    "ModelConfig": "config",
-    "Tokenizer": "tokenizer",
-    "TrainingConfig": "config",
-    "Transformer": "transformer",
-    "Translator": "api",
+    "DecodingConfig": "settings.config",
+    "ModelConfig": "settings.config",
+    "Tokenizer": "text.tokenizer",
+    "TrainingConfig": "settings.config",
+    "Transformer": "model.transformer",
+    "Translator": "translation.translator",
     "load": "api",
     "translate": "api",
 }

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer import checkpoint
-from minitransformer.checkpoint import Checkpoint
-from minitransformer.config import ModelConfig
-from minitransformer.layers import ParameterBuffer
-from minitransformer.tokenizer import Tokenizer
-from minitransformer.transformer import Transformer
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.settings.config import ModelConfig
+from minitransformer.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent.parent
 TRANSLATE = [sys.executable, str(ROOT / "translate.py")]

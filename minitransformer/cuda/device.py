@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.backend import Array
+from minitransformer.engine.backend import Array
+from minitransformer.settings.options import UsageError
 
 # Types of activations: the name in kernels.cu, and cuBLAS's number.
 REALS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -28,6 +29,10 @@ WORKSPACE_BYTES = 32 << 20
 
 # Threads of a block, alone and as 32 x 8: those of most launches.
 THREADS, WARP, WARPS = 256, 32, 8
+
+# The least compute capability, times ten, that each precision needs; NVIDIA's Ampere
+# generation has 80.
+LEAST_CAPABILITY = {"fp32": 0, "fp16": 53, "tf32": 80, "bf16": 80}
 
 SOURCE = Path(__file__).with_name("kernels.cu")
 
@@ -75,28 +80,28 @@ class Device:
         """
         # cuBLAS counts by columns, so it is asked for out^T = b^T a^T.
         operands = [_operand(self.xp, b), _operand(self.xp, a), _operand(self.xp, out)]
-        arrays, turned, steps = zip(*operands, strict=True)
+        arrays, transposed, leading_dims = zip(*operands, strict=True)
         assert arrays[2] is out
-        assert not turned[2]
+        assert not transposed[2]
         types = [_cuda_type(array.dtype) for array in arrays]
         scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
         self._use_current_stream()
         if out.ndim == 2:
             call, count = self._blas.cublasGemmEx, []
-            places = [_address(array) for array in arrays]
+            addresses = [_address(array) for array in arrays]
         else:
             call, count = self._blas.cublasGemmBatchedEx, [math.prod(out.shape[:2])]
             pointers = self._pointers(arrays)
-            places = [_address(row) for row in pointers]
+            addresses = [_address(row) for row in pointers]
         status = call(
             self._handle,
-            *turned[:2],
+            *transposed[:2],
             *(out.shape[-1], out.shape[-2], a.shape[-1]),
             scales[0],
-            *(places[0], types[0], steps[0]),
-            *(places[1], types[1], steps[1]),
+            *(addresses[0], types[0], leading_dims[0]),
+            *(addresses[1], types[1], leading_dims[1]),
             scales[1],
-            *(places[2], types[2], steps[2]),
+            *(addresses[2], types[2], leading_dims[2]),
             *count,
             COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32,
             DEFAULT_ALGORITHM,
@@ -108,14 +113,16 @@ class Device:
         """Where each matrix of three arrays begins. Shapes: -> [3, outer inner]"""
         outer, inner = arrays[2].shape[:2]
         pointers = self.xp.empty((3, outer * inner), dtype=np.uint64)
-        places = (
+        kernel_args = (
             value
             for array in arrays
-            for value in (array, *(np.int64(step) for step in array.strides[:2]))
+            for value in (array, *(np.int64(stride) for stride in array.strides[:2]))
         )
         grid = blocks(outer * inner)
         size = outer, inner
-        self.launch("pointers", np.float32, grid, THREADS, pointers, *size, *places)
+        self.launch(
+            "pointers", np.float32, grid, THREADS, pointers, *size, *kernel_args
+        )
         return pointers
 
     def _load_blas(self) -> Any:
@@ -156,6 +163,72 @@ class Device:
                 options=("-std=c++17", f"-DREAL={REALS[dtype]}"),
             )
         return self._modules[dtype].get_function(name)
+
+
+def select_gpu(name: str) -> ModuleType:
+    """Select the GPU `cuda` or `cuda:N` and return CuPy.
+
+    Raises: ValueError if the name is unknown, RuntimeError if there is no such GPU.
+    """
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise ValueError(f"expected a device cpu, cuda or cuda:N, got {name!r}")
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise RuntimeError(
+            "device cuda needs CuPy: pip install 'minitransformer[cuda13]' "
+            "(or [cuda12] for a CUDA 12 driver)"
+        ) from error
+    if not cupy.cuda.is_available():
+        raise RuntimeError(
+            "device cuda: no CUDA driver or no GPU was found (nvidia-smi lists both)"
+        )
+    count = cupy.cuda.runtime.getDeviceCount()
+    if int(index or 0) >= count:
+        raise RuntimeError(f"device {name}: expected cuda:0 to cuda:{count - 1}")
+    cupy.cuda.Device(int(index or 0)).use()
+    return cupy
+
+
+def compute_capability(xp: ModuleType) -> int:
+    """Return the compute capability of the selected GPU times ten."""
+    return int(xp.cuda.Device().compute_capability)
+
+
+def choose_precision(asked: str | None, capability: int) -> str:
+    """Return the precision that was asked for, or else bf16 if the GPU has it, or fp32.
+
+    GPUs without bf16 do have fp16, but it must be asked for, since it can overflow.
+
+    Raises: UsageError if a GPU of this `capability` has not what was asked for.
+    """
+    if asked is None:
+        return "bf16" if capability >= LEAST_CAPABILITY["bf16"] else "fp32"
+    if capability < LEAST_CAPABILITY[asked]:
+        possible = [p for p, least in LEAST_CAPABILITY.items() if capability >= least]
+        raise UsageError(
+            f"--precision: expected {' or '.join(possible)} on this GPU (compute "
+            f"capability {capability / 10}), got {asked}"
+        )
+    return asked
+
+
+def set_tf32(enabled: bool) -> None:
+    """Have float32 products round their inputs to 10 bits of mantissa, or not.
+
+    Raises: RuntimeError if a library of CUDA is missing.
+    """
+    os.environ["CUPY_TF32"] = str(int(enabled))
+    try:
+        gpu = current()
+    except ImportError as error:
+        reason = str(error).partition("\n")[0]
+        raise RuntimeError(
+            "device cuda needs the libraries of CUDA: pip install "
+            f"'cupy-cuda13x[ctk]' (or 12x), or CUDA's toolkit ({reason})"
+        ) from error
+    gpu.tf32 = enabled
 
 
 def current() -> Device:

@@ -2,7 +2,7 @@
 
 Activations and matrices are of one type: float32, float16 or bfloat16. Vectors
 (biases, gains) are float32, and so are statistics, losses and all gradients of
-parameters. What these bodies refuse (`find`), the reference computes. None waits for
+parameters. What these bodies refuse (`find_kernel`), the reference computes. None waits for
 the GPU, so that a CUDA graph can hold them; every sum is taken in a fixed order, so
 that equal inputs give equal bits. The first comment of each kernel in `kernels.cu` has
 its formula. Shapes: as in `ops.py`, N rows (tokens of all sentences together).
@@ -17,20 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.autograd import PRIMITIVES, Vjp
-from minitransformer.backend import (
-    Array,
-    RandomStream,
-    array_module,
-    dropout_threshold,
-    widened,
-)
 from minitransformer.cuda import device
-from minitransformer.cuda.beams import beam_steps
+from minitransformer.cuda.beam_search import beam_search
 from minitransformer.cuda.device import THREADS, WARP, WARPS, blocks, packs
-from minitransformer.cuda.stepper import graph_stepper
-from minitransformer.cuda.update import accumulate, adam_update, gradient_norm
-from minitransformer.ops import LAYER_NORM_EPSILON, MASKED_SCORE, split_heads
+from minitransformer.cuda.steppers import graph_stepper
+from minitransformer.engine.autograd import PRIMITIVES, Vjp
+from minitransformer.engine.backend import Array, array_module, as_float32
+from minitransformer.engine.ops import LAYER_NORM_EPSILON, MASKED_SCORE, split_heads
+from minitransformer.engine.random_streams import PhiloxStream, dropout_threshold
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
 MAX_WIDTH = 1024
@@ -46,18 +40,19 @@ ELEMENTARY = ("add", "multiply", "matmul", "sum_all")
 NUM_SHARES = 256
 
 
-def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
-    """Return the body of operation `name`, or None where it does not take `arrays`.
+def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
+    """Return the fused body of operation `name`, or None if it does not take `arrays`.
 
-    Refused are activations of another type than float32, float16 and bfloat16 (float64:
-    no kernel has doubles), matrices of another type than theirs, vectors that are not
-    float32, and LayerNorm of rows wider than MAX_WIDTH. Of 16 bits CuPy has not all
-    operations: those without a kernel are computed in float32.
+    Refused are activations of another type than float32, float16 and bfloat16 (there
+    is no kernel for doubles), matrices of another type than theirs, vectors that are
+    not float32, and LayerNorm of rows wider than MAX_WIDTH. CuPy lacks some operations
+    on 16-bit numbers: those without a kernel are computed in float32.
     """
-    if name in HELPERS:
-        plain = all(device.is_real(a.dtype) for a in arrays if a is not None)
-        contiguous = all(a.flags.c_contiguous for a in arrays if a is not None)
-        return HELPERS[name] if plain and contiguous else None
+    if name in DECODING:
+        return DECODING[name] if device.is_real(arrays[0].dtype) else None
+    if name == "accumulate":
+        same = all(device.is_real(a.dtype) and a.flags.c_contiguous for a in arrays)
+        return accumulate if same else None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
     real = floats[0].dtype if floats else None
     if real is None or not device.is_real(real):
@@ -65,14 +60,14 @@ def find(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
     wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
     if real.itemsize == 2 and (wide or name in ELEMENTARY):
         return functools.partial(_in_float32, PRIMITIVES[name])
-    if name not in OVERRIDES or wide:
+    if name not in OPERATIONS or wide:
         return None
     for array in floats[1:]:
         # Sinusoids are a matrix, too, but no parameter.
         either = name == "embedding" and array.dtype == np.float32
         if array.dtype != (np.float32 if array.ndim == 1 else real) and not either:
             return None
-    return OVERRIDES[name]
+    return OPERATIONS[name]
 
 
 def _in_float32(
@@ -81,17 +76,17 @@ def _in_float32(
     def converted(array: Array, dtype: Any) -> Array:
         return None if array is None else array.astype(dtype)
 
-    wide = [a if a is None else widened(a) for a in arrays]
+    wide = [a if a is None else as_float32(a) for a in arrays]
     out, vjp = body(*wide, **options)
 
     def narrow_vjp(g: Array) -> tuple[Array | None, ...]:
-        gradients = zip(vjp(widened(g)), arrays, strict=False)
+        gradients = zip(vjp(as_float32(g)), arrays, strict=False)
         return tuple(converted(gradient, a.dtype) for gradient, a in gradients)
 
     return converted(out, arrays[0].dtype), narrow_vjp
 
 
-def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
+def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
     noise = _Noise(x.shape, rate, rng)
 
     def vjp(g: Array) -> tuple[Array]:
@@ -136,7 +131,7 @@ def embedding(
     *,
     scale: float = 1.0,
     rate: float = 0.0,
-    rng: RandomStream | None = None,
+    rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
     """The gradient of the table: tokens add up id by id, each in order, no atomics."""
     xp, gpu = array_module(table), device.current()
@@ -149,7 +144,7 @@ def embedding(
         table.dtype,
         _row_blocks(out),
         THREADS,
-        *(out, xp.ascontiguousarray(table), ids, _widened(positions), float(scale)),
+        *(out, xp.ascontiguousarray(table), ids, _as_float32(positions), float(scale)),
         *(np.int64(ids.size), ids_shape[-1], width, *noise.arguments),
     )
 
@@ -163,8 +158,8 @@ def embedding(
             "first_tokens", g.dtype, blocks(ids.size), THREADS, first, ids, ids.size
         )
         dtable = xp.zeros(table.shape, dtype=np.float32)
-        places = g, ids, first, float(scale), ids.size, width
-        gpu.launch("embed_backward", g.dtype, ids.size, THREADS, dtable, *places)
+        kernel_args = g, ids, first, float(scale), ids.size, width
+        gpu.launch("embed_backward", g.dtype, ids.size, THREADS, dtable, *kernel_args)
         return dtable, None, dpositions
 
     return out, vjp
@@ -178,7 +173,7 @@ def attention(
     *,
     num_heads: int,
     rate: float = 0.0,
-    rng: RandomStream | None = None,
+    rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
     """Scores are products in the activations' type; the softmax is taken in place.
 
@@ -206,13 +201,13 @@ def attention(
 
     weights = scores()
     gpu.matmul(query, key.swapaxes(-1, -2), weights, alpha=scale)
-    steps = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
+    strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
     gpu.launch(
         "softmax",
         q.dtype,
         _warp_blocks(rows),
         THREADS,
-        *(weights, mask, *steps, MASKED_SCORE),
+        *(weights, mask, *strides, MASKED_SCORE),
         *(np.int64(rows), *shape[1:], stride),
     )
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
@@ -225,11 +220,13 @@ def attention(
         dscores = scores()
         gpu.matmul(g, value.swapaxes(-1, -2), dscores)
         size = np.int64(rows), shape[-1], stride
-        places = dscores, weights, *size, *noise.arguments
-        gpu.launch("softmax_backward", q.dtype, _warp_blocks(rows), THREADS, *places)
+        kernel_args = dscores, weights, *size, *noise.arguments
+        gpu.launch(
+            "softmax_backward", q.dtype, _warp_blocks(rows), THREADS, *kernel_args
+        )
         gpu.matmul(dscores, key, split_heads(dq, num_heads), alpha=scale)
-        turned = dscores.swapaxes(-1, -2)
-        gpu.matmul(turned, query, split_heads(dk, num_heads), alpha=scale)
+        transposed = dscores.swapaxes(-1, -2)
+        gpu.matmul(transposed, query, split_heads(dk, num_heads), alpha=scale)
         return dq, dk, dv, None
 
     return out, vjp
@@ -243,7 +240,7 @@ def add_layer_norm(
     *,
     epsilon: float = LAYER_NORM_EPSILON,
     rate: float = 0.0,
-    rng: RandomStream | None = None,
+    rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
     """The sum before the norm is rounded to the activations' type, as it is kept."""
     xp, gpu = array_module(x), device.current()
@@ -324,7 +321,18 @@ def projected_cross_entropy(
     return loss.reshape(()), vjp
 
 
-OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
+def accumulate(total: Array, share: Array, in_place: bool = True) -> Array:
+    """total + share, which CuPy does not compute in bfloat16. Shapes: any, equal"""
+    out = total if in_place else array_module(total).empty_like(total)
+    grid = blocks(packs(total.size, total.dtype))
+    kernel_args = out, total, share.astype(total.dtype, copy=False)
+    device.current().launch(
+        "accumulate", total.dtype, grid, THREADS, *kernel_args, np.int64(total.size)
+    )
+    return out
+
+
+OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     body.__name__: body
     for body in (
         dropout,
@@ -335,9 +343,9 @@ OVERRIDES: dict[str, Callable[..., tuple[Array, Vjp]]] = {
         projected_cross_entropy,
     )
 }
-HELPERS: dict[str, Callable[..., Any]] = {
-    body.__name__: body
-    for body in (accumulate, gradient_norm, adam_update, beam_steps, graph_stepper)
+DECODING: dict[str, Callable[..., Any]] = {
+    "beam_search": beam_search,
+    "stepper": graph_stepper,
 }
 
 
@@ -351,7 +359,7 @@ class _Noise:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], rate: float, rng: RandomStream | None
+        self, shape: tuple[int, ...], rate: float, rng: PhiloxStream | None
     ) -> None:
         self.threshold = 0 if rng is None else dropout_threshold(rate)
         seed, first = None, 0
@@ -365,8 +373,8 @@ def _dropped(x: Array, noise: _Noise) -> Array:
     out = xp.empty_like(rows)
     grid = _row_blocks(rows)
     size = np.int64(len(rows)), rows.shape[1], rows.shape[1]
-    places = out, rows, *size, *noise.arguments
-    device.current().launch("dropout", x.dtype, grid, THREADS, *places)
+    kernel_args = out, rows, *size, *noise.arguments
+    device.current().launch("dropout", x.dtype, grid, THREADS, *kernel_args)
     return out.reshape(x.shape)
 
 
@@ -396,7 +404,7 @@ def _rows(x: Array) -> Array:
     return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
 
 
-def _widened(x: Array) -> Array:
+def _as_float32(x: Array) -> Array:
     """A float32 copy, or x itself where it is one."""
     xp = array_module(x)
     x = xp.ascontiguousarray(x)

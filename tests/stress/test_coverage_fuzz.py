@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from test_fuzz import LINES, small_checkpoint
 
-from minitransformer import checkpoint
-from minitransformer.data import encoded_corpus
-from minitransformer.text import TextPair
+from minitransformer.runs import checkpoint
+from minitransformer.text.cache import encoded_corpus
+from minitransformer.text.lines import TextPair
 
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="needs the fuzzer atheris"

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitransformer import checkpoint
-from minitransformer.checkpoint import Checkpoint
-from minitransformer.config import ModelConfig
-from minitransformer.data import encoded_corpus, read_corpus
-from minitransformer.layers import ParameterBuffer
-from minitransformer.text import TextPair
-from minitransformer.tokenizer import Tokenizer
-from minitransformer.transformer import Transformer
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.settings.config import ModelConfig
+from minitransformer.text.cache import encoded_corpus, read_corpus
+from minitransformer.text.lines import TextPair
+from minitransformer.text.tokenizer import Tokenizer
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(60)]
 NUMBERS = [0, 1, -1, 7, 2**31, 2**63 - 1, 10**30, 1e308, None, True, "x", [], {}]

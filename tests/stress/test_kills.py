@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from minitransformer import checkpoint
-from minitransformer.checkpoint import RunDirectory
+from minitransformer.runs import checkpoint
+from minitransformer.runs.run_directory import RunDirectory
 
 TRAIN = [sys.executable, str(Path(__file__).parents[2] / "train.py")]
 SMALL = (

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_kills import SMALL, TRAIN, text
 
-from minitransformer import checkpoint
-from minitransformer.checkpoint import Checkpoint
-from minitransformer.config import ModelConfig
-from minitransformer.layers import ParameterBuffer
-from minitransformer.tokenizer import Tokenizer
-from minitransformer.transformer import Transformer
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.settings.config import ModelConfig
+from minitransformer.text.tokenizer import Tokenizer
 
 TRANSLATE = [sys.executable, str(Path(__file__).parents[2] / "translate.py")]
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]

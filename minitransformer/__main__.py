@@ -1,0 +1,74 @@
+"""The command line of the package: `python -m minitransformer COMMAND`."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from minitransformer.settings.options import suggestion
+
+# The commands, where their `main` is, and what they do. The two scripts are files of
+# their own, at the top of a source tree and in the folder `scripts` of a wheel.
+COMMANDS = {
+    "train": ("train.py", "train a model (section 5)"),
+    "translate": ("translate.py", "translate, score and serve (section 6.1)"),
+    "average": ("runs.average", "average the parameters of checkpoints"),
+    "corpora": ("text.corpora", "download a public corpus"),
+    "split": ("text.split", "split sentence pairs into train, val and test"),
+    "cost": ("training.cost", "parameters, operations and hours of a model"),
+    "plot": ("training.plot", "plot loss, BLEU and speed of runs"),
+    "lexicon": ("translation.lexicon", "learn the shortlists of likely words"),
+    "export": ("translation.export", "write a model for CTranslate2"),
+    "parse": ("parsing.parsing", "trees to text and back, and their scores"),
+}
+
+
+def usage() -> str:
+    """Return the list of commands, a line each."""
+    lines = [f"  {name:<11}{what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: minitransformer COMMAND ... (or python -m minitransformer COMMAND)",
+            "",
+            *lines,
+            "",
+            "minitransformer COMMAND --help says more about one of them.",
+        )
+    )
+
+
+def run_script(name: str, arguments: Sequence[str]) -> None:
+    """Run train.py or translate.py as if it had been called by its path."""
+    package = Path(__file__).parent
+    path = next(
+        p for p in (package / "scripts" / name, package.parent / name) if p.exists()
+    )
+    sys.argv = [str(path), *arguments]
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if name in ("", "-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        hint = suggestion(name, COMMANDS)
+        print(
+            f"minitransformer: error: expected a command, got {name}{hint}; "
+            "minitransformer --help lists them",
+            file=sys.stderr,
+        )
+        return 2
+    place, _ = COMMANDS[name]
+    if place.endswith(".py"):
+        run_script(place, rest)
+        return 0
+    return int(importlib.import_module(f"minitransformer.{place}").main(rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

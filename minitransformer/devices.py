@@ -1,0 +1,98 @@
+"""The one place that opens devices: the processor, or a GPU with its fused kernels.
+
+CUDA's part of the package is imported only where a GPU is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minitransformer.engine.backend import register_kernels
+from minitransformer.engine.machine import num_cores
+from minitransformer.engine.precision import low_precision_type
+from minitransformer.settings.options import UsageError
+
+if TYPE_CHECKING:
+    from minitransformer.training.distributed import Communicator
+
+
+@dataclass(frozen=True)
+class Device:
+    """An open device: its array library, and the numbers that it computes with.
+
+    `low_precision` is the 16-bit type of mixed precision, if that was chosen;
+    `num_threads` is how many threads of this process may compute on the device at once.
+    """
+
+    name: str
+    xp: ModuleType
+    precision: str
+    low_precision: np.dtype[Any] | None
+    num_threads: int
+
+    @property
+    def description(self) -> str:
+        """The device and how it computes, in a few words."""
+        if self.name == "cpu":
+            return f"cpu, {self.num_threads} threads"
+        return f"{self.name}, {self.precision}"
+
+
+def check_device(name: str) -> None:
+    """Raises: ValueError or RuntimeError if there is no device of this name."""
+    if name != "cpu":
+        from minitransformer.cuda.device import select_gpu
+
+        select_gpu(name)
+
+
+def open_device(
+    name: str, precision: str | None = None, num_threads: int | None = None
+) -> Device:
+    """Open `cpu`, `cuda` or `cuda:N` for computing in `precision`.
+
+    Without a precision, a GPU computes in bf16 if it can and in fp32 otherwise. The
+    processor uses `num_threads` threads, by default one for each core.
+
+    Raises: UsageError if the device has no such precision, ValueError if its name is
+    unknown, RuntimeError if there is no such GPU or a library that it needs is missing.
+    """
+    if name == "cpu":
+        if precision not in (None, "fp32"):
+            raise UsageError(
+                f"--precision: expected fp32 with --device cpu, got {precision}"
+            )
+        return Device(name, np, "fp32", None, num_threads or num_cores())
+    from minitransformer.cuda import device, ops
+
+    cupy = device.select_gpu(name)
+    chosen = device.choose_precision(precision, device.compute_capability(cupy))
+    device.set_tf32(chosen == "tf32")
+    register_kernels(cupy.ndarray, ops.find_kernel)
+    return Device(name, cupy, chosen, low_precision_type(chosen), 1)
+
+
+def connect_ranks(
+    device: str, timeout: float, environ: Mapping[str, str] = os.environ
+) -> Communicator:
+    """Find the other ranks that were started with this one, if any.
+
+    `device` says whether the ranks compute on processors or on GPUs; `timeout` is how
+    many seconds a rank waits for the others.
+
+    Raises: RuntimeError if they cannot be reached.
+    """
+    from minitransformer.training.distributed import connect_processors, find_world
+
+    world = find_world(environ)
+    if device == "cpu" or world.size == 1:
+        return connect_processors(world, timeout)
+    from minitransformer.cuda.nccl import connect_gpus
+
+    return connect_gpus(world, environ, timeout)

@@ -1,0 +1,66 @@
+"""The array libraries, and the table of fused kernels that replace operations.
+
+Code above this file calls the library that its arrays belong to, which `array_module`
+returns. An operation may have a faster body for one kind of array, such as a kernel for
+arrays on a GPU: whoever opens a device registers these bodies here, and operations look
+them up by their arrays. The engine itself knows no device but the processor.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+# A NumPy or a CuPy array. CuPy has no type stubs, so both are Any to the type checker.
+Array: TypeAlias = Any
+
+# Returns the fused body of the named operation for some arrays, or None.
+FindKernel: TypeAlias = Callable[[str, tuple[Array, ...]], Callable[..., Any] | None]
+
+_KERNELS: dict[type, FindKernel] = {}
+
+
+def array_module(array: Array) -> ModuleType:
+    """Return the library (NumPy or CuPy) that `array` belongs to."""
+    if isinstance(array, np.ndarray | np.generic):
+        return np
+    return importlib.import_module("cupy")
+
+
+def register_kernels(array_type: type, find: FindKernel | None) -> None:
+    """Have operations on arrays of `array_type` look up their bodies with `find`.
+
+    None removes what was registered before.
+    """
+    if find is None:
+        _KERNELS.pop(array_type, None)
+    else:
+        _KERNELS[array_type] = find
+
+
+def fused_kernel(
+    name: str, arrays: tuple[Array, ...], otherwise: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the fused body of operation `name` for `arrays`, or else `otherwise`.
+
+    The arrays decide: their type names the table, and the table may refuse their
+    shapes or the types of their numbers.
+    """
+    for array in arrays:
+        if find := _KERNELS.get(type(array)):
+            return find(name, arrays) or otherwise
+    return otherwise
+
+
+def to_host(array: Array) -> np.ndarray:
+    """Return `array` as a NumPy array, copied only if it lives on a GPU."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def as_float32(array: Array) -> Array:
+    """Return a float32 copy of an array of 16-bit numbers, and any other as it is."""
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array

@@ -1,0 +1,56 @@
+"""The processor and its memory: cores, threads of matrix products, the allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+
+def tune_allocator() -> bool:
+    """Let glibc keep freed memory, so that large arrays do not fault in fresh pages.
+
+    All threads share one heap, because glibc returns the heap of a single thread to the
+    system.
+
+    Returns: whether the settings were accepted; without glibc nothing is changed
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
+    settings = {
+        m_mmap_threshold: 1 << 30,
+        m_trim_threshold: (1 << 31) - 1,
+        m_arena_max: 1,
+    }
+    accepted = [mallopt(name, value) for name, value in settings.items()]
+    return all(accepted)
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Compute each matrix product on one thread, while the engine's own threads work.
+
+    The limit holds for all threads of the process until the context ends.
+    """
+    return _blas().limit(limits=1)
+
+
+def num_cores() -> int:
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

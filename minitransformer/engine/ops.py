@@ -1,0 +1,450 @@
+"""Every differentiable operation, its forward beside its backward.
+
+Each body runs on NumPy and CuPy arrays alike. Positional arguments are arrays and get
+one gradient each (None for what has none, such as ids and masks); keyword arguments are
+options. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary, N rows
+(tokens of all sentences together).
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+from minitransformer.engine.autograd import PRIMITIVES, Vjp, primitive
+from minitransformer.engine.backend import Array, array_module, fused_kernel
+from minitransformer.engine.random_streams import RandomStream
+
+# Added to the scores of masked positions: exp gives an exact zero, and a row that is
+# masked throughout becomes uniform rather than not-a-number.
+MASKED_SCORE = -1e9
+
+# Added to the variance, inside the root.
+LAYER_NORM_EPSILON = 1e-6
+
+# Logits computed at a time in the loss: enough rows for an efficient product, few
+# enough to stay in the cache.
+LOGITS_PER_CHUNK = 1 << 22
+MIN_ROWS_PER_CHUNK = 256
+
+
+# Elementary operations
+
+
+@primitive
+def add(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """a + b, with broadcasting."""
+
+    def vjp(g: Array) -> tuple[Array, Array]:
+        return _sum_to(g, a.shape), _sum_to(g, b.shape)
+
+    return a + b, vjp
+
+
+@primitive
+def multiply(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """a * b element by element, with broadcasting."""
+
+    def vjp(g: Array) -> tuple[Array, Array]:
+        return _sum_to(g * b, a.shape), _sum_to(g * a, b.shape)
+
+    return a * b, vjp
+
+
+@primitive
+def matmul(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """The matrix product of [..., n, k] and [..., k, m], with broadcasting."""
+
+    def vjp(g: Array) -> tuple[Array, Array]:
+        da = g @ b.swapaxes(-1, -2)
+        db = a.swapaxes(-1, -2) @ g
+        return _sum_to(da, a.shape), _sum_to(db, b.shape)
+
+    return a @ b, vjp
+
+
+@primitive
+def sum_all(a: Array) -> tuple[Array, Vjp]:
+    """The sum of all elements, a scalar."""
+    xp = array_module(a)
+
+    def vjp(g: Array) -> tuple[Array]:
+        return (xp.full(a.shape, g, dtype=a.dtype),)
+
+    return xp.asarray(a.sum()), vjp
+
+
+@primitive
+def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
+    """Zero a share `rate` of the elements and scale the rest to keep the mean (5.4)."""
+    keep, scale = rng.keep_mask(x.shape, rate)
+
+    def vjp(g: Array) -> tuple[Array]:
+        return (_scaled(g, keep, scale),)
+
+    return _scaled(x, keep, scale), vjp
+
+
+# Layers
+
+
+@primitive
+def linear(
+    x: Array, weight: Array, bias: Array | None = None, *, relu: bool = False
+) -> tuple[Array, Vjp]:
+    """x W + b, or max(0, x W + b) as in the inner layer of equation 2.
+
+    Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]
+    """
+    xp = array_module(x)
+    rows = x.reshape(-1, x.shape[-1])  # [N, n]
+    out = rows @ weight
+    if bias is not None:
+        out += bias
+    if relu:
+        xp.maximum(out, 0, out=out)
+
+    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
+        g = g.reshape(out.shape)
+        if relu:
+            g = g * (out > 0)
+        db = None if bias is None else _ones(xp, g, len(g)) @ g
+        return (g @ weight.T).reshape(x.shape), rows.T @ g, db
+
+    return out.reshape(*x.shape[:-1], -1), vjp
+
+
+@primitive
+def embedding(
+    table: Array,
+    ids: Array,
+    positions: Array,
+    *,
+    scale: float = 1.0,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """Dropout(table[ids] * scale + positions) (3.4, 3.5 and 5.4).
+
+    Shapes: table [V, D], ids [B, T], positions [at least T, D] -> [B, T, D]
+    """
+    xp = array_module(table)
+    length = ids.shape[-1]
+    out = xp.take(table, ids, axis=0)
+    out *= scale
+    out += positions[:length]
+    keep, factor = None, 1.0
+    if rng is not None and rate > 0:
+        keep, factor = rng.keep_mask(out.shape, rate)
+        out *= keep
+        out *= factor
+
+    def vjp(g: Array) -> tuple[Array, None, Array]:
+        if keep is not None:
+            g = _scaled(g, keep, factor)
+        dpositions = xp.zeros_like(positions)
+        dpositions[:length] = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
+        dtable = xp.zeros_like(table)
+        unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
+        dtable[unique] = sums * scale
+        return dtable, None, dpositions
+
+    return out, vjp
+
+
+@primitive
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    num_heads: int,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """softmax(Q K^T / sqrt(d_k)) V in each head (equation 1, 3.2.1 and 3.2.2).
+
+    The heads lie side by side in the last axis. `mask` is True where a query may attend
+    to a key; `rate` is dropout on the attention weights.
+
+    Shapes: q [B, T, H d_k], k [B, S, H d_k], v [B, S, H d_v],
+    mask broadcasting to [B, H, T, S] -> [B, T, H d_v]
+    """
+    xp = array_module(q)
+    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
+    scale = 1 / math.sqrt(query.shape[-1])
+    weights = attention_weights(q, k, mask, num_heads=num_heads)  # [B, H, T, S]
+    keep, factor, dropped = None, 1.0, weights
+    if rng is not None and rate > 0:
+        keep, factor = rng.keep_mask(weights.shape, rate)
+        dropped = _scaled(weights, keep, factor)
+    out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
+    xp.matmul(dropped, value, out=split_heads(out, num_heads))
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
+        g = split_heads(g, num_heads)  # [B, H, T, d_v]
+        dq, dk, dv = xp.empty_like(q), xp.empty_like(k), xp.empty_like(v)
+        xp.matmul(dropped.swapaxes(-1, -2), g, out=split_heads(dv, num_heads))
+        dscores = g @ value.swapaxes(-1, -2)  # [B, H, T, S]
+        if keep is not None:
+            dscores *= keep
+            dscores *= factor
+        dscores -= _row_dot(xp, dscores, weights)[..., None]
+        dscores *= weights
+        dscores *= scale
+        xp.matmul(dscores, key, out=split_heads(dq, num_heads))
+        xp.matmul(dscores.swapaxes(-1, -2), query, out=split_heads(dk, num_heads))
+        return dq, dk, dv, None
+
+    return out, vjp
+
+
+def attention_weights(
+    q: Array, k: Array, mask: Array | None, *, num_heads: int
+) -> Array:
+    """softmax(Q K^T / sqrt(d_k)) of each head: what `attention` weighs V with.
+
+    Shapes: q [B, T, H d_k], k [B, S, H d_k], mask broadcasting to [B, H, T, S]
+    -> [B, H, T, S]
+    """
+    xp = array_module(q)
+    query, key = split_heads(q, num_heads), split_heads(k, num_heads)
+    weights = query @ key.swapaxes(-1, -2)
+    weights *= 1 / math.sqrt(query.shape[-1])
+    if mask is not None:
+        weights += xp.where(mask, 0, MASKED_SCORE).astype(weights.dtype)
+    softmax_in_place(xp, weights)
+    return weights
+
+
+@primitive
+def restricted_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    num_heads: int,
+    before: int,
+    after: int,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """`attention` of each position to some before and after it only (section 4).
+
+    Queries attend in blocks, to the keys of those around them: O(n (before + after) d)
+    time and memory. Its own key a query sees even if masked, so that none sees nothing.
+
+    Shapes: q, k [B, n, H d_k], v [B, n, H d_v], mask [B, 1, 1, n] -> [B, n, H d_v]
+    """
+    xp, (batch, length, _) = array_module(q), q.shape
+    size = min(length, max(before, after, 16))  # small products are slow
+    others = -(-length // size) - 1
+    ahead, behind = (min(-(-near // size), others) for near in (before, after))
+    words = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
+    words = _blocks(words[..., None], size, ahead, behind)  # [B blocks, keys, 1]
+    offset = xp.arange(-ahead * size, (1 + behind) * size) - xp.arange(size)[:, None]
+    near = (offset >= -before) & (offset <= after)  # [size, keys]
+    allowed = near & words.swapaxes(-1, -2) | (offset == 0)  # [B blocks, size, keys]
+    inputs = _blocks(q, size), *(_blocks(x, size, ahead, behind) for x in (k, v))
+    attend = fused_kernel("attention", inputs, PRIMITIVES["attention"])
+    out, vjp_of_blocks = attend(
+        *inputs, allowed[:, None], num_heads=num_heads, rate=rate, rng=rng
+    )  # [B blocks, size, H d_v]
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
+        dq, dk, dv, _ = vjp_of_blocks(_blocks(g, size))
+        dk, dv = (_sum_of_blocks(d, size, ahead, length) for d in (dk, dv))
+        return _sum_of_blocks(dq, size, 0, length), dk, dv, None
+
+    return _sum_of_blocks(out, size, 0, length), vjp
+
+
+@primitive
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    gain: Array,
+    bias: Array,
+    *,
+    epsilon: float = LAYER_NORM_EPSILON,
+    rate: float = 0.0,
+    rng: RandomStream | None = None,
+) -> tuple[Array, Vjp]:
+    """LayerNorm(residual + Dropout(x)): what follows every sub-layer (3.1 and 5.4).
+
+    Biased variance, epsilon inside the root.
+
+    Shapes: x, residual [..., D], gain, bias [D] -> [..., D]
+    """
+    xp = array_module(x)
+    width = x.shape[-1]
+    mean_weights = xp.full(width, 1 / width, dtype=x.dtype)
+    keep, factor = None, 1.0
+    if rng is not None and rate > 0:
+        keep, factor = rng.keep_mask(x.shape, rate)
+        normal = _scaled(x, keep, factor)
+        normal += residual
+    else:
+        normal = x + residual
+    normal = normal.reshape(-1, width)  # [N, D]
+    normal -= (normal @ mean_weights)[:, None]
+    deviation = xp.sqrt(_row_dot(xp, normal, normal) / width + epsilon)
+    inverse_deviation = (1 / deviation)[:, None]  # [N, 1]
+    normal *= inverse_deviation
+    out = normal * gain
+    out += bias
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
+        g = g.reshape(normal.shape)
+        ones = _ones(xp, g, len(g))
+        product = g * normal
+        dgain, dbias = ones @ product, ones @ g
+        mean_of_product = (product @ (gain * mean_weights))[:, None]
+        dsum = xp.multiply(g, gain, out=product)
+        dsum -= (dsum @ mean_weights)[:, None]
+        dsum -= normal * mean_of_product
+        dsum *= inverse_deviation
+        dsum = dsum.reshape(x.shape)
+        dx = dsum if keep is None else _scaled(dsum, keep, factor)
+        return dx, dsum, dgain, dbias
+
+    return out.reshape(x.shape), vjp
+
+
+@primitive
+def projected_cross_entropy(
+    x: Array, weight: Array, targets: Array, *, label_smoothing: float, padding_id: int
+) -> tuple[Array, Vjp]:
+    """The label-smoothed loss of softmax(x W^T), summed over targets (3.4 and 5.4).
+
+    The smoothed target is q = (1 - e) one-hot + e / V over all V classes; targets equal
+    to `padding_id` weigh nothing. The gradient is computed along with the loss, chunk
+    by chunk of rows, so that no [N, V] matrix exists.
+
+    Shapes: x [..., D], weight [V, D], targets [...] -> scalar
+    Units: nats, summed
+    """
+    xp = array_module(x)
+    vocab_size, width = weight.shape
+    flat_targets = targets.reshape(-1)
+    used = xp.flatnonzero(flat_targets != padding_id)  # [N]
+    rows, ids = x.reshape(-1, width)[used], flat_targets[used]
+    smoothing, confidence = label_smoothing / vocab_size, 1 - label_smoothing
+    ones = _ones(xp, weight, vocab_size)
+
+    loss = 0.0
+    drows, dweight = xp.empty_like(rows), None
+    chunk = max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
+    for start in range(0, len(rows), chunk):
+        part, target = rows[start : start + chunk], ids[start : start + chunk]
+        row = xp.arange(len(part))
+        logits = part @ weight.T  # [chunk, V]
+        target_logits = logits[row, target]
+        highest = logits.max(axis=-1)
+        logits -= highest[:, None]
+        exponentials = xp.exp(logits, out=logits)
+        totals = exponentials @ ones
+        log_totals = xp.log(totals) + highest
+        loss += float((log_totals - confidence * target_logits).sum())
+        # d loss / d logits is exponentials / totals - q: the one-hot part of q is taken
+        # off here, the constant e / V after the loop, and 1 / totals scales the rows.
+        exponentials[row, target] -= confidence * totals
+        inverse_totals = (1 / totals)[:, None]
+        drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
+        part_of_dweight = exponentials.T @ (part * inverse_totals)
+        if dweight is None:
+            dweight = part_of_dweight
+        else:
+            dweight += part_of_dweight
+        del logits, exponentials, part_of_dweight
+    if dweight is None:
+        dweight = xp.zeros_like(weight)
+    if smoothing > 0:
+        weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
+        loss -= smoothing * float(row_sum @ weight_sum)
+        drows -= smoothing * weight_sum
+        dweight -= smoothing * row_sum
+    dx = xp.zeros_like(x)
+    dx.reshape(-1, width)[used] = drows
+
+    def vjp(g: Array) -> tuple[Array, Array, None]:
+        return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
+
+    return xp.asarray(loss, dtype=x.dtype), vjp
+
+
+# What the bodies share
+
+
+def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:
+    """Sum the axes of `g` over which an input of `shape` was broadcast."""
+    extra = g.ndim - len(shape)
+    if extra:
+        g = g.sum(axis=tuple(range(extra)))
+    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and g.shape[i] != 1)
+    return g.sum(axis=stretched, keepdims=True) if stretched else g
+
+
+def _scaled(x: Array, keep: Array, factor: float) -> Array:
+    """Return x where kept times `factor`, as a new array."""
+    out = x * keep
+    out *= factor
+    return out
+
+
+def _ones(xp: ModuleType, like: Array, size: int) -> Array:
+    """Ones that sum rows or columns through a matrix product, faster than `sum`."""
+    return xp.ones(size, dtype=like.dtype)
+
+
+def _row_dot(xp: ModuleType, a: Array, b: Array) -> Array:
+    return xp.einsum("...i,...i->...", a, b)
+
+
+def split_heads(x: Array, num_heads: int) -> Array:
+    """View [B, T, H d] as [B, H, T, d]."""
+    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
+
+
+def _blocks(x: Array, size: int, ahead: int = 0, behind: int = 0) -> Array:
+    """Cut positions into blocks, each with whole blocks ahead of and behind it.
+
+    Shapes: x [B, n, D] -> [B blocks, (ahead + 1 + behind) size, D]
+    """
+    xp = array_module(x)
+    batch, length, width = x.shape
+    count, keys = -(-length // size), (ahead + 1 + behind) * size
+    padded = xp.zeros((batch, (count - 1) * size + keys, width), dtype=x.dtype)
+    padded[:, ahead * size : ahead * size + length] = x
+    windows = xp.lib.stride_tricks.sliding_window_view(padded, keys, axis=1)
+    return windows[:, ::size].swapaxes(-1, -2).reshape(-1, keys, width)
+
+
+def _sum_of_blocks(blocks: Array, size: int, ahead: int, length: int) -> Array:
+    """Add up what each position has in all blocks: `_blocks` transposed."""
+    xp, count, (_, keys, width) = array_module(blocks), -(-length // size), blocks.shape
+    batch, end = len(blocks) // count, count * size
+    total = xp.zeros((batch, end - size + keys, width), dtype=blocks.dtype)
+    for first in range(0, keys, size):
+        part = blocks[:, first : first + size].reshape(batch, -1, width)
+        total[:, first : first + end] += part
+    return total[:, ahead * size : ahead * size + length]
+
+
+def softmax_in_place(xp: ModuleType, scores: Array) -> None:
+    """Replace scores by their softmax over the last axis."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    xp.exp(scores, out=scores)
+    rows = scores.reshape(-1, scores.shape[-1])
+    totals = rows @ _ones(xp, rows, rows.shape[-1])
+    scores *= (1 / totals).reshape(*scores.shape[:-1], 1)
+
+
+def _sum_by_id(ids: Array, rows: Array) -> tuple[Array, Array]:
+    """Add up the rows that share an id: the ids [U] and their sums [U, D]."""
+    xp = array_module(rows)
+    order = xp.argsort(ids, kind="stable")
+    unique, starts = xp.unique(ids[order], return_index=True)
+    return unique, xp.add.reduceat(rows[order], starts, axis=0)

@@ -1,0 +1,66 @@
+"""The training loss (section 5.4) and the figures of a validation (Table 3, PPL)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine.backend import Array, array_module, as_float32
+from minitransformer.engine.random_streams import RandomStream
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import PAD_ID
+
+
+def training_loss(
+    model: Transformer,
+    source: Array,
+    target: Array,
+    label_smoothing: float,
+    rng: RandomStream | None,
+) -> Tensor:
+    """Label-smoothed cross-entropy, summed over the target tokens.
+
+    Shapes: source [B, S], target [B, T + 1], from BOS to EOS and padded -> scalar
+    Units: nats; divide by the tokens of the whole update for the paper's loss
+    """
+    outputs = model(source, target[:, :-1], rng)
+    return ops.projected_cross_entropy(
+        outputs,
+        model.embedding.table,
+        target[:, 1:],
+        label_smoothing=label_smoothing,
+        padding_id=PAD_ID,
+    )
+
+
+def token_log_probs(
+    model: Transformer, source: Array, target: Array
+) -> tuple[Array, Array]:
+    """Log-probability of each target token given those before, and if it is the best.
+
+    Shapes: source [B, S], target [B, T + 1] -> [B, T] float, zero at padding, and
+    [B, T] bool
+    Units: nats
+    """
+    xp = array_module(source)
+    expected = target[:, 1:]
+    with no_grad():
+        outputs = model(source, target[:, :-1]).data
+        dtype = np.promote_types(outputs.dtype, np.float32)
+        log_probs = xp.zeros(expected.shape, dtype=dtype)
+        best = xp.zeros(expected.shape, dtype=bool)
+        used = expected != PAD_ID
+        rows, ids = outputs[used], expected[used]
+        found, hits = xp.empty(len(ids), dtype=dtype), []
+        chunk = max(ops.LOGITS_PER_CHUNK // model.config.vocab_size, 1)
+        for start in range(0, len(ids), chunk):
+            part = slice(start, start + chunk)
+            logits = as_float32(model.logits(Tensor(rows[part])).data)
+            hits.append(logits.argmax(axis=-1) == ids[part])
+            logits -= logits.max(axis=-1, keepdims=True)
+            picked = logits[xp.arange(len(logits)), ids[part]]
+            found[part] = picked - xp.log(xp.exp(logits, out=logits).sum(axis=-1))
+        log_probs[used] = found
+        best[used] = xp.concatenate(hits)
+    return log_probs, best

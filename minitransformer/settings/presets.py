@@ -1,0 +1,185 @@
+"""Named settings: what differs from the defaults, which are the paper's base model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from minitransformer.settings.config import DecodingConfig, ModelConfig, TrainingConfig
+from minitransformer.settings.options import UsageError, read_settings, suggestion
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The built-in corpus: a few minutes on two CPU cores.
+    "tiny": {
+        "vocab_size": 1000,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "d_model": 128,
+        "d_ff": 512,
+        "num_heads": 4,
+        "dropout": 0.0,
+        "max_tokens": 1024,
+        "steps": 2500,
+        "minutes": 3.0,
+        "learning_rate": 3e-3,
+        "warmup": 400,
+        "validate_every": 500,
+        "validate_bleu": 200,
+        "save_every": 50,
+        "average": 8,
+    },
+    # Multi30k's 29,000 captions: larger models overfit.
+    "multi30k": {
+        "vocab_size": 10_000,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "d_model": 128,
+        "d_ff": 256,
+        "num_heads": 4,
+        "dropout": 0.3,
+        "max_tokens": 4096,
+        "steps": 8000,
+        "learning_rate": 5e-3,
+        "warmup": 2000,
+        "validate_every": 200,
+        "save_every": 200,
+        "average": 10,
+    },
+    # Half of base in every width and number of layers, for some 100,000 short pairs.
+    "small": {
+        "vocab_size": 10_000,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "d_model": 256,
+        "d_ff": 1024,
+        "num_heads": 4,
+        "max_tokens": 4096,
+        "steps": 10_000,
+        "learning_rate": 1e-3,
+        "warmup": 2000,
+        "validate_every": 500,
+        "save_every": 500,
+    },
+    # Table 3, row base; 25,000 source and target tokens a batch on one device.
+    "base": {"max_tokens": 25_000},
+    # Table 3, row big.
+    "big": {
+        "d_model": 1024,
+        "d_ff": 4096,
+        "num_heads": 16,
+        "dropout": 0.3,
+        "steps": 300_000,
+        "max_tokens": 25_000,
+        "average": 20,
+        "keep_last": 20,
+    },
+    # Table 4: section 6.3 gives the layers, d_model, vocabulary and decoding, and says
+    # that the rest but dropout is base's. Both dropouts are those of tensor2tensor.
+    "parsing": {
+        "vocab_size": 16_000,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "d_model": 1024,
+        "dropout": 0.2,
+        "attention_dropout": 0.2,
+        "max_tokens": 25_000,
+        "max_length": 512,
+        "validate_bleu": 0,
+        "beam": 21,
+        "alpha": 0.3,
+        "max_len_b": 300,
+    },
+    # 3,396 trees and their parts (docs/parsing.md): small batches and little dropout,
+    # with which attention soon follows the words.
+    "parsing-small": {
+        "vocab_size": 3000,
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        "d_model": 128,
+        "d_ff": 512,
+        "num_heads": 4,
+        "max_tokens": 1024,
+        "max_length": 300,
+        "learning_rate": 2e-3,
+        "warmup": 1000,
+        "steps": 16_000,
+        "validate_every": 400,
+        "validate_bleu": 0,
+        "save_every": 400,
+        "keep_last": 12,
+        "average": 10,
+        "beam": 21,
+        "alpha": 0.3,
+        "max_len_b": 300,
+    },
+}
+
+# The other development models of Table 3, each base but for what its row changes; the
+# table trains them for 100,000 steps. (A) heads, (B) d_k, (C) size, (D) dropout and
+# label smoothing, (E) learned positions.
+TABLE_3: dict[str, dict[str, Any]] = {
+    "a-h1": {"num_heads": 1, "d_k": 512, "d_v": 512},
+    "a-h4": {"num_heads": 4, "d_k": 128, "d_v": 128},
+    "a-h16": {"num_heads": 16, "d_k": 32, "d_v": 32},
+    "a-h32": {"num_heads": 32, "d_k": 16, "d_v": 16},
+    "b-dk16": {"d_k": 16},
+    "b-dk32": {"d_k": 32},
+    "c-n2": {"encoder_layers": 2, "decoder_layers": 2},
+    "c-n4": {"encoder_layers": 4, "decoder_layers": 4},
+    "c-n8": {"encoder_layers": 8, "decoder_layers": 8},
+    "c-d256": {"d_model": 256, "d_k": 32, "d_v": 32},
+    "c-d1024": {"d_model": 1024, "d_k": 128, "d_v": 128},
+    "c-ff1024": {"d_ff": 1024},
+    "c-ff4096": {"d_ff": 4096},
+    "d-dropout0": {"dropout": 0.0},
+    "d-dropout2": {"dropout": 0.2},
+    "d-smoothing0": {"label_smoothing": 0.0},
+    "d-smoothing2": {"label_smoothing": 0.2},
+    "e-learned": {"positions": "learned"},
+}
+PRESETS |= {
+    # Table 2, English-French: 32,000 word pieces, and less dropout than big (6.1).
+    "base-en-fr": {**PRESETS["base"], "vocab_size": 32_000},
+    "big-en-fr": {**PRESETS["big"], "vocab_size": 32_000, "dropout": 0.1},
+}
+PRESETS |= {f"base-{row}": {**PRESETS["base"], **v} for row, v in TABLE_3.items()}
+
+# The splits of a run's text, in its config.json.
+SPLITS = ("train", "val", "test")
+
+
+def find_preset(name: str) -> tuple[str, dict[str, Any]]:
+    """Return a preset of that name, or the settings in a JSON or TOML file.
+
+    A file may build on a preset that it names as `config`; the config.json of a run
+    serves, too. What it says of text is left to flags.
+
+    Raises: UsageError if there is no such preset or file, or a setting is unknown.
+    """
+    if name in PRESETS:
+        return name, PRESETS[name]
+    path = Path(name)
+    if path.suffix not in (".json", ".toml"):
+        raise UsageError(
+            f"--config: expected {', '.join(PRESETS)}, FILE.json or FILE.toml, "
+            f"got {name}{suggestion(name, PRESETS)}"
+        )
+    values = read_settings(path)
+    values.pop("preset", None)
+    base = values.pop("config", None)
+    if base is not None and base not in PRESETS:
+        raise UsageError(
+            f"{path}: config: expected the name of a preset, got {base}"
+            f"{suggestion(str(base), PRESETS)}"
+        )
+    known = {
+        f.name
+        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
+        for f in dataclasses.fields(cls)
+    }
+    values = {key: value for key, value in values.items() if key not in SPLITS}
+    if unknown := sorted(values.keys() - known):
+        hint = suggestion(unknown[0], known)
+        raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
+    return path.stem, {**(PRESETS[base] if base else {}), **values}

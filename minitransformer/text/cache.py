@@ -1,0 +1,134 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from minitransformer.files import built_once
+from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.ids import Ragged, StoredIds
+from minitransformer.text.lines import TextPair
+from minitransformer.text.tokenizer import Tokenizer
+
+LINES_PER_CHUNK = 50_000
+
+
+def cached_tokenizer(
+    text: TextPair, vocab_size: int, cache: Path, num_threads: int
+) -> Tokenizer:
+    """Learn the joint vocabulary of both sides, or take it from the cache.
+
+    Raises: ValueError as `Tokenizer.train`.
+    """
+
+    def build(partial: Path) -> None:
+        lines = itertools.chain.from_iterable(text.lines())
+        partial.write_bytes(Tokenizer.train(lines, vocab_size, num_threads).model)
+
+    path = built_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
+    return Tokenizer(path.read_bytes())
+
+
+def encoded_corpus(
+    text: TextPair, tokenizer: Tokenizer, cache: Path, num_threads: int = 1
+) -> ParallelCorpus:
+    """Encode a pair of files, or open the ids that an earlier run encoded.
+
+    Pairs with a blank side are left out.
+
+    Raises: ValueError if the files differ in length, are not UTF-8 or hold no pair.
+    """
+    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
+
+    def build(partial: Path) -> None:
+        _write_corpus(text, tokenizer, partial, num_threads)
+
+    return read_corpus(built_once(cache / key.hexdigest(), build))
+
+
+def read_corpus(folder: Path) -> ParallelCorpus:
+    """Open the ids that `encoded_corpus` wrote, after a look at their checksums.
+
+    Raises: ValueError if a file is damaged.
+    """
+    try:
+        header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        dtype, sides = header["dtype"], []
+        if dtype not in ("uint16", "int32"):
+            raise ValueError(f"ids of type {dtype!r}")
+        for side in ("source", "target"):
+            for name in (f"{side}.ids", f"{side}.starts"):
+                if _checksum(folder / name) != header["checksums"][name]:
+                    raise ValueError(f"{name} has another checksum")
+            ids = StoredIds(folder / f"{side}.ids", dtype)
+            starts = np.asarray(np.memmap(folder / f"{side}.starts", "int64", mode="r"))
+            ragged = Ragged(ids, starts)
+            if starts[0] != 0 or starts[-1] != len(ids) or len(ragged.lengths) < 1:
+                raise ValueError(f"{side}.starts does not fit {side}.ids")
+            sides.append(ragged)
+        if len(sides[0]) != len(sides[1]):
+            raise ValueError("the sides differ in length")
+        return ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+        raise ValueError(
+            f"{folder}: damaged cache ({error}), delete it and start again"
+        ) from error
+
+
+def _checksum(path: Path) -> int:
+    total = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            total = crc32(block, total)
+    return total
+
+
+def _write_corpus(
+    text: TextPair, tokenizer: Tokenizer, folder: Path, num_threads: int
+) -> None:
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
+    folder.mkdir()
+    ends = {"source": 0, "target": 0}
+    pairs = blank = 0
+    checksums: dict[str, int] = {}
+
+    def append(name: str, values: np.ndarray) -> None:
+        with open(folder / name, "ab") as file:
+            file.write(values.data)
+        checksums[name] = crc32(values.data, checksums.get(name, 0))
+
+    for side in ends:
+        append(f"{side}.starts", np.zeros(1, dtype=np.int64))
+    for chunk in _chunks(text.lines(), LINES_PER_CHUNK):
+        kept = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
+        blank += len(chunk) - len(kept)
+        pairs += len(kept)
+        for column, side in enumerate(ends):
+            lines = tokenizer.encode([pair[column] for pair in kept], num_threads)
+            lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
+            ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=dtype)
+            starts = ends[side] + np.cumsum(lengths)
+            ends[side] += len(ids)
+            append(f"{side}.ids", ids)
+            append(f"{side}.starts", starts)
+    if not pairs:
+        raise ValueError(
+            f"{text.source}, {text.target}: expected sentence pairs, found none"
+        )
+    header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
+    (folder / "corpus.json").write_text(json.dumps(header))
+
+
+def _chunks(
+    items: Iterable[tuple[str, str]], size: int
+) -> Iterator[list[tuple[str, str]]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk

@@ -1,0 +1,94 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from minitransformer.settings.config import EOS_ID, PAD_ID
+
+
+class StoredIds:
+    """Ids in a file, of which only what is asked for is read.
+
+    A mapping would keep every page that was ever touched resident.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._descriptor, self._dtype = os.open(path, os.O_RDONLY), np.dtype(dtype)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._size = path.stat().st_size // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return some stretches end to end. Shapes: starts, lengths [B] -> [total]"""
+        descriptor, width = self._descriptor, self._dtype.itemsize
+        parts = [
+            os.pread(descriptor, length * width, start * width)
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
+        return np.frombuffer(b"".join(parts), self._dtype)
+
+
+class Ragged:
+    """Sequences of ids end to end: sequence i is ids[starts[i]:starts[i + 1]].
+
+    Shapes: ids [total], starts [number of sequences + 1]
+    """
+
+    def __init__(self, ids: np.ndarray | StoredIds, starts: np.ndarray) -> None:
+        self.ids, self.starts = ids, starts
+
+    @classmethod
+    def from_lists(cls, lines: Sequence[Sequence[int]]) -> Ragged:
+        lengths = [len(line) for line in lines]
+        ids = np.fromiter((i for line in lines for i in line), np.int64, sum(lengths))
+        return cls(ids, np.cumsum([0, *lengths]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Raises: ValueError if the starts fall, or rise too far for a sentence."""
+        lengths = np.empty(len(self), dtype=np.int32)
+        for first in range(0, len(self), 1 << 20):
+            part = slice(first, first + (1 << 20))
+            found = np.diff(self.starts[first : part.stop + 1])
+            if not 0 <= found.min() <= found.max() < 1 << 31:
+                raise ValueError("the starts of sentences do not rise")
+            lengths[part] = found
+        return lengths
+
+    def end_to_end(self, chosen: np.ndarray) -> np.ndarray:
+        """The ids of some sequences, one after another. Shapes: chosen [B] -> [N]"""
+        starts = self.starts[chosen]
+        lengths = self.starts[chosen + 1] - starts
+        if isinstance(self.ids, StoredIds):
+            return self.ids.read(starts, lengths)
+        first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        return self.ids[first + np.arange(len(first))]
+
+    def padded(self, chosen: np.ndarray, first: int | None = None) -> np.ndarray:
+        """Stack some sequences, each with EOS and, if given, `first` before it.
+
+        Shapes: chosen [B] -> [B, longest]
+        """
+        lengths = self.starts[chosen + 1] - self.starts[chosen]
+        columns = np.arange(lengths.max(initial=0))
+        inside = columns < lengths[:, None]
+        begin = int(first is not None)
+        out = np.full((len(chosen), begin + len(columns) + 1), PAD_ID, dtype=np.int64)
+        body = out[:, begin:-1]
+        body[inside] = self.end_to_end(chosen)
+        out[np.arange(len(chosen)), begin + lengths] = EOS_ID
+        if first is not None:
+            out[:, 0] = first
+        return out

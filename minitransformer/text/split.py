@@ -1,0 +1,118 @@
+"""Split a list of sentence pairs into training, validation and test text.
+
+Sentences to hold out are drawn among the different source sentences; of several
+translations the first is kept. No sentence of either language is then in two splits.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from minitransformer.files import write_bytes
+from minitransformer.settings.options import Parser, exit_code, positive
+from minitransformer.text.lines import read_lines
+
+Pair: TypeAlias = tuple[str, str]
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Read `source TAB target` lines. Raises: ValueError naming a line without."""
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        source, tab, rest = line.partition("\t")
+        target = rest.partition("\t")[0]
+        if not (tab and source.strip() and target.strip()):
+            raise ValueError(
+                f"{path}, line {number}: expected source TAB target, got {line[:60]!r}"
+            )
+        pairs.append((source, target))
+    return pairs
+
+
+def split_pairs(
+    pairs: Sequence[Pair], held_out: dict[str, int], seed: int
+) -> dict[str, list[Pair]]:
+    """Draw `held_out` source sentences for each split; what is left is for training.
+
+    A held-out sentence comes with its first translation. Left out altogether are other
+    pairs of which either sentence is in another split.
+
+    Raises: ValueError if there are too few different source sentences.
+    """
+    first: dict[str, str] = {}
+    for source, target in pairs:
+        first.setdefault(source, target)
+    drawn = list(first)
+    random.Random(seed).shuffle(drawn)
+    if len(drawn) <= sum(held_out.values()):
+        raise ValueError(
+            f"expected more than {sum(held_out.values()):,} different source "
+            f"sentences, got {len(drawn):,}"
+        )
+    splits: dict[str, list[Pair]] = {}
+    used_targets: set[str] = set()
+    used_sources: set[str] = set()
+    for name, count in held_out.items():
+        chosen: list[Pair] = []
+        while len(chosen) < count and drawn:
+            source = drawn.pop()
+            used_sources.add(source)
+            if first[source] not in used_targets:
+                chosen.append((source, first[source]))
+        used_targets.update(target for _, target in chosen)
+        splits[name] = chosen
+    splits["train"] = [
+        (source, target)
+        for source, target in pairs
+        if source not in used_sources and target not in used_targets
+    ]
+    return splits
+
+
+def write_split(folder: Path, split: str, language: str, lines: Iterable[str]) -> None:
+    """Write `folder`/`split`.`language`.gz, the same bytes for the same lines."""
+    text = "".join(line + "\n" for line in lines)
+    path = folder / f"{split}.{language}.gz"
+    write_bytes(path, gzip.compress(text.encode(), mtime=0))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer split",
+        "Split a list of sentence pairs into training, validation and test text.",
+        (
+            "minitransformer split deu.txt data/tatoeba --source en --target de",
+            "python train.py --config small --data data/tatoeba "
+            "--source en --target de",
+        ),
+        "Each line of the list is a source sentence, a tab and its translation; further "
+        "columns\nare left out. No sentence of either language is in two splits.",
+    )
+    add = parser.add_argument
+    add("pairs", type=Path, help="lines of source TAB target, plain or .gz")
+    add("folder", type=Path, help="where train, val and test files go")
+    add("--source", required=True, metavar="LANG", help="ending of the source files")
+    add("--target", required=True, metavar="LANG", help="ending of the target files")
+    add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
+    add("--test", type=positive, default=2000, help="test pairs (default 2000)")
+    add("--seed", type=int, default=1, help="of the draw (default 1)")
+    args = parser.parse_args(arguments)
+
+    def work() -> None:
+        pairs = read_pairs(args.pairs)
+        counts = {"val": args.val, "test": args.test}
+        splits = split_pairs(pairs, counts, args.seed)
+        args.folder.mkdir(parents=True, exist_ok=True)
+        for split, chosen in splits.items():
+            for side, language in enumerate((args.source, args.target)):
+                lines = (pair[side] for pair in chosen)
+                write_split(args.folder, split, language, lines)
+        kept = sum(map(len, splits.values()))
+        sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
+        print(f"{sizes}; left out: {len(pairs) - kept:,} of {len(pairs):,} pairs")
+
+    return exit_code("split", work)

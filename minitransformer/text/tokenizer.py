@@ -1,0 +1,132 @@
+"""The joint vocabulary of word pieces (section 5.1), by SentencePiece."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+# What SentencePiece writes for a space: a piece with it in front begins a word.
+SPACE = "\u2581"
+
+# More sentences than this teach the vocabulary nothing new, but need memory.
+MAX_SENTENCES = 1_000_000
+
+
+class Tokenizer:
+    """Text to ids and back: byte-pair encoding shared by source and target.
+
+    `model` is the serialised SentencePiece model, which checkpoints carry.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(
+                "expected a SentencePiece model, got other bytes"
+            ) from error
+        self.vocab_size = len(self._processor)
+        found = (
+            self._processor.pad_id(),
+            self._processor.unk_id(),
+            self._processor.bos_id(),
+            self._processor.eos_id(),
+        )
+        if found != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+            raise ValueError(
+                "tokenizer: expected padding, unknown, begin and end to have the ids "
+                f"{PAD_ID}, {UNK_ID}, {BOS_ID}, {EOS_ID}, got {found}"
+            )
+
+    @classmethod
+    def train(
+        cls, lines: Iterable[str], vocab_size: int, num_threads: int = 1
+    ) -> Tokenizer:
+        """Learn a vocabulary of exactly `vocab_size` pieces.
+
+        Raises: ValueError if the text supports no such vocabulary, with the limit.
+        """
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocab_size,
+                character_coverage=1.0,
+                input_sentence_size=MAX_SENTENCES,
+                shuffle_input_sentence=True,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                num_threads=num_threads,
+                minloglevel=2,
+            )
+        except (RuntimeError, OSError) as error:
+            raise ValueError(_explain(str(error), vocab_size)) from error
+        return cls(model.getvalue())
+
+    def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Return the ids of each line, without begin and end.
+
+        Raises: ValueError if a line holds half a character (a lone surrogate).
+        """
+        try:
+            return self._processor.encode(list(lines), num_threads=num_threads)
+        except TypeError as error:
+            wrong = next((x for x in lines if not _is_unicode(x)), "")
+            raise ValueError(
+                f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}"
+            ) from error
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each list of ids, detokenised."""
+        return self._processor.decode([[int(i) for i in line] for line in ids])
+
+    def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
+        """Cut ids into parts of at most `limit`, between words where that is possible.
+
+        No ids make one empty part.
+        """
+        parts, start = [], 0
+        while len(ids) - start > limit:
+            pieces = self.pieces(ids[start + 1 : start + limit + 1])
+            cuts = [i for i, p in enumerate(pieces, start=1) if p.startswith(SPACE)]
+            end = start + (cuts[-1] if cuts else limit)
+            parts.append(list(ids[start:end]))
+            start = end
+        return [*parts, list(ids[start:])]
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the word pieces of one list of ids, as plots and tables show them."""
+        return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _explain(message: str, vocab_size: int) -> str:
+    """Say in the user's words why SentencePiece could not train."""
+    if limit := re.search(r"value <= (\d+)", message):
+        return (
+            f"vocab_size: expected at most {limit[1]} word pieces, which is what this "
+            f"text supports, got {vocab_size}"
+        )
+    if lower := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"vocab_size: expected at least {int(lower[1]) + 4} word pieces, one for "
+            f"each character of this text, got {vocab_size}"
+        )
+    return f"could not learn {vocab_size} word pieces: {message.strip()}"

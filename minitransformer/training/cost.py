@@ -1,0 +1,164 @@
+"""What training a model costs: its parameters, operations and memory.
+
+The paper estimates operations from time: seconds times devices times what each device
+sustains (section 6.1, footnote 5). This module also counts the operations of matrix
+products.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from minitransformer.engine import ops
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.options import (
+    Parser,
+    UsageError,
+    add_arguments,
+    build,
+    exit_code,
+    given,
+)
+from minitransformer.settings.presets import find_preset
+
+# Single-precision TFLOP/s that the paper takes a GPU to sustain (footnote 5).
+SUSTAINED = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
+
+# Seconds a step took on eight P100: 12 hours in 100,000, 3.5 days in 300,000 (5.2).
+SECONDS_A_STEP = {"base": 0.432, "big": 1.008}
+
+# What the interpreter and the libraries take. Units: bytes
+PROCESS = 70 << 20
+
+
+def parameters_by_block(model: Transformer) -> dict[str, int]:
+    """Count parameters: the shared embedding, positions if learned, each stack."""
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        block = "positions" if name == "embedding.positions" else name.split(".")[0]
+        counts[block] = counts.get(block, 0) + parameter.data.size
+    return counts
+
+
+def training_flops(config: ModelConfig, source_length: float, length: float) -> float:
+    """Floating-point operations of one sentence pair, forward and backward.
+
+    Counts matrix products only, a multiply-add as two; backward costs twice forward.
+    Restricted attention is to as many keys as its neighbourhood has.
+
+    Shapes: source_length S and length T are (mean) tokens of the two sides
+    """
+    d, h = config.d_model, config.num_heads
+    keys, values = h * config.key_width, h * config.value_width
+    feed_forward = 2 * d * config.d_ff
+
+    def attention(queries: float, memory: float, seen: float) -> float:
+        projections = queries * d * (keys + values) + memory * d * (keys + values)
+        return projections + queries * seen * (keys + values)
+
+    def self_attention(positions: float, causal: bool) -> float:
+        near = config.neighbourhood(causal)
+        seen = positions if near is None else min(positions, sum(near) + 1)
+        return attention(positions, positions, seen)
+
+    encoder = self_attention(source_length, False) + source_length * feed_forward
+    decoder = (
+        self_attention(length, True)
+        + attention(length, source_length, source_length)
+        + length * feed_forward
+    )
+    products = (
+        config.encoder_layers * encoder
+        + config.decoder_layers * decoder
+        + length * d * config.vocab_size
+    )
+    return 3 * 2 * products
+
+
+def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
+    """About how much memory training takes, to a fifth or so. Units: bytes
+
+    Parameters, gradients and two moments; and either the activations of `tokens` tokens
+    a side, in work at once, with each thread's logits, or, as they go, the gradients of
+    the other threads' replicas. All float32.
+    """
+    d, inner = config.d_model, config.d_ff
+    encoder = config.encoder_layers * (8 * d + inner) + 2 * d
+    decoder = config.decoder_layers * (13 * d + inner) + 2 * d
+    rows = max(ops.LOGITS_PER_CHUNK // config.vocab_size, ops.MIN_ROWS_PER_CHUNK)
+    rows = min(rows, math.ceil(tokens / num_threads))
+    logits = num_threads * (rows + 2 * d) * config.vocab_size
+    replicas = (num_threads - 1) * config.num_parameters
+    in_work = max(tokens * (encoder + decoder) + logits, replicas)
+    return 4 * (4 * config.num_parameters + in_work) + PROCESS
+
+
+def papers_flops(seconds: float, device: str) -> float:
+    """The paper's estimate: time times devices times sustained speed (footnote 5).
+
+    `device` is COUNTxNAME or COUNTxTFLOPS, such as 8xP100 or 8x67.
+
+    Raises: UsageError if it is not.
+    """
+    found = re.fullmatch(r"(\d+)x(\w+(?:\.\d+)?)", device)
+    speed = found and (SUSTAINED.get(found[2]) or _number(found[2]))
+    if not found or not speed:
+        raise UsageError(
+            f"--device: expected COUNTxNAME of {', '.join(SUSTAINED)} or "
+            f"COUNTxTFLOPS, got {device}"
+        )
+    return seconds * int(found[1]) * speed * 1e12
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer cost",
+        "Print a model's parameters and the operations and hours of its training.",
+        ("minitransformer cost --config big --steps 300000 --device 8xP100",),
+        "Operations are estimated from time, as the paper does (section 6.1, footnote "
+        "5), and\ncounted from the matrix products.",
+    )
+    add = parser.add_argument
+    add("--config", default="base", metavar="NAME", help="as in train.py (base)")
+    add("--device", default="8xP100", help="COUNTxNAME or COUNTxTFLOPS (8xP100)")
+    step = "how long a step takes (default for base and big: the paper's)"
+    add("--seconds-a-step", type=float, metavar="S", help=step)
+    length = "tokens of a sentence, on either side (default 25)"
+    add("--length", type=float, default=25.0, metavar="N", help=length)
+    for cls in (ModelConfig, TrainingConfig):
+        add_arguments(parser, cls)
+    args = parser.parse_args(arguments)
+
+    def work() -> None:
+        name, preset = find_preset(args.config)
+        preset = {"vocab_size": 37_000, **preset}
+        config = build(ModelConfig, preset, given(args, ModelConfig))
+        training = build(TrainingConfig, preset, given(args, TrainingConfig))
+        seconds = args.seconds_a_step or SECONDS_A_STEP.get(name)
+        if seconds is None:
+            raise UsageError(f"--seconds-a-step: expected the time of {name}'s steps")
+        blocks = parameters_by_block(Transformer(config, seed=None))
+        for block, count in blocks.items():
+            print(f"{block:<28}{count:>16,}")
+        print(f"{'parameters':<28}{sum(blocks.values()):>16,}")
+        tokens = training.max_tokens * training.accumulate
+        counted = training_flops(config, args.length, args.length)
+        counted *= tokens / args.length * training.steps
+        hours = seconds * training.steps / 3600
+        paper = papers_flops(3600 * hours, args.device)
+        steps = f"{training.steps:,} steps of {tokens:,} + {tokens:,} tokens"
+        print(f"{steps}: {hours:,.1f} hours on {args.device}")
+        print(f"{'FLOP, by time (the paper)':<28}{paper:>16.2e}")
+        print(f"{'FLOP, counted':<28}{counted:>16.2e}")
+
+    return exit_code("cost", work)

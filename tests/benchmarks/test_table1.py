@@ -1,0 +1,85 @@
+"""The layers that benchmarks/table1.py measures compute what Table 1 speaks of."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from minitransformer.engine import autograd
+from minitransformer.engine.autograd import Tensor
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+N, D, R = 7, 3, 4
+
+
+@pytest.fixture(scope="module")
+def table1():
+    """The benchmark, whose primitives stay out of the engine's table."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd, "PRIMITIVES", {**autograd.PRIMITIVES})
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("table1")
+
+
+def random_layer(table1, kind):
+    rng = np.random.default_rng(0)
+    forward, shapes = table1.layer(kind, N, D, R)
+    return forward, [rng.standard_normal(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "convolutional"])
+def test_gradients_match_central_differences(table1, kind):
+    forward, arrays = random_layer(table1, kind)
+    leaves = [Tensor(array, requires_grad=True) for array in arrays]
+    out = forward(*leaves)
+    upstream = np.random.default_rng(1).standard_normal(out.shape)
+    out.backward(upstream)
+    for array, leaf in zip(arrays, leaves, strict=True):
+        for index in np.ndindex(array.shape):
+            kept, sides = array[index], []
+            for step in (1e-6, -1e-6):
+                array[index] = kept + step
+                sides.append((forward(*map(Tensor, arrays)).data * upstream).sum())
+            array[index] = kept
+            slope = (sides[0] - sides[1]) / 2e-6
+            np.testing.assert_allclose(leaf.grad[index], slope, rtol=1e-5, atol=1e-7)
+
+
+def test_recurrent_and_convolutional_layers_are_their_formulas(table1):
+    forward, arrays = random_layer(table1, "recurrent")
+    *rows, w, u = arrays
+    state = total = np.zeros((1, D))
+    for row in rows:
+        state = np.tanh(row @ w + state @ u)
+        total = total + state
+    assert_close(forward(*map(Tensor, arrays)).data, total)
+
+    forward, arrays = random_layer(table1, "convolutional")
+    x, *kernel = arrays
+    out = forward(*map(Tensor, arrays)).data
+    for t in range(N):
+        near = [(t + j - 1, w) for j, w in enumerate(kernel)]
+        assert_close(out[t], sum(x[i] @ w for i, w in near if 0 <= i < N))
+
+
+def test_attention_is_to_a_neighbourhood_of_size_r(table1):
+    forward, arrays = random_layer(table1, "restricted")
+    one_hot = np.eye(N)[None]
+    weights = forward(*map(Tensor, (*arrays[:2], one_hot))).data[0]
+    near = np.abs(np.subtract.outer(np.arange(N), np.arange(N))) <= R // 2
+    assert ((weights > 0) == near).all()
+
+
+def test_rows_are_those_of_the_table(table1):
+    found = {
+        kind: (row.sequential_operations(81, 9), row.maximum_path_length(81, 9))
+        for kind, row in table1.ROWS.items()
+    }
+    assert found == {
+        "self-attention": (1, 1),
+        "recurrent": (81, 81),
+        "convolutional": (1, 4),
+        "restricted": (1, 9),
+    }

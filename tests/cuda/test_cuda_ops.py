@@ -1,0 +1,560 @@
+"""The CUDA overrides against the reference bodies in float64.
+
+Each test runs with kernels built for the host, and on a GPU where there is one.
+"""
+
+import contextlib
+import inspect
+import math
+import re
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_decoding import Scripted, hashed
+
+from minitransformer.cuda import beams, device, stepper
+from minitransformer.cuda import ops as fused
+from minitransformer.engine import backend
+from minitransformer.engine.autograd import PRIMITIVES, no_grad
+from minitransformer.engine.backend import to_host
+from minitransformer.engine.random_streams import RandomStream
+from minitransformer.model.loss import training_loss
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.training.optimizer import Adam
+from minitransformer.translation import beam_search as decoding
+from minitransformer.translation import steppers
+from minitransformer.translation.beam_search import beam_search
+from minitransformer.translation.decode import _search_by, translate
+from minitransformer.translation.steppers import TransformerStepper
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
+
+DTYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+
+
+def case(name, seed):
+    """Arrays of a call in float64, float32 vectors and ids apart, and its options."""
+    rng = np.random.default_rng(seed)
+    draw = rng.standard_normal
+    n, d, v = [(3, 5, 7), (37, 40, 19), (9, 264, 131)][seed % 3]
+    if name == "dropout":
+        return [draw((2, n, d))], {"rate": 0.3}
+    if name == "linear":
+        inputs = [draw((2, n, d)), draw((d, v))]
+        return inputs + [draw(v)] * (seed % 2), {"relu": seed > 1}
+    if name == "embedding":
+        ids = rng.integers(0, v, (20 if seed == 2 else 4, 2 * n))[:, ::2]
+        ids[:, :3] = 1
+        d = 1030 if seed == 3 else d
+        return [draw((v, d)), ids, draw((n + 2, d))], {"scale": 1.7, "rate": 0.25}
+    if name == "attention":
+        heads, t, s = [(2, 3, 5), (3, 7, 33), (4, 1, 70)][seed % 3]
+        d_k, d_v = [(8, 16), (5, 3), (16, 16)][seed % 3]
+        shapes = (2, t, heads * d_k), (2, s, heads * d_k), (2, s, heads * d_v)
+        mask = [
+            [(rng.random((2, 1, 1, s)) < 0.7)],
+            [np.tri(t, s, s - t, dtype=bool)],
+            [],
+        ][seed % 3]
+        options = {"num_heads": heads, "rate": 0.2 * (seed % 2)}
+        return [*(draw(shape) for shape in shapes), *mask], options
+    if name == "add_layer_norm":
+        d = [5, 40, 1024][seed % 3]
+        inputs = [draw((2, n, d)) + 3, draw((2, n, d)), draw(d), draw(d)]
+        return inputs, {"rate": 0.1 * (seed % 2)}
+    assert name == "projected_cross_entropy"
+    v = 2100 if seed == 5 else v
+    inputs = [draw((2, n, d)), draw((v, d)) / math.sqrt(d), rng.integers(0, v, (2, n))]
+    inputs[2][0, 0] = 0
+    return inputs, {"label_smoothing": 0.1 * (seed % 2), "padding_id": 0}
+
+
+def converted(gpu, arrays, dtype):
+    """Round to `dtype`, vectors to float32: for the device, and in float64."""
+    arrays = [
+        a if a.dtype.kind != "f" else a.astype(np.float32 if a.ndim == 1 else dtype)
+        for a in arrays
+    ]
+    wide = [a if a.dtype.kind in "ib" else a.astype(np.float64) for a in arrays]
+    return [gpu.xp.asarray(a) for a in arrays], wide
+
+
+def noise(options, xp):
+    """The same masks for both: those of counters."""
+    return {**options, "rng": RandomStream((5,), xp, True)} if "rate" in options else {}
+
+
+def run_both(gpu, name, seed, dtype):
+    arrays, options = case(name, seed)
+    inputs, wide = converted(gpu, arrays, dtype)
+    out, vjp = fused.OVERRIDES[name](*inputs, **{**options, **noise(options, gpu.xp)})
+    expected, expected_vjp = PRIMITIVES[name](
+        *wide, **{**options, **noise(options, np)}
+    )
+    upstream = np.random.default_rng(9).standard_normal(expected.shape)
+    upstream = np.asarray(upstream).astype(to_host(out).dtype)
+    gradients = vjp(gpu.xp.asarray(upstream))
+    return inputs, (out, gradients), (expected, expected_vjp(upstream.astype(float)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", fused.OVERRIDES)
+def test_overrides_follow_the_reference(gpu, name, seed, dtype):
+    inputs, (out, gradients), (expected, wide) = run_both(
+        gpu, name, seed, DTYPES[dtype]
+    )
+    is_loss = name == "projected_cross_entropy"
+    assert out.dtype == (np.float32 if is_loss else DTYPES[dtype])
+    assert_close(to_host(out).astype(float), expected, dtype)
+    parameters = {"linear": (1, 2), "embedding": (0, 2), "add_layer_norm": (2, 3)}
+    parameters["projected_cross_entropy"] = (1,)
+    for i, (got, gradient) in enumerate(zip(gradients, wide, strict=True)):
+        if gradient is None:
+            assert got is None
+            continue
+        is_parameter = i in parameters.get(name, ())
+        assert got.dtype == (np.float32 if is_parameter else DTYPES[dtype])
+        assert got.shape == inputs[i].shape
+        assert_close(to_host(got).astype(float), gradient, dtype)
+
+
+@pytest.mark.parametrize("name", fused.OVERRIDES)
+def test_the_order_of_threads_changes_no_bit(libraries, name, monkeypatch):
+    """No kernel reads what another thread has yet to write, or has overwritten."""
+    import host_device
+
+    results = []
+    for backwards in (False, True):
+        host = host_device.HostDevice(libraries)
+        host.backwards = backwards
+        monkeypatch.setattr(device, "current", lambda host=host: host)
+        _, (out, gradients), _ = run_both(host, name, 1, np.float32)
+        results.append([out, *(g for g in gradients if g is not None)])
+    for a, b in zip(*results, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_counters_are_philox():
+    """Against the known answers of Random123, the authors' own library."""
+    zeros = backend.philox(np, np.zeros(1, np.uint64), 0, 1).view(np.uint32)[0]
+    assert zeros.tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_draws_the_masks_of_the_stream_and_draws_them_again(gpu, dtype):
+    xp = gpu.xp
+    x = xp.ones((3, 5, 21), DTYPES[dtype])
+    kept, out = [], []
+    stream, fused_stream = RandomStream((5,), np, True), RandomStream((5,), xp, True)
+    for _ in range(2):
+        y, vjp = fused.dropout(x, rate=0.3, rng=fused_stream)
+        out += [to_host(y), to_host(vjp(x)[0])]
+        kept.append(stream.keep_mask(x.shape, 0.3)[0])
+    assert (out[0] == out[1]).all()
+    assert ((out[0] > 0) == kept[0]).all()
+    assert ((out[2] > 0) == kept[1]).all()
+    assert (kept[0] != kept[1]).any()
+    fused_stream.reseed((5,))
+    again, _ = fused.dropout(x, rate=0.3, rng=fused_stream)
+    assert (to_host(again) == out[0]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_any_strides(gpu, dtype):
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        values = rng.standard_normal(shape).astype(DTYPES[dtype])
+        return gpu.xp.asarray(values)
+
+    def wide(x):
+        return to_host(x).astype(float)
+
+    for a, b in [
+        (draw(5, 7), draw(7, 3)),
+        (draw(7, 5).T, draw(3, 7).T),
+        (draw(5, 14)[:, ::2], draw(7, 9)[:, 2:5]),
+        (draw(1, 7), draw(7, 1)),
+        (draw(5, 1), draw(1, 3)),
+        (draw(2, 4, 5, 7), draw(2, 4, 3, 7).swapaxes(-1, -2)),
+        (draw(2, 9, 4, 7)[:, :5].swapaxes(1, 2), draw(2, 7, 4, 3).swapaxes(1, 2)),
+        (draw(2, 4, 5, 1), draw(2, 4, 1, 1)),
+    ]:
+        shape = (*a.shape[:-1], b.shape[-1])
+        expected = wide(a) @ wide(b)
+        for dtype_out in {DTYPES[dtype], np.float32}:
+            out = gpu.xp.asarray(np.ones((*shape[:-1], shape[-1] + 3), dtype_out))
+            gpu.matmul(a, b, out[..., :-3], alpha=0.5, beta=2.0)
+            name = dtype if dtype_out is not np.float32 else "float32"
+            assert_close(wide(out)[..., :-3], 0.5 * expected + 2, name)
+            assert (wide(out)[..., -3:] == 1).all()
+
+
+@pytest.mark.parametrize("low_precision", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("clip", [0.0, 2.0])
+def test_adam_is_the_reference_in_one_pass(gpu, low_precision, clip):
+    rng = np.random.default_rng(1)
+    start, first, second = rng.standard_normal((3, 3001))
+    adam = Adam(start.copy(), beta1=0.9, beta2=0.98, epsilon=1e-9)
+    parameters = gpu.xp.asarray(start.astype(np.float32))
+    mean, square = gpu.xp.zeros((2, 3001), np.float32)
+    copy = None if low_precision is None else gpu.xp.zeros(3001, DTYPES[low_precision])
+    for step, gradient in enumerate((first, second), start=1):
+        norm = fused.gradient_norm(gpu.xp.asarray((8 * gradient).astype(np.float32)))
+        length = np.sqrt(gradient @ gradient)
+        assert_close(to_host(norm), [8 * length, 1.0], "float32")
+        scalars = np.array(
+            [0.01, 0.9, 0.98, 1e-9, 1 - 0.9**step, 1 - 0.98**step, 1 / 8, clip]
+        )
+        fused.adam_update(
+            parameters,
+            gpu.xp.asarray((8 * gradient).astype(np.float32)),
+            *(mean, square, copy),
+            gpu.xp.asarray(scalars.astype(np.float32)),
+            norm,
+        )
+        adam.update(gradient, 0.01, clip / length if clip else 1.0)
+    for got, expected in [
+        (parameters, adam.parameters),
+        (mean, adam.first_moment),
+        (square, adam.second_moment),
+    ]:
+        assert_close(to_host(got), expected, "float32")
+    if low_precision is not None:
+        assert (
+            to_host(copy) == to_host(parameters).astype(DTYPES[low_precision])
+        ).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(gpu, bad):
+    xp = gpu.xp
+    gradient = np.ones(300, np.float32)
+    gradient[123] = bad
+    gradient = xp.asarray(gradient)
+    arrays = [xp.ones(300, np.float32) for _ in range(3)]
+    norm = fused.gradient_norm(gradient)
+    assert to_host(norm)[1] == 0
+    scalars = xp.ones(8, np.float32)
+    fused.adam_update(arrays[0], gradient, *arrays[1:], None, scalars, norm)
+    assert all((to_host(array) == 1).all() for array in arrays)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_gradients(gpu, dtype):
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 5, 77)).astype(DTYPES[dtype])
+    total = gpu.xp.asarray(a.copy())
+    other = fused.accumulate(total, gpu.xp.asarray(b), in_place=False)
+    assert other is not total
+    assert (to_host(total) == a).all()
+    assert fused.accumulate(total, gpu.xp.asarray(b)) is total
+    for got in (total, other):
+        assert (to_host(got) == a + b).all()
+    wide = gpu.xp.ones(a.shape, np.float32)
+    fused.accumulate(wide, gpu.xp.asarray(b))
+    assert (to_host(wide) == 1 + b.astype(np.float32)).all()
+
+
+def test_rows_of_the_extreme(gpu):
+    """A row without keys attends evenly, large scores and logits do not overflow."""
+    xp = gpu.xp
+    q = xp.asarray(np.random.default_rng(0).standard_normal((1, 2, 8), np.float32))
+    nothing = xp.zeros((1, 1, 1, 2), bool)
+    out, _ = fused.attention(q, q, q, nothing, num_heads=2)
+    mean = to_host(q).mean(axis=1, keepdims=True)
+    assert_close(to_host(out), np.broadcast_to(mean, (1, 2, 8)), "float32")
+    out, vjp = fused.attention(q * 1e4, q * 1e4, q, num_heads=2)
+    assert all(np.isfinite(to_host(g)).all() for g in (out, *vjp(q)[:3]))
+    targets, options = xp.ones((1, 2), np.int64), {"label_smoothing": 0.1}
+    loss, _ = fused.projected_cross_entropy(
+        q * 1e4, q[0], targets, padding_id=0, **options
+    )
+    assert np.isfinite(to_host(loss))
+    loss, vjp = fused.projected_cross_entropy(q, q[0], targets, padding_id=1, **options)
+    assert loss == 0
+    assert not any(to_host(g).any() for g in vjp(xp.ones((), np.float32))[:2])
+
+
+def test_what_is_not_a_number_is_not_hidden(gpu):
+    x = gpu.xp.asarray(np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32))
+    out, _ = fused.linear(x, gpu.xp.ones((2, 3), np.float32), relu=True)
+    assert np.isnan(to_host(out)).tolist() == [[True] * 3, [False] * 3]
+
+
+def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
+    whole = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
+    monkeypatch.setattr(fused, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(fused, "MIN_ROWS_PER_CHUNK", 16)
+    parts = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
+    assert_close(to_host(parts[0]), to_host(whole[0]), "float32")
+    for a, b in zip(parts[1][:2], whole[1][:2], strict=True):
+        assert_close(to_host(a), to_host(b), "float32")
+
+
+TINY = ModelConfig(
+    vocab_size=23,
+    d_model=24,
+    d_ff=40,
+    num_heads=3,
+    encoder_layers=2,
+    decoder_layers=2,
+    dropout=0.1,
+    attention_dropout=0.1,
+    relu_dropout=0.1,
+)
+
+
+def gradients_of(model, xp, batch):
+    """Loss and gradients by name of a training step, with masks of counters."""
+    rng = RandomStream((3,), xp, True)
+    loss = training_loss(model, *(xp.asarray(ids) for ids in batch), 0.1, rng)
+    loss.backward(1 / 20)
+    grads = {n: to_host(p.grad).astype(float) for n, p in model.named_parameters()}
+    return float(to_host(loss.data)), grads
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "shift"),
+    [("float32", 1e-5, 0), ("float16", 5e-3, 3), ("bfloat16", 2e-2, 3)],
+)
+def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift, monkeypatch):
+    """In 16 bits with ReLUs that are not near zero, where rounding turns some over."""
+    rng = np.random.default_rng(0)
+    batch = rng.integers(3, 23, (3, 7)), rng.integers(3, 23, (3, 6))
+    batch[0][1, 5:] = batch[1][2, 4:] = 0
+    model = Transformer(TINY, seed=1, dtype="float32")
+    for name, parameter in model.named_parameters():
+        data = parameter.data
+        if name.endswith("bias_1"):
+            data += shift
+        if data.ndim > 1:
+            data = data.astype(DTYPES[dtype])
+        parameter.data = gpu.xp.asarray(data)
+    model.embedding.positions.data = gpu.xp.asarray(model.embedding.positions.data)
+    twin = Transformer(TINY, seed=1, dtype="float64")
+    rounded = dict(model.named_parameters())
+    for name, parameter in twin.named_parameters():
+        parameter.data = to_host(rounded[name].data).astype(float)
+    loss, expected = gradients_of(twin, np, batch)
+
+    calls = set()
+
+    def find(name, arrays):
+        calls.add(name)
+        return fused.find(name, arrays)
+
+    monkeypatch.setattr(backend, "override", find)
+    got_loss, got = gradients_of(model, gpu.xp, batch)
+    assert calls == {*fused.OVERRIDES, "accumulate"}
+    assert abs(got_loss - loss) <= tolerance * loss
+    difference = sum(((got[n] - expected[n]) ** 2).sum() for n in expected)
+    length = sum((gradient**2).sum() for gradient in expected.values())
+    assert difference <= tolerance**2 * length
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_best_tokens_of_rows(gpu, dtype):
+    """Against a sort of each row; ties go to the lower token."""
+    logits = np.random.default_rng(4).standard_normal((5, 1300)).astype(DTYPES[dtype])
+    logits[:, 700:710] = logits[:, 40:50] = logits.max() + 1
+    logits[1, 3:] = -np.inf
+    found = beams._best_tokens(gpu.xp.asarray(logits), 12)
+    values, tokens, totals = (to_host(array) for array in found)
+    wide = logits.astype(float)
+    assert_close(totals, np.log(np.exp(wide).sum(axis=1)), "float32")
+    wide[:, [PAD_ID, BOS_ID]] = -np.inf
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :12]
+    assert (values == np.take_along_axis(wide, order, 1)).all()
+    finite = np.isfinite(values)
+    assert (tokens == order)[finite].all()
+    assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
+
+
+@pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
+def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
+    class Narrow(Scripted):
+        def step(self, tokens):
+            for block in super().step(to_host(tokens)):
+                yield xp.asarray(block.astype(np.float32))
+
+        def select(self, rows):
+            super().select(to_host(rows))
+
+    limits = np.array([1, 2, 3, 5, 5, 7])
+    for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
+        table = hashed(seed, sharpness)
+        reference, stepper = Narrow(table, range(6)), Narrow(table, range(6))
+        xp = np
+        expected = beam_search(reference, limits, beam, 0.6, nbest)
+        xp = gpu.xp
+        found = _search_by(beams.beam_steps, stepper, limits, beam, 0.6, nbest)
+        assert len(stepper.counts) == len(reference.counts)
+        for a, b in zip(found, expected, strict=True):
+            assert [h.tokens for h in a] == [h.tokens for h in b]
+            for got, hypothesis in zip(a, b, strict=True):
+                assert_close(got.score, hypothesis.score, "float32")
+                assert_close(got.log_prob, hypothesis.log_prob, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_step_of_fixed_shape_is_a_step(gpu, dtype, monkeypatch):
+    """With caches moved, made longer and fewer; on a GPU, by a graph's replay."""
+    monkeypatch.setattr(stepper, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(backend, "override", fused.find)
+    model = Transformer(TINY, seed=2)
+    for _, parameter in model.named_parameters():
+        data = parameter.data
+        data = data.astype(DTYPES[dtype]) if data.ndim > 1 else data
+        parameter.data = gpu.xp.asarray(data)
+    rng = np.random.default_rng(7)
+    source = gpu.xp.asarray(rng.integers(3, 23, (3, 5)))
+    with no_grad():
+        fixed = stepper.graph_stepper(model, source, 2)
+        plain = TransformerStepper(model, source, 2)
+        tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
+        for step in range(11):
+            [a] = [to_host(block) for block in fixed.step(tokens)]
+            [b] = [to_host(block) for block in plain.step(tokens)]
+            assert_close(a, b, dtype)
+            left = [0, 2] if step == 6 else range(batch)
+            rows = [beam * s + k for s in left for k in rng.integers(0, beam, 2)]
+            for one in (fixed, plain):
+                one.select(gpu.xp.asarray(rows))
+            batch, beam = len(left), 2
+            tokens = gpu.xp.asarray(rng.integers(3, 23, 2 * batch))
+    if gpu.xp is not np:
+        assert fixed._graph is not None
+
+
+def test_a_recorded_step_is_replayed_while_its_arrays_last(libraries, monkeypatch):
+    """With a stand-in of CuPy's streams, whose graphs compute again."""
+    import host_device
+
+    host = host_device.HostDevice(libraries)
+    monkeypatch.setattr(device, "current", lambda: host)
+    monkeypatch.setattr(backend, "override", fused.find)
+    launched = []
+
+    class Graph:
+        def launch(self):
+            if fixed._graph is self:
+                launched.append(fixed._state.position)
+                fixed._logits[...] = fixed._compute()
+
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(
+            begin_capture=lambda: None, end_capture=Graph
+        ),
+        using_allocator=lambda malloc: contextlib.nullcontext(),
+    )
+    model = Transformer(TINY, seed=2)
+    with no_grad():
+        steppers = stepper.GraphStepper, TransformerStepper
+        fixed, plain = (kind(model, np.full((3, 5), 7), 2) for kind in steppers)
+        fixed._xp = SimpleNamespace(**vars(np), cuda=cuda)
+        fixed._records, fixed._memory = True, SimpleNamespace(malloc=None)
+        tokens = np.array([2, 2, 2])
+        for step in range(20):
+            [a], [b] = list(fixed.step(tokens)), list(plain.step(tokens))
+            assert_close(a, b, "float32")
+            rows = np.arange(6 if step < 9 else 4) // (2 if step == 0 else 1)
+            fixed.select(rows)
+            plain.select(rows)
+            tokens = 3 + (step + np.arange(len(rows))) % 20
+    # Two steps after each change of the batch (9) or the capacity (16) are computed.
+    assert launched == [3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 18, 19]
+
+
+def test_translations_are_those_of_the_reference(gpu, monkeypatch):
+    sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
+    config = DecodingConfig(beam=3, nbest=2, max_len_b=6)
+    model = Transformer(TINY, seed=2)
+    expected = translate(model, sources, config)
+    for _, parameter in model.named_parameters():
+        parameter.data = gpu.xp.asarray(parameter.data)
+    for module in (backend, decoding, steppers):
+        monkeypatch.setattr(module, "override", fused.find)
+    found = translate(model, sources, config)
+    assert len(found) == 5
+    for a, b in zip(found, expected, strict=True):
+        assert [h.tokens for h in a] == [h.tokens for h in b]
+        got, scores = ([h.score for h in hypotheses] for hypotheses in (a, b))
+        assert_close(got, scores, "float32")
+
+
+@pytest.mark.parametrize("name", fused.OVERRIDES)
+def test_overrides_have_the_names_and_signatures_of_the_reference(name):
+    assert inspect.signature(fused.OVERRIDES[name]) == inspect.signature(
+        PRIMITIVES[name]
+    )
+
+
+def test_what_kernels_do_not_take_is_left_to_the_reference():
+    def find(name, *arrays):
+        return fused.find(name, tuple(arrays))
+
+    x, wide = np.ones((2, 4), np.float32), np.ones((2, 4))
+    low_precision = x.astype(np.float16)
+    row, half_row = x[0], low_precision[0]
+    assert find("linear", x, x.T, row) is fused.linear
+    assert find("linear", low_precision, low_precision.T, row) is fused.linear
+    assert find("linear", wide, wide.T) is None
+    assert find("linear", low_precision, x.T) is None
+    assert find("linear", low_precision, low_precision.T, half_row) is None
+    assert find("embedding", low_precision, np.ones(2, int), x) is fused.embedding
+    assert find("matmul", x, x.T) is None
+    assert find("matmul", low_precision, low_precision.T) is not None
+    assert find("transpose", low_precision) is None
+    assert find("add_layer_norm", x, x, row, row) is fused.add_layer_norm
+    broad = np.ones((1, fused.MAX_WIDTH + 1), np.float32)
+    assert find("add_layer_norm", broad, broad, broad[0], broad[0]) is None
+    assert find("accumulate", x, x) is fused.accumulate
+    assert find("accumulate", wide, wide) is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_has_no_kernel_in_16_bits_is_computed_in_float32(gpu, dtype):
+    rng = np.random.default_rng(6)
+    rows = rng.standard_normal((2, 3, fused.MAX_WIDTH + 8))
+    vectors = rng.standard_normal((2, fused.MAX_WIDTH + 8))
+    for name, arrays in [
+        ("add_layer_norm", [*rows, *vectors]),
+        ("matmul", [rows[0], rows[1].T]),
+        ("add", [*rows]),
+    ]:
+        inputs, wide = converted(gpu, arrays, DTYPES[dtype])
+        out, vjp = fused.find(name, tuple(inputs))(*inputs)
+        expected, expected_vjp = PRIMITIVES[name](*wide)
+        assert out.dtype == DTYPES[dtype]
+        assert_close(to_host(out).astype(float), expected, dtype)
+        for got, array, gradient in zip(
+            vjp(out), inputs, expected_vjp(to_host(out).astype(float)), strict=True
+        ):
+            assert got.dtype == array.dtype
+            assert_close(to_host(got).astype(float), gradient, dtype)
+
+
+def test_every_kernel_is_launched():
+    kernels = re.findall(r"__global__ void (\w+)\(", device.SOURCE.read_text())
+    code = "".join(path.read_text() for path in device.SOURCE.parent.glob("*.py"))
+    assert len(kernels) > 15
+    assert [name for name in kernels if f'"{name}"' not in code] == []
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_kernels_compile_for_gpus(tmp_path):
+    """As .ci/run does for every type and two GPUs."""
+    command = ["nvcc", "-std=c++17", "-cubin", "-arch=sm_90", "-DREAL=__nv_bfloat16"]
+    command += ["-Werror", "all-warnings", "-o", str(tmp_path / "kernels.cubin")]
+    subprocess.run([*command, str(device.SOURCE)], check=True)

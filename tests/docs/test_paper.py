@@ -1,0 +1,71 @@
+"""Every name, flag and preset in docs/paper.md exists."""
+
+import functools
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minitransformer.settings.presets import PRESETS
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+NAMES = sorted(set(re.findall(r"`([^`]+)`", PAGE)))
+COMMANDS = re.findall(r"^    (python .*)$", PAGE, re.MULTILINE)
+
+
+def check_name(name: str) -> None:
+    if match := re.fullmatch(r"(test_\w+)::(test_\w+)", name):
+        module, function = match.groups()
+        text = (ROOT / "tests" / f"{module}.py").read_text(encoding="utf-8")
+        assert re.search(rf"^def {function}\(", text, re.MULTILINE)
+    elif name.startswith("--"):
+        assert re.search(rf"{name}\b", usage("train.py") + usage("translate.py"))
+    elif "/" in name:
+        assert (ROOT / name).exists()
+    else:
+        pkgutil.resolve_name(f"minitransformer.{name}")
+
+
+@functools.cache
+def usage(*script: str) -> str:
+    command = [sys.executable, *script, "--help"]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_on_the_page_exists(name):
+    check_name(name)
+
+
+@pytest.mark.parametrize("wrong", ["ops.atention", "test_ops::test_x", "--no-such"])
+def test_a_name_that_does_not_exist_is_found_out(wrong):
+    with pytest.raises((AssertionError, AttributeError)):
+        check_name(wrong)
+
+
+def test_the_commands_use_flags_and_presets_that_exist():
+    for command in COMMANDS:
+        _, *words = shlex.split(command)
+        script = words[:2] if words[0] == "-m" else words[:1]
+        known = usage(*script)
+        if script == ["benchmarks/table3.py"]:  # hands further flags to train.py
+            known += usage("train.py")
+        for flag in (word for word in words if word.startswith("--")):
+            assert re.search(rf"{flag}\b", known), f"{script} {flag}"
+        if "--config" in words:
+            assert words[words.index("--config") + 1] in PRESETS
+
+
+def test_every_numbered_part_of_the_paper_is_there():
+    parts = "3.1 3.2.1 3.2.2 3.2.3 3.3 3.4 3.5 4 5.1 5.2 5.3 5.4 6.1".split()
+    parts += [f"Table {i}" for i in range(1, 5)] + [f"equation {i}" for i in (1, 2, 3)]
+    parts += ["Figure 1", "Figure 2", "Figures 3 to 5"]
+    first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", PAGE, re.MULTILINE))
+    assert [part for part in parts if part not in first_cells] == []

@@ -1,0 +1,149 @@
+"""The tape: order, accumulation, release and errors."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Tensor, no_grad
+
+
+def leaf(*values):
+    return Tensor(np.array(values, dtype=float), requires_grad=True)
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_long_chain_goes_back_without_recursion():
+    x = leaf(2.0)
+    y = x
+    for _ in range(10_000):
+        y = ops.add(y, x)
+    y.backward(np.ones(1))
+    assert x.grad == [10_001]
+
+
+def test_a_long_chain_can_be_dropped():
+    y = x = leaf(1.0)
+    for _ in range(10_000):
+        y = ops.add(y, x)
+    del y
+
+
+@given(st.integers(0, 10_000))
+def test_random_graphs_match_their_polynomial(seed):
+    """Gradients of sums and products of shared nodes, against dual numbers."""
+    rng = np.random.default_rng(seed)
+    x = leaf(float(rng.uniform(0.5, 1.5)))
+    nodes = [(x, x.data[0], 1.0)]  # tensor, value, derivative
+    for _ in range(8):
+        (a, av, ad), (b, bv, bd) = (nodes[i] for i in rng.integers(0, len(nodes), 2))
+        if rng.random() < 0.5:
+            nodes.append((ops.add(a, b), av + bv, ad + bd))
+        else:
+            nodes.append((ops.multiply(a, b), av * bv, ad * bv + av * bd))
+    tensor, value, derivative = nodes[-1]
+    tensor.backward(np.ones(1))
+    np.testing.assert_allclose(tensor.data, value)
+    np.testing.assert_allclose(x.grad, derivative)
+
+
+def test_gradients_add_up_in_the_callers_array():
+    x = leaf(1.0, 2.0)
+    x.grad = mine = np.array([10.0, 20.0])
+    for _ in range(2):
+        ops.sum_all(ops.multiply(x, x)).backward()
+    assert x.grad is mine
+    np.testing.assert_array_equal(mine, [14.0, 28.0])
+
+
+def test_a_leaf_never_keeps_the_upstream_array():
+    x, upstream = leaf(1.0), np.ones(1)
+    ops.add(x, Tensor(np.zeros(1))).backward(upstream)
+    assert not np.shares_memory(x.grad, upstream)
+    y, z = leaf(1.0), leaf(1.0)
+    ops.add(ops.add(y, z), y).backward(upstream)
+    assert not np.shares_memory(y.grad, z.grad)
+    assert upstream == [1.0]
+
+
+def test_nothing_is_recorded_without_a_leaf_or_in_no_grad():
+    assert ops.add(Tensor(np.ones(1)), Tensor(np.ones(1))).node is None
+    with no_grad():
+        assert not ops.add(leaf(1.0), leaf(2.0)).requires_grad
+    assert ops.add(leaf(1.0), leaf(2.0)).requires_grad
+
+
+def test_no_grad_is_the_threads_own():
+    recorded = []
+    with no_grad():
+        thread = threading.Thread(
+            target=lambda: recorded.append(ops.add(leaf(1.0), leaf(2.0)).requires_grad)
+        )
+        thread.start()
+        thread.join()
+    assert recorded == [True]
+
+
+def test_activations_die_as_backward_passes(no_collector):
+    arrays = []
+
+    class Watched(np.ndarray):
+        pass
+
+    x = Tensor(np.ones((2, 3)), requires_grad=True)
+    w = Tensor(np.ones((3, 3)), requires_grad=True)
+    hidden = x
+    for _ in range(5):
+        hidden = ops.linear(hidden, w, relu=True)
+        watched = hidden.data.view(Watched)
+        hidden.data = watched
+        arrays.append(weakref.ref(watched))
+        arrays.append(weakref.ref(hidden.node))
+    loss = ops.sum_all(hidden)
+    del hidden, watched
+    assert any(ref() is not None for ref in arrays)
+    loss.backward()
+    assert [ref() for ref in arrays] == [None] * len(arrays)
+
+
+def test_a_dropped_graph_is_freed_at_once(no_collector):
+    x = leaf(1.0)
+    y = ops.multiply(x, x)
+    node, tensor = weakref.ref(y.node), weakref.ref(y)
+    del y
+    assert node() is None
+    assert tensor() is None
+
+
+def test_a_graph_is_walked_once():
+    x = leaf(1.0)
+    y = ops.multiply(x, x)
+    a, b = ops.sum_all(y), ops.sum_all(y)
+    a.backward()
+    for result in (a, b):
+        with pytest.raises(RuntimeError, match="released by an earlier backward"):
+            result.backward()
+
+
+def test_wrong_gradients_are_refused():
+    y = ops.multiply(leaf(1.0, 2.0), leaf(3.0, 4.0))
+    with pytest.raises(
+        ValueError, match=r"expected a gradient of shape \(2,\), got none"
+    ):
+        y.backward()
+    with pytest.raises(ValueError, match=r"of shape \(2,\), got \(3,\)"):
+        y.backward(np.ones(3))
+    with pytest.raises(ValueError, match="expected a recorded tensor"):
+        Tensor(np.ones(1)).backward(np.ones(1))

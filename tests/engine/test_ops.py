@@ -1,0 +1,292 @@
+"""Every operation: its gradient against finite differences, its value against loops."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import PRIMITIVES
+from minitransformer.engine.random_streams import RandomStream
+
+STEP = 1e-6
+sizes = st.integers(1, 4)
+
+
+def strided(rng, *shape):
+    """Random numbers that are not contiguous in memory."""
+    wide = rng.standard_normal((*shape[:-1], 2 * shape[-1]))
+    return wide[..., ::2]
+
+
+@st.composite
+def binary_case(draw, rng):
+    shape = [draw(sizes), draw(sizes)]
+    other = [1 if draw(st.booleans()) else n for n in shape][draw(st.integers(0, 1)) :]
+    return (strided(rng, *shape), strided(rng, *other)), {}
+
+
+@st.composite
+def matmul_case(draw, rng):
+    b, n, k, m = (draw(sizes) for _ in range(4))
+    batch = draw(st.sampled_from([(), (b,), (1,)]))
+    return (strided(rng, b, n, k), strided(rng, *batch, k, m)), {}
+
+
+@st.composite
+def sum_case(draw, rng):
+    return (strided(rng, draw(sizes), draw(sizes)),), {}
+
+
+@st.composite
+def dropout_case(draw, rng):
+    options = {"rate": draw(st.sampled_from([0.1, 0.5])), "rng": (1, draw(sizes))}
+    return (strided(rng, draw(sizes), 2 * draw(sizes)),), options
+
+
+@st.composite
+def linear_case(draw, rng):
+    n, m = draw(sizes), draw(sizes)
+    x = strided(rng, draw(sizes), draw(sizes), n)
+    inputs = [x, strided(rng, n, m)]
+    if draw(st.booleans()):
+        inputs.append(strided(rng, m))
+    return tuple(inputs), {"relu": draw(st.booleans())}
+
+
+def _noise(draw):
+    """Options of an operation with dropout inside: none, or a rate and a stream."""
+    rate = draw(st.sampled_from([0.0, 0.3]))
+    return {"rate": rate, "rng": (2, draw(sizes))} if rate else {}
+
+
+@st.composite
+def embedding_case(draw, rng):
+    vocab, length, d = draw(sizes), draw(sizes), draw(sizes)
+    ids = rng.integers(0, vocab, (draw(sizes), 2 * length))[:, ::2]
+    inputs = strided(rng, vocab, d), ids, strided(rng, length + draw(sizes), d)
+    return inputs, {"scale": 1.7, **_noise(draw)}
+
+
+@st.composite
+def attention_case(draw, rng):
+    b, t, s, heads, d_k, d_v = (draw(sizes) for _ in range(6))
+    inputs = [
+        strided(rng, b, t, heads * d_k),
+        strided(rng, b, s, heads * d_k),
+        strided(rng, b, s, heads * d_v),
+    ]
+    mask = draw(st.sampled_from(["none", "padding", "full"]))
+    if mask == "padding":
+        lengths = rng.integers(1, s + 1, b)
+        inputs.append((np.arange(s) < lengths[:, None])[:, None, None, :])
+    elif mask == "full":
+        allowed = rng.random((t, s)) < 0.6
+        allowed[:, 0] = True
+        inputs.append(allowed)
+    return tuple(inputs), {"num_heads": heads, **_noise(draw)}
+
+
+@st.composite
+def restricted_attention_case(draw, rng):
+    few = st.integers(1, 2)
+    b, heads, d_k, d_v = (draw(few) for _ in range(4))
+    length = draw(st.sampled_from([1, 3, 18]))  # 18 takes two blocks
+    inputs = [strided(rng, b, length, heads * d) for d in (d_k, d_k, d_v)]
+    if draw(st.booleans()):
+        inputs.append((rng.random((b, length)) < 0.6)[:, None, None, :])
+    near = {"before": draw(st.integers(0, 20)), "after": draw(sizes) - 1}
+    return tuple(inputs), {"num_heads": heads, **near, **_noise(draw)}
+
+
+@st.composite
+def layer_norm_case(draw, rng):
+    shape, d = (draw(sizes), draw(sizes)), 2 + draw(sizes)
+    inputs = [strided(rng, *shape, d) for _ in range(2)]
+    return (*inputs, strided(rng, d), strided(rng, d)), _noise(draw)
+
+
+@st.composite
+def loss_case(draw, rng):
+    b, t, d, vocab = draw(sizes), draw(sizes), draw(sizes), 2 + draw(sizes)
+    targets = rng.integers(0, vocab, (b, t))
+    inputs = strided(rng, b, t, d), strided(rng, vocab, d), targets
+    smoothing = draw(st.sampled_from([0.0, 0.1, 0.7]))
+    return inputs, {"label_smoothing": smoothing, "padding_id": 0}
+
+
+CASES = {
+    "add": binary_case,
+    "multiply": binary_case,
+    "matmul": matmul_case,
+    "sum_all": sum_case,
+    "dropout": dropout_case,
+    "linear": linear_case,
+    "embedding": embedding_case,
+    "attention": attention_case,
+    "restricted_attention": restricted_attention_case,
+    "add_layer_norm": layer_norm_case,
+    "projected_cross_entropy": loss_case,
+}
+
+
+def test_every_operation_has_a_gradient_case():
+    assert CASES.keys() == PRIMITIVES.keys()
+
+
+def run(name, inputs, options):
+    """Call the body on arrays; equal keys give equal dropout noise."""
+    if "rng" in options:
+        options = {**options, "rng": RandomStream(options["rng"])}
+    return PRIMITIVES[name](*inputs, **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_gradients_match_central_differences(name, data, seed):
+    rng = np.random.default_rng(seed)
+    inputs, options = data.draw(CASES[name](rng))
+    out, vjp = run(name, inputs, options)
+    upstream = strided(rng, *out.shape) if out.ndim else np.asarray(0.7)
+    for array in (*inputs, upstream):
+        array.flags.writeable = False
+    out, vjp = run(name, inputs, options)
+    gradients = vjp(upstream)
+    assert len(gradients) >= len(inputs)
+    for i, (array, gradient) in enumerate(zip(inputs, gradients, strict=False)):
+        if array.dtype != np.float64:
+            assert gradient is None
+            continue
+        assert gradient.shape == array.shape
+        expected = np.empty(array.shape)
+        for index in np.ndindex(array.shape):
+            sides = []
+            for step in (STEP, -STEP):
+                moved = array.copy()
+                moved[index] += step
+                changed = [*inputs[:i], moved, *inputs[i + 1 :]]
+                sides.append((run(name, changed, options)[0] * upstream).sum())
+            expected[index] = (sides[0] - sides[1]) / (2 * STEP)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_float32_follows_float64(name, data, seed):
+    rng = np.random.default_rng(seed)
+    inputs, options = data.draw(CASES[name](rng))
+    out, vjp = run(name, inputs, options)
+    upstream = np.asarray(rng.standard_normal(out.shape))
+    single = [a.astype(np.float32) if a.dtype == np.float64 else a for a in inputs]
+    out32, vjp32 = run(name, single, options)
+    assert out32.dtype == np.float32
+    assert_close(out32, out, "float32")
+    for a, b in zip(vjp32(upstream.astype(np.float32)), vjp(upstream), strict=True):
+        if b is not None:
+            assert a.dtype == np.float32
+            assert_close(a, b, "float32")
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_results_do_not_share_memory_with_inputs(name, data, seed):
+    inputs, options = data.draw(CASES[name](np.random.default_rng(seed)))
+    out, _ = run(name, inputs, options)
+    assert not any(np.shares_memory(out, array) for array in inputs)
+
+
+@given(seed=st.integers(0, 1000), masked=st.booleans())
+def test_attention_is_equation_1_in_each_head(seed, masked):
+    rng = np.random.default_rng(seed)
+    b, t, s, heads, d_k, d_v = 2, 3, 4, 2, 3, 5
+    q, k = (
+        rng.standard_normal((b, t, heads * d_k)),
+        rng.standard_normal((b, s, heads * d_k)),
+    )
+    v = rng.standard_normal((b, s, heads * d_v))
+    mask = rng.random((b, 1, t, s)) < 0.5
+    mask[..., 0] = True
+    inputs = (q, k, v, mask) if masked else (q, k, v)
+    out, _ = PRIMITIVES["attention"](*inputs, num_heads=heads)
+    for i in range(b):
+        for h in range(heads):
+            for j in range(t):
+                query = q[i, j, h * d_k : (h + 1) * d_k]
+                weights = [
+                    math.exp(query @ k[i, n, h * d_k : (h + 1) * d_k] / math.sqrt(d_k))
+                    if not masked or mask[i, 0, j, n]
+                    else 0.0
+                    for n in range(s)
+                ]
+                values = v[i, :, h * d_v : (h + 1) * d_v]
+                expected = np.asarray(weights) @ values / sum(weights)
+                assert_close(out[i, j, h * d_v : (h + 1) * d_v], expected)
+
+
+@given(seed=st.integers(0, 1000))
+def test_layer_norm_is_its_formula(seed):
+    rng = np.random.default_rng(seed)
+    x, residual = rng.standard_normal((2, 3, 4, 6))
+    gain, bias = rng.standard_normal((2, 6))
+    out, _ = PRIMITIVES["add_layer_norm"](x, residual, gain, bias)
+    h = x + residual
+    mean, variance = h.mean(-1, keepdims=True), h.var(-1, keepdims=True)
+    assert_close(out, (h - mean) / np.sqrt(variance + 1e-6) * gain + bias)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+def test_loss_is_cross_entropy_with_smoothed_targets(smoothing, chunk, monkeypatch):
+    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", chunk)
+    rng = np.random.default_rng(3)
+    x, weight = rng.standard_normal((3, 4, 5)), rng.standard_normal((7, 5))
+    targets = rng.integers(0, 7, (3, 4))
+    loss, _ = PRIMITIVES["projected_cross_entropy"](
+        x, weight, targets, label_smoothing=smoothing, padding_id=0
+    )
+    expected = 0.0
+    for row, target in zip(x.reshape(-1, 5), targets.reshape(-1), strict=True):
+        logits = weight @ row
+        log_probs = logits - math.log(sum(math.exp(z) for z in logits))
+        q = np.full(7, smoothing / 7)
+        q[target] += 1 - smoothing
+        expected -= float(q @ log_probs) if target != 0 else 0.0
+    assert_close(loss, expected)
+
+
+def test_loss_of_padding_alone_is_zero():
+    x, weight = np.ones((2, 3, 4)), np.ones((5, 4))
+    loss, vjp = PRIMITIVES["projected_cross_entropy"](
+        x, weight, np.zeros((2, 3), int), label_smoothing=0.1, padding_id=0
+    )
+    assert loss == 0
+    assert not vjp(np.asarray(1.0))[0].any()
+
+
+@pytest.mark.parametrize("scale", [30, 1e4])
+def test_large_scores_do_not_overflow(scale):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 3, 4), dtype=np.float32) for _ in range(3))
+    out, vjp = PRIMITIVES["attention"](q * scale, k * scale, v, num_heads=2)
+    assert np.isfinite(out).all()
+    assert all(np.isfinite(g).all() for g in vjp(out)[:3])
+    weight = rng.standard_normal((6, 4), dtype=np.float32)
+    loss, _ = PRIMITIVES["projected_cross_entropy"](
+        q * scale, weight, np.ones((1, 3), int), label_smoothing=0.1, padding_id=0
+    )
+    assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+def test_dropout_keeps_the_share_and_the_mean_that_it_says(rate):
+    keep, factor = RandomStream((1, 2, 3)).keep_mask((1000, 1001), rate)
+    assert abs(keep.mean() - (1 - rate)) < 0.004
+    assert abs(keep.mean() * factor - 1) < 0.002
+    again, _ = RandomStream((1, 2, 3)).keep_mask((1000, 1001), rate)
+    other, _ = RandomStream((1, 2, 4)).keep_mask((1000, 1001), rate)
+    assert (keep == again).all()
+    assert 0.3 < (keep == other).mean() < 0.9

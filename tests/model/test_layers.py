@@ -1,0 +1,125 @@
+"""Properties of attention, positions and the parameter buffer."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.model.layers import (
+    Embedding,
+    Initializer,
+    Module,
+    ParameterBuffer,
+    replicate,
+    sinusoids,
+)
+
+seeds = st.integers(0, 10_000)
+
+
+@given(seeds)
+def test_attention_commutes_with_permuting_keys_and_values(seed):
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((2, n, 8)) for n in (3, 5, 5))
+    mask = np.ones((2, 1, 1, 5), bool)
+    mask[0, ..., 3:] = False
+    order = rng.permutation(5)
+    attention = PRIMITIVES["attention"]
+    straight, _ = attention(q, k, v, mask, num_heads=2)
+    permuted, _ = attention(q, k[:, order], v[:, order], mask[..., order], num_heads=2)
+    assert_close(permuted, straight)
+
+
+@given(st.integers(0, 500), st.integers(0, 300))
+def test_a_shifted_position_is_a_linear_function_of_it(position, shift):
+    """The paper's reason for sinusoids: PE(pos + k) = R(k) PE(pos), R a rotation."""
+    d = 16
+    table = sinusoids(position + shift + 1, d)
+    for i in range(d // 2):
+        angle = shift / 10000 ** (2 * i / d)
+        rotation = np.array(
+            [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+        )
+        pair = slice(2 * i, 2 * i + 2)
+        assert_close(table[position + shift, pair], rotation @ table[position, pair])
+
+
+def test_sinusoids_are_interleaved():
+    table = sinusoids(3, 4)
+    assert_close(table[0], [0, 1, 0, 1])
+    assert_close(table[2], [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
+
+
+@pytest.mark.parametrize("learned", [None, 10])
+def test_the_embedding_adds_positions(learned):
+    embedding = Embedding(Initializer(1, "float64"), 7, 4, learned, 0.0)
+    ids = np.array([[1, 5, 1], [2, 2, 6]])
+    out = embedding(ids, None).data
+    for b, t in np.ndindex(ids.shape):
+        row = embedding.table.data[ids[b, t]] * 2 + embedding.positions.data[t]
+        assert_close(out[b, t], row)
+    assert_close(embedding(ids[:, 1:], None, first_position=1).data, out[:, 1:])
+    assert len(list(embedding.named_parameters())) == 1 + (learned is not None)
+
+
+def test_sinusoids_grow_and_learned_positions_end():
+    init = Initializer(1, "float64")
+    ids = np.ones((1, 700), int)
+    grown = Embedding(init, 7, 4, None, 0.0)(ids, None)
+    assert_close(grown.data[0] - grown.data[0, 0] + sinusoids(1, 4), sinusoids(700, 4))
+    with pytest.raises(ValueError, match=r"expected at most 10 tokens.*got 700"):
+        Embedding(init, 7, 4, 10, 0.0)(ids, None)
+
+
+def test_initial_weights_have_their_spread():
+    init = Initializer(1, "float64")
+    weight = init.glorot_uniform(300, 200).data
+    bound = math.sqrt(6 / 500)
+    assert np.abs(weight).max() <= bound
+    assert abs(weight.std() - bound / math.sqrt(3)) < 0.001
+    table = Embedding(init, 2000, 64, None, 0.0).table.data
+    assert abs(table.std() - 64**-0.5) < 0.001
+    learned = Embedding(init, 10, 64, 2000, 0.0).positions.data
+    assert abs(learned.std() - (sinusoids(2000, 64) ** 2).mean() ** 0.5) < 0.01
+
+
+class Tied(Module):
+    def __init__(self):
+        self.first = Tensor(np.arange(3.0), requires_grad=True)
+        self.again = self.first
+        self.constant = Tensor(np.ones(2))
+        self.inner = [Inner(), Inner()]
+
+
+class Inner(Module):
+    def __init__(self):
+        self.weight = Tensor(np.full((2, 2), 5.0), requires_grad=True)
+
+
+def test_the_buffer_holds_each_parameter_once():
+    module = Tied()
+    buffer = ParameterBuffer(module)
+    assert list(buffer.parameters) == ["first", "inner.0.weight", "inner.1.weight"]
+    assert module.num_parameters() == buffer.data.size == 11
+    buffer.data[:] = np.arange(11)
+    assert_close(module.again.data, [0, 1, 2])
+    assert_close(module.inner[1].weight.data, [[7, 8], [9, 10]])
+    ops.sum_all(module.inner[0].weight).backward()
+    assert_close(buffer.grad, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0])
+
+
+def test_a_replica_shares_parameters_and_not_gradients():
+    module = Tied()
+    buffer = ParameterBuffer(module)
+    twin = replicate(module)
+    buffer.data += 1
+    assert twin.first is twin.again
+    assert_close(twin.first.data, module.first.data)
+    ops.sum_all(twin.first).backward()
+    assert not buffer.grad.any()
+    assert_close(twin.first.grad, np.ones(3))

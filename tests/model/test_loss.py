@@ -1,0 +1,48 @@
+"""Validation figures against an explicit log-softmax."""
+
+import numpy as np
+from conftest import assert_close
+
+from minitransformer.engine import ops
+from minitransformer.model.loss import token_log_probs, training_loss
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.training.evaluation import evaluate
+
+CONFIG = ModelConfig(
+    vocab_size=12, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
+)
+
+
+def test_statistics_are_those_of_the_softmax(monkeypatch):
+    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 3 * 12)
+    model = Transformer(CONFIG, dtype="float64")
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(4, 12, (3, 4)), rng.integers(4, 12, (3, 6))
+    target[1, 3:] = PAD_ID
+    logits = model.logits(model(source, target[:, :-1])).data
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nll, correct, tokens = 0.0, 0, 0
+    found, _ = token_log_probs(model, source, target)
+    for b, t in np.ndindex(3, 5):
+        word = target[b, t + 1]
+        if word == PAD_ID:
+            assert found[b, t] == 0
+            continue
+        assert_close(found[b, t], log_probs[b, t, word])
+        nll -= log_probs[b, t, word]
+        correct += int(logits[b, t].argmax() == word)
+        tokens += 1
+    total = evaluate(model, source, target)
+    assert_close(total.nll, nll)
+    assert (total.correct, total.tokens) == (correct, tokens)
+    total += total
+    assert total.tokens == 2 * tokens
+
+
+def test_the_training_loss_without_smoothing_is_the_nll():
+    model = Transformer(CONFIG, dtype="float64")
+    rng = np.random.default_rng(1)
+    source, target = rng.integers(4, 12, (2, 3)), rng.integers(4, 12, (2, 5))
+    loss = training_loss(model, source, target, 0.0, None)
+    assert_close(loss.data, evaluate(model, source, target).nll)

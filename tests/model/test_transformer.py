@@ -1,0 +1,156 @@
+"""The whole model: gradients, what a position sees, and the paper's sizes."""
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.engine.random_streams import RandomStream
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.loss import training_loss
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+
+seeds = st.integers(0, 10_000)
+VOCAB = 15
+
+
+def small(**changes):
+    values = {
+        "vocab_size": VOCAB,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "d_model": 8,
+        "d_ff": 12,
+        "num_heads": 2,
+        **changes,
+    }
+    return ModelConfig(**values)
+
+
+MODEL = Transformer(small(), seed=2, dtype="float64")
+
+
+def ids(rng, *shape):
+    return rng.integers(4, VOCAB, shape)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dropout": 0.2, "attention_dropout": 0.3, "relu_dropout": 0.2},
+        {"positions": "learned", "max_positions": 9},
+        {"d_k": 3, "d_v": 5, "num_heads": 3},
+    ],
+)
+def test_the_gradient_holds_along_random_directions(changes):
+    model = Transformer(small(**changes), seed=1, dtype="float64")
+    buffer = ParameterBuffer(model)
+    rng = np.random.default_rng(0)
+    source, target = ids(rng, 3, 5), ids(rng, 3, 7)
+    source[0, 3:], target[1, 4:] = PAD_ID, PAD_ID
+
+    def loss():
+        return training_loss(model, source, target, 0.1, RandomStream((5, 6)))
+
+    loss().backward()
+    start = buffer.data.copy()
+    for _ in range(10):
+        direction = rng.standard_normal(start.shape)
+        direction /= np.linalg.norm(direction)
+        sides = []
+        for step in (1e-5, -1e-5):
+            buffer.data[:] = start + step * direction
+            sides.append(float(loss().data))
+        slope = (sides[0] - sides[1]) / 2e-5
+        np.testing.assert_allclose(buffer.grad @ direction, slope, rtol=1e-5, atol=1e-7)
+
+
+@given(seeds, st.integers(0, 5))
+def test_a_position_never_sees_the_future(seed, position):
+    rng = np.random.default_rng(seed)
+    source, target = ids(rng, 2, 4), ids(rng, 2, 7)
+    changed = target.copy()
+    changed[:, position + 1 :] = ids(rng, 2, 6 - position)
+    before, after = (
+        MODEL(source, t).data[:, : position + 1] for t in (target, changed)
+    )
+    assert_close(after, before)
+    moved = MODEL(source, changed).data
+    differs = np.abs(moved - MODEL(source, target).data).max(axis=(0, 2))
+    assert (differs[position + 1 :] > 0).any() or (changed == target).all()
+
+
+@given(seeds, st.integers(1, 6), st.integers(1, 6))
+def test_padding_and_batch_mates_never_change_a_sentence(seed, source_len, target_len):
+    rng = np.random.default_rng(seed)
+    source, target = ids(rng, 3, 6), ids(rng, 3, 6)
+    source[1, source_len:], target[1, target_len:] = PAD_ID, PAD_ID
+    together = MODEL(source, target).data[1, :target_len]
+    alone = MODEL(source[1:2, :source_len], target[1:2, :target_len]).data[0]
+    assert_close(together, alone)
+
+
+def test_the_source_matters():
+    rng = np.random.default_rng(0)
+    source, target = ids(rng, 1, 6), ids(rng, 1, 6)
+    other = (source - 4 + 1) % (VOCAB - 4) + 4
+    assert np.abs(MODEL(source, target).data - MODEL(other, target).data).max() > 1e-3
+
+
+def test_dropout_is_off_in_evaluation():
+    model = Transformer(small(dropout=0.5), seed=1)
+    rng = np.random.default_rng(0)
+    source, target = ids(rng, 2, 4), ids(rng, 2, 4)
+    first, second = (model(source, target).data for _ in range(2))
+    noisy = [model(source, target, RandomStream((k,))).data for k in (1, 1, 2)]
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(noisy[0], noisy[1])
+    assert np.abs(noisy[0] - noisy[2]).max() > 0.1
+
+
+def test_a_seed_gives_one_model():
+    a, b, c = (ParameterBuffer(Transformer(small(), seed)).data for seed in (1, 1, 2))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+    assert a.dtype == np.float32
+
+
+def count(preset="base", **changes):
+    """Parameters of a model; without a seed its zeros take no memory."""
+    config = build(ModelConfig, PRESETS[preset], changes)
+    model = Transformer(config, seed=None)
+    assert config.num_parameters == model.num_parameters()
+    return model.num_parameters()
+
+
+def test_base_and_big_have_the_papers_sizes():
+    assert count("base", vocab_size=37_000) == 63_045_632
+    assert count("big", vocab_size=37_000) == 214_171_648
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"),
+    [
+        ("base", 65),
+        ("base-b-dk16", 58),
+        ("base-b-dk32", 60),
+        ("base-c-n2", 36),
+        ("base-c-n4", 50),
+        ("base-c-n8", 80),
+        ("base-c-d256", 28),
+        ("base-c-d1024", 168),
+        ("base-c-ff1024", 53),
+        ("base-c-ff4096", 90),
+    ],
+)
+def test_table_3_counts(preset, millions):
+    assert round(count(preset, vocab_size=41_100) / 1e6) == millions
+
+
+@pytest.mark.parametrize("heads", [1, 4, 16, 32])
+def test_row_a_keeps_the_amount_of_computation(heads):
+    assert count(f"base-a-h{heads}", vocab_size=37_000) == count(vocab_size=37_000)

@@ -1,0 +1,240 @@
+"""Saving, loading, averaging, and what is refused."""
+
+import errno
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from minitransformer import files
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
+from minitransformer.text.tokenizer import Tokenizer
+
+LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
+RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DecodingConfig(), {})
+CONFIG = ModelConfig(
+    vocab_size=40,
+    encoder_layers=1,
+    decoder_layers=1,
+    d_model=8,
+    d_ff=16,
+    num_heads=2,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(LINES, 40)
+
+
+def make(tokenizer, seed=1, moments=True) -> Checkpoint:
+    model = Transformer(CONFIG, seed)
+    parameters = ParameterBuffer(model)
+    both = parameters.data * 2, parameters.data**2
+    state = {"step": 7, "loss": 0.1 + 0.2}
+    return Checkpoint(model, tokenizer, parameters, state, both if moments else None)
+
+
+@pytest.fixture
+def saved(tmp_path, tokenizer):
+    path = tmp_path / "step-00000007.safetensors"
+    checkpoint.save(path, make(tokenizer))
+    return path
+
+
+def test_everything_comes_back_bit_for_bit(saved, tokenizer):
+    original, loaded = make(tokenizer), checkpoint.load(saved, with_moments=True)
+    np.testing.assert_array_equal(loaded.parameters.data, original.parameters.data)
+    np.testing.assert_array_equal(loaded.moments, original.moments)
+    assert loaded.state == original.state
+    assert loaded.step == 7
+    assert loaded.model.config == CONFIG
+    assert loaded.tokenizer.model == tokenizer.model
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_failed_save_leaves_the_old_file(saved, tokenizer, monkeypatch):
+    before = saved.read_bytes()
+    monkeypatch.setattr(files.os, "fsync", _disk_full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.save(saved, make(tokenizer, seed=2))
+    assert saved.read_bytes() == before
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+def _disk_full(descriptor):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def rewrite(path, change_tensors=None, **metadata):
+    """Save the file again with some tensors or metadata changed."""
+    with checkpoint.safe_open(path, framework="np") as file:
+        old = file.metadata()
+    tensors = load_file(path)
+    for name, change in (change_tensors or {}).items():
+        tensors[name] = change(tensors[name])
+    save_file(tensors, path, {**old, **metadata})
+
+
+TABLE = "embedding.table"
+HUGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**15, "encoder_layers": 10**9})
+DEEP_JSON = "[" * 100_000
+OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "message"),
+    [
+        ({TABLE: lambda t: t[:-1]}, {}, r"embedding.table: expected float32 \(40, 8\)"),
+        ({TABLE: lambda t: t.astype(np.float64)}, {}, "expected float32.*got float64"),
+        ({TABLE: lambda t: t * np.nan}, {}, "embedding.table: expected finite"),
+        ({TABLE: lambda t: t + np.float32(1e-6)}, {}, "embedding.table: its checksum"),
+        ({"tokenizer": lambda t: t[:9]}, {}, "tokenizer: its checksum"),
+        ({}, {"config": HUGE_CONFIG}, "expected at least .* bytes, it is shorter"),
+        ({}, {"config": DEEP_JSON}, "not a usable checkpoint"),
+        ({}, {"checksums": "[]"}, "not a usable checkpoint"),
+        ({}, {"format": "other"}, "expected format 'minitransformer 1', got 'other'"),
+        ({}, {"config": "{}"}, "ModelConfig: unknown or missing"),
+        ({}, {"config": "["}, "not a usable checkpoint"),
+        ({}, {"config": OTHER_CONFIG}, r"expected float32 \(8, 32\)"),
+        ({"adam.mean": lambda t: t[1:]}, {}, "adam.mean: expected float32"),
+    ],
+)
+def test_a_damaged_file_is_refused(saved, tensors, metadata, message):
+    rewrite(saved, tensors, **metadata)
+    with pytest.raises(
+        ValueError, match=f"not a usable checkpoint.*{message}|{message}"
+    ):
+        checkpoint.load(saved, with_moments=True)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -10])
+def test_a_truncated_file_is_refused(saved, keep):
+    saved.write_bytes(saved.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="not a usable checkpoint"):
+        checkpoint.load(saved)
+
+
+def test_missing_and_extra_tensors_are_named(saved):
+    tensors = load_file(saved)
+    with checkpoint.safe_open(saved, framework="np") as file:
+        metadata = file.metadata()
+    save_file({**tensors, "evil": np.zeros(1)}, saved, metadata)
+    with pytest.raises(ValueError, match="expected no tensor evil"):
+        checkpoint.load(saved)
+    del tensors[TABLE]
+    save_file(tensors, saved, metadata)
+    with pytest.raises(ValueError, match=r"expected a tensor embedding\.table"):
+        checkpoint.load(saved)
+
+
+def test_weights_without_moments_cannot_be_resumed(tmp_path, tokenizer):
+    path = tmp_path / "x.safetensors"
+    checkpoint.save(path, make(tokenizer, moments=False))
+    checkpoint.load(path)
+    with pytest.raises(ValueError, match="no optimizer state"):
+        checkpoint.load(path, with_moments=True)
+
+
+def test_averaging_is_the_mean(tmp_path, tokenizer):
+    paths, values = [], []
+    for seed in (1, 2, 3):
+        paths.append(tmp_path / f"{seed}.safetensors")
+        one = make(tokenizer, seed)
+        checkpoint.save(paths[-1], one)
+        values.append(one.parameters.data.astype(np.float64))
+    averaged = checkpoint.average(paths)
+    np.testing.assert_allclose(
+        averaged.parameters.data, np.mean(values, axis=0), rtol=1e-6, atol=1e-9
+    )
+    view = averaged.model.embedding.table.data
+    assert np.shares_memory(view, averaged.parameters.data)
+
+
+def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
+    with pytest.raises(ValueError, match="expected checkpoints to average, got none"):
+        checkpoint.average([])
+    other = tmp_path / "other.safetensors"
+    one = make(Tokenizer.train([x.upper() for x in LINES], 40))
+    checkpoint.save(other, one)
+    with pytest.raises(ValueError, match="its tokenizer differs"):
+        checkpoint.average([other, saved])
+
+
+def test_a_run_directory_is_never_reused(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with run.in_use([7]):
+        pass
+    assert not run.path.exists()  # nothing came of it
+    with run.in_use([7, 8]):
+        assert run.processes() == [7, 8]
+        (run.path / ".config.json.partial").write_text("cut off by a crash")
+        run.create(RUN)
+        assert run.read_config() == RUN
+        with pytest.raises(ValueError, match="expected a new or empty run directory"):
+            run.create(RUN)
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    hold = (
+        "import sys, time; from pathlib import Path;"
+        "from minitransformer.checkpoint import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).in_use([7]):\n"
+        "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", hold, str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=r"another training is running.*process 7"):
+            run.in_use([8]).__enter__()
+        other.kill()
+        other.wait()
+    with run.in_use([8]):  # the crash has released it
+        pass
+
+
+def test_which_file_is_translated_with(tmp_path):
+    run = RunDirectory(tmp_path / "runs" / "a")
+    run.path.mkdir(parents=True)
+    run.config.write_text("{}")
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
+        find_checkpoint(None, tmp_path / "runs")
+    for path in (run.step(9), run.step(10), run.best, run.averaged):
+        path.write_bytes(b"")
+        assert find_checkpoint(run.path) == path
+    assert find_checkpoint(None, tmp_path / "runs") == run.averaged
+    assert find_checkpoint(run.best) == run.best
+    with pytest.raises(FileNotFoundError, match="expected a training run in"):
+        find_checkpoint(None, tmp_path / "none")
+
+
+def test_pruning_keeps_the_newest(tmp_path):
+    run = RunDirectory(tmp_path)
+    for step in (5, 100_000_000, 20, 15):
+        run.step(step).write_bytes(b"")
+    run.prune(2)
+    assert run.steps() == [run.step(20), run.step(100_000_000)]
+
+
+def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
+    run = RunDirectory(tmp_path)
+    for step in (1, 2, 2, 3):
+        run.record(step, loss=0.5)
+    run.truncate_metrics(2)
+    steps = [json.loads(x)["step"] for x in run.metrics.read_text().splitlines()]
+    assert steps == [1, 2, 2]

@@ -1,0 +1,190 @@
+"""Ranges, presets, flags, and settings read back."""
+
+import argparse
+import json
+import re
+
+import pytest
+
+from minitransformer.settings import options
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TextConfig,
+    TrainingConfig,
+)
+from minitransformer.settings.options import Parser, UsageError, add_arguments, build
+from minitransformer.settings.presets import PRESETS, find_preset
+
+ALL = (ModelConfig, TrainingConfig, DecodingConfig)
+
+
+def parse(*flags):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for cls in (TextConfig, *ALL):
+        options.add_arguments(parser, cls)
+    return parser.parse_args(flags)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_in_range_and_hold_known_fields(name):
+    known = {field for cls in ALL for field in cls.__dataclass_fields__}
+    assert PRESETS[name].keys() <= known
+    for cls in ALL:
+        options.build(cls, PRESETS[name], {})
+
+
+def test_the_defaults_are_the_papers_base_model():
+    config = options.build(ModelConfig, PRESETS["base"], {})
+    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
+    assert (config.d_model, config.d_ff, config.num_heads) == (512, 2048, 8)
+    assert (config.key_width, config.value_width, config.dropout) == (64, 64, 0.1)
+    training = options.build(TrainingConfig, PRESETS["base"], {})
+    assert (training.beta1, training.beta2, training.epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.warmup, training.steps) == (4000, 100_000)
+    assert training.label_smoothing == 0.1
+    big = options.build(ModelConfig, PRESETS["big"], {})
+    assert (big.d_model, big.d_ff, big.num_heads, big.dropout) == (1024, 4096, 16, 0.3)
+    decoding = DecodingConfig()
+    assert (decoding.beam, decoding.alpha, decoding.max_len_b) == (4, 0.6, 50)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_every_field_has_a_flag(cls):
+    flags = []
+    for field in cls.__dataclass_fields__.values():
+        value = field.metadata["choices"] or ("1",)
+        flags += ["--" + field.name.replace("_", "-"), value[0]]
+    assert options.given(parse(*flags), cls).keys() == cls.__dataclass_fields__.keys()
+
+
+def test_flags_are_known_by_other_names():
+    namespace = parse("--update-freq", "4", "--lr", "0.005", "--max-update", "9")
+    found = options.given(namespace, TrainingConfig)
+    assert found == {"accumulate": 4, "learning_rate": 0.005, "steps": 9}
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        (ModelConfig, {"d_model": 10}, "expected a multiple of num_heads"),
+        (ModelConfig, {"d_model": "64"}, "d_model: expected int, got '64'"),
+        (ModelConfig, {"positions": "rotary"}, "sinusoidal, learned, got rotary"),
+        (ModelConfig, {"dropout": float("nan")}, "dropout: expected a number"),
+        (TrainingConfig, {"minutes": 0.0}, "minutes: expected above 0, got 0"),
+        (TrainingConfig, {"label_smoothing": -0.1}, "expected at least 0, got -0.1"),
+        (TextConfig, {"data": "x"}, "--data expects --source and --target"),
+        (TextConfig, {"val_source": "x"}, "--train-source and --train-target"),
+        (
+            TextConfig,
+            {"train_source": "x", "train_target": "y", "test_target": "z"},
+            "--test-source and --test-target",
+        ),
+        (
+            TextConfig,
+            {"train_source": "x", "train_target": "y", "data": "z"},
+            "do not go with file names",
+        ),
+    ],
+)
+def test_wrong_values_are_refused(cls, values, message):
+    with pytest.raises(UsageError, match=message):
+        options.build(cls, {}, values)
+
+
+def test_a_whole_number_is_a_float_too():
+    assert TrainingConfig(minutes=3).minutes == 3.0  # type: ignore[arg-type]
+
+
+def run_config():
+    configs = [options.build(cls, PRESETS["tiny"], {}) for cls in ALL]
+    return RunConfig("tiny", *configs, {"train": ("a", "b")})
+
+
+def test_a_run_config_survives_json():
+    assert RunConfig.from_json(run_config().to_json()) == run_config()
+
+
+@pytest.mark.parametrize("part", ["model", "training", "decoding", "text"])
+def test_a_damaged_run_config_is_refused(part):
+    stored = json.loads(run_config().to_json())
+    for damage in ({}, {"x": 1}, None, [1]):
+        if part == "text" and damage == {}:
+            continue
+        with pytest.raises(ValueError, match=r"expected|unknown or missing"):
+            RunConfig.from_json(json.dumps({**stored, part: damage}))
+    with pytest.raises(ValueError, match="Expecting value"):
+        RunConfig.from_json("")
+
+
+def test_a_resumed_run_changes_its_length_only():
+    changed = run_config().resumed(parse("--steps", "7", "--d-model", "128"))
+    assert changed.training.steps == 7
+    with pytest.raises(UsageError, match="--seed: cannot change in a resumed run"):
+        run_config().resumed(parse("--seed", "9"))
+    with pytest.raises(UsageError, match="--data: cannot change"):
+        run_config().resumed(parse("--data", "x"))
+
+
+def test_settings_from_a_file_build_on_a_preset(tmp_path):
+    toml = tmp_path / "mine.toml"
+    toml.write_text('config = "multi30k"\nsteps = 5\n[model]\nd_model = 64\n')
+    name, values = find_preset(str(toml))
+    assert name == "mine"
+    assert values == {**PRESETS["multi30k"], "steps": 5, "d_model": 64}
+
+
+def test_a_runs_settings_are_a_preset_of_another(tmp_path):
+    run = RunConfig(
+        "multi30k",
+        build(ModelConfig, PRESETS["multi30k"], {}),
+        build(TrainingConfig, PRESETS["multi30k"], {"steps": 7}),
+        DecodingConfig(beam=5),
+        {"train": ("a", "b")},
+    )
+    path = tmp_path / "config.json"
+    path.write_text(run.to_json())
+    _, values = find_preset(str(path))
+    assert build(ModelConfig, values, {}) == run.model
+    assert build(TrainingConfig, values, {}) == run.training
+    assert build(DecodingConfig, values, {}) == run.decoding
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("multi3ok", None, "got multi3ok; did you mean multi30k?"),
+        ("none.json", None, "No such file"),
+        ("x.json", "{", "x.json: "),
+        ("x.json", "[1]", "expected an object of settings"),
+        ("x.toml", "d_modell = 1", "unknown setting d_modell; did you mean d_model?"),
+        ("x.toml", 'config = "bose"', "got bose; did you mean base?"),
+    ],
+)
+def test_wrong_presets_are_explained(tmp_path, monkeypatch, name, text, message):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        find_preset(name)
+
+
+def test_a_mistyped_flag_is_corrected(capsys):
+    parser = Parser("x.py", "What it does.\n\n    an example\n\nNotes.")
+    add_arguments(parser, TrainingConfig)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--max-token=7"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    expected = "unrecognized argument --max-token; did you mean --max-tokens?"
+    assert said == f"x.py: error: {expected}"
+
+
+def test_checkpoints_by_steps_or_by_the_clock():
+    by_steps = TrainingConfig(save_every=3)
+    assert [n for n in range(1, 10) if by_steps.saves(n, 0, 1e9)] == [3, 6, 9]
+    by_clock = TrainingConfig(save_every=3, checkpoint_minutes=10)
+    times = [0, 400, 650, 1100, 1300, 1850]  # seconds after each step
+    saved = [n for n in range(1, 6) if by_clock.saves(n, times[n - 1], times[n])]
+    assert saved == [2, 4, 5]

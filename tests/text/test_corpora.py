@@ -1,0 +1,294 @@
+"""Downloads from a server of our own: resumed, verified, put together."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+
+import pytest
+
+from minitransformer.text import corpora
+from minitransformer.text.corpora import (
+    CORPORA,
+    CorpusError,
+    Download,
+    Part,
+    PublicCorpus,
+    fetch,
+)
+
+CONTENT = bytes(range(256)) * 600
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files`; `cut` bytes end the next answer early, `ranges` were asked."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.ranges, self.paths = {}, [], []
+        self.cut, self.resumable, self.statuses = None, True, []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        wanted = self.headers.get("Range")
+        server.ranges.append(wanted)
+        server.paths.append(self.path)
+        if server.statuses:
+            return self.send_error(server.statuses.pop(0))
+        if self.path not in server.files:
+            return self.send_error(404)
+        content, start = server.files[self.path], 0
+        if wanted and server.resumable:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(content):
+                return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        end, server.cut = server.cut, None
+        self.wfile.write(content[start:end])
+        return None
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
+    server = Server()
+    server.files["/x"] = CONTENT
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_arrives_and_is_not_fetched_again(server, tmp_path):
+    download = Download(server.url + "/x", sha256(CONTENT))
+    for _ in range(2):
+        fetch(download, tmp_path / "x")
+        assert (tmp_path / "x").read_bytes() == CONTENT
+    assert server.ranges == [None]
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_cut_download_asks_for_what_is_missing(server, tmp_path):
+    server.cut = 1000
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-"]
+
+
+def test_an_earlier_runs_part_is_used(server, tmp_path):
+    (tmp_path / "x.part").write_bytes(CONTENT[:5000])
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert server.ranges == ["bytes=5000-"]
+
+
+def test_a_server_without_ranges_starts_again(server, tmp_path):
+    server.resumable = False
+    (tmp_path / "x.part").write_bytes(b"something else")
+    fetch(Download(server.url + "/x"), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+
+
+def test_a_part_that_is_too_long_starts_again(server, tmp_path):
+    (tmp_path / "x.part").write_bytes(CONTENT + b"more")
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+
+
+def test_a_busy_server_is_asked_again(server, tmp_path):
+    server.statuses = [503, 429, 500]
+    fetch(Download(server.url + "/x"), tmp_path / "x")
+    assert len(server.ranges) == 4
+
+
+def test_a_wrong_digest_is_refused_and_forgotten(server, tmp_path):
+    wrong = "0" * 64
+    with pytest.raises(CorpusError, match=f"expected sha256 {wrong}, got"):
+        fetch(Download(server.url + "/x", wrong), tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_file_is_fetched_again(server, tmp_path):
+    (tmp_path / "x").write_bytes(b"damaged")
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+
+
+def test_what_is_not_there_is_said_at_once(server, tmp_path):
+    with pytest.raises(CorpusError, match="/none: the server answered 404"):
+        fetch(Download(server.url + "/none"), tmp_path / "none")
+    assert len(server.ranges) == 1
+
+
+def test_an_ever_failing_server_ends(server, tmp_path):
+    server.statuses = [503] * 99
+    with pytest.raises(CorpusError, match=r"answered 503.*after 5 attempts"):
+        fetch(Download(server.url + "/x"), tmp_path / "x")
+
+
+def test_no_server_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
+    with pytest.raises(CorpusError, match="refused, after 5 attempts"):
+        fetch(Download("http://127.0.0.1:9/x"), tmp_path / "x")
+
+
+def archive(members, links=(), mode="w:gz"):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode=mode) as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        for name, target in links:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            tar.addfile(entry)
+    return data.getvalue()
+
+
+def sgml(*segments):
+    rows = "\n".join(f'<seg id="{i}"> {s} </seg>' for i, s in enumerate(segments))
+    return f"<srcset>\n<doc>\n{rows}\n</doc>\n</srcset>\n".encode()
+
+
+def parts_of(first, second=None):
+    one = Part(Download("http://h/one.tgz"), {"en": "a/t.en", "de": "a/t.de"}, first)
+    two = Part(Download("http://h/two.tar"), {"en": "u.en.gz", "de": "u.de.gz"}, second)
+    return one, two
+
+
+@pytest.fixture
+def downloads(tmp_path):
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    one = {"../evil": b"x", "a/t.en": b"one\ntw\xc2\x85o\r\n", "a/t.de": b"eins\nzwei"}
+    links = [("a/link", "/etc/passwd")]
+    (folder / "one.tgz").write_bytes(archive(one, links))
+    two = {"u.de.gz": gzip.compress(b"drei\n"), "u.en.gz": gzip.compress(b"three\n")}
+    (folder / "two.tar").write_bytes(archive(two, mode="w"))
+    return folder
+
+
+def test_archives_are_put_together_in_order(tmp_path, downloads):
+    corpora.assemble(parts_of(2), tmp_path, "train", downloads)
+    english = gzip.decompress((tmp_path / "train.en.gz").read_bytes())
+    german = gzip.decompress((tmp_path / "train.de.gz").read_bytes())
+    assert english == b"one\ntw\xc2\x85o\nthree\n"
+    assert german == b"eins\nzwei\ndrei\n"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"downloads", "train.en.gz", "train.de.gz"}
+    assert not (tmp_path.parent / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (parts_of(3), r"a/t.en and a/t.de: expected 3 lines each, got 2 and 2"),
+        (parts_of(2, 9), "expected 9 lines each, got 1 and 1"),
+        (
+            (Part(Download("h/one.tgz"), {"en": "a/t.en", "de": "../gone"}),),
+            "expected a member ../gone, found none",
+        ),
+        (
+            (Part(Download("h/one.tgz"), {"en": "a/link", "de": "a/t.de"}),),
+            "expected a member a/link, found none",
+        ),
+        (
+            (Part(Download("h/one.tgz"), {"en": "../evil", "de": "a/t.de"}),),
+            "expected 1 lines each, got 1 and 2",
+        ),
+    ],
+)
+def test_wrong_archives_are_refused(tmp_path, downloads, parts, message):
+    with pytest.raises(CorpusError, match=message):
+        corpora.assemble(parts, tmp_path, "train", downloads)
+    assert [path.name for path in tmp_path.iterdir()] == ["downloads"]
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:60], lambda b: b"no archive"])
+def test_a_damaged_archive_is_named(tmp_path, downloads, damage):
+    path = downloads / "one.tgz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorpusError, match=r"one\.tgz: (a damaged archive|expected)"):
+        corpora.assemble(parts_of(2), tmp_path, "train", downloads)
+
+
+def test_multi30k_end_to_end(server, tmp_path, monkeypatch, capsys):
+    files = []
+    for download in CORPORA["multi30k"].files:
+        content = gzip.compress(download.name.encode())
+        path = "/" + download.url.split("/", 3)[3]
+        server.files[path] = content
+        files.append(Download(download.url, sha256(content)))
+    monkeypatch.setitem(CORPORA, "multi30k", PublicCorpus(tuple(files)))
+    flags = ["multi30k", str(tmp_path / "data"), "--mirror", server.url]
+    assert corpora.main(flags) == 0
+    names = sorted(path.name for path in (tmp_path / "data").iterdir())
+    assert len(names) == 9
+    assert {"train.en.gz", "val.fr.gz", "test_2016_flickr.de.gz"} <= set(names)
+    server.files.clear()
+    assert corpora.main(flags) == 0  # nothing is fetched again
+    (tmp_path / "data" / "train.en.gz").unlink()
+    assert corpora.main(flags) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("corpora: error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_wmt14_end_to_end(server, tmp_path, monkeypatch, language):
+    """Tiny archives with the members that the table names."""
+    name = f"wmt14-en-{language}"
+    contents, splits = {}, {}
+    for split, parts in CORPORA[name].splits.items():
+        splits[split] = tuple(Part(p.archive, p.members, 2) for p in parts)
+        for part in parts:
+            members = contents.setdefault(part.archive.url, {})
+            for side, member in part.members.items():
+                lines = [f"{split} {side} &amp; {i}" for i in range(2)]
+                plain = "".join(x + "\n" for x in lines).encode()
+                if member.endswith(".sgm"):
+                    plain = sgml(*lines)
+                if member.endswith(".gz"):
+                    plain = gzip.compress(plain)
+                members[member] = plain
+    for url, members in contents.items():
+        mode = "w" if url.endswith(".tar") else "w:gz"
+        server.files["/" + url.split("/", 3)[3]] = archive(members, mode=mode)
+    monkeypatch.setitem(CORPORA, name, PublicCorpus(splits=splits))
+    assert corpora.main([name, str(tmp_path), "--mirror", server.url]) == 0
+    train = gzip.decompress((tmp_path / f"train.{language}.gz").read_bytes()).decode()
+    assert train.count("\n") == 2 * len(splits["train"])
+    test = gzip.decompress((tmp_path / "test.en.gz").read_bytes()).decode()
+    assert test == "test en & 0\ntest en & 1\n"
+    asked = len(server.paths)
+    assert corpora.main([name, str(tmp_path), "--mirror", server.url]) == 0
+    assert len(server.paths) == asked
+
+
+def test_a_place_that_cannot_be_written(server, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert corpora.main(["multi30k", str(tmp_path / "file" / "x")]) == 1
+    assert "file/x" in capsys.readouterr().err
+
+
+def test_an_unknown_corpus_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as error:
+        corpora.main(["wmt99", "x"])
+    assert error.value.code == 2

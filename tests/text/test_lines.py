@@ -1,0 +1,93 @@
+"""Lines of text files, and where files are found."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from minitransformer.settings.config import TextConfig
+from minitransformer.text import lines as text
+from minitransformer.text.lines import TextPair, lines_as_they_come, read_lines
+
+
+def write_pair(folder: Path, source: str, target: str) -> TextPair:
+    pair = TextPair(folder / "train.en", folder / "train.de")
+    pair.source.write_bytes(source.encode())
+    pair.target.write_bytes(target.encode())
+    return pair
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_only_a_line_feed_ends_a_line(tmp_path, compressed):
+    text = "\ufeffa\u0085b\u2028c\x0bd\re\r\n\n last".encode()
+    path = tmp_path / ("x.txt.gz" if compressed else "x.txt")
+    path.write_bytes(gzip.compress(text) if compressed else text)
+    assert list(read_lines(path)) == ["a\u0085b\u2028c\x0bd\re", "", " last"]
+
+
+def test_bad_utf8_is_named_by_file_and_line(tmp_path):
+    path = tmp_path / "bad.en"
+    path.write_bytes(b"fine\nnot \xff fine\n")
+    with pytest.raises(ValueError, match=r"bad\.en, line 2: expected UTF-8.*0xff"):
+        list(read_lines(path))
+
+
+def test_a_file_that_is_not_gzip_is_named(tmp_path):
+    path = tmp_path / "x.en.gz"
+    path.write_bytes(b"plain")
+    with pytest.raises(ValueError, match=r"x\.en\.gz: expected a gzip file"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "counts"),
+    [("a\nb\nc\n", "x\n", "1 and 3"), ("a", "x\ny", "1")],
+)
+def test_unequal_files_are_refused(tmp_path, source, target, counts):
+    pair = write_pair(tmp_path, source, target)
+    with pytest.raises(ValueError, match=f"as many lines in .*got {counts}"):
+        list(pair.lines())
+
+
+def test_a_pipe_gives_its_lines_as_they_come():
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\nth")
+    lines = lines_as_they_come(reading, 10)
+    assert next(lines) == ["one", "two"]
+    os.write(writing, b"ree\r\n\n")
+    assert next(lines) == ["three", ""]
+    os.write(writing, b"a\nb\nc\nlast")
+    os.close(writing)
+    assert list(lines) == [["a", "b", "c", "last"]]
+    os.close(reading)
+
+
+def test_a_pipe_gives_at_most_so_many_lines():
+    reading, writing = os.pipe()
+    os.write(writing, b"x\n" * 7)
+    os.close(writing)
+    assert [len(part) for part in lines_as_they_come(reading, 3)] == [3, 3, 1]
+    os.close(reading)
+
+
+def test_text_is_found_in_a_folder(tmp_path):
+    for name in (
+        "train.en.gz",
+        "train.de",
+        "val.en",
+        "val.de",
+        "test_x.en",
+        "test_x.de",
+    ):
+        (tmp_path / name).write_bytes(b"")
+    config = TextConfig(data=str(tmp_path), source="en", target="de")
+    found = text.find_text(config)
+    assert found["train"] == TextPair(tmp_path / "train.en.gz", tmp_path / "train.de")
+    assert found["test"].source.name == "test_x.en"
+    (tmp_path / "val.de").unlink()
+    with pytest.raises(ValueError, match=r"expected val\*\.de beside .*val\.en"):
+        text.find_text(config)
+    missing = TextConfig(data=str(tmp_path), source="fr", target="it")
+    with pytest.raises(ValueError, match=r"expected train\.fr and train\.it"):
+        text.find_text(missing)

@@ -1,0 +1,76 @@
+"""Held-out sentences are nowhere else."""
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.settings.config import TextConfig
+from minitransformer.text.lines import find_text
+from minitransformer.text.split import main, split_pairs
+
+words = st.sampled_from("abcdefghij")
+
+
+@given(pairs=st.lists(st.tuples(words, words), min_size=30), seed=st.integers(0, 99))
+def test_no_sentence_is_in_two_splits(pairs, seed):
+    if len({source for source, _ in pairs}) < 5:
+        return
+    splits = split_pairs(pairs, {"val": 2, "test": 2}, seed)
+    for name, chosen in splits.items():
+        assert set(chosen) <= set(pairs)
+        for other in splits.keys() - {name}:
+            for side in (0, 1):
+                mine = {pair[side] for pair in chosen}
+                assert not mine & {pair[side] for pair in splits[other]}
+    for name in ("val", "test"):
+        sources = [source for source, _ in splits[name]]
+        assert len(set(sources)) == len(sources) <= 2
+
+
+def test_what_is_far_from_held_out_stays_in_training():
+    pairs = [(f"s{i}", f"t{i}") for i in range(50)] + [("s1", "other"), ("x", "t2")]
+    splits = split_pairs(pairs, {"val": 5, "test": 5}, seed=3)
+    held = {source for name in ("val", "test") for source, _ in splits[name]}
+    held_targets = {t for name in ("val", "test") for _, t in splits[name]}
+    expected = [p for p in pairs if p[0] not in held and p[1] not in held_targets]
+    assert splits["train"] == expected
+    assert len(held) == 10
+
+
+def test_the_command_writes_what_training_reads(tmp_path, capsys):
+    lines = [f"Sätze {i}.\tSentences {i}.\tCC-BY\n" for i in range(40)]
+    listed = tmp_path / "pairs.tsv.gz"
+    listed.write_bytes(gzip.compress("".join(lines).encode()))
+    command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
+    assert main([*command, "--val", "3", "--test", "4"]) == 0
+    assert "3 val, 4 test, 33 train; left out: 0 of 40" in capsys.readouterr().out
+    written = TextConfig(data=str(tmp_path / "data"), source="de", target="en")
+    splits = {name: list(pair.lines()) for name, pair in find_text(written).items()}
+    assert {name: len(found) for name, found in splits.items()} == {
+        "train": 33,
+        "val": 3,
+        "test": 4,
+    }
+    everything = [pair for found in splits.values() for pair in found]
+    assert sorted(everything) == sorted(
+        (f"Sätze {i}.", f"Sentences {i}.") for i in range(40)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("a\tb\nno tab\n", [], "line 2: expected source TAB target, got 'no tab'"),
+        ("a\t \n", [], "line 1: expected source TAB target"),
+        ("a\tb\nc\td\n", [], "expected more than 4,000 different source sentences"),
+    ],
+)
+def test_errors_in_a_line(tmp_path, capsys, text, flags, message):
+    listed = tmp_path / "pairs.tsv"
+    listed.write_text(text)
+    command = [str(listed), str(tmp_path / "data"), "--source", "a", "--target", "b"]
+    assert main([*command, *flags]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()

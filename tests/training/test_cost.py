@@ -1,0 +1,74 @@
+"""Counts of parameters and operations, against counting them."""
+
+import numpy as np
+import pytest
+
+from minitransformer.engine import ops
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import ModelConfig
+from minitransformer.training import cost
+from minitransformer.training.cost import parameters_by_block, training_flops
+
+CONFIG = ModelConfig(
+    vocab_size=20,
+    encoder_layers=2,
+    decoder_layers=3,
+    d_model=8,
+    d_ff=12,
+    num_heads=2,
+    d_k=3,
+    d_v=5,
+    positions="learned",
+    max_positions=9,
+)
+
+
+def test_blocks_add_up_to_the_model():
+    model = Transformer(CONFIG)
+    blocks = parameters_by_block(model)
+    assert list(blocks) == ["embedding", "positions", "encoder", "decoder"]
+    assert sum(blocks.values()) == model.num_parameters() == CONFIG.num_parameters
+    assert (blocks["embedding"], blocks["positions"]) == (160, 72)
+
+
+def test_operations_are_those_of_the_products(monkeypatch):
+    """Count the multiply-adds that a forward pass really makes."""
+    counted = [0]
+
+    def linear(x, weight, bias=None, **options):
+        counted[0] += x.data.size * weight.data.shape[1]
+        return real_linear(x, weight, bias, **options)
+
+    def attention(q, k, v, mask=None, *, num_heads, **options):
+        batch, queries, _ = q.shape
+        keys = k.shape[1]
+        counted[0] += batch * queries * keys * (q.shape[2] + v.shape[2])
+        return real_attention(q, k, v, mask, num_heads=num_heads, **options)
+
+    real_linear, real_attention = ops.linear, ops.attention
+    monkeypatch.setattr(ops, "linear", linear)
+    monkeypatch.setattr(ops, "attention", attention)
+    model = Transformer(CONFIG)
+    source, target = np.full((1, 5), 4), np.full((1, 7), 4)
+    model.logits(model(source, target))
+    assert training_flops(CONFIG, 5, 7) == pytest.approx(6 * counted[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "published"),
+    [("base", 100_000, 3.3e18), ("big", 300_000, 2.3e19)],
+)
+def test_table_2_training_cost(config, steps, published, capsys):
+    """Table 2, last column: time on eight P100 at 9.5 TFLOP/s each."""
+    assert cost.main(["--config", config, "--steps", str(steps)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [paper] = [float(x.split()[-1]) for x in lines if x.startswith("FLOP, by time")]
+    [counted] = [float(x.split()[-1]) for x in lines if x.startswith("FLOP, counted")]
+    assert paper == pytest.approx(published, rel=0.02)
+    assert 0.2 < counted / paper < 0.6  # a GPU does not reach what it could
+
+
+@pytest.mark.parametrize("device", ["P100", "8xP200", "x", "8x"])
+def test_unknown_devices_are_refused(device, capsys):
+    assert cost.main(["--device", device]) == 2
+    assert "expected COUNTxNAME of K80" in capsys.readouterr().err

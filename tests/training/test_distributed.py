@@ -1,0 +1,489 @@
+"""Several ranks do what one does; what happens when one of them dies or stalls."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from safetensors.numpy import load_file
+from test_kills import text
+from test_parallel import batch, small_model
+
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.training import distributed, launch
+from minitransformer.training.distributed import Communicator, GradientAllReduce
+from minitransformer.training.parallel import ThreadedModel
+
+ROOT = Path(__file__).parent.parent
+TRAIN = [sys.executable, str(ROOT / "train.py")]
+SMALL = (
+    "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 16 --num-heads 2 "
+    "--vocab-size 60 --max-tokens 150 --warmup 10 --threads 1 --validate-every 10 "
+    "--validate-bleu 5 --save-every 10 --log-every 5 --average 1 --dropout 0"
+).split()
+SLOW = ["--log-every", "1", "--save-every", "5", "--validate-every", "100000"]
+
+
+def mpiexec() -> str | None:
+    if find_spec("mpi4py") is None:
+        return None
+    try:
+        return launch.find_mpiexec()
+    except RuntimeError:
+        return None
+
+
+needs_mpi = pytest.mark.skipif(
+    mpiexec() is None, reason="needs mpi4py and an MPI: pip install '.[mpi]'"
+)
+
+
+class SharedRanks(Communicator):
+    """Ranks that are threads of this process, to check what is built on sums."""
+
+    def __init__(self, rank, size, shared):
+        self.rank, self.size, self.shared = rank, size, shared
+
+    def start_all_reduce(self, array):
+        def wait():
+            slots, barrier = self.shared
+            slots[self.rank] = array.copy()
+            barrier.wait()
+            array[...] = sum(slots[1:], start=slots[0].copy())
+            barrier.wait()
+
+        return wait
+
+    def total(self, values):
+        array = np.array(values)
+        self.start_all_reduce(array)()
+        return list(array)
+
+
+def together(size, work):
+    """Run `work(communicator)` on `size` ranks; return the results by rank."""
+    shared = [None] * size, threading.Barrier(size)
+    ranks = [SharedRanks(rank, size, shared) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(work, ranks))
+
+
+def test_bytes_are_gathered_by_rank():
+    sent = [b"", b"one", b"\x00two" * 1000]
+    for found in together(3, lambda ranks: ranks.all_gather(sent[ranks.rank])):
+        assert found == sent
+    assert Communicator().all_gather(b"alone") == [b"alone"]
+
+
+def test_disagreement_names_the_ranks():
+    def work(ranks):
+        ranks.assert_equal("colour", b"red")
+        with pytest.raises(RuntimeError, match=r"same colour.* differs .* on 1, 2$"):
+            ranks.assert_equal("colour", b"red" if ranks.rank in (0, 3) else b"blue")
+
+    together(4, work)
+
+
+def gradient(ranks, batches, threads=1):
+    net = small_model()
+    parameters = ParameterBuffer(net)
+    threaded = ThreadedModel(net, parameters, threads, communicator=ranks)
+    for _ in range(2):  # the second starts from zero
+        loss = threaded.gradient(batches, 0.1, (1, 1))
+    threaded.close()
+    return loss, parameters.grad.copy()
+
+
+@pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 1), (5, 1), (2, 2)])
+def test_ranks_do_not_change_the_gradient(size, threads, monkeypatch):
+    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
+    batches = [batch(0, 7), batch(1, 2)]  # fewer sentences than some have ranks
+    loss, expected = gradient(Communicator(), batches)
+    for other, found in together(size, lambda r: gradient(r, batches, threads)):
+        assert_close(other, loss)
+        assert_close(found, expected)
+
+
+def test_buckets_start_in_one_order_and_cover_everything(monkeypatch):
+    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 600)
+    parameters = ParameterBuffer(small_model())
+    started = []
+
+    class Recorder(Communicator):
+        def start_all_reduce(self, array):
+            started.append((array.ctypes.data - base) // 8)
+            sizes.append(array.size)
+            return lambda: None
+
+    base, sizes = parameters.grad.ctypes.data, []
+    gradients = GradientAllReduce(Recorder(), parameters)
+    leaves = list(parameters.parameters.values())
+    for leaf in (*leaves[::2], *leaves[1::2]):
+        gradients.complete(leaf)
+    assert len(started) > 3
+    assert started == sorted(started, reverse=True)
+    assert sum(sizes) == parameters.grad.size
+    before = list(started)
+    gradients.finish()
+    assert started == before  # nothing was left to start
+    gradients.complete(leaves[-1])
+    gradients.finish()
+    assert started == 2 * before
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (0, 1, 0, 1, 0)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, (0, 1, 0, 1, 0)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 4, 3, 4, 1)),
+        (
+            {
+                "PMI_RANK": "3",
+                "PMI_SIZE": "4",
+                "MPI_LOCALRANKID": "1",
+                "MPI_LOCALNRANKS": "2",
+            },
+            (3, 4, 1, 2, 1),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+            },
+            (1, 2, 0, 1, 1),
+        ),
+        (
+            {
+                "RANK": "9",
+                "WORLD_SIZE": "16",
+                "LOCAL_RANK": "1",
+                "LOCAL_WORLD_SIZE": "8",
+            },
+            (9, 16, 1, 8, 0),
+        ),
+    ],
+)
+def test_launchers_are_understood(environ, expected):
+    assert tuple(distributed.find_world(environ).values()) == expected
+
+
+@pytest.mark.parametrize("rank", ["4", "-1", "x"])
+def test_impossible_ranks_are_refused(rank):
+    with pytest.raises(ValueError, match="expected RANK below WORLD_SIZE"):
+        distributed.find_world({"RANK": rank, "WORLD_SIZE": "4"})
+
+
+def test_processors_need_mpi():
+    with pytest.raises(RuntimeError, match="expected ranks started by MPI"):
+        distributed.connect("cpu", 1, {"RANK": "1", "WORLD_SIZE": "2"})
+
+
+def test_gpus_need_an_address(monkeypatch):
+    with pytest.raises(RuntimeError, match="expected MASTER_ADDR"):
+        distributed.connect("cuda", 1, {"RANK": "1", "WORLD_SIZE": "2"})
+
+
+def test_nccl_sums_beside_the_kernels(monkeypatch):
+    """What CuPy is asked to do, with arrays of NumPy in place of its own."""
+    said = []
+
+    class Event:
+        done = True
+
+    class Stream:
+        def __init__(self, non_blocking=False):
+            self.name = "sums" if non_blocking else "kernels"
+
+        def record(self):
+            said.append(f"record {self.name}")
+            return Event()
+
+        def wait_event(self, event):
+            said.append(f"{self.name} waits")
+
+    class Group:
+        def all_reduce(self, source, out, op, stream):
+            said.append(f"{op} on {stream.name}")
+            out *= 2  # as if the other rank had the same
+
+        def broadcast(self, array, root, stream):
+            said.append(f"broadcast from {root} on {stream.name}")
+
+    class OnDevice(np.ndarray):
+        def get(self):
+            return np.asarray(self)
+
+    cupy = types.ModuleType("cupy")
+    cupy.asarray = lambda *a, **k: np.array(*a, **k).view(OnDevice)
+    cupy.cuda = types.SimpleNamespace(
+        Stream=Stream,
+        get_current_stream=Stream,
+        is_available=lambda: True,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
+        Device=lambda number: types.SimpleNamespace(
+            use=lambda: said.append(f"GPU {number}")
+        ),
+    )
+    nccl = types.ModuleType("cupyx.distributed")
+    nccl.init_process_group = lambda size, rank, **where: (
+        said.append((size, rank, where)) or Group()
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupyx.distributed", nccl)
+    environ = launch.environment(1, 2, 4000)
+    ranks = distributed.connect("cuda", 1, environ)
+    assert ranks.device("cuda") == "cuda:1"
+    assert said == ["GPU 1", (2, 1, {"host": "127.0.0.1", "port": 4000})]
+    said.clear()
+    gradient = np.ones(3)
+    ranks.start_all_reduce(gradient)()
+    assert gradient.tolist() == [2, 2, 2]
+    asked = ["record kernels", "sums waits", "sum on sums", "record sums"]
+    assert said == [*asked, "kernels waits"]
+    assert ranks.all_reduce_numbers([1.5, 2]) == [3, 4]
+    assert ranks.all_gather(b"")[1] == b""
+    said.clear()
+    ranks.broadcast(gradient)
+    assert said == ["broadcast from 0 on kernels"]
+    under_mpi = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+    said.clear()
+    distributed.connect("cuda", 1, under_mpi)
+    assert said == ["GPU 0", (2, 0, {"use_mpi": True})]
+
+
+def test_nobody_is_waited_for_for_ever():
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"other ranks, got none for 0.2 s"):
+        distributed.poll(lambda: False, 0.2)
+    assert time.monotonic() - began < 2
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return text(tmp_path_factory.mktemp("text"), validation=21)  # odd, for two ranks
+
+
+def train(folder, *flags, code=0):
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*TRAIN, *flags], cwd=folder, capture_output=True, text=True, env=environ
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def records(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+IN_FLOAT64 = """
+import sys
+import numpy as np
+from minitransformer import distributed
+from minitransformer.layers import ParameterBuffer
+from minitransformer.optimizer import Adam
+from minitransformer.parallel import ThreadedModel
+from test_parallel import batch, small_model
+
+ranks = distributed.connect("cpu", 60)
+net = small_model()
+parameters = ParameterBuffer(net)
+adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
+threaded = ThreadedModel(net, parameters, 1, communicator=ranks)
+losses, first = [], None
+for step in range(20):
+    loss = threaded.gradient([batch(step, 9)], 0.1, (1, step))
+    losses.append(loss)
+    first = parameters.grad.copy() if first is None else first
+    adam.update(parameters.grad, 1e-3)
+ranks.assert_equal("parameters", distributed.checksum(parameters.data))
+if ranks.rank == 0:
+    np.savez(sys.argv[1], losses=losses, gradient=first, parameters=parameters.data)
+threaded.close()
+"""
+
+
+@needs_mpi
+def test_one_two_and_four_ranks_agree_in_float64(tmp_path):
+    found = {}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        # Open MPI starts no more ranks than there are cores, unless told to.
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    for size in (1, 2, 4):
+        out = tmp_path / f"{size}.npz"
+        command = [mpiexec(), "-n", str(size), sys.executable, "-c", IN_FLOAT64, out]
+        subprocess.run(command, check=True, env=environ)
+        found[size] = dict(np.load(out))
+    for size in (2, 4):
+        for name in ("losses", "gradient", "parameters"):
+            np.testing.assert_allclose(
+                found[size][name], found[1][name], rtol=1e-6, atol=1e-12
+            )
+
+
+@needs_mpi
+def test_the_script_does_the_same_on_two_ranks(tmp_path, data):
+    train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "one")
+    done = train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "two", "--ranks=2")
+    assert "device      2 ranks, cpu, 1 threads each" in done.stdout
+    one, two = records(tmp_path / "one"), records(tmp_path / "two")
+    assert [sorted(line) for line in one] == [sorted(line) for line in two]
+    names = ("loss", "gradient_norm", "validation_loss", "validation_bleu")
+    for a, b in zip(one, two, strict=True):
+        for name in {*names} & {*a}:
+            assert b[name] == pytest.approx(a[name], rel=1e-5), (a["step"], name)
+    ours, theirs = (
+        load_file(tmp_path / run / "step-00000020.safetensors")
+        for run in ("one", "two")
+    )
+    for name, tensor in ours.items():
+        np.testing.assert_allclose(theirs[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+@needs_mpi
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_other_numbers_of_ranks_resume(tmp_path, data, before, after):
+    flags = (*data, *SMALL, "--run", "run")
+    train(tmp_path, *flags, "--steps", "10", f"--ranks={before}")
+    train(tmp_path, "--resume", "run", "--steps", "20", f"--ranks={after}")
+    train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "whole")
+    ours, theirs = (records(tmp_path / run)[-1] for run in ("run", "whole"))
+    assert ours["step"] == theirs["step"] == 20
+    assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], rel=1e-5)
+
+
+def start(folder, data, *flags):
+    """Start two ranks and wait until they have saved something to resume from."""
+    environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*TRAIN, *data, *SMALL, *SLOW, "--run", "run", "--ranks=2", *flags],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
+    for line in process.stdout:
+        if line.startswith("step") and int(line.split()[1].replace(",", "")) >= 8:
+            break
+    ranks = (folder / "run" / ".lock").read_text().split()
+    return process, [int(number) for number in ranks]
+
+
+def all_end(processes):
+    """Whether none of some processes runs 5 s from now; their parents may be slow."""
+    deadline = time.monotonic() + 5
+    left = set(processes)
+    while left and time.monotonic() < deadline:
+        for number in list(left):
+            try:
+                state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2]
+            except OSError:
+                state = " Z"
+            if state.split()[0] == "Z":
+                left.remove(number)
+        time.sleep(0.05)
+    return not left
+
+
+@needs_mpi
+def test_a_killed_rank_is_named_and_the_run_goes_on_bit_for_bit(tmp_path, data):
+    process, ranks = start(tmp_path, data, "--steps", "400")
+    os.kill(ranks[1], signal.SIGKILL)
+    killed = time.monotonic()
+    out, error = process.communicate(timeout=30)
+    assert time.monotonic() - killed < 30
+    assert process.returncode == 1
+    assert "train.py: error: rank 1 ended before its time" in error
+    assert "train.py --resume run goes on from the last checkpoint" in out
+    assert "Traceback" not in error
+    assert all_end(ranks)
+    train(tmp_path, "--resume", "run", "--ranks=2")
+    flags = (*data, *SMALL, *SLOW, "--steps", "400", "--ranks=2")
+    train(tmp_path, *flags, "--run", "whole")
+    ours, theirs = (
+        load_file(tmp_path / run / "step-00000400.safetensors")
+        for run in ("run", "whole")
+    )
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[name], tensor)
+
+
+@needs_mpi
+def test_a_run_restarts_by_itself(tmp_path, data):
+    process, ranks = start(tmp_path, data, "--steps", "400", "--restarts", "1")
+    os.kill(ranks[0], signal.SIGKILL)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "restart 1 of 1" in error
+    assert "resumed     after step" in out
+    assert (tmp_path / "run" / "step-00000400.safetensors").exists()
+
+
+@needs_mpi
+def test_a_signal_saves_once_and_stops_all(tmp_path, data):
+    process, ranks = start(tmp_path, data, "--steps", "100000")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert out.count("stopped     and saved") == 1
+    assert all_end(ranks)
+    train(tmp_path, "--resume", "run", "--steps", "9")  # nothing is left to do
+
+
+@needs_mpi
+def test_a_stalled_rank_is_reported(tmp_path, data):
+    flags = ("--steps", "100000", "--peer-timeout", "2")
+    process, ranks = start(tmp_path, data, *flags)
+    os.kill(ranks[1], signal.SIGSTOP)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "rank 0: expected an answer from the other ranks, got none for 2 s" in error
+    assert all_end(ranks)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ranks", "2", "--device", "cuda"], "--ranks are processes on CPUs"),
+        (["--gpus", "2"], "--gpus expects --device cuda"),
+        (["--ranks", "2", "--profile"], "--profile and --dry-run are of one process"),
+        (["--ranks", "0"], "ranks: expected at least 1, got 0"),
+        (["--restarts", "-1"], "restarts: expected at least 0, got -1"),
+        (["--peer-timeout", "0"], "peer_timeout: expected above 0"),
+    ],
+)
+def test_flags_that_do_not_go_together(tmp_path, flags, message):
+    done = train(tmp_path, *flags, code=2)
+    assert message in done.stderr
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="needs a place without CuPy")
+def test_without_cupy_the_way_to_it_is_told_once(tmp_path):
+    done = train(tmp_path, "--device", "cuda", "--gpus", "2", code=1)
+    [line] = done.stderr.splitlines()
+    assert "device cuda needs CuPy: pip install" in line
+
+
+def test_without_mpi_the_way_to_it_is_told(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda *args, **options: None)
+    with pytest.raises(RuntimeError, match=r"pip install 'minitransformer\[mpi\]'"):
+        launch.find_mpiexec()

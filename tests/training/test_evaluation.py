@@ -1,0 +1,80 @@
+"""TranslationQuality against sacreBLEU, validation against one batch at a time."""
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from sacrebleu.metrics import BLEU, CHRF
+
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import ModelConfig
+from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.ids import Ragged
+from minitransformer.training.evaluation import (
+    compound_split_bleu,
+    evaluate,
+    translation_quality,
+    validate,
+)
+from minitransformer.training.parallel import ThreadedModel
+
+REFERENCES = ["Der Hund läuft über die Straße.", "Eine Frau schläft.", "Ja."]
+OUTPUTS = ["Der Hund läuft auf der Straße.", "Eine Frau schläft.", "Nein."]
+
+
+def test_scores_are_sacrebleus():
+    found = translation_quality(OUTPUTS, REFERENCES)
+    bleu, chrf = BLEU(), CHRF()
+    assert found.bleu == bleu.corpus_score(OUTPUTS, [REFERENCES]).score
+    assert found.chrf == chrf.corpus_score(OUTPUTS, [REFERENCES]).score
+    assert "tok:13a" in found.bleu_signature
+    assert "case:mixed" in found.bleu_signature
+    assert found.exact == 1 / 3
+    assert str(found).count("\n") == 2
+
+
+@pytest.mark.parametrize(("outputs", "references"), [(["a"], []), ([], [])])
+def test_missing_references_are_refused(outputs, references):
+    with pytest.raises(ValueError, match="expected as many references"):
+        translation_quality(outputs, references)
+
+
+def test_the_papers_bleu_is_that_of_words_split_by_hand():
+    """What Moses and the compound splitting make of each line, worked out by hand."""
+    pytest.importorskip("sacremoses")
+    outputs = ["Der E-Mail-Dienst, „gut“.", "Das kostet 3,50 Euro & mehr, sagt Anna."]
+    references = ["Der E-Mail-Dienst ist gut.", "Das kostet 3,50 Euro & mehr, sagt er."]
+    words = [
+        "Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst , „ gut &quot; .",
+        "Das kostet 3,50 Euro &amp; mehr , sagt Anna .",
+    ]
+    expected = [
+        "Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst ist gut .",
+        "Das kostet 3,50 Euro &amp; mehr , sagt er .",
+    ]
+    plain = BLEU(tokenize="none", smooth_method="none", force=True)
+    expected_score = plain.corpus_score(words, [expected]).score
+    assert_close(compound_split_bleu(outputs, references, "de"), expected_score)
+
+
+CONFIG = ModelConfig(
+    vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
+)
+
+
+def test_validation_is_the_sum_over_sentences():
+    rng = np.random.default_rng(0)
+    sides = []
+    for _ in range(2):
+        starts = np.concatenate([[0], np.cumsum(rng.integers(1, 9, 20))])
+        sides.append(Ragged(rng.integers(4, 40, starts[-1]), starts))
+    corpus = ParallelCorpus(*sides)
+    model = Transformer(CONFIG, dtype="float64")
+    threaded = ThreadedModel(model, ParameterBuffer(model), 2)
+    total = validate(threaded, corpus, 30)
+    alone = [corpus.batch(np.array([i])) for i in range(20)]
+    each = [evaluate(model, batch.source, batch.target) for batch in alone]
+    assert_close(total.nll, sum(part.nll for part in each))
+    assert total.correct == sum(part.correct for part in each)
+    assert total.tokens == sum(part.tokens for part in each)
+    threaded.close()

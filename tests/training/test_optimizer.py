@@ -1,0 +1,58 @@
+"""Adam against its algorithm, the schedule against equation 3."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.training import optimizer
+from minitransformer.training.optimizer import (
+    Adam,
+    gradient_norm,
+    learning_rate,
+    peak_learning_rate,
+)
+
+
+@pytest.mark.parametrize("block", [1, 3, 100])
+def test_adam_is_algorithm_1(block, monkeypatch):
+    monkeypatch.setattr(optimizer, "BLOCK", block)
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(7)
+    theta = values.tolist()
+    m, v = [0.0] * 7, [0.0] * 7
+    adam = Adam(values, 0.9, 0.98, 1e-9)
+    for t in range(1, 6):
+        gradient, scale = rng.standard_normal(7), 0.5
+        before = gradient.copy()
+        adam.update(gradient, 0.1, scale)
+        np.testing.assert_array_equal(gradient, before)
+        for i in range(7):
+            g = gradient[i] * scale
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = 0.98 * v[i] + 0.02 * g * g
+            m_hat, v_hat = m[i] / (1 - 0.9**t), v[i] / (1 - 0.98**t)
+            theta[i] -= 0.1 * m_hat / (math.sqrt(v_hat) + 1e-9)
+    assert_close(values, theta)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 4096))
+def test_the_schedule_is_equation_3(step, warmup, d_model):
+    expected = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    rate = learning_rate(step, peak_learning_rate(d_model, warmup), warmup)
+    assert rate == pytest.approx(expected, rel=1e-12)
+
+
+def test_base_peaks_at_7e_4():
+    rates = [
+        learning_rate(s, peak_learning_rate(512, 4000), 4000)
+        for s in (3999, 4000, 4001)
+    ]
+    assert max(rates) == rates[1] == pytest.approx(6.9877e-4, rel=1e-4)
+
+
+def test_the_norm():
+    assert gradient_norm(np.array([3.0, 4.0])) == 5

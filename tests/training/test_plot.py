@@ -1,0 +1,97 @@
+"""Plots of runs: what is read from metrics.jsonl, and what is drawn."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.training import plot
+
+TRAINING = {
+    "learning_rate": 0.1,
+    "gradient_norm": 2.0,
+    "source_tokens_per_second": 100,
+    "target_tokens_per_second": 50,
+}
+LINES = [
+    {"step": 10, "loss": 5.0, "seconds": 60.0, **TRAINING},
+    {"step": 10, "validation_loss": 4.5, "validation_bleu": 1.0, "seconds": 60.0},
+    {"step": 20, "loss": 3.0, "seconds": 180.0, **TRAINING},
+    {"step": 20, "test_bleu": 9.0, "exact": 0.5},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory(tmp_path / "first")
+    run.path.mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in LINES)
+    run.metrics.write_text(text + '{"step": 30, "los')  # being written
+    return run
+
+
+def test_series_against_steps_tokens_and_minutes(run):
+    records = plot.read_metrics(run)
+    assert plot.series(records, "loss", "steps") == ([10, 20], [5, 3])
+    assert plot.series(records, "loss", "minutes") == ([1, 3], [5, 3])
+    assert plot.series(records, "loss", "tokens") == ([9000, 27000], [5, 3])
+    assert plot.series(records, "validation_bleu", "tokens") == ([9000], [1])
+    assert plot.series(records, "nothing", "steps") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "expected"),
+    [
+        ([], 5, ""),
+        ([7], 5, "▁"),
+        ([0, 7], 5, "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([0, 0, 8, 8], 2, "▁█"),
+    ],
+)
+def test_sparklines(values, width, expected):
+    assert plot.sparkline(values, width) == expected
+
+
+def test_the_terminal_shows_the_last_values(run, capsys):
+    assert plot.main([str(run.path), "--live", "--what", "loss", "bleu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["loss", "3", "█▁"]
+    assert lines[2].split() == ["validation", "loss", "4.5", "▁"]
+    assert lines[3].split() == ["validation", "bleu", "1", "▁"]
+    assert len(lines) == 4
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+@pytest.mark.parametrize("against", plot.AXES)
+def test_pictures_are_drawn(run, tmp_path, capsys, against):
+    flags = [str(run.path), str(run.path), "--against", against]
+    for name in ("all.png", "all.svg"):
+        assert plot.main([*flags, "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "all.svg").read_text()
+    for title, _ in plot.QUANTITIES.values():
+        assert title in svg
+    assert plot.AXES[against] in svg
+
+
+@pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX")
+def test_event_files_are_written(run, tmp_path):
+    assert plot.main([str(run.path), "--tensorboard", str(tmp_path / "events")]) == 0
+    [events] = (tmp_path / "events" / "first").iterdir()
+    assert b"validation_bleu" in events.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["nothing"], 1, "expected a run directory, found no nothing/metrics.jsonl"),
+        (["x", "-o", "x.pdf"], 2, "expected .png or .svg, got x.pdf"),
+        (["x", "--live", "-o", "x.png"], 2, "--live does not go with --output"),
+    ],
+)
+def test_bad_arguments_get_one_line(capsys, flags, code, message):
+    assert plot.main(flags) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -1,0 +1,315 @@
+"""Beam search against exhaustive search, the cached decoder against the full one."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    DecodingConfig,
+    ModelConfig,
+)
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation.beam_search import beam_search, length_penalty
+from minitransformer.translation.decode import encode_lines, translate, translate_lines
+from minitransformer.translation.scoring import score
+
+VOCAB = 6  # padding, unknown, begin, end and two words
+FREE = [i for i in range(VOCAB) if i not in (PAD_ID, BOS_ID, EOS_ID)]
+
+
+class Scripted:
+    """A stepper whose log-probabilities are a function of sentence and history."""
+
+    def __init__(self, table, sentences):
+        self.table = table
+        self.rows = [(s, ()) for s in sentences]
+        self.counts = []
+
+    def step(self, tokens):
+        self.counts.append(len(tokens))
+        self.rows = [
+            (s, (*history, int(t)))
+            for (s, history), t in zip(self.rows, tokens, strict=True)
+        ]
+        yield np.stack([self.table(s, history[1:]) for s, history in self.rows])
+
+    def select(self, rows):
+        self.rows = [self.rows[r] for r in rows]
+
+
+def hashed(seed, sharpness=2.0):
+    """Random but repeatable log-probabilities for every history."""
+
+    def table(sentence, history):
+        rng = np.random.default_rng([seed, sentence, *history])
+        logits = rng.standard_normal(VOCAB) * sharpness
+        return logits - np.log(np.exp(logits).sum())
+
+    return table
+
+
+def search(table, limits, beam, alpha, nbest=1, sentences=None):
+    sentences = range(len(limits)) if sentences is None else sentences
+    stepper = Scripted(table, sentences)
+    return beam_search(stepper, np.array(limits), beam, alpha, nbest), stepper
+
+
+def all_hypotheses(table, sentence, limit, alpha):
+    """Every ended sequence, and if none could end in time every longest one."""
+    found = []
+    for length in range(1, limit + 1):
+        for words in itertools.product(FREE, repeat=length - 1):
+            sequence = (*words, EOS_ID)
+            log_prob = sum(
+                table(sentence, sequence[:i])[token] for i, token in enumerate(sequence)
+            )
+            penalty = ((5 + length) / 6) ** alpha
+            found.append((log_prob / penalty, log_prob, words))
+    return sorted(found, reverse=True)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.6, 1.0]), st.integers(1, 3))
+def test_a_wide_beam_is_exhaustive_search(seed, alpha, nbest):
+    limit, table = 4, hashed(seed)
+    [found], _ = search(table, [limit], 3**limit, alpha, nbest)
+    expected = all_hypotheses(table, 0, limit, alpha)[:nbest]
+    assert [h.tokens for h in found] == [tokens for *_, tokens in expected]
+    assert_close([h.score for h in found], [s for s, *_ in expected])
+    assert_close([h.log_prob for h in found], [p for _, p, _ in expected])
+
+
+@given(st.integers(0, 10_000), st.floats(0, 2))
+def test_beam_1_is_greedy(seed, alpha):
+    table, limit = hashed(seed), 8
+    [[found]], _ = search(table, [limit], 1, alpha)
+    words, log_prob = [], 0.0
+    while len(words) < limit:
+        log_probs = table(0, tuple(words)).copy()
+        log_probs[[PAD_ID, BOS_ID]] = -np.inf
+        token = int(log_probs.argmax())
+        log_prob += log_probs[token]
+        if token == EOS_ID:
+            break
+        words.append(token)
+    assert found.tokens == tuple(words)
+    assert_close(found.log_prob, log_prob)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4))
+def test_batch_mates_never_change_a_sentence(seed, beam):
+    limits = [5, 1, 9, 3]
+    together, _ = search(hashed(seed), limits, beam, 0.6)
+    for sentence, limit in enumerate(limits):
+        alone, _ = search(hashed(seed), [limit], beam, 0.6, sentences=[sentence])
+        for a, b in zip(alone[0], together[sentence], strict=True):
+            assert a.tokens == b.tokens
+            assert_close(a.score, b.score)
+
+
+@given(st.integers(0, 10_000))
+def test_nbest_is_sorted_and_distinct(seed):
+    [found], _ = search(hashed(seed), [10], 5, 0.6, nbest=5)
+    scores = [h.score for h in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({h.tokens for h in found}) == len(found)
+
+
+def scripted(probabilities, default):
+    """A table from {history: {token: probability}}; the unknown gets the rest."""
+
+    def table(sentence, history):
+        row = np.full(VOCAB, 1e-13)
+        for token, p in probabilities.get(history, default).items():
+            row[token] = p
+        row[UNK_ID] += max(0.0, 1 - row.sum())
+        return np.log(row)
+
+    return table
+
+
+def test_the_beam_finds_what_greedy_search_misses():
+    table = scripted(
+        {
+            (): {4: 0.6, 5: 0.4},
+            (4,): {EOS_ID: 0.34, 4: 0.33, 5: 0.33},
+            (5,): {EOS_ID: 0.9, 4: 0.1},
+        },
+        {EOS_ID: 0.1},
+    )
+    assert search(table, [4], 1, 0.0)[0][0][0].tokens == (4,)
+    assert search(table, [4], 2, 0.0)[0][0][0].tokens == (5,)
+
+
+def test_the_length_penalty_prefers_longer_translations():
+    table = scripted(
+        {(): {EOS_ID: 0.4, 4: 0.6}, (4,): {5: 1.0}, (4, 5): {EOS_ID: 0.6}},
+        {EOS_ID: 0.1},
+    )
+    assert search(table, [6], 3, 0.0)[0][0][0].tokens == ()
+    assert search(table, [6], 3, 1.0)[0][0][0].tokens == (4, 5)
+    assert length_penalty(1, 0.6) == 1
+    assert length_penalty(7, 1.0) == 2
+
+
+def test_a_beam_that_never_ends_is_returned_as_it_stands():
+    table = scripted({}, {4: 0.9, 5: 0.1})
+    [[found]], stepper = search(table, [7], 2, 0.6)
+    assert found.tokens == (4,) * 7
+    assert_close(found.score, 7 * math.log(0.9) / 2**0.6)
+    assert len(stepper.counts) == 7
+
+
+def test_finished_sentences_leave_the_batch():
+    def table(sentence, history):
+        row = np.full(VOCAB, -50.0)
+        row[EOS_ID if len(history) >= 2 * sentence else 4] = -0.01
+        return row
+
+    found, stepper = search(table, [20, 20, 20], 2, 0.6)
+    assert [len(h[0].tokens) for h in found] == [0, 2, 4]
+    assert stepper.counts == [3, 4, 4, 2, 2]  # one beam at first
+
+
+def model(positions="sinusoidal", dtype="float64"):
+    config = ModelConfig(
+        vocab_size=20,
+        encoder_layers=2,
+        decoder_layers=2,
+        d_model=16,
+        d_ff=24,
+        num_heads=4,
+        d_v=3,
+        positions=positions,
+        max_positions=40,
+    )
+    return Transformer(config, seed=5, dtype=dtype)
+
+
+def check_cache(net, steps, leaving):
+    """Decode random tokens with a cache: each output is that of the whole history.
+
+    Beams are reordered, and after the steps `leaving` a sentence is dropped. Returns
+    the state and the sentence of each beam that is left.
+    """
+    rng, beam = np.random.default_rng(0), 2
+    source = rng.integers(4, 20, (3, 6))
+    source[1, 4:] = PAD_ID
+    with no_grad():
+        state = net.start_decoding(source)
+        owners, histories = np.arange(3), np.full((3, 1), BOS_ID)
+        for step in range(steps):
+            outputs = net.decode_step(histories[:, -1], state)
+            full = net(source[owners], histories).data[:, -1]
+            assert_close(outputs, full)
+            logits = (net.logits(Tensor(x)).data for x in (outputs, full))
+            assert_close(*logits)
+            tokens = rng.integers(4, 20, (len(owners), 1))
+            histories = np.concatenate([histories, tokens], axis=1)
+            rows = np.arange(len(owners))
+            if step == 0:
+                rows = np.repeat(rows, beam)
+            elif step % 3 == 1:
+                rows = rows.reshape(-1, beam)[:, rng.integers(0, beam, beam)].ravel()
+            if step in leaving:
+                rows = rows[beam:]
+            state.select(rows, beam)
+            owners, histories = owners[rows], histories[rows]
+    return state, owners
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_the_cached_decoder_equals_the_full_one(positions):
+    """Also with beams reordered, sentences dropped, and beyond the first buffer."""
+    _, owners = check_cache(model(positions), 36, leaving=(5, 20))
+    assert len(owners) == 2
+
+
+def test_translations_score_as_they_were_found_to():
+    rng, net = np.random.default_rng(1), model()
+    sources = [list(rng.integers(4, 20, n)) for n in (3, 9, 1, 6, 5)]
+    config = DecodingConfig(beam=3, max_len_a=1.0, max_len_b=4)
+    found = [h[0] for h in translate(net, sources, config)]
+    ended = [i for i, h in enumerate(found) if len(h.tokens) < len(sources[i]) + 5]
+    scores = score(net, sources, [h.tokens for h in found])
+    for i in range(len(sources)):
+        if i in ended:
+            assert_close(scores[i][0], found[i].log_prob)
+        assert scores[i][1] == len(found[i].tokens) + 1
+
+
+def test_order_blanks_threads_and_batches_do_not_matter():
+    rng, net = np.random.default_rng(2), model()
+    sources = [list(rng.integers(4, 20, n)) for n in (0, 7, 3, 0, 12, 1, 3)]
+    config = DecodingConfig(beam=2, max_len_b=3)
+    together = translate(net, sources, config, num_threads=2)
+    alone = [translate(net, [source], config)[0] for source in sources]
+    narrow = translate(
+        net, sources, DecodingConfig(beam=2, max_len_b=3, decode_tokens=1)
+    )
+    for a, b, c in zip(together, alone, narrow, strict=True):
+        assert a[0].tokens == b[0].tokens == c[0].tokens
+        assert_close(a[0].score, b[0].score)
+    assert together[0][0].tokens == together[3][0].tokens == ()
+
+
+def test_learned_positions_bound_the_output():
+    net = model("learned")
+    config = DecodingConfig(beam=1, max_len_b=500)
+    [[found]] = translate(net, [[4, 5, 6]], config)
+    assert len(found.tokens) <= 40
+    with pytest.raises(ValueError, match="at most 40 tokens"):
+        translate(net, [[4] * 50], config)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([f"the cat number {i} sat down" for i in range(50)], 40)
+
+
+def test_lines_are_translated_in_order(tokenizer):
+    lines = [f"the cat number {i} sat" for i in range(3)]
+    net = Transformer(replace(model().config, vocab_size=40), seed=5)
+    config = DecodingConfig(beam=2, max_len_b=2)
+    together = translate_lines(net, tokenizer, [*lines, ""], config, 2)
+    alone = [translate_lines(net, tokenizer, [x], config, 1)[0] for x in lines]
+    assert [h[0].tokens for h in together] == [*(h[0].tokens for h in alone), ()]
+
+
+def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
+    net = Transformer(replace(model().config, vocab_size=40), seed=5)
+    line = "the cat sat down " * 30
+    [ids] = tokenizer.encode([line])
+    settings = {"beam": 2, "max_len_b": 2, "nbest": 2, "max_input": 25}
+    config = DecodingConfig(**settings)
+    [parts] = encode_lines(net, tokenizer, [line], config)
+    assert [i for part in parts for i in part] == ids
+    assert all(0 < len(part) <= 25 for part in parts)
+    assert all(tokenizer.pieces(part)[0].startswith("\u2581") for part in parts)
+    [found] = translate_lines(net, tokenizer, [line], config)
+    each = translate(net, parts, config)
+    for rank in range(2):
+        tokens = [t for part in each for t in part[rank].tokens]
+        assert found[rank].tokens == tuple(tokens)
+        assert_close(found[rank].log_prob, sum(part[rank].log_prob for part in each))
+
+    cut = DecodingConfig(**settings, long_input="truncate")
+    assert encode_lines(net, tokenizer, [line], cut) == [parts[:1]]
+    refused = DecodingConfig(**settings, long_input="error")
+    with pytest.raises(ValueError, match=r"line 8: expected at most 25 word pieces"):
+        encode_lines(net, tokenizer, ["the cat", line], refused, first_line=7)
+    unbroken = "c" * 200
+    [parts] = encode_lines(net, tokenizer, [unbroken, ""][:1], config)
+    assert max(map(len, parts)) <= 25
+    assert encode_lines(net, tokenizer, [""], config) == [[[]]]

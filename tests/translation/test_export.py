@@ -1,0 +1,99 @@
+"""A model written for CTranslate2 translates as it does here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.settings.config import DecodingConfig, ModelConfig
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation import export
+from minitransformer.translation.decode import translate
+
+LINES = [
+    f"the {a} {b} sees a {c}."
+    for a in ("old", "red", "small")
+    for b in ("man", "dog", "house", "tree")
+    for c in ("cat", "child", "river", "boat")
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(LINES, 64)
+
+
+def random_model(**settings: object) -> Transformer:
+    """A model whose every parameter matters: gains and biases are random too."""
+    config = ModelConfig(
+        vocab_size=64, encoder_layers=2, decoder_layers=3, d_model=32, d_ff=48,
+        num_heads=4, **settings,
+    )  # fmt: skip
+    model, rng = Transformer(config, seed=3), np.random.default_rng(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gain", "bias", "bias_1", "bias_2")):
+            noise = rng.normal(0, 0.3, parameter.shape)
+            parameter.data += noise.astype(np.float32)
+    return model
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, positions):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    model = random_model(positions=positions, max_positions=40)
+    path = tmp_path / "model.safetensors"
+    checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+    assert export.main(["ctranslate2", str(path), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == tokenizer.model
+
+    sources = tokenizer.encode(LINES)
+    ours = translate(
+        model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=20)
+    )
+    pieces = [tokenizer.pieces(line) for line in sources]
+    theirs = ctranslate2.Translator(
+        str(tmp_path / "out"), inter_threads=1, intra_threads=1
+    ).translate_batch(
+        pieces,
+        beam_size=1,
+        max_decoding_length=21,
+        return_scores=True,
+        suppress_sequences=[["<pad>"], ["<s>"]],
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        expected = tokenizer.pieces(mine[0].tokens)
+        assert other.hypotheses[0][: len(expected)] == expected
+        # It scores by the mean, we by the paper's penalty: compare where lengths agree.
+        if len(expected) < 20:
+            mean = mine[0].log_prob / (len(expected) + 1)
+            np.testing.assert_allclose(other.scores[0], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
+    pytest.importorskip("ctranslate2")
+    model, pieces = random_model(), tokenizer.pieces(range(64))
+    for kind in ("float32", "int8"):
+        export.to_ctranslate2(model, pieces, tmp_path / kind, kind)
+    sizes = {
+        kind: (tmp_path / kind / "model.bin").stat().st_size
+        for kind in ("float32", "int8")
+    }
+    # The sinusoids, 2048 x 32 numbers, stay float32.
+    positions = 4 * 2 * export.MAX_POSITIONS * 32
+    assert sizes["int8"] - positions < 0.5 * (sizes["float32"] - positions)
+
+
+def test_a_directory_in_use_and_odd_heads_are_refused(tmp_path, tokenizer, capsys):
+    pytest.importorskip("ctranslate2")
+    model = random_model(d_k=4)
+    path = tmp_path / "model.safetensors"
+    checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+    assert export.main(["ctranslate2", str(path), str(tmp_path)]) == 1
+    assert "expected a new or empty directory" in capsys.readouterr().err
+    assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
+    assert "d_model / num_heads = 8" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,147 @@
+"""The translation page: what it answers, whom it refuses, and in a real browser."""
+
+import http.client
+import importlib.util
+import json
+import threading
+import time
+
+import pytest
+from test_attention import CHROMIUM
+from test_translate import in_process, model  # noqa: F401  (a fixture)
+
+from minitransformer import DecodingConfig, load
+from minitransformer.translation import serve
+from minitransformer.translation.serve import Server
+
+LINE = "the cat number 7 sat"
+SHORT = DecodingConfig(max_len_a=0, max_len_b=5)
+
+
+@pytest.fixture(scope="module")
+def server(model):  # noqa: F811
+    with Server("127.0.0.1", 0, load(model), SHORT) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def request(server, method, path, body=None, **headers):
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=30)
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body)
+    if method == "POST":
+        headers = {"Content-Type": "application/json", **headers}
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, answer.headers
+
+
+def test_translations_are_those_of_the_command(server, model, capfd):  # noqa: F811
+    body = {"text": f"{LINE}\n\n{LINE} on", "beam": 3, "nbest": 2}
+    status, text, _ = request(server, "POST", "/translate", body)
+    assert status == 200
+    flags = "--beam 3 --nbest 2 --max-len-a 0 --max-len-b 5 --json".split()
+    _, out, _ = in_process(capfd, "--model", model, *flags, LINE, "", f"{LINE} on")
+    expected = [json.loads(line)["translations"] for line in out.splitlines()]
+    for found, line in zip(json.loads(text)["lines"], expected, strict=True):
+        assert [x["text"] for x in found] == [x["text"] for x in line]
+        assert [x["score"] for x in found] == pytest.approx(
+            [x["score"] for x in line], rel=1e-4
+        )
+
+
+def test_the_page_is_whole_and_loads_nothing(server):
+    status, text, headers = request(server, "GET", "/?token=x")
+    assert status == 200
+    assert "/*" not in text.replace("*/", "")[:200]
+    assert "showAttention" in text
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "message"),
+    [
+        ("/nothing", {}, {}, 404, "nothing here"),
+        ("/translate", b"{", {}, 400, "Expecting"),
+        ("/translate", [1], {}, 400, "expected a JSON object"),
+        ("/translate", {}, {}, 400, "text: expected str, got None"),
+        ("/translate", {"text": "a", "beam": "2"}, {}, 400, "beam: expected int"),
+        ("/translate", {"text": "a", "beam": 0}, {}, 400, "beam: expected at least 1"),
+        ("/translate", {"text": "a", "beam": 17}, {}, 400, "a beam of at most 16"),
+        ("/translate", {"text": "\n" * 60}, {}, 400, "at most 50 lines, got 61"),
+        ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
+        ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
+        ("/attention", {"text": " "}, {}, 400, "got a blank line"),
+        ("/translate", {"text": "a"}, {"Host": "evil.example"}, 403, "unknown host"),
+        ("/translate", {"text": "a"}, {"Content-Type": "text/plain"}, 415, "JSON"),
+    ],
+)
+def test_bad_requests_get_one_line(server, path, body, headers, status, message):
+    found, text, _ = request(server, "POST", path, body, **headers)
+    assert found == status
+    assert message in json.loads(text)["error"]
+
+
+def test_other_hosts_need_the_token(model):  # noqa: F811
+    with Server("0.0.0.0", 0, load(model), SHORT) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert f"?token={server.token}" in server.address
+        body = {"text": LINE}
+        for given, status in (("", 401), ("Bearer x", 401)):
+            headers = {"Authorization": given}
+            found, _, _ = request(server, "POST", "/translate", body, **headers)
+            assert found == status
+        headers = {"Authorization": f"Bearer {server.token}"}
+        status, _, _ = request(server, "POST", "/translate", body, **headers)
+        assert status == 200
+        server.shutdown()
+
+
+def test_too_many_at_once_are_sent_away(server, monkeypatch):
+    monkeypatch.setattr(
+        server, "_translate", lambda request: time.sleep(0.5) or json.dumps({})
+    )
+    found = []
+
+    def ask():
+        status, _, _ = request(server, "POST", "/translate", {"text": "a"})
+        found.append(status)
+
+    threads = [threading.Thread(target=ask) for _ in range(serve.MAX_WAITING + 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.count(503) == 3
+    assert found.count(200) == serve.MAX_WAITING + 1
+
+
+@pytest.mark.skipif(
+    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
+    reason="needs Chromium and playwright",
+)
+def test_a_person_types(server, tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        tab = browser.new_page(viewport={"width": 390, "height": 800})
+        errors = []
+        tab.on("pageerror", lambda error: errors.append(error))
+        tab.goto(server.address)
+        tab.keyboard.type(LINE)  # the text has the focus
+        expect(tab.locator(".translations li")).to_have_count(1)
+        expect(tab.locator(".links ol").first.locator("button")).not_to_have_count(0)
+        tab.get_by_label("translations", exact=True).first.fill("3")
+        expect(tab.locator(".translations li")).to_have_count(3)
+        width = tab.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390  # nothing sticks out of a phone's screen
+        tab.get_by_label("beam").fill("99")
+        expect(tab.get_by_role("status")).to_have_text("expected a beam of at most 16")
+        assert errors == []
+        browser.close()
