@@ -2,12 +2,9 @@
 
     python train.py                       # the built-in corpus, minutes on a CPU
     python train.py --config multi30k --data DIR --source en --target de
-    python train.py --config base --train-source FILE --train-target FILE
     python train.py --resume              # continue the newest run
-    python train.py --device cuda --config base --gpus 8
 
-The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
-checkpoints, which translate.py reads.
+The flag --help lists all settings.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from tqdm import tqdm
 from minitransformer.devices import Device, check_device, connect_ranks, open_device
 from minitransformer.engine.machine import num_cores, tune_allocator
 from minitransformer.files import write_bytes
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.average import average_checkpoints
@@ -59,7 +56,7 @@ from minitransformer.settings.options import (
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.grammar.corpus import write_corpus
+from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.lines import TextPair, find_text, text_pairs
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
@@ -80,7 +77,7 @@ from minitransformer.training.optimizer import (
 from minitransformer.training.parallel import ParallelModel, ThreadedModel
 from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import Progress, TrainingState, run_summary
-from minitransformer.translation.decode import translate_lines
+from minitransformer.translation.translator import Translator
 
 EXAMPLES = (
     "python train.py                     # the built-in corpus, minutes on a CPU",
@@ -129,17 +126,17 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         names = "--run, --config, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
     if args.processes.ranks > 1 and args.device != "cpu":
-        parser.error("--ranks are processes on CPUs: --device cuda takes --gpus")
+        parser.error("--ranks starts processes on CPUs: use --gpus with --device cuda")
     if args.processes.gpus > 1 and args.device != "cuda":
         parser.error(f"--gpus expects --device cuda, got {args.device}")
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
-    if args.processes.several and (args.profile or args.dry_run):
+    if args.processes.needs_launcher and (args.profile or args.dry_run):
         parser.error("--profile and --dry-run use one process, without --ranks")
     return args
 
 
-# What to train, and where: settings and the run directory
+# What to train, and where: the settings and the run directory
 
 
 def new_config(args: argparse.Namespace) -> RunConfig:
@@ -152,7 +149,7 @@ def new_config(args: argparse.Namespace) -> RunConfig:
         raise UsageError("--max-positions does nothing without --positions learned")
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
-    found = find_text(text) if named else write_corpus(args.cache)
+    found = find_text(text) if named else built_in_corpus(args.cache)
     files = {
         split: (str(pair.source.absolute()), str(pair.target.absolute()))
         for split, pair in found.items()
@@ -172,7 +169,7 @@ def choose_run(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
     return run.path, run.read_config().resumed(args), True
 
 
-# Before the first update: vocabulary (5.1), parameters, optimizer (5.3)
+# Before the first update: the vocabulary (5.1), the parameters, the optimizer (5.3)
 
 
 def prepare(
@@ -182,12 +179,12 @@ def prepare(
     args: argparse.Namespace,
     ranks: Communicator,
 ) -> Trainer:
-    """Load or make all that training needs, and write what the run begins with."""
+    """Load or create everything that training needs, and begin the run directory."""
     training = settings.training
     cores = args.threads or max(num_cores() // ranks.local_size, 1)
     device = open_device(ranks.device(args.device), training.precision, cores)
     text = text_pairs(settings.text)
-    last = run.steps()[-1:] if resumes else []
+    last = run.checkpoints()[-1:] if resumes else []
     if last:
         start = checkpoint.load(last[0], with_moments=True)
     else:
@@ -245,12 +242,13 @@ def parallel_model(
     graphs: bool,
     log: Callable[[str], None],
 ) -> tuple[ParallelModel, Optimizer]:
-    """Return what computes gradients on a device, and the Adam that goes with it."""
+    """Return what computes gradients on `device`, and the Adam that goes with it."""
     model, parameters = start.model, start.parameters
     if device.name == "cpu":
-        adam = Adam(parameters.data, training.beta1, training.beta2, training.epsilon)
-        return ThreadedModel(model, parameters, device.num_threads, ranks), adam
-    from minitransformer.cuda.optimizer import GpuAdam
+        constants = training.beta1, training.beta2, training.epsilon, training.clip_norm
+        threaded = ThreadedModel(model, parameters, device.num_threads, ranks)
+        return threaded, Adam(parameters.data, *constants)
+    from minitransformer.cuda.optimizer import GpuAdam  # only where CUDA is used
     from minitransformer.cuda.training import GpuModel
 
     gpu_model = GpuModel(model, parameters, scale, ranks, graphs, log)
@@ -271,6 +269,9 @@ def logger(run: RunDirectory, ranks: Communicator) -> Callable[[str], None]:
         run.append(run.path / "train.log", line)
 
     return log
+
+
+# Training (5.2 to 5.4)
 
 
 class Trainer:
@@ -300,8 +301,8 @@ class Trainer:
         self.peak = self.training.learning_rate or peak_learning_rate(
             settings.model.d_model, self.training.warmup
         )
-        self.signal: int | None = None  # received by this process
-        self.stopped_by: int | None = None  # the same number on all ranks
+        self.signal: int | None = None  # that this process received
+        self.stopped_by: int | None = None  # the signal that stops all ranks
         self.began = time.monotonic() - self.state.seconds
 
     def describe(self) -> None:
@@ -324,7 +325,9 @@ class Trainer:
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
         finished = state.step >= training.steps
-        self.parallel.reserve_memory(self.stream.largest(), training.label_smoothing)
+        self.parallel.reserve_memory(
+            self.stream.largest_batches(), training.label_smoothing
+        )
         while not finished and self.stopped_by is None:
             before = state.seconds
             self.update()
@@ -338,7 +341,7 @@ class Trainer:
                 self.validate()
                 patience = training.patience or math.inf
                 finished |= state.validations_since_best >= patience
-            if training.saves(state.step, before, state.seconds) or finished:
+            if training.checkpoint_due(state.step, before, state.seconds) or finished:
                 self.save()
         if self.stopped_by is not None:
             self.save()
@@ -356,9 +359,7 @@ class Trainer:
             batches, training.label_smoothing, (training.seed, step)
         )
         rate = learning_rate(step, self.peak, training.warmup)
-        norm, finite = self.adam.step(
-            self.parameters.grad, loss, rate, training.clip_norm
-        )
+        norm, finite = self.adam.step(self.parameters.grad, loss, rate)
         self.progress.add(batches, self.batches, rate, loss, norm, finite)
         if not self.ranks_wait_for_device:
             self.sync_stop()
@@ -396,9 +397,8 @@ class Trainer:
         got = (
             f"one that is not, first in {first}" if first else f"{skipped} that are not"
         )
-        found = (
-            f"{self.progress.place}: expected finite losses and gradients, got {got}"
-        )
+        update = self.progress.last_update
+        found = f"{update}: expected finite losses and gradients, got {got}"
         if self.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
             raise ValueError(f"{found}; the last checkpoint is untouched, try {advice}")
@@ -414,7 +414,7 @@ class Trainer:
         self.log(line)
 
     def validate(self) -> None:
-        """Measure loss, accuracy and BLEU on the validation text; keep the best."""
+        """Measure loss, accuracy and BLEU on validation text; save the best model."""
         if "val" not in self.corpora:
             return
         self.synchronize()
@@ -449,9 +449,9 @@ class Trainer:
         """Translate (the beginning of) a split and compare with its references."""
         pairs, ranks = self.text[split].first(limit), self.ranks
         mine = [source for source, _ in pairs[ranks.rank :: ranks.size]]
-        decoding, threads = self.settings.decoding, self.parallel.num_threads
-        found = translate_lines(self.model, self.tokenizer, mine, decoding, threads)
-        lines = self.tokenizer.decode([h[0].tokens for h in found])
+        threads = self.parallel.num_threads
+        translator = Translator(self.model, self.tokenizer, threads)
+        lines = translator.translate(mine, self.settings.decoding)
         parts = [json.loads(p) for p in ranks.all_gather(json.dumps(lines).encode())]
         lines = [parts[i % ranks.size][i // ranks.size] for i in range(len(pairs))]
         return translation_quality(lines, [target for _, target in pairs])
@@ -459,7 +459,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
-        self.save_as(self.run.step(self.state.step))
+        self.save_as(self.run.checkpoint(self.state.step))
         self.run.prune(max(self.training.keep_last, self.training.average))
 
     def save_as(self, path: Path, with_moments: bool = True) -> None:
@@ -473,11 +473,11 @@ class Trainer:
         except OSError as error:
             if self.training.on_save_error == "stop":
                 raise
-            self.log(f"not saved   {error}; going on")
+            self.log(f"not saved   {error}; training continues")
 
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
-        paths = self.run.steps()[-self.training.average :]
+        paths = self.run.checkpoints()[-self.training.average :]
         if len(paths) > 1 and not self.ranks.rank:
             averaged = average_checkpoints(paths)
             checkpoint.save(self.run.averaged, averaged)
@@ -494,6 +494,9 @@ class Trainer:
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
         self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")
+
+
+# The command line
 
 
 def try_out(args: argparse.Namespace) -> int:
@@ -514,7 +517,7 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
     path = Path(ranks.all_gather(bytes(path))[0].decode())  # its name has the time
     run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
-    with run.in_use(ids):
+    with run.lock(ids):
         trainer = prepare(run, settings, resumes, args, ranks)
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -526,7 +529,7 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
         trainer.describe()
         trainer.train()
         if trainer.stopped_by:
-            trainer.log("stopped     and saved: train.py --resume goes on")
+            trainer.log("stopped     and saved: train.py --resume continues")
             return 128 + trainer.stopped_by
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -545,7 +548,7 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
-    if args.processes.several:
+    if args.processes.needs_launcher:
         return start_ranks(args, arguments)
     if args.profile or args.dry_run:
         return try_out(args)

@@ -3,14 +3,14 @@
     python benchmarks/decode_speed.py --run runs/m30k --input test_2016_flickr.en.gz
     python benchmarks/decode_speed.py --shape base
 
-All sides run the very same weights, each in a process of its own, in alternating
-rounds; medians and the ratios within a round are printed as JSON. Tokens are output
-tokens of the best hypotheses, EOS included, over the time of decoding alone; `same` is
-the share of translations that equal this engine's (CTranslate2 divides scores by
-length^p, the others by the paper's penalty). PyTorch decodes each batch until its last
-sentence ends, or with `-drop` lets sentences leave as they end. With --shape the
-weights are random and every output is as long as the input. With --lexicon this engine
-also runs with a shortlist of likely words, which saves work that the others do.
+All sides run the same weights, each in a process of its own, in alternating rounds.
+The medians and the ratios within a round are printed as JSON. The speed counts the
+output tokens of the best hypotheses, EOS included, over the time of decoding alone.
+`same` is the share of translations that equal this engine's; CTranslate2 divides scores
+by length^p, the others by the paper's penalty. PyTorch decodes each batch until its
+last sentence ends; with `-drop`, sentences leave the batch when they end. With --shape
+the weights are random and every output is as long as the input. With --lexicon this
+engine also runs with a shortlist of likely words, which saves work that the others do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
-from minitransformer.engine import backend
+from minitransformer.engine.machine import tune_allocator
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
@@ -36,7 +36,7 @@ from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.lines import read_lines
 from minitransformer.translation import export
-from minitransformer.translation.decode import translate
+from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.lexicon import Lexicon
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
@@ -55,7 +55,7 @@ Sentences = list[list[int]]
 
 
 def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentences, int]:
-    """The model, its word pieces, source sentences, and the longest output (0: any)."""
+    """Return model, word pieces, source sentences, and the longest output (0: any)."""
     if args.run:
         trained = checkpoint.load(find_checkpoint(args.run))
         lines = list(read_lines(args.input))[: args.sentences]
@@ -74,7 +74,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
 
 
 def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
-    backend.tune_allocator()
+    tune_allocator()
     model, _, _, longest = workload(args)
     limit = {"max_len_a": 0.0, "max_len_b": longest - 1} if longest else {}
     config = DecodingConfig(
@@ -86,7 +86,7 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
         shortlist = Lexicon.load(args.lexicon, model.config.vocab_size).shortlist
 
     def decode(sources: Sentences) -> Sentences:
-        found = translate(model, sources, config, args.threads, shortlist)
+        found = translate_ids(model, sources, config, args.threads, shortlist)
         return [list(hypotheses[0].tokens) for hypotheses in found]
 
     return decode
@@ -187,7 +187,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ctranslate2-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    lexicon = "also decode with this shortlist, of minitransformer.lexicon"
+    lexicon = "also decode with this shortlist, written by minitransformer lexicon"
     parser.add_argument("--lexicon", type=Path, help=lexicon)
     parser.add_argument("--sides", nargs="+", choices=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

@@ -3,8 +3,9 @@
     python benchmarks/encode_speed.py --train-source FILE --train-target FILE
 
 SentencePiece reads the same lines and encodes them with as many threads; this engine
-also checks the text, makes arrays of the ids, sums them up and writes them. Sentences
-of both sides a second, peak resident memory; the ratio is of times.
+also checks the text, makes arrays of the ids, computes checksums and writes them. The
+JSON has the sentences of both sides a second, the peak resident memory, and the ratio
+of the times.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SIDES = ("ours", "sentencepiece")
 
 
 def encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, float]:
-    """Write the cache, and then make the batches of an epoch from it."""
+    """Write the cache, then read a thousand batches of an epoch from it."""
     pair = TextPair(args.train_source, args.train_target)
     with tempfile.TemporaryDirectory(dir=args.train_source.parent) as cache:
         started = time.perf_counter()
@@ -49,7 +50,7 @@ def encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def only_encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, float]:
-    """Read lines in chunks and throw their ids away."""
+    """Encode the lines in chunks and discard their ids."""
     sentences, started = 0, time.perf_counter()
     for path in (args.train_source, args.train_target):
         lines = read_lines(path)

@@ -3,15 +3,15 @@
     python benchmarks/gpu.py
     python benchmarks/gpu.py --shapes base-25000 big-25000 --sides ours pytorch
 
-Each side runs in a process of its own, in alternating rounds; medians and ratios are
-printed as JSON to standard output, and as a table to standard error. All compute in
-bfloat16 with float32 parameters: PyTorch eagerly under autocast, or compiled
-(`torch.compile`). Both repeat one batch of random tokens without padding, with the
-update of Adam; PyTorch's stays on the GPU, ours is copied there for each step. TFLOP/s
-are those of matrix products, counted (`minitransformer.cost`); their share is of what
-PyTorch reaches in a large bfloat16 product in this run. Memory is all that the GPU has
-in use. Decoding is of the preset multi30k with random weights, where outputs are as
-long as sources, and counts output tokens.
+Each side runs in a process of its own, in alternating rounds. Medians and ratios are
+printed as JSON to standard output, and as a table to standard error. All sides compute
+in bfloat16 with float32 parameters; PyTorch runs eagerly under autocast, or compiled
+(`torch.compile`). Every side repeats one batch of random tokens without padding, with
+the update of Adam; PyTorch's batch stays on the GPU, ours is copied there at each step.
+TFLOP/s counts the matrix products (`python -m minitransformer cost`), and its share is
+of the rate that PyTorch reaches in a large bfloat16 product in the same run. Memory is
+all memory in use on the GPU. Decoding runs the preset multi30k with random weights,
+where outputs are as long as sources, and counts output tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from collections.abc import Callable
 import numpy as np
 from harness import Result, medians, ratio, report, run_side
 
-from minitransformer.cuda.training import GpuAdam, GpuModel
-from minitransformer.engine import backend
-from minitransformer.engine.precision import choose_precision, use_precision
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.cuda.optimizer import GpuAdam
+from minitransformer.cuda.training import GpuModel
+from minitransformer.devices import open_device
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
     EOS_ID,
@@ -41,9 +41,11 @@ from minitransformer.settings.config import (
 from minitransformer.settings.options import build, exit_code
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
-from minitransformer.training.cost import SECONDS_A_STEP, papers_flops, training_flops
+from minitransformer.training.cost import SECONDS_PER_STEP, paper_flops, training_flops
 from minitransformer.training.loss_scale import LossScale
-from minitransformer.translation.decode import translate
+from minitransformer.training.optimizer import Adam, Optimizer
+from minitransformer.training.parallel import ParallelModel, ThreadedModel
+from minitransformer.translation.batch_translation import translate_ids
 
 SHAPES = {  # preset, sentences, tokens of each on either side
     "base-4096": ("base", 128, 32),
@@ -71,21 +73,24 @@ def workload(shape: str) -> tuple[ModelConfig, Batch]:
 
 def ours(args: argparse.Namespace) -> tuple[Step, Wait]:
     config, batch = workload(args.shape)
-    xp = backend.device_module(args.device)
-    precision = choose_precision(None, xp)
+    device = open_device(args.device)
     parameters = ParameterBuffer(model := Transformer(config))
-    parameters.move_to(xp, use_precision(precision, xp))
-    scale = LossScale(xp, precision)
-    graphs = args.side == "ours"
-    engine = GpuModel(model, parameters, scale, graphs=graphs, log=complain)
-    adam = GpuAdam(parameters, TrainingConfig(), scale)
+    parameters.move_to(device.xp, device.low_precision)
+    scale = LossScale(device.xp, device.precision)
+    graphs, training = args.side == "ours", TrainingConfig()
+    if args.device == "cpu":  # to try this script
+        parallel: ParallelModel = ThreadedModel(model, parameters, device.num_threads)
+        adam: Optimizer = Adam(parameters.data, 0.9, 0.98, 1e-9)
+    else:
+        parallel = GpuModel(model, parameters, scale, graphs=graphs, log=complain)
+        adam = GpuAdam(parameters, training, scale)
 
     def step(number: int) -> object:
-        loss = engine.gradient([batch], 0.1, (1, number))
-        adam.step(parameters.grad, loss, 1e-4, None)
+        loss = parallel.gradient([batch], 0.1, (1, number))
+        adam.step(parameters.grad, loss, 1e-4)
         return loss
 
-    return step, (lambda: None) if xp is np else xp.cuda.Device().synchronize
+    return step, parallel.synchronize
 
 
 def complain(line: str) -> None:
@@ -121,8 +126,7 @@ def memory_mb(args: argparse.Namespace) -> float:
     if args.device == "cpu":
         return 0.0
     if args.side.startswith("ours"):
-        runtime = backend.device_module(args.device).cuda.runtime
-        free, total = runtime.memGetInfo()
+        free, total = open_device(args.device).xp.cuda.runtime.memGetInfo()
     else:
         import torch
 
@@ -162,9 +166,8 @@ def measure_decoding(args: argparse.Namespace) -> Result:
     rng = np.random.default_rng(0)
     sources = rng.integers(4, model.config.vocab_size, (count, length))
     if args.side.startswith("ours"):
-        xp = backend.device_module(args.device)
-        half = use_precision(choose_precision(None, xp), xp)
-        ParameterBuffer(model).move_to(xp, half)
+        device = open_device(args.device)
+        ParameterBuffer(model).move_to(device.xp, device.low_precision)
         config = DecodingConfig(
             beam=beam,
             max_len_a=0.0,
@@ -173,7 +176,7 @@ def measure_decoding(args: argparse.Namespace) -> Result:
         )
 
         def decode() -> object:
-            return translate(model, sources.tolist(), config)
+            return translate_ids(model, sources.tolist(), config)
 
     else:
         import torch
@@ -223,13 +226,13 @@ def papers_runs(shape: str, milliseconds: float) -> dict[str, float]:
     config, _ = workload(shape)
     steps = STEPS[preset]
     flops = training_flops(config, length, length) * sentences * steps
-    hours = SECONDS_A_STEP[preset] * steps / 3600
+    hours = SECONDS_PER_STEP[preset] * steps / 3600
     return {
         "steps": steps,
         "hours": round(milliseconds * steps / 3.6e6, 2),
         "flops_counted": float(f"{flops:.3g}"),
         "paper_hours": hours,
-        "paper_flops": float(f"{papers_flops(3600 * hours, '8xP100'):.3g}"),
+        "paper_flops": float(f"{paper_flops(3600 * hours, '8xP100'):.3g}"),
     }
 
 
@@ -277,7 +280,7 @@ def device_name(device: str) -> str:
 
 
 def print_device_name() -> None:
-    cupy = backend.device_module("cuda")
+    cupy = open_device("cuda").xp
     print(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
 
 

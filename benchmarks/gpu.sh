@@ -14,15 +14,15 @@ python=${PYTHON:-python3}
 
 "$python" -c '
 import sys
-from minitransformer.backend import device_module
-from minitransformer.options import exit_code
-sys.exit(exit_code("gpu.sh", lambda: device_module("cuda") and 0))
+from minitransformer.devices import check_device
+from minitransformer.settings.options import exit_code
+sys.exit(exit_code("gpu.sh", lambda: check_device("cuda")))
 '
 
 tests() {
   echo "== kernels, and steps of training, against float64"
   "$python" -m pytest -q -p no:cacheprovider -W default -k "gpu" \
-    tests/test_cuda.py tests/test_precision.py
+    tests/cuda
 }
 
 train() {

@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides in processes of their own, medians and ratios."""
+"""What all benchmarks share: sides in processes of their own, medians and ratios."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Result = dict[str, float]
 
 
 def peak_memory_mb() -> float:
-    """The most memory that this process has held, resident.
+    """Return the peak resident memory of this process.
 
-    Linux carries `ru_maxrss` over from the parent, so its own count is read there.
+    On Linux `ru_maxrss` includes the parent's peak, so the kernel's own count is read.
     """
     if (status := Path("/proc/self/status")).exists():
         peak = next(x for x in status.read_text().split("\n") if x.startswith("VmHWM"))
@@ -41,7 +41,7 @@ def run_side(script: str, arguments: Sequence[str]) -> Result:
 def alternate(
     script: str, sides: Sequence[str], arguments: Sequence[str], rounds: int
 ) -> dict[str, list[Result]]:
-    """Run each side `rounds` times with `--side`, in turns."""
+    """Run each side `rounds` times with `--side`, in alternating order."""
     found: dict[str, list[Result]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides:
@@ -60,7 +60,7 @@ def medians(results: Sequence[Result]) -> Result:
 def ratio(
     ours: Sequence[Result], theirs: Sequence[Result], key: str
 ) -> dict[str, float]:
-    """The median, least and greatest of the ratios within a round."""
+    """Return the median, least and greatest of the ratios within a round."""
     ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)]
     return {
         "median": round(statistics.median(ratios), 3),
@@ -69,11 +69,24 @@ def ratio(
     }
 
 
-def blas_in_use() -> str:
-    """The library of NumPy's matrix products and its kernels: OPENBLAS_CORETYPE rules.
+def processor() -> str:
+    """Return the processor's name and its instructions for fast matrix products."""
+    if not (cpuinfo := Path("/proc/cpuinfo")).exists():
+        return platform.processor() or platform.machine()
+    lines = (line.partition(":") for line in cpuinfo.read_text().split("\n"))
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+    flags = set(fields.get("flags", "").split())
+    found = ", ".join(name for name in wanted if name in flags)
+    return f"{fields.get('model name', platform.machine())} ({found})"
 
-    The architecture decides more than anything else here: a processor with AVX-512 is
-    half as fast with kernels for another that has none.
+
+def blas_in_use() -> str:
+    """Return the library of NumPy's matrix products, and for which processor it works.
+
+    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. The choice
+    matters more than anything else: a processor with AVX-512 is half as fast with
+    kernels that do not use it.
     """
     used = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
     return ", ".join(
@@ -91,6 +104,7 @@ def report(benchmark: str, **values: object) -> None:
     found = {
         "benchmark": benchmark,
         "machine": machine,
+        "processor": processor(),
         "numpy_products": blas_in_use(),
     }
     print(json.dumps({**found, **values}, indent=2))

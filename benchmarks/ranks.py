@@ -1,10 +1,11 @@
-"""Ranks: speed of two against one, and what a sum over them costs.
+"""Ranks: the speed of two against one, and the cost of an all-reduce.
 
     python benchmarks/ranks.py --data data/multi30k --cache cache
 
 Trains the preset `multi30k` on 1 and 2 MPI ranks of one thread each, in turns, and
-compares tokens a second. Then times sums of vectors over 2, 4 and 8 ranks and fits to
-each: seconds = latency * 2 (R - 1) + bytes * 2 (R - 1) / R / bandwidth, a ring's cost.
+compares tokens a second. It then times the all-reduce of vectors over R = 2, 4 and 8
+ranks and fits the cost of a ring to each:
+seconds = latency * 2 (R - 1) + bytes * 2 (R - 1) / R / bandwidth.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from harness import medians, ratio, report
 
-from minitransformer.training import distributed
+from minitransformer.devices import connect_ranks
 from minitransformer.training.launch import find_mpiexec
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -29,7 +30,7 @@ SIZES = (1_000, 100_000, 1_000_000, 4_000_000, 16_000_000)
 
 
 def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
-    """Train for some steps; the first report is left out."""
+    """Return the training speed; the first report is left out."""
     with tempfile.TemporaryDirectory() as folder:
         every = max(args.steps // 3, 1)
         command = [
@@ -51,9 +52,9 @@ def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
         return {"tokens_per_second": statistics.median(speeds[1:])}
 
 
-def time_sums() -> None:
-    """On every rank: print, on rank 0, the seconds of a sum by size of the vector."""
-    ranks = distributed.connect("cpu", 600)
+def time_all_reduces() -> None:
+    """Run on every rank; rank 0 prints the seconds of an all-reduce by vector size."""
+    ranks = connect_ranks("cpu", 600)
     found = {}
     for size in SIZES:
         vector = np.ones(size, np.float32)
@@ -68,14 +69,21 @@ def time_sums() -> None:
         print(json.dumps(found))
 
 
-def sums(ranks: int) -> dict[str, float]:
-    command = [find_mpiexec(), "-n", str(ranks), sys.executable, __file__, "--sums"]
+def all_reduce_seconds(ranks: int) -> dict[str, float]:
+    command = [
+        find_mpiexec(),
+        "-n",
+        str(ranks),
+        sys.executable,
+        __file__,
+        "--all-reduces",
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def fitted(ranks: int, seconds: dict[str, float]) -> dict[str, float]:
-    """Least squares of the relative error: seconds, and bytes a second."""
+    """Fit latency and bandwidth by least squares of the relative error."""
     steps = 2 * (ranks - 1)
     rows = [
         (steps / taken, 4 * int(size) * steps / ranks / taken)
@@ -94,10 +102,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("cache"))
     parser.add_argument("--steps", type=int, default=30, help="a run (default 30)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sums", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--all-reduces", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.sums:
-        time_sums()
+    if args.all_reduces:
+        time_all_reduces()
         return
     values: dict[str, object] = {}
     if args.data:
@@ -111,9 +119,9 @@ def main() -> None:
             "two_ranks": medians(found[2]),
             "speed_of_two_over_one": ratio(found[2], found[1], "tokens_per_second"),
         }
-    seconds = {ranks: sums(ranks) for ranks in (2, 4, 8)}
+    seconds = {ranks: all_reduce_seconds(ranks) for ranks in (2, 4, 8)}
     fits = {ranks: fitted(ranks, found) for ranks, found in seconds.items()}
-    report("ranks", **values, seconds_of_a_sum=seconds, fit=fits)
+    report("ranks", **values, seconds_of_an_all_reduce=seconds, fit=fits)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/scaling.py
     python benchmarks/scaling.py --axes output-length
 
-One figure grows along each axis, the others stay; each point runs in a process of its
-own. Printed as JSON: seconds and peak memory at each point, and the exponent of the
-power law fitted to the seconds (the slope of their logarithms), over all points and
-over the upper half, where fixed costs weigh less.
+Along each axis one figure grows and the others stay; each point runs in a process of
+its own. The JSON has the seconds and the peak memory of each point, and the exponent
+of the power law fitted to the seconds (the slope of their logarithms), over all points
+and over the upper half, where fixed costs weigh less.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import time
 import numpy as np
 from harness import Result, peak_memory_mb, report, run_side
 
-from minitransformer.engine import backend
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.engine.machine import tune_allocator
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, DecodingConfig, ModelConfig
 from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import ThreadedModel
-from minitransformer.translation.decode import translate
+from minitransformer.translation.batch_translation import translate_ids
 
-# What a point is unless its axis says otherwise: a training step, or decoding a batch.
+# The figures that stay unless an axis varies them: of a training step, and of decoding.
 TRAINING = {"length": 16, "tokens": 2048, "vocab_size": 8000, "layers": 3}
 DECODING = {"output_length": 32, "sentences": 8, "beam": 4, "decoder_layers": 3}
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -48,7 +48,7 @@ def config(**settings: int) -> ModelConfig:
 
 
 def training(point: dict[str, int], threads: int) -> list[float]:
-    """Seconds of training steps of one batch."""
+    """Return the seconds of training steps of one batch."""
     layers, vocab_size = point["layers"], point["vocab_size"]
     model = Transformer(
         config(vocab_size=vocab_size, encoder_layers=layers, decoder_layers=layers)
@@ -69,7 +69,7 @@ def training(point: dict[str, int], threads: int) -> list[float]:
 
 
 def decoding(point: dict[str, int], threads: int) -> list[float]:
-    """Seconds of decoding a batch of sentences to outputs of exactly one length."""
+    """Return the seconds of decoding a batch to outputs of exactly one length."""
     layers, longest = point["decoder_layers"], point["output_length"]
     model = Transformer(
         config(vocab_size=8000, encoder_layers=3, decoder_layers=layers)
@@ -82,7 +82,7 @@ def decoding(point: dict[str, int], threads: int) -> list[float]:
     seconds = []
     for _ in range(4):
         started = time.perf_counter()
-        found = translate(model, source, settings, threads)
+        found = translate_ids(model, source, settings, threads)
         seconds.append(time.perf_counter() - started)
     lengths = {len(hypotheses[0].tokens) for hypotheses in found}
     assert lengths == {longest}, lengths
@@ -90,14 +90,14 @@ def decoding(point: dict[str, int], threads: int) -> list[float]:
 
 
 def measure(point: dict[str, int], threads: int) -> None:
-    backend.tune_allocator()
+    tune_allocator()
     kind = decoding if "beam" in point else training
     seconds = statistics.median(kind(point, threads))
     print(json.dumps({"seconds": seconds, "peak_memory_mb": peak_memory_mb()}))
 
 
 def exponent(values: list[int], results: list[Result], key: str = "seconds") -> float:
-    """The power of `values` that the figures called `key` follow."""
+    """Return the power of `values` that the figures called `key` follow."""
     found = [result[key] for result in results]
     return round(float(np.polyfit(np.log(values), np.log(found), 1)[0]), 3)
 

@@ -4,11 +4,12 @@
     python benchmarks/table1.py --kinds restricted --lengths 512 2048 8192
 
 One sentence of n positions goes through one layer of width d, forward and backward, in
-float32 with one BLAS thread; each point in a process of its own. As in the table,
-attention is without its projections, whose n d^2 a recurrent layer has, too. Printed as
-JSON: seconds of the processor, for which other work on the machine matters least, and
-of the wall clock, medians both; the memory taken beyond the input; and the exponents of
-power laws fitted to all points and to the upper half, where fixed costs weigh less.
+float32 with one BLAS thread; each point runs in a process of its own. As in the table,
+attention is measured without its projections, whose cost n d^2 a recurrent layer has,
+too. The JSON has the medians of the processor time, on which other work on the machine
+has the least effect, and of the wall-clock time; the memory taken beyond the input; and
+the exponents of power laws fitted to all points and to the upper half of them, where
+fixed costs weigh less.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ import numpy as np
 from harness import Result, report, run_side
 from scaling import exponent
 
-from minitransformer.engine import backend, ops
+from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
+from minitransformer.engine.machine import one_blas_thread, tune_allocator
 from minitransformer.settings.config import ModelConfig
 
 KERNEL = 3  # width of the convolution, k
@@ -46,7 +48,7 @@ def tanh(x: np.ndarray) -> tuple[np.ndarray, Vjp]:
 
 @primitive
 def shift(x: np.ndarray, *, by: int) -> tuple[np.ndarray, Vjp]:
-    """Move positions by so many places; zeros follow. Shapes: [n, d] -> [n, d]"""
+    """Shift all positions by `by` and fill with zeros. Shapes: [n, d] -> [n, d]"""
     return _shifted(x, by), lambda g: (_shifted(g, -by),)
 
 
@@ -81,7 +83,7 @@ def convolutional(x: Tensor, *kernel: Tensor) -> Tensor:
 
 
 def layer(kind: str, n: int, d: int, r: int) -> tuple[Callable[..., Tensor], list[Any]]:
-    """A layer of one kind, and the shapes of its inputs and weights."""
+    """Return a layer of one kind, and the shapes of its inputs and weights."""
     if kind == "self-attention":
         return partial(ops.attention, num_heads=1), [(1, n, d)] * 3
     if kind == "restricted":
@@ -123,8 +125,8 @@ ROWS = {
 
 
 def measure(kind: str, n: int, d: int, r: int) -> Result:
-    """Median times of a pass there and back, at least three and a second's worth."""
-    backend.tune_allocator()
+    """Return the median times of forward and backward passes: three, or a second's."""
+    tune_allocator()
     gc.disable()  # as timeit does; a pass leaves no cycles
     forward, shapes = layer(kind, n, d, r)
     rng = np.random.default_rng(0)
@@ -153,7 +155,7 @@ def measure(kind: str, n: int, d: int, r: int) -> Result:
 
 
 def first_fitted(values: Sequence[int]) -> int:
-    """Where the upper half of the points begins, the middle one included."""
+    """Return where the upper half of the points starts, with the middle one."""
     return (len(values) - 1) // 2
 
 
@@ -178,7 +180,7 @@ def along(
 
 
 def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> None:
-    """Points, and the fitted laws through them, beside the table's complexities."""
+    """Draw the points, the fitted laws, and the complexities of the table."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     panels = [
@@ -235,7 +237,7 @@ def main() -> None:
     add("--point", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:
-        with backend.one_blas_thread():
+        with one_blas_thread():
             print(json.dumps(measure(**args.point)))
         return
     if min(len(args.lengths), len(args.widths)) < 2:

@@ -3,12 +3,12 @@
     python benchmarks/table3.py --data data/multi30k --source en --target de \\
         --steps 3000 --divide-width 4 --divide-depth 2 --vocab-size 4000
 
-Every row is a preset (`minitransformer/presets.py`) with its widths and numbers of
-layers divided alike. As in the table there is no averaging of checkpoints: perplexity
-(a word piece, without label smoothing) and BLEU are the last checkpoint's on the
-validation text. Further flags are train.py's and hold for all rows. Rows whose runs are
-complete in --runs are read, those that were interrupted go on. The table goes to
-standard error.
+Every row is a preset (`minitransformer/settings/presets.py`); widths and numbers of
+layers are divided by the same numbers in all rows. As in the paper's table, checkpoints
+are not averaged: perplexity (a word piece, without label smoothing) and BLEU are those
+of the last checkpoint on the validation text. All further flags are passed to train.py
+for every row. A row whose run is complete in --runs is read from there, and one that
+was interrupted continues. The table goes to standard error.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Result:
 
 
 def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
-    """The settings of a row with widths and numbers of layers divided.
+    """Return the settings of a row with divided widths and numbers of layers.
 
-    Raises: SystemExit if a division leaves a rest.
+    Raises: SystemExit if a division leaves a remainder.
     """
     settings = dict(PRESETS[row])
     shape = build(ModelConfig, settings, {})
@@ -89,7 +89,7 @@ def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
 
 
 def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -> Path:
-    """Train one row with one seed, or go on where it stopped."""
+    """Train one row with one seed, or continue where its run stopped."""
     run = args.runs / f"{row}-seed{seed}"
     command = [sys.executable, str(TRAIN), "--cache", str(args.cache)]
     if (run / "config.json").exists():
@@ -112,7 +112,7 @@ def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -
 
 
 def last_validation(run: Path) -> Result | None:
-    """The validation at the end of a run, or None if it has not come so far."""
+    """Return the validation at the end of a run, or None before that."""
     directory = RunDirectory(run)
     if not directory.metrics.is_file():
         return None

@@ -1,9 +1,9 @@
 """Beam search in PyTorch over the weights of a model of this engine.
 
-It is what users of PyTorch write: fused attention, keys and values kept in
-preallocated caches, memory keys and values projected once, candidates by `topk`. Most
-decode a batch until its last sentence ends; with `drop_finished` sentences that have
-ended leave it, as they do in this engine.
+This is the code that users of PyTorch write: fused attention, preallocated key/value
+caches, keys and values of the memory projected once, candidates by `topk`. Most users
+decode a batch until its last sentence ends. With `drop_finished`, sentences that have
+ended leave the batch, as they do in this engine.
 """
 
 from __future__ import annotations

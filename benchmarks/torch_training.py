@@ -1,7 +1,8 @@
 """The training loss of section 5 in PyTorch, as its users write it.
 
-`nn.Transformer`, post-norm and without a final norm, with dropout where this engine has
-it, one matrix for embeddings and logits, and PyTorch's label-smoothed loss.
+The model is `nn.Transformer`, post-norm and without a final norm, with dropout where
+this engine has it, one matrix for embeddings and logits, and PyTorch's label-smoothed
+loss.
 """
 
 from __future__ import annotations

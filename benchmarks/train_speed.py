@@ -3,13 +3,14 @@
     python benchmarks/train_speed.py --shape d256
     python benchmarks/train_speed.py --shape multi30k --data data/multi30k
 
-Each side runs in a process of its own, in alternating rounds; medians and the ratios
-within a round are printed as JSON. PyTorch's side is `nn.Transformer` (post-norm, no
-final norm, dropout where this engine has it) with fused Adam, the same embedding and
-label-smoothed loss, and padding masks where there is padding. A third side computes the
-step's matrix products alone, at the faster of two ways: whole, with the threads of
-BLAS, or cut in as many parts as threads. Tokens are source and target tokens, without
-padding. The shape multi30k trains the preset of that name on real batches.
+Each side runs in a process of its own, in alternating rounds. The medians and the
+ratios within a round are printed as JSON. PyTorch's side is `nn.Transformer` in float32
+(post-norm, no final norm, dropout where this engine has it) with fused Adam, the same
+embedding and label-smoothed loss, and padding masks where there is padding. A third
+side computes only the matrix products of the step, in the faster of two ways: whole,
+with the threads of BLAS, or cut into one part for each thread. The speed counts source
+and target tokens without padding. The shape multi30k trains the preset of that name on
+real batches.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import numpy as np
 from harness import alternate, medians, peak_memory_mb, ratio, report
 from threadpoolctl import threadpool_limits
 
-from minitransformer.engine import backend
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.engine.machine import tune_allocator
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.settings.options import build
@@ -51,7 +52,7 @@ Step = Callable[[Batch], float]
 
 
 def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
-    """The model, and a batch for each step."""
+    """Return the shape of the model, and a batch for each step."""
     steps = args.steps + args.warmup
     rng = np.random.default_rng(0)
     if args.shape in SHAPES:
@@ -72,12 +73,12 @@ def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
     pair = TextPair(*(f if f.exists() else f.with_suffix("") for f in files))
     tokenizer = cached_tokenizer(pair, config.vocab_size, args.cache, args.threads)
     corpus = encoded_corpus(pair, tokenizer, args.cache, args.threads)
-    batches = corpus.batches(np.arange(len(corpus)), 4096, rng)
+    batches = corpus.batch_by_length(np.arange(len(corpus)), 4096, rng)
     return config, [corpus.batch(batches[i]) for i in range(steps)]
 
 
 def ours(config: ModelConfig, threads: int) -> Step:
-    backend.tune_allocator()
+    tune_allocator()
     model = Transformer(config)
     parameters = ParameterBuffer(model)
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
@@ -113,8 +114,8 @@ def pytorch(config: ModelConfig, threads: int) -> Step:
 
 
 def products(config: ModelConfig, threads: int) -> Step:
-    """Compute what `product_operands` lists, results thrown away."""
-    backend.tune_allocator()
+    """Compute the products that `product_operands` lists, and discard the results."""
+    tune_allocator()
     pool = ThreadPoolExecutor(threads)
     operands: dict[tuple[int, ...], list[tuple[np.ndarray, ...]]] = {}
 

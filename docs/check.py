@@ -1,11 +1,13 @@
-"""Run every command of the README and the tour, as a newcomer would paste them.
+"""Check that the commands of the README, CONTRIBUTING and the tour work.
 
     python docs/check.py
 
-Works in a copy of the source tree, in the environment that it is started in. Long
-trainings get few steps and a small text takes the place of downloads; what needs what
-is not here (a GPU, the network, an MPI) is named and left out. The two commands that
-.ci/run pastes unchanged are left to it.
+Each command runs in a copy of the source tree, in the environment of this script. Long
+trainings get few steps, and a small text takes the place of downloads. A command that
+needs a GPU, the network or a library that is not installed is named and left out.
+The README's first two commands are left to .ci/run, which runs them unchanged.
+
+It also checks that docs/flags.md names every flag of both scripts, and no other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/tour.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/tour.md")
 FEW_STEPS = (
     "--steps 12 --max-tokens 300 --vocab-size 300 --validate-every 6 --save-every 6 "
     "--validate-bleu 2 --average 1"
@@ -28,7 +30,7 @@ FEW_STEPS = (
 
 
 def commands(page: str) -> list[str]:
-    """The lines of a page's shell blocks, except those that .ci/run takes."""
+    """Return the commands of a page's shell blocks, except those that .ci/run runs."""
     text = (ROOT / page).read_text(encoding="utf-8")
     text = re.sub(r"<!-- \w+ -->\n```sh\n.*?^```$", "", text, flags=re.M | re.S)
     blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -39,23 +41,25 @@ def commands(page: str) -> list[str]:
 def reason_to_leave_out(command: str) -> str | None:
     if "--device cuda" in command:
         return "needs a GPU"
-    if "minitransformer.corpora" in command:
-        return "downloads: a small text stands in"
+    if "minitransformer corpora" in command:
+        return "downloads a corpus: a small text takes its place"
     if command.startswith("pip install"):
-        return "what it installs is checked for below"
+        return "installs packages into the environment"
+    if command.startswith(".ci/"):
+        return "runs the linters and the tests"
     if ("--ranks" in command or command.startswith("mpirun")) and not (
         find_spec("mpi4py") and shutil.which("mpirun")
     ):
         return "needs an MPI"
     if "export ctranslate2" in command and not find_spec("ctranslate2"):
         return "needs ctranslate2"
-    if "minitransformer.plot" in command and not find_spec("matplotlib"):
+    if "minitransformer plot" in command and not find_spec("matplotlib"):
         return "needs matplotlib"
     return None
 
 
 def shortened(command: str, newest: str) -> str:
-    """Fewer steps, and the name of a run that is there."""
+    """Return the command with fewer steps, and with the name of an existing run."""
     command = command.replace("runs/NAME", newest)
     if "--resume" in command:
         return command
@@ -67,8 +71,11 @@ def shortened(command: str, newest: str) -> str:
 
 
 def write_text(folder: Path) -> None:
-    """What the commands read: a folder of data, and files of one's own."""
+    """Write what the commands read: a corpus, text of the reader's own, a preset."""
     (folder / "data" / "multi30k").mkdir(parents=True)
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [preset] = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "mine.toml").write_text(preset, encoding="utf-8")
     pairs = [
         (f"a dog runs over {i} stones .", f"ein Hund rennt über {i} Steine .")
         for i in range(400)
@@ -79,7 +86,6 @@ def write_text(folder: Path) -> None:
         "my": pairs,
         "dev": pairs[:20],
         "new": pairs[:20],
-        "photos": pairs[:20],
     }
     for name, lines in names.items():
         for side, language in enumerate(("en", "de")):
@@ -88,16 +94,32 @@ def write_text(folder: Path) -> None:
 
 
 def snippets() -> list[str]:
-    """The README's snippets of Python; the tour's are run by tests/test_tour.py."""
+    """Return the README's Python snippets; tests/docs/test_tour.py runs the others."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def check_flags() -> None:
+    """Raise ValueError unless docs/flags.md names exactly the flags of both scripts."""
+    known = set()
+    for script in ("train.py", "translate.py"):
+        command = [sys.executable, ROOT / script, "--help"]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True)
+        known.update(re.findall(r"\[(--[\w-]+)", usage.stdout))
+    page = (ROOT / "docs/flags.md").read_text(encoding="utf-8")
+    if wrong := known ^ set(re.findall(r"`(--[\w-]+)`", page)):
+        raise ValueError(f"docs/flags.md: unknown or missing {sorted(wrong)}")
+
+
 def main() -> int:
+    check_flags()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "copy"
-        ignored = shutil.ignore_patterns(".*", "runs", "cache", "data", "__pycache__")
-        shutil.copytree(ROOT, folder, ignore=ignored)
+        folder.mkdir()
+        for part in (*ROOT.glob("*.*"), ROOT / "minitransformer"):
+            copy = shutil.copytree if part.is_dir() else shutil.copy
+            if not part.name.startswith("."):
+                copy(part, folder / part.name)
         write_text(folder)
         environ = {**os.environ, "PYTHONPATH": str(folder)}
         newest = ""

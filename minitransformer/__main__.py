@@ -28,16 +28,10 @@ COMMANDS = {
 
 def usage() -> str:
     """Return the list of commands, a line each."""
-    lines = [f"  {name:<11}{what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(
-        (
-            "usage: minitransformer COMMAND ... (or python -m minitransformer COMMAND)",
-            "",
-            *lines,
-            "",
-            "minitransformer COMMAND --help says more about one of them.",
-        )
-    )
+    head = "usage: minitransformer COMMAND ... (or python -m minitransformer COMMAND)\n"
+    lines = (f"  {name:<11}{what}" for name, (_, what) in COMMANDS.items())
+    foot = "\nminitransformer COMMAND --help says more about one of them."
+    return "\n".join((head, *lines, foot))
 
 
 def run_script(name: str, arguments: Sequence[str]) -> None:

@@ -1,24 +1,19 @@
-"""Files that are whole or not there, and locks between processes."""
+"""Files that are written atomically or built once, and locks between processes."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where nothing is locked
-    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; then sync the file and rename it to `path`.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary name to write to; then sync that file and rename it to `path`.
 
-    Raises: OSError naming `path` if it cannot be written; what it held is then there.
+    Raises: OSError naming `path` if it cannot be written; its old content remains.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -26,14 +21,14 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
-        if os.name == "posix":  # the new name, too, has to reach the disk
+        if os.name == "posix":  # the new name has to reach the disk, too
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
     except OSError as error:
-        if error.filename in (None, str(partial)):  # None as when the disk is full
+        if error.filename in (None, str(partial)):  # None if the disk is full
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -41,24 +36,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a small file in one step."""
-    with replacing(path) as partial:
+    """Replace a small file atomically."""
+    with atomic_write(path) as partial:
         partial.write_bytes(data)
 
 
-def built_once(path: Path, build: Callable[[Path], None]) -> Path:
-    """Return the file or folder `path`; if it is not there `build(name)` makes it.
+def build_once(path: Path, build: Callable[[Path], None]) -> Path:
+    """Return the file or folder `path`; if it does not exist, `build(name)` makes it.
 
-    It is made under another name and renamed. Of several processes one builds, and the
-    others wait.
+    It is built under a temporary name and then renamed. Of several processes one builds
+    while the others wait.
     """
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f".{path.name}.lock"), wait=True):
+    with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
         if not path.exists():
             partial = path.with_name(f".{path.name}.partial")
-            _remove(partial)  # what a crash may have left
+            _remove(partial)  # a crash may have left one
             try:
                 build(partial)
                 partial.replace(path)
@@ -67,19 +62,14 @@ def built_once(path: Path, build: Callable[[Path], None]) -> Path:
     return path
 
 
-@contextmanager
-def locked(path: Path, wait: bool, note: str = "") -> Iterator[None]:
-    """Hold a lock on `path`, which a crash releases, too; `note` is written there.
+def file_lock(path: Path, wait: bool) -> AbstractContextManager[object]:
+    """Return a lock on a file that only one process can hold; a crash releases it.
 
-    Raises: BlockingIOError if another process holds it and `wait` is False.
+    Raises: TimeoutError on entering if another process holds it and `wait` is False.
     """
-    with open(path, "ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        file.truncate(0)
-        file.write(note.encode())
-        file.flush()
-        yield
+    from filelock import FileLock  # here, because importing it takes 12 ms
+
+    return FileLock(path, blocking=wait)
 
 
 def _remove(path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Settings shared by all tests."""
+"""Settings and fixtures of all tests; support/ has what else they share.
+
+Fixtures import what they need themselves, so that a fault in one room of the package
+fails the tests of that room alone.
+"""
 
 import shutil
 
@@ -11,25 +15,20 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-# One table of tolerances: |got - expected| <= absolute + relative * |expected|.
-TOLERANCES = {
-    "float64": (1e-10, 1e-9),
-    "float32": (2e-5, 2e-4),
-    "float16": (8e-3, 8e-3),
-    "bfloat16": (5e-2, 5e-2),
-}
 
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    """A small untrained model, saved."""
+    from support.models import save_small_model
 
-def assert_close(got, expected, dtype="float64"):
-    absolute, relative = TOLERANCES[dtype]
-    np.testing.assert_allclose(got, expected, rtol=relative, atol=absolute)
+    return save_small_model(tmp_path_factory.mktemp("model") / "x.safetensors")
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory):
+def host_libraries(tmp_path_factory):
     """kernels.cu, built for the host."""
     pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-    import host_device
+    from support import host_device
 
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -37,18 +36,43 @@ def libraries(tmp_path_factory):
     return host_device.build(compiler, tmp_path_factory.mktemp("host_cuda"))
 
 
+@pytest.fixture
+def host_gpu(host_libraries, monkeypatch):
+    """A device whose kernels are those built for the host; `xp` is NumPy."""
+    from minitransformer.cuda import device
+    from support.host_device import HostDevice, record
+
+    host = HostDevice(host_libraries)
+    monkeypatch.setattr(device, "current", lambda: host)
+    monkeypatch.setattr(device, "record", record)
+    return host
+
+
 @pytest.fixture(params=["host", "gpu"])
-def gpu(request, monkeypatch):
+def gpu(request):
     """The device under test; `gpu.xp` has its arrays."""
+    if request.param == "host":
+        return request.getfixturevalue("host_gpu")
     from minitransformer.cuda import device
 
-    if request.param == "host":
-        import host_device
-
-        host = host_device.HostDevice(request.getfixturevalue("libraries"))
-        monkeypatch.setattr(device, "current", lambda: host)
-        return host
     cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
     if not cupy.cuda.is_available():
         pytest.skip("no GPU")
     return device.current()
+
+
+@pytest.fixture
+def host_kernels(host_gpu):
+    """Arrays of NumPy take the kernels that were built for the host."""
+    from support.cuda import DeviceArray, kernels_for
+
+    with kernels_for(np.ndarray, DeviceArray):
+        yield host_gpu
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """NumPy in the place of CuPy, for training."""
+    from support.cuda import StandInCuda
+
+    return StandInCuda(monkeypatch)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what is built once."""
+"""Files that are written whole or not at all, and caches that are built once."""
 
 import multiprocessing
 import os
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from minitransformer.files import built_once, replacing, write_bytes
+from minitransformer.files import atomic_write, build_once, write_bytes
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
@@ -14,7 +14,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     write_bytes(path, b"old")
 
     def fails():
-        with replacing(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_bytes(b"ne")
             raise KeyError
 
@@ -33,7 +33,7 @@ def _build(path, log):
         time.sleep(0.3)
         (partial / "rest").write_text("two")
 
-    found = built_once(path, build)
+    found = build_once(path, build)
     assert sorted(p.name for p in found.iterdir()) == ["part", "rest"]
 
 
@@ -49,7 +49,7 @@ def test_of_several_processes_one_builds_and_all_see_it_whole(tmp_path):
     assert (tmp_path / "log").read_text() == "built\n"
 
 
-def test_what_a_crash_left_is_built_anew(tmp_path):
+def test_leftovers_of_a_crash_are_built_anew(tmp_path):
     (tmp_path / ".x.partial").mkdir()
     (tmp_path / ".x.partial" / "half").write_text("")
     _build(tmp_path / "x", tmp_path / "log")
@@ -59,6 +59,6 @@ def test_what_a_crash_left_is_built_anew(tmp_path):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        built_once(tmp_path / "y", fails)
+        build_once(tmp_path / "y", fails)
     assert not (tmp_path / "y").exists()
     assert not (tmp_path / ".y.partial").exists()

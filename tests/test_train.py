@@ -7,56 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-ROOT = Path(__file__).parent.parent
-TRAIN = [sys.executable, str(ROOT / "train.py")]
-SMALL = [
-    "--encoder-layers",
-    "1",
-    "--decoder-layers",
-    "1",
-    "--d-model",
-    "16",
-    "--d-ff",
-    "32",
-    "--num-heads",
-    "2",
-    "--vocab-size",
-    "60",
-    "--dropout",
-    "0.2",
-    "--max-tokens",
-    "200",
-    "--warmup",
-    "10",
-    "--threads",
-    "2",
-    "--validate-every",
-    "10",
-    "--save-every",
-    "10",
-    "--log-every",
-    "4",
-    "--validate-bleu",
-    "4",
-    "--average",
-    "2",
-]
-TIMINGS = {"seconds", "source_tokens_per_second", "target_tokens_per_second"}
+import train as train_script
+from support.scripts import ROOT, SMALL_RUN, TIMINGS, TRAIN, WORDS
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     rng = np.random.default_rng(0)
-    words = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "house"]
     for split, count in (("train", 300), ("val", 20), ("test", 20)):
-        lines = [" ".join(rng.choice(words, rng.integers(2, 9))) for _ in range(count)]
+        lines = [" ".join(rng.choice(WORDS, rng.integers(2, 9))) for _ in range(count)]
         (folder / f"{split}.en").write_text("\n".join(lines) + "\n")
         reverse = [" ".join(line.split()[::-1]) for line in lines]
         (folder / f"{split}.de").write_text("\n".join(reverse) + "\n")
@@ -71,7 +36,7 @@ def train(cwd, *flags):
 
 def train_small(cwd, folder, run, *flags):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    result = train(cwd, *data, *SMALL, "--run", run, *flags)
+    result = train(cwd, *data, *SMALL_RUN, "--run", run, *flags)
     assert result.returncode == 0, result.stderr
     return result
 
@@ -114,7 +79,7 @@ def test_a_run_writes_what_it_promises(unbroken):
 def test_killed_and_resumed_is_bit_identical(tmp_path, folder, unbroken):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
     process = subprocess.Popen(
-        [*TRAIN, *data, *SMALL, "--run", "run", "--steps", "40"],
+        [*TRAIN, *data, *SMALL_RUN, "--run", "run", "--steps", "40"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -150,7 +115,7 @@ def test_more_steps_continue_a_finished_run(tmp_path, folder, unbroken):
 def test_a_signal_saves_and_stops(tmp_path, folder):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
     process = subprocess.Popen(
-        [*TRAIN, *data, *SMALL, "--run", "run", "--steps", "1000000"],
+        [*TRAIN, *data, *SMALL_RUN, "--run", "run", "--steps", "1000000"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -175,10 +140,10 @@ def test_patience_and_minutes_end_a_run(tmp_path, folder):
     assert "done" in result.stdout
 
 
-def test_checkpoints_by_the_clock(tmp_path, folder):
+def test_checkpoints_are_saved_by_the_clock(tmp_path, folder):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
     flags = ("--checkpoint-minutes", "0.0005", "--steps", "150", "--run", "run")
-    result = train(tmp_path, *data, *SMALL, *flags, "--keep-last", "100")
+    result = train(tmp_path, *data, *SMALL_RUN, *flags, "--keep-last", "100")
     assert result.returncode == 0, result.stderr
     steps = [int(p.stem[5:]) for p in (tmp_path / "run").glob("step-*")]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -239,15 +204,12 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
 def test_bad_arguments_get_one_line(
     tmp_path, capsys, monkeypatch, flags, code, message
 ):
-    sys.path.insert(0, str(ROOT))
-    import train as script
-
     monkeypatch.chdir(tmp_path)
     if "--device" in flags:
         (tmp_path / "t").write_text("a b c\n")
         flags += " --train-source t --train-target t"
     try:
-        found = script.main(flags.split())
+        found = train_script.main(flags.split())
     except SystemExit as error:
         found = error.code
     error = capsys.readouterr().err
@@ -260,7 +222,7 @@ def test_a_run_in_use_is_not_overwritten(tmp_path, folder, unbroken):
     run = unbroken[0]
     before = {path.name: path.read_bytes() for path in run.glob("[!.]*")}
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    result = train(tmp_path, *data, *SMALL, "--run", str(run))
+    result = train(tmp_path, *data, *SMALL_RUN, "--run", str(run))
     assert result.returncode == 1
     assert "expected a new or empty run directory" in result.stderr
     assert before == {path.name: path.read_bytes() for path in run.glob("[!.]*")}
@@ -287,7 +249,7 @@ def test_changed_text_cannot_be_resumed(tmp_path, folder):
 def test_an_unwritable_place_is_named(tmp_path, folder):
     (tmp_path / "file").write_text("")
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    result = train(tmp_path, *data, *SMALL, "--run", "file/run")
+    result = train(tmp_path, *data, *SMALL_RUN, "--run", "file/run")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "file/run" in result.stderr
@@ -295,7 +257,7 @@ def test_an_unwritable_place_is_named(tmp_path, folder):
 
 def test_a_vocabulary_too_large_names_the_limit(tmp_path, folder):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    result = train(tmp_path, *data, *SMALL, "--vocab-size", "5000", "--run", "run")
+    result = train(tmp_path, *data, *SMALL_RUN, "--vocab-size", "5000", "--run", "run")
     assert result.returncode == 1
     assert "vocab_size: expected at most" in result.stderr
     assert not os.path.exists(tmp_path / "run")
@@ -303,7 +265,7 @@ def test_a_vocabulary_too_large_names_the_limit(tmp_path, folder):
 
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, folder):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    result = train(tmp_path, *data, *SMALL, "--dry-run")
+    result = train(tmp_path, *data, *SMALL_RUN, "--dry-run")
     assert result.returncode == 0, result.stderr
     for word in ("device", "parameters", "text", "update", "memory"):
         assert re.search(rf"^{word} +\S", result.stdout, re.MULTILINE), word
@@ -313,7 +275,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, folder):
 
 def test_profile_prints_a_table_and_leaves_nothing_behind(tmp_path, folder):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
-    result = train(tmp_path, *data, *SMALL, "--profile", "4")
+    result = train(tmp_path, *data, *SMALL_RUN, "--profile", "4")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("operation"))
@@ -330,7 +292,7 @@ def poisoned(tmp_path, folder, *flags):
     (tmp_path / "poison.py").write_text(
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import numpy as np, train\n"
-        "from minitransformer.parallel import ThreadedModel\n"
+        "from minitransformer.training.parallel import ThreadedModel\n"
         "real, calls = ThreadedModel.gradient, []\n"
         "def gradient(self, *args):\n"
         "    loss = real(self, *args)\n"
@@ -342,7 +304,7 @@ def poisoned(tmp_path, folder, *flags):
         "ThreadedModel.gradient = gradient\n"
         "sys.exit(train.main(sys.argv[2:]))\n"
     )
-    command = [sys.executable, "poison.py", str(ROOT), *SMALL, "--save-every", "5"]
+    command = [sys.executable, "poison.py", str(ROOT), *SMALL_RUN, "--save-every", "5"]
     data = ["--data", str(folder), "--source", "en", "--target", "de"]
     limits = ["--steps", "14", "--run", "run"]
     return subprocess.run(
@@ -365,7 +327,7 @@ def test_a_nan_stops_and_names_step_batch_and_parameter(tmp_path, folder):
     ]
 
 
-def test_a_nan_is_skipped_where_that_is_wished(tmp_path, folder):
+def test_a_nan_is_skipped_on_request(tmp_path, folder):
     result = poisoned(tmp_path, folder, "--on-nonfinite", "skip")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("; skipped") == 1
@@ -394,7 +356,9 @@ def test_a_full_disk_stops_or_not_and_harms_no_checkpoint(tmp_path, folder):
     blocks = size // 1024 - 9
     assert "done" in ended.stdout
     data = ["--data", str(folder), "--source", "en", "--target", "de"]
-    stopped = limited(tmp_path, blocks, *data, *SMALL, "--steps", "20", "--run", "run")
+    stopped = limited(
+        tmp_path, blocks, *data, *SMALL_RUN, "--steps", "20", "--run", "run"
+    )
     assert stopped.returncode == 1
     assert "step-00000010.safetensors" in stopped.stderr
     assert len(stopped.stderr.splitlines()) == 1
@@ -404,7 +368,7 @@ def test_a_full_disk_stops_or_not_and_harms_no_checkpoint(tmp_path, folder):
     before = (tmp_path / "run" / "step-00000010.safetensors").read_bytes()
     flags = ["--resume", "run", "--steps", "20", "--on-save-error", "continue"]
     going_on = limited(tmp_path, blocks, *flags)
-    assert "going on" in going_on.stdout
+    assert "training continues" in going_on.stdout
     assert "step     20" in going_on.stdout
     assert (tmp_path / "run" / "step-00000010.safetensors").read_bytes() == before
 
@@ -416,7 +380,7 @@ def test_a_read_only_directory_is_an_error_of_one_line(tmp_path, folder):
     (tmp_path / "fixed").mkdir()
     (tmp_path / "fixed").chmod(0o500)
     data = ["--data", str(folder), "--source", "en", "--target", "de"]
-    result = train(tmp_path, *data, *SMALL, "--run", "fixed/run")
+    result = train(tmp_path, *data, *SMALL_RUN, "--run", "fixed/run")
     assert result.returncode == 1
     assert "Permission denied" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,39 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.model.layers import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+import translate
 from minitransformer.runs import checkpoint
-from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.settings.config import ModelConfig
-from minitransformer.text.tokenizer import Tokenizer
-
-ROOT = Path(__file__).parent.parent
-TRANSLATE = [sys.executable, str(ROOT / "translate.py")]
-LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)]
-SHORT = ("--max-len-a", "0", "--max-len-b", "5", "--threads", "1")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model") / "x.safetensors")
-
-
-def save_model(path, **changes):
-    config = ModelConfig(
-        vocab_size=50,
-        encoder_layers=1,
-        decoder_layers=1,
-        d_model=8,
-        d_ff=8,
-        num_heads=2,
-        **changes,
-    )
-    net = Transformer(config, seed=4)
-    parameters = ParameterBuffer(net)
-    tokenizer = Tokenizer.train(LINES, 50)
-    checkpoint.save(path, Checkpoint(net, tokenizer, parameters))
-    return str(path)
+from support.in_process import run_translate
+from support.models import CAT_LINES, save_small_model
+from support.scripts import SHORT, TRANSLATE
 
 
 def run(*flags, stdin=b"", cwd=None):
@@ -52,30 +23,18 @@ def run(*flags, stdin=b"", cwd=None):
     )
 
 
-def in_process(capfd, *flags):
-    sys.path.insert(0, str(ROOT))
-    import translate as script
-
-    try:
-        code = script.main(list(flags))
-    except SystemExit as error:
-        code = error.code
-    captured = capfd.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_arguments_standard_input_and_files_agree(model, tmp_path):
+def test_arguments_standard_input_and_files_agree(model_path, tmp_path):
     lines = ["the cat sat", "on the mat", "number 7"]
     text = "\n".join(lines).encode()
     (tmp_path / "in").write_bytes(text)
-    expected = run("--model", model, *SHORT, *lines)
+    expected = run("--model", model_path, *SHORT, *lines)
     assert expected.returncode == 0
     assert expected.stdout.count(b"\n") == 3
     assert expected.stderr == b""
-    piped = run("--model", model, *SHORT, stdin=text)
+    piped = run("--model", model_path, *SHORT, stdin=text)
     out = str(tmp_path / "out")
     source = str(tmp_path / "in")
-    filed = run("--model", model, *SHORT, "-i", source, "-o", out, "--buffer", "2")
+    filed = run("--model", model_path, *SHORT, "-i", source, "-o", out, "--buffer", "2")
     assert piped.stdout == expected.stdout
     assert (filed.stdout, Path(out).read_bytes()) == (b"", expected.stdout)
 
@@ -84,16 +43,13 @@ text_line = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 @given(st.lists(text_line.map(lambda s: s.replace("\n", "")), min_size=1, max_size=6))
-def test_as_many_lines_come_out_in_order(model, lines):
+def test_as_many_lines_come_out_in_order(model_path, lines):
     """Whatever the characters: blank to blank, one line a line."""
-    sys.path.insert(0, str(ROOT))
-    import translate as script
-
-    folder = Path(model).parent
+    folder = Path(model_path).parent
     (folder / "in").write_bytes("\n".join([*lines, "the cat"]).encode())
-    flags = ["--model", model, *SHORT, "--beam", "2", "--nbest", "1"]
+    flags = ["--model", model_path, *SHORT, "--beam", "2", "--nbest", "1"]
     files = ["-i", str(folder / "in"), "-o", str(folder / "out")]
-    assert script.main([*flags, *files]) == 0
+    assert translate.main([*flags, *files]) == 0
     output = (folder / "out").read_bytes().decode().split("\n")
     assert len(output) == len(lines) + 2
     for source, translation in zip(lines, output, strict=False):
@@ -101,74 +57,78 @@ def test_as_many_lines_come_out_in_order(model, lines):
             assert translation == ""
 
 
-def test_unicode_separators_do_not_end_a_line(model):
+def test_unicode_separators_do_not_end_a_line(model_path):
     source = "a\u2028b\u0085c\x0bd\x0ce\r\n\n\u3000\nf".encode()
-    result = run("--model", model, *SHORT, stdin=b"\xef\xbb\xbf" + source)
+    result = run("--model", model_path, *SHORT, stdin=b"\xef\xbb\xbf" + source)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(b"\n") == 4
     assert result.stdout.split(b"\n")[1:3] == [b"", b""]
 
 
-def test_nbest_and_json(model, capfd):
-    flags = ("--model", model, *SHORT, "--beam", "3", "--nbest", "3")
-    _, out, _ = in_process(capfd, *flags, "the cat", "a mat")
+def test_nbest_lines_and_json_agree(model_path, capfd):
+    flags = ("--model", model_path, *SHORT, "--beam", "3", "--nbest", "3")
+    _, out, _ = run_translate(capfd, *flags, "the cat", "a mat")
     lines = [line.split(" ||| ") for line in out.split("\n")[:-1]]
     assert {number for number, *_ in lines} == {"0", "1"}
     for number in "01":
         scores = [float(score) for n, _, score in lines if n == number]
         assert scores == sorted(scores, reverse=True)
-    _, out, _ = in_process(capfd, *flags, "--json", "the cat")
+    _, out, _ = run_translate(capfd, *flags, "--json", "the cat")
     [entry] = [json.loads(line) for line in out.split("\n")[:-1]]
     texts = [text for n, text, _ in lines if n == "0"]
     assert [t["text"] for t in entry["translations"]] == texts
 
 
-def test_scores_are_those_of_the_search(model, tmp_path, capfd):
-    flags = ("--model", model, "--threads", "1")
-    _, out, _ = in_process(capfd, *flags, "--json", "--beam", "1", *LINES[:3])
+def test_scores_are_those_of_the_search(model_path, tmp_path, capfd):
+    flags = ("--model", model_path, "--threads", "1")
+    _, out, _ = run_translate(capfd, *flags, "--json", "--beam", "1", *CAT_LINES[:3])
     best = [json.loads(x)["translations"][0] for x in out.split("\n")[:-1]]
     target = tmp_path / "target"
-    target.write_text("\n".join(LINES[3:6]) + "\n")
-    code, out, err = in_process(capfd, *flags, "--score", str(target), *LINES[:3])
+    target.write_text("\n".join(CAT_LINES[3:6]) + "\n")
+    code, out, err = run_translate(
+        capfd, *flags, "--score", str(target), *CAT_LINES[:3]
+    )
     rows = [line.split("\t") for line in out.split("\n")[:-1]]
     assert code == 0
     total, tokens = sum(float(a) for a, _ in rows), sum(int(b) for _, b in rows)
     assert f"perplexity {math.exp(-total / tokens):.2f}"[:-1] in err
-    loaded = checkpoint.load(Path(model))
-    ids = loaded.tokenizer.encode(LINES[3:6])
+    loaded = checkpoint.load(Path(model_path))
+    ids = loaded.tokenizer.encode(CAT_LINES[3:6])
     assert [int(n) for _, n in rows] == [len(x) + 1 for x in ids]
     assert all(b["log_prob"] <= 0 for b in best)
     uniform = -tokens * math.log(50)
     assert 3 * uniform < total < 0
 
 
-def test_quality_is_sacrebleus(model, tmp_path, capfd):
+def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
     from sacrebleu.metrics import BLEU, CHRF
 
     reference = tmp_path / "reference"
-    reference.write_text("\n".join(LINES[:4]))
-    flags = ("--model", model, *SHORT, "--reference", str(reference))
-    code, out, err = in_process(capfd, *flags, *LINES[:4])
+    reference.write_text("\n".join(CAT_LINES[:4]))
+    flags = ("--model", model_path, *SHORT, "--reference", str(reference))
+    code, out, err = run_translate(capfd, *flags, *CAT_LINES[:4])
     assert code == 0
     output = out.split("\n")[:-1]
     bleu, chrf = BLEU(), CHRF()
-    assert f"BLEU {bleu.corpus_score(output, [LINES[:4]]).score:.2f}" in err
-    assert f"chrF {chrf.corpus_score(output, [LINES[:4]]).score:.2f}" in err
+    assert f"BLEU {bleu.corpus_score(output, [CAT_LINES[:4]]).score:.2f}" in err
+    assert f"chrF {chrf.corpus_score(output, [CAT_LINES[:4]]).score:.2f}" in err
     assert str(bleu.get_signature()) in err
     pytest.importorskip("sacremoses")
-    code, out, err = in_process(capfd, *flags, "--compound-split", "en", *LINES[:4])
+    code, out, err = run_translate(
+        capfd, *flags, "--compound-split", "en", *CAT_LINES[:4]
+    )
     assert code == 0
     assert out.split("\n")[:-1] == output
     assert err.endswith("  tokenised, compounds split\n")
 
 
-def test_a_pipe_is_answered_line_by_line(model):
+def test_a_pipe_is_answered_line_by_line(model_path):
     process = subprocess.Popen(
-        [*TRANSLATE, "--model", model, *SHORT],
+        [*TRANSLATE, "--model", model_path, *SHORT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    first = run("--model", model, *SHORT, "the cat").stdout
+    first = run("--model", model_path, *SHORT, "the cat").stdout
     for _ in range(2):
         process.stdin.write(b"the cat\n")
         process.stdin.flush()
@@ -178,10 +138,10 @@ def test_a_pipe_is_answered_line_by_line(model):
     process.stdout.close()
 
 
-def test_a_closed_pipe_ends_quietly(model, tmp_path):
+def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
     source = tmp_path / "in"
     source.write_text("the cat\n" * 3000)
-    command = " ".join([*TRANSLATE, "--model", model, *SHORT, "--buffer", "10"])
+    command = " ".join([*TRANSLATE, "--model", model_path, *SHORT, "--buffer", "10"])
     result = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{command} -i {source} | head -n 1"],
         capture_output=True,
@@ -192,12 +152,12 @@ def test_a_closed_pipe_ends_quietly(model, tmp_path):
     assert result.stdout.count(b"\n") == 1
 
 
-def test_the_newest_run_is_used_and_named(model, tmp_path):
+def test_the_newest_run_is_used_and_named(model_path, tmp_path):
     for name in ("old", "new"):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
-        (folder / "best.safetensors").write_bytes(Path(model).read_bytes())
+        (folder / "best.safetensors").write_bytes(Path(model_path).read_bytes())
     result = run(*SHORT, "the cat", cwd=tmp_path)
     assert result.returncode == 0
     assert b"translate.py: using runs/" in result.stderr
@@ -222,7 +182,11 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
-        ("--model MODEL --score two x", 1, "two: expected 1 lines as the source"),
+        (
+            "--model MODEL --score two x",
+            1,
+            "two: expected a line for each source line, got more than 1",
+        ),
         ("--model MODEL --score two x y z", 1, "two: expected a line for each source"),
         ("--model MODEL --output no/where x", 1, "no/where: No such file"),
         ("--model bad x", 1, "bad: not a usable checkpoint"),
@@ -235,17 +199,17 @@ def test_the_newest_run_is_used_and_named(model, tmp_path):
         ),
     ],
 )
-def test_bad_input_gets_one_line(model, tmp_path, flags, code, message):
+def test_bad_input_gets_one_line(model_path, tmp_path, flags, code, message):
     (tmp_path / "bad").write_bytes(b"fine\n\xff\n")
     (tmp_path / "two").write_bytes(b"a\nb\n")
     learned = "LEARNED" in flags
     if learned:
         path = tmp_path / "learned.safetensors"
         flags = flags.replace(
-            "LEARNED", save_model(path, positions="learned", max_positions=6)
+            "LEARNED", save_small_model(path, positions="learned", max_positions=6)
         )
     stdin = b"cat\nthe cat number 7 sat on the mat and looked\n" if learned else b""
-    found = run(*flags.replace("MODEL", model).split(), cwd=tmp_path, stdin=stdin)
+    found = run(*flags.replace("MODEL", model_path).split(), cwd=tmp_path, stdin=stdin)
     error = found.stderr.decode()
     assert (found.returncode, message in error) == (code, True), error
     assert "Traceback" not in error
@@ -253,18 +217,20 @@ def test_bad_input_gets_one_line(model, tmp_path, flags, code, message):
     assert last.startswith("translate.py: error: ")
 
 
-def test_an_incomplete_output_is_not_left(model, tmp_path):
+def test_an_incomplete_output_is_not_left(model_path, tmp_path):
     (tmp_path / "in").write_bytes(b"fine\n\xff\n")
     before = "what was there"
     (tmp_path / "out").write_text(before)
     flags = ("-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--buffer", "1")
-    assert run("--model", model, *SHORT, *flags).returncode == 1
+    assert run("--model", model_path, *SHORT, *flags).returncode == 1
     assert (tmp_path / "out").read_text() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
 
 
-def test_threads_do_not_change_translations(model):
-    one = run("--model", model, *SHORT, *LINES[:9])
-    two = run("--model", model, *SHORT[:-1], "3", "--decode-tokens", "40", *LINES[:9])
+def test_threads_do_not_change_translations(model_path):
+    one = run("--model", model_path, *SHORT, *CAT_LINES[:9])
+    two = run(
+        "--model", model_path, *SHORT[:-1], "3", "--decode-tokens", "40", *CAT_LINES[:9]
+    )
     assert one.stdout == two.stdout
     assert np.unique(one.stdout.split(b"\n")).size > 1

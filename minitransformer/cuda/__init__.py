@@ -1,1 +1,1 @@
-"""Fused CUDA kernels: the operations of `ops.py` and the update, on CuPy arrays."""
+"""The GPU's side of training and translation: fused CUDA kernels and graphs."""

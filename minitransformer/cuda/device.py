@@ -1,16 +1,18 @@
-"""A GPU as the overrides see it: kernels by name, and matrix products by cuBLAS.
+"""A GPU: its kernels by name, matrix products by cuBLAS, and CUDA graphs.
 
-cuBLAS is called directly: CuPy's own wrappers refuse to be captured in CUDA graphs, and
-have no batch of matrices that lie at two strides, as sentences and heads do.
+cuBLAS is called directly. CuPy's own wrappers cannot be captured in CUDA graphs, and
+have no batched product of matrices that lie at two strides, as sentences and heads do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,28 +22,29 @@ import numpy as np
 from minitransformer.engine.backend import Array
 from minitransformer.settings.options import UsageError
 
-# Types of activations: the name in kernels.cu, and cuBLAS's number.
-REALS = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
+# The types of activations: their names in kernels.cu, and cuBLAS's numbers for them.
+C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+CUBLAS_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
 DEFAULT_ALGORITHM = -1
 WORKSPACE_BYTES = 32 << 20
 
-# Threads of a block, alone and as 32 x 8: those of most launches.
+# The threads of a block in most launches, of a warp, and the warps of such a block.
 THREADS, WARP, WARPS = 256, 32, 8
 
-# The least compute capability, times ten, that each precision needs; NVIDIA's Ampere
+# The lowest compute capability, times ten, that each precision needs; NVIDIA's Ampere
 # generation has 80.
-LEAST_CAPABILITY = {"fp32": 0, "fp16": 53, "tf32": 80, "bf16": 80}
+MIN_CAPABILITY = {"fp32": 0, "fp16": 53, "tf32": 80, "bf16": 80}
 
 SOURCE = Path(__file__).with_name("kernels.cu")
 
 
 class Device:
-    """One GPU: compiles kernels when they are first used, holds a cuBLAS handle.
+    """One GPU, which compiles each kernel at its first use and has a cuBLAS handle.
 
-    Used by one stream at a time, since that has cuBLAS's workspace. Where CUPY_TF32 is
-    set, as for CuPy's own products, those of float32 round their inputs to 10 bits.
+    Only one stream at a time may use it, since all products share a workspace. With
+    `tf32`, products of float32 matrices round their inputs to 10 bits of mantissa; at
+    first this is set as for CuPy's own products, by the variable CUPY_TF32.
     """
 
     def __init__(self, xp: ModuleType) -> None:
@@ -54,12 +57,12 @@ class Device:
         self._blas: Any = self._load_blas()
 
     def launch(
-        self, name: str, dtype: Any, grid: Any, block: Any, *arguments: Any
+        self, name: str, dtype: Any, grid: Any, *kernel_args: Any, block: Any = THREADS
     ) -> None:
-        """Run kernel `name`, compiled for activations of `dtype`.
+        """Launch kernel `name`, compiled for activations of `dtype`.
 
-        `grid` and `block` are numbers or tuples. Arguments are arrays, None for a null
-        pointer, int and float for those of C, or NumPy scalars.
+        `grid` and `block` are numbers or tuples of them. The kernel's arguments are
+        arrays, None for a null pointer, int and float for those of C, or NumPy scalars.
         """
         key = name, dtype
         if key not in self._functions:
@@ -67,23 +70,25 @@ class Device:
         self._functions[key](
             grid if isinstance(grid, tuple) else (grid,),
             block if isinstance(block, tuple) else (block,),
-            tuple(_argument(value) for value in arguments),
+            tuple(_c_value(value) for value in kernel_args),
         )
 
     def matmul(
         self, a: Array, b: Array, out: Array, alpha: float = 1.0, beta: float = 0.0
     ) -> None:
-        """out = alpha a b + beta out, summed in float32.
+        """Compute out = alpha a b + beta out, with sums in float32.
 
-        Shapes: a [n, k], b [k, m], out [n, m], or each with two axes before these,
-        [outer, inner]; of any strides, but rows of `out` are contiguous
+        Shapes: a [n, k], b [k, m], out [n, m], or all three with two axes in front,
+        [outer, inner, ...]; strides are free, but rows of `out` are contiguous
+
+        Raises: RuntimeError if cuBLAS refuses the product.
         """
-        # cuBLAS counts by columns, so it is asked for out^T = b^T a^T.
+        # cuBLAS stores matrices by columns, so it is asked for out^T = b^T a^T.
         operands = [_operand(self.xp, b), _operand(self.xp, a), _operand(self.xp, out)]
         arrays, transposed, leading_dims = zip(*operands, strict=True)
         assert arrays[2] is out
         assert not transposed[2]
-        types = [_cuda_type(array.dtype) for array in arrays]
+        types = [CUBLAS_TYPES[array.dtype.name] for array in arrays]
         scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
         self._use_current_stream()
         if out.ndim == 2:
@@ -91,7 +96,7 @@ class Device:
             addresses = [_address(array) for array in arrays]
         else:
             call, count = self._blas.cublasGemmBatchedEx, [math.prod(out.shape[:2])]
-            pointers = self._pointers(arrays)
+            pointers = self._matrix_pointers(arrays)
             addresses = [_address(row) for row in pointers]
         status = call(
             self._handle,
@@ -106,30 +111,31 @@ class Device:
             COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32,
             DEFAULT_ALGORITHM,
         )
-        if status:
-            raise RuntimeError(f"cuBLAS: status {status} for a product {out.shape}")
+        _check(status, f"a product of shape {out.shape}")
 
-    def _pointers(self, arrays: tuple[Array, ...]) -> Array:
-        """Where each matrix of three arrays begins. Shapes: -> [3, outer inner]"""
+    def _matrix_pointers(self, arrays: tuple[Array, ...]) -> Array:
+        """Return the address of each matrix of three batches.
+
+        cuBLAS wants rows of addresses to begin at multiples of 16 bytes.
+
+        Shapes: each array [outer, inner, ...] -> [3, outer inner, made even] uint64
+        """
         outer, inner = arrays[2].shape[:2]
-        pointers = self.xp.empty((3, outer * inner), dtype=np.uint64)
-        kernel_args = (
-            value
-            for array in arrays
-            for value in (array, *(np.int64(stride) for stride in array.strides[:2]))
-        )
-        grid = blocks(outer * inner)
+        count = outer * inner
+        pointers = self.xp.empty((3, count + count % 2), dtype=np.uint64)
+        batches: list[Any] = []
+        for array in arrays:
+            batches += [array, *map(np.int64, array.strides[:2])]
         size = outer, inner
-        self.launch(
-            "pointers", np.float32, grid, THREADS, pointers, *size, *kernel_args
-        )
+        grid = num_blocks(count)
+        self.launch("matrix_pointers", np.float32, grid, pointers, *size, *batches)
         return pointers
 
     def _load_blas(self) -> Any:
-        """Load the cuBLAS that CuPy uses, and open it."""
+        """Load the cuBLAS library that CuPy uses, and create a handle."""
         from cupy_backends.cuda.libs import cublas
 
-        assert cublas  # its import finds the library, whose name is now enough
+        assert cublas  # importing it loads the library, which is then found by name
         major = self.xp.cuda.runtime.runtimeGetVersion() // 1000
         blas = ctypes.CDLL(f"libcublas.so.{major}")
         number: Any = ctypes.c_int
@@ -140,27 +146,28 @@ class Device:
         blas.cublasGemmBatchedEx.argtypes = [*head, number, number, number]
         blas.cublasSetStream_v2.argtypes = [pointer, pointer]
         blas.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
-        if status := blas.cublasCreate_v2(ctypes.byref(self._handle)):
-            raise RuntimeError(f"cuBLAS: status {status} when it was opened")
+        _check(blas.cublasCreate_v2(ctypes.byref(self._handle)), "creating a handle")
         self._workspace = self.xp.empty(WORKSPACE_BYTES, dtype=np.uint8)
         return blas
 
     def _use_current_stream(self) -> None:
         stream = self.xp.cuda.get_current_stream().ptr
         if stream != self._stream:
-            # A workspace of its own lets products be captured in a graph.
-            self._blas.cublasSetStream_v2(self._handle, stream)
-            self._blas.cublasSetWorkspace_v2(
+            status = self._blas.cublasSetStream_v2(self._handle, stream)
+            _check(status, "choosing a stream")
+            # Products can be captured in a graph because the workspace is our own.
+            status = self._blas.cublasSetWorkspace_v2(
                 self._handle, _address(self._workspace), WORKSPACE_BYTES
             )
+            _check(status, "choosing a workspace")
             self._stream = stream
 
     def _function(self, name: str, dtype: str) -> Any:
-        """Find a kernel in the module of its type, compiled now unless it was."""
+        """Return a kernel; compile all kernels for `dtype` if that is not done yet."""
         if dtype not in self._modules:
             self._modules[dtype] = self.xp.RawModule(
                 code=SOURCE.read_text(encoding="utf-8"),
-                options=("-std=c++17", f"-DREAL={REALS[dtype]}"),
+                options=("-std=c++17", f"-DREAL={C_TYPES[dtype]}"),
             )
         return self._modules[dtype].get_function(name)
 
@@ -199,14 +206,14 @@ def compute_capability(xp: ModuleType) -> int:
 def choose_precision(asked: str | None, capability: int) -> str:
     """Return the precision that was asked for, or else bf16 if the GPU has it, or fp32.
 
-    GPUs without bf16 do have fp16, but it must be asked for, since it can overflow.
+    A GPU without bf16 may have fp16, but that must be asked for, since it can overflow.
 
-    Raises: UsageError if a GPU of this `capability` has not what was asked for.
+    Raises: UsageError if a GPU of this `capability` lacks the precision asked for.
     """
     if asked is None:
-        return "bf16" if capability >= LEAST_CAPABILITY["bf16"] else "fp32"
-    if capability < LEAST_CAPABILITY[asked]:
-        possible = [p for p, least in LEAST_CAPABILITY.items() if capability >= least]
+        return "bf16" if capability >= MIN_CAPABILITY["bf16"] else "fp32"
+    if capability < MIN_CAPABILITY[asked]:
+        possible = [p for p, minimum in MIN_CAPABILITY.items() if capability >= minimum]
         raise UsageError(
             f"--precision: expected {' or '.join(possible)} on this GPU (compute "
             f"capability {capability / 10}), got {asked}"
@@ -215,9 +222,9 @@ def choose_precision(asked: str | None, capability: int) -> str:
 
 
 def set_tf32(enabled: bool) -> None:
-    """Have float32 products round their inputs to 10 bits of mantissa, or not.
+    """Choose whether float32 products round their inputs to 10 bits of mantissa.
 
-    Raises: RuntimeError if a library of CUDA is missing.
+    Raises: RuntimeError if a CUDA library is missing.
     """
     os.environ["CUPY_TF32"] = str(int(enabled))
     try:
@@ -232,7 +239,7 @@ def set_tf32(enabled: bool) -> None:
 
 
 def current() -> Device:
-    """The device that CuPy has selected."""
+    """Return the GPU that CuPy has selected."""
     cupy = importlib.import_module("cupy")
     return _device(cupy.cuda.runtime.getDevice())
 
@@ -243,10 +250,11 @@ def _device(index: int) -> Device:
 
 
 def graph_memory(xp: ModuleType) -> Any:
-    """A memory pool for graphs, which keeps its blocks: graphs have their addresses.
+    """Return a memory pool for CUDA graphs, which use its blocks at fixed addresses.
 
-    CuPy's own frees unused blocks and tries again when memory runs out, but not at an
-    error that it does not know; what the default pool holds is freed instead.
+    The pool never gives a block back to make room, as a pool of CuPy does when memory
+    runs out or its limit is reached. When the driver has no memory left, the default
+    pool's unused blocks are freed instead.
     """
 
     def allocate(size: int) -> Any:
@@ -259,34 +267,54 @@ def graph_memory(xp: ModuleType) -> Any:
             xp.get_default_memory_pool().free_all_blocks()
         raise AssertionError
 
-    return xp.cuda.MemoryPool(allocate)
+    pool = xp.cuda.MemoryPool(allocate)
+    pool.set_limit(size=0)  # no limit, whatever CUPY_GPU_MEMORY_LIMIT says
+    return pool
 
 
-def blocks(threads: int) -> int:
-    """Blocks for so many threads."""
+def record(stream: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
+    """Record what `work` launches on `stream` as a CUDA graph, without running it.
+
+    Returns: the graph, and what `work` returned
+
+    Raises: what `work` raised, or the driver: there are many kinds.
+    """
+    stream.begin_capture()
+    try:
+        result = work()
+    except Exception:
+        with contextlib.suppress(Exception):  # only a consequence of the first error
+            stream.end_capture()
+        raise
+    return stream.end_capture(), result
+
+
+def num_blocks(threads: int) -> int:
+    """Return how many blocks of THREADS threads hold `threads` threads."""
     return -(-threads // THREADS)
 
 
-def packs(count: int, dtype: Any) -> int:
-    """Pieces of 16 bytes that `count` elements take."""
+def num_vectors(count: int, dtype: Any) -> int:
+    """Return how many vectors of 16 bytes hold `count` elements."""
     return -(-count * np.dtype(dtype).itemsize // 16)
 
 
 @functools.cache
-def is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether kernels have activations of this type."""
-    return dtype.name in REALS
+def is_activation_type(dtype: np.dtype[Any]) -> bool:
+    """Return whether the kernels can be compiled for activations of this type."""
+    return dtype.name in C_TYPES
 
 
-@functools.cache
-def _cuda_type(dtype: np.dtype[Any]) -> int:
-    return CUDA_TYPES[dtype.name]
+def _check(status: int, call: str) -> None:
+    if status:
+        raise RuntimeError(f"cuBLAS: status {status} for {call}")
 
 
 def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
-    """A matrix as cuBLAS takes it: whether by columns, and elements from line to line.
+    """Return a matrix, whether cuBLAS must transpose it, and its leading dimension.
 
-    One that is contiguous along neither axis is copied.
+    The leading dimension is the distance of two rows, or of two columns if they are
+    contiguous, in elements. A matrix with neither contiguous is copied.
     """
     rows, columns = array.shape[-2:]
     down, across = (stride // array.itemsize for stride in array.strides[-2:])
@@ -301,8 +329,8 @@ def _address(array: Array) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-def _argument(value: Any) -> Any:
-    """Give a Python value the type that a kernel's parameter has in C."""
+def _c_value(value: Any) -> Any:
+    """Convert a Python value to the type of the kernel's parameter."""
     if value is None:
         return np.uint64(0)
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Ranks on GPUs: sums of gradients over processes, by NCCL."""
+"""Data parallelism over several GPUs, one process each, by NCCL."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from minitransformer.training.distributed import Communicator, Wait, World, poll
 
 
 class NcclCommunicator(Communicator):
-    """Ranks on GPUs, one each, through NCCL (CuPy's `cupyx.distributed`).
+    """A rank that computes on a GPU and reaches the others by NCCL, through CuPy.
 
-    MPI, where the ranks were started by it, or else a port of rank 0's machine brings
-    them together. Sums run on a stream of their own, beside backward's kernels.
+    Ranks that MPI started find each other by MPI, others at the `address` of rank 0.
+    Sums run on a stream of their own, while backward computes on the current one.
     """
 
     def __init__(self, world: World, address: str, timeout: float) -> None:
+        super().__init__(world)
         self._cupy = select_gpu(f"cuda:{world.local_rank}")
         distributed = importlib.import_module("cupyx.distributed")
-        self.rank, self.size = world.rank, world.size
-        self.local_rank, self.local_size = world.local_rank, world.local_size
         self.timeout = timeout
         host, _, port = address.rpartition(":")
         where = {"host": host, "port": int(port)} if address else {"use_mpi": True}
@@ -37,14 +36,12 @@ class NcclCommunicator(Communicator):
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
 
     def start_all_reduce(self, array: Array) -> Wait:
-        done, current = (
-            self._enqueue_all_reduce(array),
-            self._cupy.cuda.get_current_stream(),
-        )
+        done = self._enqueue_all_reduce(array)
+        current = self._cupy.cuda.get_current_stream()
         return lambda: current.wait_event(done)  # the GPU waits, this process does not
 
     def _enqueue_all_reduce(self, array: Array) -> Any:
-        """Sum after all that the current stream has in work; return the sum's event."""
+        """Queue a sum behind the work of the current stream; return the sum's event."""
         current = self._cupy.cuda.get_current_stream()
         self._stream.wait_event(current.record())
         self._group.all_reduce(array, array, "sum", self._stream)
@@ -63,9 +60,9 @@ class NcclCommunicator(Communicator):
 def connect_gpus(
     world: World, environ: Mapping[str, str], timeout: float
 ) -> Communicator:
-    """Connect the ranks of `world`, which compute on a GPU each.
+    """Connect the ranks of `world`, each of which computes on a GPU of its own.
 
-    Raises: RuntimeError if the environment lacks rank 0's address, or NCCL fails.
+    Raises: RuntimeError if the environment lacks the address of rank 0, or NCCL fails.
     """
     if world.size == 1:
         return Communicator()

@@ -1,11 +1,12 @@
-"""Operations of the same name and signature as in `ops.py`, by kernels and cuBLAS.
+"""Operations of the names and signatures of `engine/ops.py`, on kernels and cuBLAS.
 
-Activations and matrices are of one type: float32, float16 or bfloat16. Vectors
-(biases, gains) are float32, and so are statistics, losses and all gradients of
-parameters. What these bodies refuse (`find_kernel`), the reference computes. None waits for
-the GPU, so that a CUDA graph can hold them; every sum is taken in a fixed order, so
-that equal inputs give equal bits. The first comment of each kernel in `kernels.cu` has
-its formula. Shapes: as in `ops.py`, N rows (tokens of all sentences together).
+Activations and matrices are of one type: float32, float16 or bfloat16. Vectors (biases,
+gains) are float32, and so are statistics, losses and all gradients of parameters.
+`find_kernel` leaves everything else to the reference bodies. No operation waits for
+the GPU, so that a CUDA graph can hold it, and every sum has a fixed order, so that
+equal inputs give equal bits. The formula of each kernel is above it in `kernels.cu`.
+
+Shapes: as in `engine/ops.py`; N rows are the tokens of all sentences
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitransformer.cuda import device
 from minitransformer.cuda.beam_search import beam_search
-from minitransformer.cuda.device import THREADS, WARP, WARPS, blocks, packs
-from minitransformer.cuda.steppers import graph_stepper
+from minitransformer.cuda.device import WARP, WARPS, num_blocks, num_vectors
+from minitransformer.cuda.incremental_decoding import graph_decoder
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32
 from minitransformer.engine.ops import LAYER_NORM_EPSILON, MASKED_SCORE, split_heads
@@ -29,43 +30,45 @@ from minitransformer.engine.random_streams import PhiloxStream, dropout_threshol
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
 MAX_WIDTH = 1024
 
-# Logits computed at a time in the loss: large products, little memory.
+# The loss computes this many logits at a time: large products, but little memory.
 LOGITS_PER_CHUNK = 1 << 27
 MIN_ROWS_PER_CHUNK = 256
 
 # Operations without a kernel, which the model does not use in training.
-ELEMENTARY = ("add", "multiply", "matmul", "sum_all")
+ELEMENTARY = ("add", "multiply", "sum_all")
 
-# Blocks that each sum a share of the rows of a matrix, at most.
-NUM_SHARES = 256
+# The most partial sums of a matrix's rows that are computed before they are added up.
+MAX_PARTIAL_SUMS = 256
 
 
 def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
     """Return the fused body of operation `name`, or None if it does not take `arrays`.
 
-    Refused are activations of another type than float32, float16 and bfloat16 (there
-    is no kernel for doubles), matrices of another type than theirs, vectors that are
-    not float32, and LayerNorm of rows wider than MAX_WIDTH. CuPy lacks some operations
-    on 16-bit numbers: those without a kernel are computed in float32.
+    Refused are activations of another type than float32, float16 and bfloat16, matrices
+    of another type than the activations, vectors that are not float32, and LayerNorm of
+    rows wider than MAX_WIDTH. CuPy lacks some operations on 16-bit numbers; those
+    without a kernel are computed in float32.
     """
     if name in DECODING:
-        return DECODING[name] if device.is_real(arrays[0].dtype) else None
+        return DECODING[name] if device.is_activation_type(arrays[0].dtype) else None
     if name == "accumulate":
-        same = all(device.is_real(a.dtype) and a.flags.c_contiguous for a in arrays)
-        return accumulate if same else None
+        known = all(device.is_activation_type(a.dtype) for a in arrays)
+        return (
+            accumulate if known and all(a.flags.c_contiguous for a in arrays) else None
+        )
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
-    real = floats[0].dtype if floats else None
-    if real is None or not device.is_real(real):
+    if not floats or not device.is_activation_type(floats[0].dtype):
         return None
+    real = floats[0].dtype
     wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
     if real.itemsize == 2 and (wide or name in ELEMENTARY):
         return functools.partial(_in_float32, PRIMITIVES[name])
     if name not in OPERATIONS or wide:
         return None
     for array in floats[1:]:
-        # Sinusoids are a matrix, too, but no parameter.
-        either = name == "embedding" and array.dtype == np.float32
-        if array.dtype != (np.float32 if array.ndim == 1 else real) and not either:
+        # Sinusoids are a float32 matrix, but no parameter.
+        sinusoids = name == "embedding" and array.dtype == np.float32
+        if array.dtype != (np.float32 if array.ndim == 1 else real) and not sinusoids:
             return None
     return OPERATIONS[name]
 
@@ -73,26 +76,23 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
 def _in_float32(
     body: Callable[..., tuple[Array, Vjp]], *arrays: Array, **options: Any
 ) -> tuple[Array, Vjp]:
-    def converted(array: Array, dtype: Any) -> Array:
-        return None if array is None else array.astype(dtype)
+    """Compute an operation on float32 copies, and round what it returns."""
+    out, vjp = body(*map(as_float32, arrays), **options)
 
-    wide = [a if a is None else as_float32(a) for a in arrays]
-    out, vjp = body(*wide, **options)
+    def rounded_vjp(g: Array) -> tuple[Array, ...]:
+        gradients: tuple[Array, ...] = vjp(as_float32(g))
+        return tuple(d.astype(a.dtype) for d, a in zip(gradients, arrays, strict=True))
 
-    def narrow_vjp(g: Array) -> tuple[Array | None, ...]:
-        gradients = zip(vjp(as_float32(g)), arrays, strict=False)
-        return tuple(converted(gradient, a.dtype) for gradient, a in gradients)
-
-    return converted(out, arrays[0].dtype), narrow_vjp
+    return out.astype(arrays[0].dtype), rounded_vjp
 
 
 def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
-    noise = _Noise(x.shape, rate, rng)
+    mask = _draw_mask(x.shape, rate, rng)
 
     def vjp(g: Array) -> tuple[Array]:
-        return (_dropped(g, noise),)
+        return (_dropout(g, mask),)
 
-    return _dropped(x, noise), vjp
+    return _dropout(x, mask), vjp
 
 
 def linear(
@@ -103,9 +103,8 @@ def linear(
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
     gpu.matmul(rows, weight, out)
     if relu or bias is not None:
-        grid = _row_blocks(out)
-        size = np.int64(len(rows)), out.shape[1]
-        gpu.launch("bias_relu", x.dtype, grid, THREADS, out, bias, *size, relu)
+        grid = _vector_blocks(out)
+        gpu.launch("bias_relu", x.dtype, grid, out, bias, *_size(out), relu)
     activated = out if relu else None
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
@@ -116,7 +115,7 @@ def linear(
             g = masked
         elif bias is not None:
             db = _column_sums("column_sums", g)
-        dx, dweight = xp.empty_like(rows), _empty(xp, weight.shape)
+        dx, dweight = xp.empty_like(rows), xp.empty(weight.shape, np.float32)
         gpu.matmul(g, weight.T, dx)
         gpu.matmul(rows.T, g, dweight)
         return dx.reshape(x.shape), dweight, None if bias is None else db
@@ -133,33 +132,30 @@ def embedding(
     rate: float = 0.0,
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """The gradient of the table: tokens add up id by id, each in order, no atomics."""
+    """The gradient of an id adds its tokens in their order, without atomics."""
     xp, gpu = array_module(table), device.current()
     ids_shape, width = ids.shape, table.shape[1]
     ids = xp.ascontiguousarray(ids, dtype=np.int32)
     out = xp.empty((*ids.shape, width), dtype=table.dtype)
-    noise = _Noise(out.shape, rate, rng)
+    dropout_mask = _draw_mask(out.shape, rate, rng)
+    arrays = out, xp.ascontiguousarray(table), ids, as_float32(positions)
+    size = np.int64(ids.size), ids_shape[-1], width
+    grid = _vector_blocks(out)
     gpu.launch(
-        "embed",
-        table.dtype,
-        _row_blocks(out),
-        THREADS,
-        *(out, xp.ascontiguousarray(table), ids, _as_float32(positions), float(scale)),
-        *(np.int64(ids.size), ids_shape[-1], width, *noise.arguments),
+        "embedding", out.dtype, grid, *arrays, float(scale), *size, *dropout_mask
     )
 
     def vjp(g: Array) -> tuple[Array, None, Array]:
-        g = _dropped(g, noise) if noise.threshold else xp.ascontiguousarray(g)
+        g = _dropout(g, dropout_mask)
         sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
         dpositions = xp.zeros(positions.shape, dtype=np.float32)
         dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
         first = xp.full(len(table), ids.size, dtype=np.int32)
-        gpu.launch(
-            "first_tokens", g.dtype, blocks(ids.size), THREADS, first, ids, ids.size
-        )
+        grid = num_blocks(ids.size)
+        gpu.launch("first_occurrences", g.dtype, grid, first, ids, ids.size)
         dtable = xp.zeros(table.shape, dtype=np.float32)
-        kernel_args = g, ids, first, float(scale), ids.size, width
-        gpu.launch("embed_backward", g.dtype, ids.size, THREADS, dtable, *kernel_args)
+        kernel_args = dtable, g, ids, first, float(scale), ids.size, width
+        gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
         return dtable, None, dpositions
 
     return out, vjp
@@ -175,55 +171,44 @@ def attention(
     rate: float = 0.0,
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """Scores are products in the activations' type; the softmax is taken in place.
+    """Scores are stored in the activations' type, and the softmax overwrites them.
 
-    Rows of scores begin at multiples of 16 bytes, as tensor cores like them.
+    Rows of scores begin at multiples of 16 bytes, which tensor cores need to be fast.
     """
     xp, gpu = array_module(q), device.current()
     query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
     scale = 1 / math.sqrt(query.shape[-1])
     shape = (*query.shape[:-1], key.shape[-2])  # [B, H, T, S]
     rows, stride = math.prod(shape[:-1]), -(-shape[-1] // 8) * 8
-    noise = _Noise(shape, rate, rng)
+    size = np.int64(rows), shape[-1], stride
+    dropout_mask = _draw_mask(shape, rate, rng)
 
-    def scores() -> Array:
+    def empty_scores() -> Array:
         return xp.empty((*shape[:-1], stride), dtype=q.dtype)[..., : shape[-1]]
 
-    def dropped() -> Array:
-        if not noise.threshold:
+    def dropped_weights() -> Array:
+        if not dropout_mask.threshold:
             return weights
-        out, size = scores(), (np.int64(rows), shape[-1], stride)
-        grid = _row_blocks(weights)
-        gpu.launch(
-            "dropout", q.dtype, grid, THREADS, out, weights, *size, *noise.arguments
-        )
+        out, grid = empty_scores(), _vector_blocks(weights)
+        gpu.launch("dropout", q.dtype, grid, out, weights, *size, *dropout_mask)
         return out
 
-    weights = scores()
+    weights = empty_scores()
     gpu.matmul(query, key.swapaxes(-1, -2), weights, alpha=scale)
     strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
-    gpu.launch(
-        "softmax",
-        q.dtype,
-        _warp_blocks(rows),
-        THREADS,
-        *(weights, mask, *strides, MASKED_SCORE),
-        *(np.int64(rows), *shape[1:], stride),
-    )
+    kernel_args = weights, mask, *strides, MASKED_SCORE, np.int64(rows), *shape[1:]
+    gpu.launch("softmax", q.dtype, _warp_blocks(rows), *kernel_args, stride)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
-    gpu.matmul(dropped(), value, split_heads(out, num_heads))
+    gpu.matmul(dropped_weights(), value, split_heads(out, num_heads))
 
     def vjp(g: Array) -> tuple[Array, Array, Array, None]:
         g = split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
-        dq, dk, dv = (_empty(xp, x.shape, x.dtype) for x in (q, k, v))
-        gpu.matmul(dropped().swapaxes(-1, -2), g, split_heads(dv, num_heads))
-        dscores = scores()
+        dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
+        gpu.matmul(dropped_weights().swapaxes(-1, -2), g, split_heads(dv, num_heads))
+        dscores = empty_scores()
         gpu.matmul(g, value.swapaxes(-1, -2), dscores)
-        size = np.int64(rows), shape[-1], stride
-        kernel_args = dscores, weights, *size, *noise.arguments
-        gpu.launch(
-            "softmax_backward", q.dtype, _warp_blocks(rows), THREADS, *kernel_args
-        )
+        kernel_args = dscores, weights, *size, *dropout_mask
+        gpu.launch("softmax_backward", q.dtype, _warp_blocks(rows), *kernel_args)
         gpu.matmul(dscores, key, split_heads(dq, num_heads), alpha=scale)
         transposed = dscores.swapaxes(-1, -2)
         gpu.matmul(transposed, query, split_heads(dk, num_heads), alpha=scale)
@@ -242,35 +227,24 @@ def add_layer_norm(
     rate: float = 0.0,
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """The sum before the norm is rounded to the activations' type, as it is kept."""
+    """x + residual is rounded to the activations' type before it is normalised."""
     xp, gpu = array_module(x), device.current()
     rows, shortcut = _rows(x), _rows(residual)  # [N, D]
     gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
     out, h = xp.empty_like(rows), xp.empty_like(rows)
-    statistics = _empty(xp, (2, len(rows)))
-    size = np.int64(len(rows)), rows.shape[1]
-    noise = _Noise(x.shape, rate, rng)
-    gpu.launch(
-        "add_layer_norm",
-        x.dtype,
-        _warp_blocks(len(rows)),
-        THREADS,
-        *(out, h, *statistics, rows, shortcut, gain, bias),
-        *(float(epsilon), *size, *noise.arguments),
-    )
+    statistics = xp.empty((2, len(rows)), np.float32)
+    dropout_mask = _draw_mask(x.shape, rate, rng)
+    arrays = out, h, *statistics, rows, shortcut, gain, bias
+    grid, options = _warp_blocks(len(rows)), (*_size(rows), *dropout_mask)
+    gpu.launch("add_layer_norm", x.dtype, grid, *arrays, float(epsilon), *options)
 
     def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
         g = _rows(g)
         dresidual = xp.empty_like(g)
-        dx = xp.empty_like(g) if noise.threshold else None
-        gpu.launch(
-            "layer_norm_backward",
-            g.dtype,
-            _warp_blocks(len(g)),
-            THREADS,
-            *(dx, dresidual, g, h, *statistics, gain, *size, *noise.arguments),
-        )
-        dgain, dbias = _column_sums("norm_parameters", g, h, *statistics, sums=2)
+        dx = xp.empty_like(g) if dropout_mask.threshold else None
+        arrays = dx, dresidual, g, h, *statistics, gain
+        gpu.launch("layer_norm_backward", g.dtype, grid, *arrays, *options)
+        dgain, dbias = _column_sums("gain_bias_gradients", g, h, *statistics, sums=2)
         dresidual = dresidual.reshape(x.shape)
         dx = dresidual if dx is None else dx.reshape(x.shape)
         return dx, dresidual, dgain, dbias
@@ -281,150 +255,130 @@ def add_layer_norm(
 def projected_cross_entropy(
     x: Array, weight: Array, targets: Array, *, label_smoothing: float, padding_id: int
 ) -> tuple[Array, Vjp]:
-    """All rows are computed, and those of padding weigh 0: shapes depend on no data."""
+    """Rows of padding are computed too and weigh 0: shapes do not depend on data."""
     xp, gpu = array_module(x), device.current()
-    rows = _rows(x)
+    rows, vocab_size = _rows(x), len(weight)
     targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
-    vocab_size = len(weight)
     chunk = max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
     stride = -(-vocab_size // 8) * 8
     buffer = xp.empty((min(chunk, len(rows)), stride), dtype=x.dtype)
-    losses = _empty(xp, (len(rows),))
-    drows = xp.empty_like(rows)
-    dweight = _empty(xp, weight.shape)
+    losses, loss = (xp.empty(size, np.float32) for size in (len(rows), 1))
+    drows, dweight = xp.empty_like(rows), xp.empty(weight.shape, np.float32)
+    confidence, smoothing = 1.0 - label_smoothing, label_smoothing / vocab_size
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk]
         logits = buffer[: len(part), :vocab_size]
         gpu.matmul(part, weight.T, logits)
-        gpu.launch(
-            "cross_entropy",
-            x.dtype,
-            len(part),
-            THREADS,
-            *(logits, losses[start:], targets[start:]),
-            *(1.0 - label_smoothing, label_smoothing / vocab_size, padding_id),
-            *(vocab_size, stride),
-        )
+        arrays = logits, losses[start:], targets[start:]
+        options = confidence, smoothing, padding_id, vocab_size, stride
+        gpu.launch("cross_entropy", x.dtype, len(part), *arrays, *options)
         gpu.matmul(logits, weight, drows[start : start + chunk])
         gpu.matmul(logits.T, part, dweight, beta=1.0 if start else 0.0)
-    loss = _empty(xp, (1,))
-    gpu.launch("sum_all", np.float32, 1, THREADS, loss, losses, len(losses))
+    gpu.launch("sum_all", np.float32, 1, loss, losses, len(losses))
 
     def vjp(g: Array) -> tuple[Array, Array, None]:
         factor = g.reshape(1)
         for gradient in (drows, dweight):
+            grid = num_blocks(num_vectors(gradient.size, gradient.dtype))
             size = np.int64(gradient.size)
-            grid = blocks(packs(gradient.size, gradient.dtype))
-            gpu.launch("scale", gradient.dtype, grid, THREADS, gradient, factor, size)
+            gpu.launch("scale", gradient.dtype, grid, gradient, factor, size)
         return drows.reshape(x.shape), dweight, None
 
     return loss.reshape(()), vjp
 
 
-def accumulate(total: Array, share: Array, in_place: bool = True) -> Array:
-    """total + share, which CuPy does not compute in bfloat16. Shapes: any, equal"""
-    out = total if in_place else array_module(total).empty_like(total)
-    grid = blocks(packs(total.size, total.dtype))
-    kernel_args = out, total, share.astype(total.dtype, copy=False)
-    device.current().launch(
-        "accumulate", total.dtype, grid, THREADS, *kernel_args, np.int64(total.size)
-    )
-    return out
+def accumulate(total: Array, term: Array) -> Array:
+    """Add `term` to `total` in place, also in bfloat16, which CuPy does not add."""
+    grid = num_blocks(num_vectors(total.size, total.dtype))
+    kernel_args = total, term.astype(total.dtype, copy=False), np.int64(total.size)
+    device.current().launch("accumulate", total.dtype, grid, *kernel_args)
+    return total
 
 
 OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
-    body.__name__: body
-    for body in (
-        dropout,
-        linear,
-        embedding,
-        attention,
-        add_layer_norm,
-        projected_cross_entropy,
-    )
+    "dropout": dropout,
+    "linear": linear,
+    "embedding": embedding,
+    "attention": attention,
+    "add_layer_norm": add_layer_norm,
+    "projected_cross_entropy": projected_cross_entropy,
 }
 DECODING: dict[str, Callable[..., Any]] = {
     "beam_search": beam_search,
-    "stepper": graph_stepper,
+    "incremental_decoder": graph_decoder,
 }
 
 
-# What the bodies share
+class _DropoutMask(NamedTuple):
+    """A dropout mask as kernels take it; each computes the random bytes again.
 
-
-class _Noise:
-    """A dropout mask as kernels take it: seed, first counter, threshold (0 for none).
-
-    It holds no mask: each kernel computes the bytes again.
+    `seed` is an array on the GPU, and `first` the first counter of Philox. Threshold 0
+    means no dropout.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], rate: float, rng: PhiloxStream | None
-    ) -> None:
-        self.threshold = 0 if rng is None else dropout_threshold(rate)
-        seed, first = None, 0
-        if rng is not None and rate > 0:
-            seed, first = rng.seed, rng.take(shape)
-        self.arguments = seed, np.uint64(first), self.threshold
+    seed: Array
+    first: np.uint64
+    threshold: int
 
 
-def _dropped(x: Array, noise: _Noise) -> Array:
-    xp, rows = array_module(x), _rows(x)
-    out = xp.empty_like(rows)
-    grid = _row_blocks(rows)
-    size = np.int64(len(rows)), rows.shape[1], rows.shape[1]
-    kernel_args = out, rows, *size, *noise.arguments
-    device.current().launch("dropout", x.dtype, grid, THREADS, *kernel_args)
-    return out.reshape(x.shape)
+def _draw_mask(
+    shape: tuple[int, ...], rate: float, rng: PhiloxStream | None
+) -> _DropoutMask:
+    """Reserve the counters of a mask for rows of the last axis."""
+    if rng is None or rate <= 0:
+        return _DropoutMask(None, np.uint64(0), 0)
+    return _DropoutMask(rng.seed, np.uint64(rng.take(shape)), dropout_threshold(rate))
+
+
+def _dropout(x: Array, mask: _DropoutMask) -> Array:
+    """Return a contiguous array: x, or a copy with the dropped elements set to 0."""
+    rows = _rows(x)
+    if mask.threshold:
+        rows, dropped_from = array_module(x).empty_like(rows), rows
+        arrays, size = (rows, dropped_from), (*_size(rows), rows.shape[1])
+        grid = _vector_blocks(rows)
+        device.current().launch("dropout", x.dtype, grid, *arrays, *size, *mask)
+    return rows.reshape(x.shape)
 
 
 def _column_sums(
     kernel: str, x: Array, *others: Array, into: tuple[Array, ...] = (), sums: int = 1
 ) -> Array:
-    """Sum what a kernel makes of x over its rows, in two stages.
+    """Sum what `kernel` computes from x and others over the rows, in two stages.
+
+    `into` are arrays that the kernel also fills.
 
     Shapes: x [N, D] -> [D], or [sums, D]
     """
     xp, gpu, (rows, width) = array_module(x), device.current(), x.shape
-    shares = min(NUM_SHARES, -(-rows // WARPS))
-    partial, out = _empty(xp, (shares, sums * width)), _empty(xp, (sums, width))
-    block = WARP, WARPS
-    across, size = -(-packs(width, x.dtype) // WARP), (np.int64(rows), width)
-    gpu.launch(
-        kernel, x.dtype, (across, shares), block, *into, partial, x, *others, *size
-    )
-    grid = -(-sums * width // (4 * WARP)), 1
-    size = shares, sums * width
-    gpu.launch("sum_partials", np.float32, grid, block, out, partial, *size)
+    count = min(MAX_PARTIAL_SUMS, -(-rows // WARPS))
+    partial = xp.empty((count, sums * width), np.float32)
+    out = xp.empty((sums, width), np.float32)
+    grid, block = (-(-num_vectors(width, x.dtype) // WARP), count), (WARP, WARPS)
+    kernel_args = *into, partial, x, *others, *_size(x)
+    gpu.launch(kernel, x.dtype, grid, *kernel_args, block=block)
+    grid = -(-num_vectors(sums * width, np.float32) // WARP), 1
+    kernel_args = out, partial, *_size(partial)
+    gpu.launch("sum_partials", np.float32, grid, *kernel_args, block=block)
     return out if sums > 1 else out[0]
 
 
 def _rows(x: Array) -> Array:
-    """All rows of the last axis, contiguous. Shapes: [..., D] -> [N, D]"""
+    """Return all rows of the last axis, contiguous. Shapes: [..., D] -> [N, D]"""
     return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
 
 
-def _as_float32(x: Array) -> Array:
-    """A float32 copy, or x itself where it is one."""
-    xp = array_module(x)
-    x = xp.ascontiguousarray(x)
-    if x.dtype == np.float32:
-        return x
-    out, size = _empty(xp, x.shape), np.int64(x.size)
-    device.current().launch("widen", x.dtype, blocks(x.size), THREADS, out, x, size)
-    return out
+def _size(rows: Array) -> tuple[np.int64, int]:
+    """Return the numbers of rows and columns, as kernels take them."""
+    return np.int64(len(rows)), rows.shape[1]
 
 
-def _empty(xp: Any, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
-    return xp.empty(shape, dtype=dtype)
-
-
-def _row_blocks(rows: Array) -> int:
-    """Blocks of which each thread takes a pack of a row. Shapes: rows [N, D]"""
-    width = rows.shape[-1]
-    return blocks(rows.size // width * packs(width, rows.dtype))
+def _vector_blocks(x: Array) -> int:
+    """Return the blocks for one thread for each 16-byte vector of a row."""
+    width = x.shape[-1]
+    return num_blocks(x.size // width * num_vectors(width, x.dtype))
 
 
 def _warp_blocks(rows: int) -> int:
-    """Blocks of which each warp takes a row."""
+    """Return the blocks for one warp for each row."""
     return -(-rows // WARPS)

@@ -1,25 +1,26 @@
-"""Adam on a GPU (section 5.3), in one pass that waits for nothing."""
+"""Adam on a GPU (section 5.3), in one pass over the parameters."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from minitransformer.cuda import device
-from minitransformer.cuda.device import THREADS, blocks
+from minitransformer.cuda.device import num_blocks
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.loss_scale import LossScale
 
-# Blocks that each sum a part of the gradient, at most.
-NUM_BLOCKS = 1024
+# The most partial sums of squares of the gradient.
+MAX_PARTIAL_SUMS = 1024
 
 
 class GpuAdam:
-    """Adam whose decisions (whether to update, how far to clip) stay on the GPU.
+    """An `Optimizer` whose decisions are made on the GPU, so that the host never waits.
 
-    The gradient comes multiplied by the loss scale, which learns from it. `steps` is an
-    array on the GPU: the number of updates that were made.
+    The GPU decides whether to update and how far to clip. The gradient comes multiplied
+    by the loss scale, which adapts to it. `steps`, an array on the GPU, is the number
+    of updates that were made.
 
     Shapes: first_moment, second_moment [number of parameters]
     """
@@ -35,84 +36,42 @@ class GpuAdam:
         self.steps: Array = xp.asarray(0)
         constants = training.beta1, training.beta2, training.epsilon
         scalars = (0.0, *constants, 1.0, 1.0, 1.0, training.clip_norm or 0.0)
-        self._scalars = xp.asarray(scalars, dtype=np.float32)
+        self._scalars = xp.asarray(scalars, dtype=np.float32)  # AdamScalars in C
 
     def restore(self, steps: int, first_moment: Array, second_moment: Array) -> None:
-        """Continue after `steps` updates that left these moments."""
         xp = array_module(self.first_moment)
         self.steps = xp.asarray(steps)
         self.first_moment[...] = xp.asarray(first_moment)
         self.second_moment[...] = xp.asarray(second_moment)
 
-    def step(
-        self, gradient: Array, loss: Array, rate: float, clip_norm: float | None
-    ) -> tuple[Array, Array]:
-        """Update as `Adam.step`, judging by the gradient alone whether all is finite.
-
-        The norm to clip to is that of the settings that this object was made with.
-        """
-        found = gradient_norm(gradient)
-        finite = found[1] > 0
-        self.steps = self.steps + array_module(found).where(finite, 1, 0)
-        scalars = self._scalars
+    def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
+        """Update as `Adam.step`, but the gradient alone decides if all is finite."""
+        xp, gpu = array_module(gradient), device.current()
+        squares = _sum_of_squares(gradient)
+        norm = xp.sqrt(squares[0])
+        finite = xp.isfinite(norm)
+        self.steps = self.steps + xp.where(finite, 1, 0)
+        scalars, data = self._scalars, self.parameters.data
         scalars[0] = rate
         scalars[4] = 1 - self.beta1**self.steps
         scalars[5] = 1 - self.beta2**self.steps
         scalars[6] = 1 / self.scale.factor
-        adam_update(
-            self.parameters.data,
-            gradient,
-            self.first_moment,
-            self.second_moment,
-            self.parameters.low_precision,
-            scalars,
-            found,
-        )
-        norm = found[0] * scalars[6]
+        copy = self.parameters.low_precision
+        dtype = np.float32 if copy is None else copy.dtype
+        arrays = data, gradient, self.first_moment, self.second_moment, copy
+        kernel_args = *arrays, scalars, squares, np.int64(data.size)
+        gpu.launch("adam", dtype, num_blocks(data.size), *kernel_args)
+        norm = norm * scalars[6]
         self.scale.update(finite)
         return norm, finite
 
 
-def gradient_norm(gradient: Array) -> Array:
-    """Compute the Euclidean norm of the flat gradient, left on the device.
-
-    Shapes: gradient [P] float32 -> [2] float32: the norm, and 1.0 if it is finite, 0.0
-    if an element is not, or the sum of squares overflows
-    """
+def _sum_of_squares(gradient: Array) -> Array:
+    """Return the squared norm of the gradient, on its GPU. Shapes: [P] -> [1]"""
     xp, gpu = array_module(gradient), device.current()
-    count = min(blocks(gradient.size), NUM_BLOCKS)
-    partial, norm = xp.empty(count, np.float32), xp.empty(2, np.float32)
+    count = min(num_blocks(gradient.size), MAX_PARTIAL_SUMS)
+    partial, total = (xp.empty(size, np.float32) for size in (count, 1))
     size = np.int64(gradient.size)
-    gpu.launch("square_sums", np.float32, count, THREADS, partial, gradient, size)
-    gpu.launch("gradient_norm", np.float32, 1, THREADS, norm, partial, count)
-    return norm
-
-
-def adam_update(
-    parameters: Array,
-    gradient: Array,
-    first_moment: Array,
-    second_moment: Array,
-    low_precision: Array | None,
-    scalars: Array,
-    norm: Array,
-) -> None:
-    """Do one step of Adam in place, and update the 16-bit copy, in one pass.
-
-    `scalars` is a float32 array on the device: learning rate, beta1, beta2, epsilon,
-    1 - beta1^t, 1 - beta2^t, scale, clip. The gradient is multiplied by `scale` (the
-    inverse of the loss scale) and, where clip > 0 and the norm of what results exceeds
-    it, by clip / norm. `norm` is what `gradient_norm(gradient)` returned; where it says
-    that the gradient is not finite, nothing changes.
-
-    Shapes: parameters, gradient, first_moment, second_moment [P] float32,
-    low_precision [P] float16 or bfloat16, scalars [8], norm [2]
-    """
-    device.current().launch(
-        "adam",
-        np.float32 if low_precision is None else low_precision.dtype,
-        blocks(parameters.size),
-        THREADS,
-        *(parameters, gradient, first_moment, second_moment, low_precision),
-        *(scalars, norm, np.int64(parameters.size)),
-    )
+    gpu.launch("square_sums", np.float32, count, partial, gradient, size)
+    gpu.launch("sum_all", np.float32, 1, total, partial, count)
+    return total

@@ -1,9 +1,9 @@
-"""Training on a GPU: work is queued far ahead of it, and no step waits for a result.
+"""Training on a GPU: the host queues work far ahead and never waits for a result.
 
-A part's forward and backward pass are recorded as a CUDA graph, one for each shape of
-batch, which a single launch repeats. For few shapes to occur, batches are padded to
-lengths from a ladder. What a step finds (loss, norm, whether all was finite) stays on
-the GPU until it is asked for.
+The forward and backward pass of a batch are recorded as a CUDA graph, which one launch
+repeats for every batch of the same shape. Batches are padded to a few lengths, so that
+few shapes occur. Loss, norm and whether both are finite stay on the GPU until somebody
+reads them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import importlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -20,8 +22,8 @@ import numpy as np
 from minitransformer.cuda import device
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.engine.random_streams import PhiloxStream
-from minitransformer.model.layers import ParameterBuffer
 from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
 from minitransformer.text.batches import Batch
@@ -31,27 +33,27 @@ from minitransformer.training.loss_scale import LossScale
 A = TypeVar("A")
 R = TypeVar("R")
 
-# Shapes that have a graph, at most; others are launched kernel by kernel.
-MOST_GRAPHS = 512
+# The most shapes that get a graph; batches of others are launched kernel by kernel.
+MAX_GRAPHS = 512
 
-# Batches without a graph that wait for the GPU, at most.
-MOST_IN_FLIGHT = 4
+# The most batches without a graph that are queued at a time.
+MAX_IN_FLIGHT = 4
 
 
-def rounded_up(count: int) -> int:
-    """The next step of a ladder: by twos up to 64, then 32 steps a doubling.
+def padded_length(count: int) -> int:
+    """Return the length to pad to: even up to 64, then 16 lengths a doubling.
 
-    Batches of 4,096 tokens of Multi30k come in 108 shapes then, with 9% of padding
-    instead of 4%; by fours and with low_precision as many steps, in 65 with 16%.
+    Batches of 4,096 tokens of Multi30k then have 108 shapes with 9% padding instead of
+    4%; with half as many lengths they would have 65 shapes with 16%.
     """
     step = max(2, (1 << max(count - 1, 1).bit_length()) // 32)
     return -(-count // step) * step
 
 
-class Inputs:
-    """A padded batch on the device, in arrays that stay where they are.
+class PaddedBatch:
+    """A padded batch on the GPU, in arrays that stay where they are.
 
-    Ids are copied from pinned memory, so that the copy is queued like all other work.
+    The ids are copied from pinned memory, so that the copy is queued like other work.
 
     Shapes: source [B, S], target [B, T + 1]
     """
@@ -65,12 +67,12 @@ class Inputs:
         self.source, self.target = (xp.empty(shape, np.int64) for shape in shapes)
 
     def wait(self) -> None:
-        """Block until the last copy has finished, so that its memory may be reused."""
+        """Wait until the last copy has finished, so that its memory may be reused."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def fill(self, batch: Batch) -> None:
-        """Replace the last batch by one that is not larger."""
+        """Replace the ids by those of a batch that is not larger."""
         self.wait()
         for host, ids in zip(self._host, (batch.source, batch.target), strict=True):
             host.fill(PAD_ID)
@@ -80,20 +82,24 @@ class Inputs:
         self._copied = self._stream.record()
 
 
-class Recorded:
-    """A graph, with all that it reads at fixed addresses."""
+@dataclass(frozen=True)
+class RecordedGraph:
+    """A CUDA graph and the arrays that it reads at fixed addresses.
 
-    def __init__(
-        self, graph: Any, inputs: Inputs, rng: PhiloxStream, positions: Array
-    ) -> None:
-        self.graph, self.inputs, self.rng = graph, inputs, rng
-        self._positions = positions  # the model may go on to a longer table
+    The model may replace its `positions` by a longer table, so they are kept here.
+    """
+
+    graph: Any
+    batch: PaddedBatch
+    rng: PhiloxStream
+    positions: Array
 
 
 class GpuModel:
-    """A model on a GPU. Batches that do not fit in its memory are computed in parts.
+    """A `ParallelModel` on a GPU.
 
-    `log` is called with a line about what a user should know.
+    A batch that does not fit in the GPU's memory is computed in parts. `log` is called
+    with a line about anything that the user should know.
     """
 
     asynchronous = True
@@ -114,31 +120,26 @@ class GpuModel:
         self._all_reduce = GradientAllReduce(self.communicator, parameters)
         self.scale, self.parts, self._log = scale, 1, log
         self.xp = xp = array_module(parameters.data)
-        self._graphs: dict[tuple[float, ...], Recorded] = {}
-        self._records = graphs
-        self._in_flight: deque[Inputs] = deque()
+        self._graphs: dict[tuple[float, ...], RecordedGraph] = {}
+        self._records_graphs = graphs
+        self._in_flight: deque[PaddedBatch] = deque()
         self._loss = xp.zeros(1, dtype=np.float32)
         self._weight = xp.zeros((), dtype=np.float32)
         self._memory = device.graph_memory(xp)
-        self._stream = xp.cuda.Stream(non_blocking=True)  # only such a one is recorded
-        xp.cuda.Device().synchronize()  # the parameters have arrived
+        # The null stream cannot be recorded.
+        self._stream = xp.cuda.Stream(non_blocking=True)
+        xp.cuda.Device().synchronize()  # wait for the parameters
         self._stream.use()
 
-    @property
-    def recorded(self) -> int:
-        """How many shapes of batches have a graph."""
-        return len(self._graphs)
-
     def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        """Apply `function` to items in this thread, the one that selected the GPU."""
+        """Apply `function` to items in this thread, which has selected the GPU."""
         return map(function, items)
 
     def synchronize(self) -> None:
-        """Wait until everything queued so far is computed."""
         self._stream.synchronize()
 
     def reserve_memory(self, batches: list[Batch], label_smoothing: float) -> None:
-        """Fill the memory pools by computing the largest batches; discard the results.
+        """Fill the memory pools: compute the largest batches and discard the results.
 
         All later batches then find the memory that they need.
         """
@@ -148,22 +149,22 @@ class GpuModel:
     def gradient(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
-        """As `ParallelModel.gradient`, multiplied by the loss scale; nothing waits.
+        """Queue what `ParallelModel.gradient` computes, times the loss scale.
 
-        Raises: RuntimeError if memory is not enough for single sentences.
+        Raises: RuntimeError if the memory is too small for a single sentence pair.
         """
         while True:
             try:
                 return self._gradient(batches, label_smoothing, key)
             except MemoryError:
-                pass  # leave this block first: the error holds all that was in work
+                pass  # leave this block: the error refers to arrays that must be freed
             self._halve(batches)
 
     def _gradient(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
         ranks, num_tokens = self.communicator, sum(b.target_tokens for b in batches)
-        mine = slice(ranks.rank, ranks.rank + 1)  # none, if sentences are few
+        mine = slice(ranks.rank, ranks.rank + 1)  # empty for ranks without a sentence
         shares = [share for batch in batches for share in batch.split(ranks.size)[mine]]
         parts = [part for share in shares for part in share.split(self.parts)]
         self.parameters.grad.fill(0)
@@ -180,63 +181,58 @@ class GpuModel:
     ) -> None:
         """Add the gradient and loss of a part, by its shape's graph if there is one.
 
-        The first batch of a shape is computed kernel by kernel, which compiles and
-        allocates what is needed, and its work is then recorded for those that follow.
+        The first batch of a shape is computed kernel by kernel, which compiles kernels
+        and allocates memory, and the work is then recorded for later batches.
         """
-        shape = self._padded(part)
+        shape = self._padded_shape(part)
         name = (*shape, label_smoothing)
-        if name in self._graphs:
-            recorded = self._graphs[name]
-            recorded.inputs.fill(part)
+        if recorded := self._graphs.get(name):
+            recorded.batch.fill(part)
             recorded.rng.reseed(key)
             recorded.graph.launch()
             return
-        inputs, rng = Inputs(self.xp, *shape), PhiloxStream(key, self.xp)
-        inputs.fill(part)
-        self._in_flight.append(inputs)
-        if len(self._in_flight) > MOST_IN_FLIGHT:
+        batch, rng = PaddedBatch(self.xp, *shape), PhiloxStream(key, self.xp)
+        batch.fill(part)
+        self._in_flight.append(batch)
+        if len(self._in_flight) > MAX_IN_FLIGHT:
             self._in_flight.popleft().wait()
+        # Positions outlive a graph, so they may not be in memory that graphs reuse.
+        self.model.embedding.reserve(max(shape[1:]))
         with self.xp.cuda.using_allocator(self._memory.malloc):
-            self._compute(inputs, label_smoothing, rng)
-            if self._records and len(self._graphs) < MOST_GRAPHS:
+            self._compute(batch, label_smoothing, rng)
+            if self._records_graphs and len(self._graphs) < MAX_GRAPHS:
                 rng.reseed(key)
-                if graph := self._record(inputs, label_smoothing, rng):
+                work = partial(self._compute, batch, label_smoothing, rng)
+                if graph := self._record(work):
                     positions = self.model.embedding.positions.data
-                    self._graphs[name] = Recorded(graph, inputs, rng, positions)
+                    self._graphs[name] = RecordedGraph(graph, batch, rng, positions)
 
     def _compute(
-        self, inputs: Inputs, label_smoothing: float, rng: PhiloxStream
+        self, batch: PaddedBatch, label_smoothing: float, rng: PhiloxStream
     ) -> None:
-        source, target = inputs.source, inputs.target
+        source, target = batch.source, batch.target
         loss = training_loss(self.model, source, target, label_smoothing, rng)
         loss.backward(self._weight)
         self._loss += loss.data
 
-    def _record(
-        self, inputs: Inputs, label_smoothing: float, rng: PhiloxStream
-    ) -> Any | None:
-        """Record what `_compute` launches, without running it; None if that fails."""
+    def _record(self, work: Callable[[], None]) -> Any | None:
+        """Record what `work` launches as a graph; return None if that fails."""
         try:
-            self._stream.begin_capture()
-            try:
-                self._compute(inputs, label_smoothing, rng)
-            finally:
-                graph = self._stream.end_capture()
+            return device.record(self._stream, work)[0]
         except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
-            self._records = False
+            self._records_graphs = False
             self._log(f"graphs      none, work is launched kernel by kernel: {error}")
             return None
-        return graph
 
-    def _padded(self, part: Batch) -> tuple[int, int, int]:
-        """Rows, source and target tokens of the inputs that a part is put in."""
+    def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
+        """Return the sentences, source tokens and target tokens to pad a part to."""
         limit = self.model.config.position_limit or sys.maxsize
         lengths = part.source.shape[1], part.target.shape[1] - 1
-        source, target = (min(rounded_up(n), max(n, limit)) for n in lengths)
-        return rounded_up(len(part.source)), source, target
+        source, target = (min(padded_length(n), max(n, limit)) for n in lengths)
+        return padded_length(len(part.source)), source, target
 
     def _halve(self, batches: list[Batch]) -> None:
-        """Go on with parts of low_precision the size, after a batch that memory did not hold."""
+        """Halve the parts of batches, after a batch that did not fit in memory."""
         ranks = self.communicator.size
         largest = max(batches, key=lambda batch: batch.source.size)
         if self.parts * ranks >= len(largest.source):

@@ -1,0 +1,1 @@
+"""The engine: arrays, automatic differentiation, operations with their gradients."""

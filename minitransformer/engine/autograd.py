@@ -1,13 +1,15 @@
-"""Reverse-mode automatic differentiation: the tape, and no calculus.
+"""Reverse-mode automatic differentiation: the graph of operations, and no calculus.
 
 A primitive is a function on plain arrays that returns its result and its
-vector-Jacobian product. Calling it on tensors records a node; `Tensor.backward` walks
-the nodes from the result to the leaves. What an operation computes is in `ops.py`.
+vector-Jacobian product (vjp), which maps the gradient of the result to the gradients of
+the inputs. Calling a primitive on tensors records a node; `Tensor.backward` walks the
+nodes from the result to the leaves. The operations themselves are in `ops.py`.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,14 +23,14 @@ PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
 
 _recording: ContextVar[bool] = ContextVar("recording", default=True)
 
-# Wraps the body of each primitive that is called, by name; see `observed`.
-Observer: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-_observer: Observer | None = None
+# Takes the name and the body of a primitive and returns the body to run instead.
+Wrapper: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+_wrapper: Wrapper | None = None
 
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Record nothing inside the block, in this thread."""
+    """Record no operations of this thread inside the block."""
     token = _recording.set(False)
     try:
         yield
@@ -37,20 +39,20 @@ def no_grad() -> Iterator[None]:
 
 
 @contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Run `observer(name, body)` for every primitive's body, in all threads."""
-    global _observer
-    _observer = observer
+def wrap_primitives(wrapper: Wrapper) -> Iterator[None]:
+    """Run `wrapper(name, body)` in place of each primitive's body, in all threads."""
+    global _wrapper
+    _wrapper = wrapper
     try:
         yield
     finally:
-        _observer = None
+        _wrapper = None
 
 
 class Node:
-    """One recorded operation: where its inputs came from and how to go back.
+    """One recorded operation: its vjp, and where the gradients of its inputs go.
 
-    It holds no result, so an activation lives only as long as a vjp captures it.
+    A node does not hold its result, so an activation lives only while a vjp needs it.
     """
 
     __slots__ = ("__weakref__", "parents", "vjp")
@@ -61,10 +63,10 @@ class Node:
 
 
 class Tensor:
-    """An array, and the node that made it if its gradient may be asked for.
+    """An array, and the node of the operation that computed it, if one was recorded.
 
-    A leaf with `requires_grad` adds incoming gradients into `grad` (None until then, or
-    an array of the caller's).
+    A tensor without a node is a leaf. If it requires a gradient, `backward` adds this
+    to `grad`, which is None before the first or an array that the caller provides.
     """
 
     __slots__ = ("__weakref__", "data", "grad", "node", "requires_grad")
@@ -90,16 +92,18 @@ class Tensor:
         gradient: Array | float | None = None,
         when_complete: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """Add the derivative of this tensor to the `grad` of every leaf it came from.
+        """Add the derivative of this tensor to the `grad` of every leaf it depends on.
 
         `gradient` is the derivative of the final result with respect to this tensor:
         an array of its shape, or a number where this tensor is a scalar (default 1).
-        Each node is released once passed, so a graph can be walked once.
-        `when_complete` is called with each leaf as soon as nothing more is added to it.
+        Each node is released as soon as its vjp has run, so a graph can be walked once.
+        `when_complete` is called with each leaf as soon as its gradient is complete.
 
-        Raises: ValueError if the gradient is missing or of another shape, or if
-        nothing was recorded.
+        Raises: ValueError if the gradient is missing or of another shape, or if this
+        tensor is not the result of a recorded operation.
         """
+        if self.node is None:
+            raise ValueError("expected a recorded tensor, got one without a gradient")
         xp = array_module(self.data)
         if gradient is None and self.data.size != 1:
             raise ValueError(f"expected a gradient of shape {self.shape}, got none")
@@ -108,10 +112,7 @@ class Tensor:
             raise ValueError(
                 f"expected a gradient of shape {self.shape}, got {seed.shape}"
             )
-        origin = _origin(self)
-        if origin is None:
-            raise ValueError("expected a recorded tensor, got one without a gradient")
-        _backpropagate(origin, seed, when_complete)
+        _backpropagate(self.node, seed, when_complete)
 
 
 def _origin(value: Any) -> Node | Tensor | None:
@@ -122,76 +123,59 @@ def _origin(value: Any) -> Node | Tensor | None:
 
 
 def _backpropagate(
-    origin: Node | Tensor,
-    seed: Array,
-    when_complete: Callable[[Tensor], None] | None,
+    origin: Node, seed: Array, when_complete: Callable[[Tensor], None] | None
 ) -> None:
-    if isinstance(origin, Tensor):
-        _add_to_leaf(origin, seed, fresh=False)
-        return
     order, uses = _topological_order(origin)
     gradients: dict[int, Array] = {id(origin): seed}
-    owned: set[int] = set()  # gradients that nothing else holds: added to in place
+    unshared: set[int] = set()  # the nodes whose gradient can be added to in place
     while order:
-        current = order.pop()
-        gradient = gradients.pop(id(current))
-        parents, vjp = current.parents, current.vjp
-        current.parents, current.vjp = (), _released
-        shares = vjp(gradient)
-        for parent, share in zip(parents, shares, strict=False):
+        node = order.pop()
+        gradient = gradients.pop(id(node))
+        parents, vjp = node.parents, node.vjp
+        node.parents, node.vjp = (), _released
+        terms = vjp(gradient)
+        for i, parent in enumerate(parents):
+            term, key = terms[i], id(parent)
             if parent is None:
                 continue
-            key = id(parent)
+            others = gradient, *terms[:i], *terms[i + 1 :]
             if isinstance(parent, Tensor):
-                if share is not None:
-                    _add_to_leaf(parent, share, _is_fresh(share, gradient, shares))
+                if term is not None and parent.grad is not None:
+                    parent.grad = _accumulate(parent.grad, term)
+                elif term is not None:
+                    parent.grad = term if _is_unshared(term, others) else term.copy()
                 uses[key] -= 1
                 if when_complete is not None and not uses[key]:
                     when_complete(parent)
-            elif share is None:
+            elif term is None:
                 continue
             elif key not in gradients:
-                gradients[key] = share
-                if _is_fresh(share, gradient, shares):
-                    owned.add(key)
+                gradients[key] = term
+                if _is_unshared(term, others):
+                    unshared.add(key)
             else:
-                gradients[key] = _sum(gradients[key], share, key in owned)
-                owned.add(key)
-        del vjp, parents, shares
+                total = gradients[key] if key in unshared else gradients[key].copy()
+                gradients[key] = _accumulate(total, term)
+                unshared.add(key)
+        del vjp, parents, terms, others
 
 
-def _add_to_leaf(leaf: Tensor, share: Array, fresh: bool) -> None:
-    if leaf.grad is not None:
-        _sum(leaf.grad, share, in_place=True)
-    else:
-        leaf.grad = share if fresh else share.copy()
+def _accumulate(total: Array, term: Array) -> Array:
+    """Add `term` to `total` in place and return `total`."""
+    return fused_kernel("accumulate", (total, term), operator.iadd)(total, term)
 
 
-def _sum(total: Array, share: Array, in_place: bool) -> Array:
-    add = fused_kernel("accumulate", (total, share), _accumulate)
-    return add(total, share, in_place)
-
-
-def _accumulate(total: Array, share: Array, in_place: bool) -> Array:
-    """Return total + share, written into `total` if `in_place`."""
-    if in_place:
-        total += share
-        return total
-    return total + share
-
-
-def _is_fresh(share: Array, gradient: Array, shares: tuple[Array | None, ...]) -> bool:
-    """Whether no other gradient lies in the same memory as `share`, one of `shares`."""
-    others = [other for other in shares if other is not None and other is not share]
-    alone = len(others) == sum(other is not None for other in shares) - 1
-    shared = array_module(share).may_share_memory
-    return alone and not any(shared(share, other) for other in (gradient, *others))
+def _is_unshared(array: Array, others: tuple[Array | None, ...]) -> bool:
+    """Return whether `array` shares its memory with none of `others`."""
+    overlap = array_module(array).may_share_memory
+    return not any(overlap(array, other) for other in others if other is not None)
 
 
 def _topological_order(origin: Node) -> tuple[list[Node], dict[int, int]]:
-    """List the nodes below `origin`, inputs before results, without recursion.
+    """Return the nodes that `origin` depends on, inputs first, and the uses of leaves.
 
-    With it comes how often each leaf, by its id, is an input of one of them.
+    The uses of a leaf, found by its id, are the inputs of nodes that it is. The stack
+    replaces recursion, whose depth Python limits.
     """
     order: list[Node] = []
     uses: dict[int, int] = {}
@@ -219,11 +203,12 @@ def _released(gradient: Array) -> tuple[Array | None, ...]:
 def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tensor]:
     """Make a differentiable operation of a function on arrays.
 
-    `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns one gradient,
-    or None, for each array parameter, omitted ones too: a new array, `g`, or a view of
-    `g`, but never an array that something else keeps. Neither function may change its
-    inputs or `g`. Arrays for which a fused kernel of the same name is registered are
-    passed to that kernel instead (`backend.fused_kernel`).
+    `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns a gradient or
+    None for each array parameter, also for one that was omitted. Gradients may be added
+    to in place, so each is a new array, `g` itself or a view of `g`, and nothing else
+    keeps it. Neither function may change its inputs or `g`, and `backward` calls each
+    vjp once. A fused kernel of the same name replaces the function for the arrays that
+    it takes (`backend.fused_kernel`).
     """
     name = function.__name__
     PRIMITIVES[name] = function
@@ -232,8 +217,8 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     def operation(*inputs: Any, **options: Any) -> Tensor:
         arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
         body = fused_kernel(name, arrays, function)
-        if _observer is not None:
-            body = _observer(name, body)
+        if _wrapper is not None:
+            body = _wrapper(name, body)
         out, vjp = body(*arrays, **options)
         if not _recording.get():
             return Tensor(out)

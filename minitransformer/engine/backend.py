@@ -1,9 +1,8 @@
-"""The array libraries, and the table of fused kernels that replace operations.
+"""The array libraries, and the registry of fused kernels that replace operations.
 
-Code above this file calls the library that its arrays belong to, which `array_module`
-returns. An operation may have a faster body for one kind of array, such as a kernel for
-arrays on a GPU: whoever opens a device registers these bodies here, and operations look
-them up by their arrays. The engine itself knows no device but the processor.
+Most code calls the functions of the library that its arrays belong to, NumPy or CuPy.
+When a GPU is chosen, its fused kernels are registered here, and operations look them up
+by the type of their arrays. The engine itself knows no device but the processor.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ def array_module(array: Array) -> ModuleType:
 
 
 def register_kernels(array_type: type, find: FindKernel | None) -> None:
-    """Have operations on arrays of `array_type` look up their bodies with `find`.
-
-    None removes what was registered before.
-    """
+    """Register `find` for operations on arrays of `array_type`; None removes it."""
     if find is None:
         _KERNELS.pop(array_type, None)
     else:
@@ -47,8 +43,8 @@ def fused_kernel(
 ) -> Callable[..., Any]:
     """Return the fused body of operation `name` for `arrays`, or else `otherwise`.
 
-    The arrays decide: their type names the table, and the table may refuse their
-    shapes or the types of their numbers.
+    The first array of a registered type selects `find`, which returns None if it has no
+    kernel for the shapes or dtypes of the arrays.
     """
     for array in arrays:
         if find := _KERNELS.get(type(array)):

@@ -13,12 +13,12 @@ from threadpoolctl import ThreadpoolController
 
 
 def tune_allocator() -> bool:
-    """Let glibc keep freed memory, so that large arrays do not fault in fresh pages.
+    """Make glibc keep freed memory for reuse, because new pages are slow to obtain.
 
-    All threads share one heap, because glibc returns the heap of a single thread to the
+    All threads then share one heap, as glibc would return the memory of others to the
     system.
 
-    Returns: whether the settings were accepted; without glibc nothing is changed
+    Returns: whether the settings were accepted; without glibc nothing changes
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -42,9 +42,9 @@ def _blas() -> ThreadpoolController:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Compute each matrix product on one thread, while the engine's own threads work.
+    """Return a context in which each matrix product runs on one thread.
 
-    The limit holds for all threads of the process until the context ends.
+    It holds for all threads of the process, since the engine has threads of its own.
     """
     return _blas().limit(limits=1)
 

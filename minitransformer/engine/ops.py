@@ -1,9 +1,9 @@
-"""Every differentiable operation, its forward beside its backward.
+"""Every differentiable operation, its forward pass beside its backward pass.
 
 Each body runs on NumPy and CuPy arrays alike. Positional arguments are arrays and get
-one gradient each (None for what has none, such as ids and masks); keyword arguments are
-options. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary, N rows
-(tokens of all sentences together).
+one gradient each, or None if they have none, such as ids and masks. Keyword arguments
+are options. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary,
+N rows (the tokens of all sentences).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from minitransformer.engine.autograd import PRIMITIVES, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.engine.random_streams import RandomStream
 
-# Added to the scores of masked positions: exp gives an exact zero, and a row that is
-# masked throughout becomes uniform rather than not-a-number.
+# Added to the scores of masked positions. Their weights become exactly zero, and a row
+# of which everything is masked becomes uniform instead of NaN.
 MASKED_SCORE = -1e9
 
-# Added to the variance, inside the root.
+# Added to the variance, inside the square root.
 LAYER_NORM_EPSILON = 1e-6
 
-# Logits computed at a time in the loss: enough rows for an efficient product, few
-# enough to stay in the cache.
+# Logits computed at a time in the loss: enough for an efficient matrix product, few
+# enough for the processor's cache.
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
@@ -52,18 +52,6 @@ def multiply(a: Array, b: Array) -> tuple[Array, Vjp]:
 
 
 @primitive
-def matmul(a: Array, b: Array) -> tuple[Array, Vjp]:
-    """The matrix product of [..., n, k] and [..., k, m], with broadcasting."""
-
-    def vjp(g: Array) -> tuple[Array, Array]:
-        da = g @ b.swapaxes(-1, -2)
-        db = a.swapaxes(-1, -2) @ g
-        return _sum_to(da, a.shape), _sum_to(db, b.shape)
-
-    return a @ b, vjp
-
-
-@primitive
 def sum_all(a: Array) -> tuple[Array, Vjp]:
     """The sum of all elements, a scalar."""
     xp = array_module(a)
@@ -77,12 +65,12 @@ def sum_all(a: Array) -> tuple[Array, Vjp]:
 @primitive
 def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
     """Zero a share `rate` of the elements and scale the rest to keep the mean (5.4)."""
-    keep, scale = rng.keep_mask(x.shape, rate)
+    dropout_mask = rng.keep_mask(x.shape, rate)
 
     def vjp(g: Array) -> tuple[Array]:
-        return (_scaled(g, keep, scale),)
+        return (_apply_dropout(g, dropout_mask),)
 
-    return _scaled(x, keep, scale), vjp
+    return _apply_dropout(x, dropout_mask), vjp
 
 
 # Layers
@@ -133,15 +121,11 @@ def embedding(
     out = xp.take(table, ids, axis=0)
     out *= scale
     out += positions[:length]
-    keep, factor = None, 1.0
-    if rng is not None and rate > 0:
-        keep, factor = rng.keep_mask(out.shape, rate)
-        out *= keep
-        out *= factor
+    dropout_mask = _draw_dropout(out.shape, rate, rng)
+    _apply_dropout(out, dropout_mask, out=out)
 
     def vjp(g: Array) -> tuple[Array, None, Array]:
-        if keep is not None:
-            g = _scaled(g, keep, factor)
+        g = _apply_dropout(g, dropout_mask)
         dpositions = xp.zeros_like(positions)
         dpositions[:length] = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
         dtable = xp.zeros_like(table)
@@ -175,10 +159,8 @@ def attention(
     query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
     scale = 1 / math.sqrt(query.shape[-1])
     weights = attention_weights(q, k, mask, num_heads=num_heads)  # [B, H, T, S]
-    keep, factor, dropped = None, 1.0, weights
-    if rng is not None and rate > 0:
-        keep, factor = rng.keep_mask(weights.shape, rate)
-        dropped = _scaled(weights, keep, factor)
+    dropout_mask = _draw_dropout(weights.shape, rate, rng)
+    dropped = _apply_dropout(weights, dropout_mask)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     xp.matmul(dropped, value, out=split_heads(out, num_heads))
 
@@ -187,9 +169,7 @@ def attention(
         dq, dk, dv = xp.empty_like(q), xp.empty_like(k), xp.empty_like(v)
         xp.matmul(dropped.swapaxes(-1, -2), g, out=split_heads(dv, num_heads))
         dscores = g @ value.swapaxes(-1, -2)  # [B, H, T, S]
-        if keep is not None:
-            dscores *= keep
-            dscores *= factor
+        _apply_dropout(dscores, dropout_mask, out=dscores)
         dscores -= _row_dot(xp, dscores, weights)[..., None]
         dscores *= weights
         dscores *= scale
@@ -203,7 +183,7 @@ def attention(
 def attention_weights(
     q: Array, k: Array, mask: Array | None, *, num_heads: int
 ) -> Array:
-    """softmax(Q K^T / sqrt(d_k)) of each head: what `attention` weighs V with.
+    """softmax(Q K^T / sqrt(d_k)) of each head, the weights of V in `attention`.
 
     Shapes: q [B, T, H d_k], k [B, S, H d_k], mask broadcasting to [B, H, T, S]
     -> [B, H, T, S]
@@ -231,34 +211,35 @@ def restricted_attention(
     rate: float = 0.0,
     rng: RandomStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """`attention` of each position to some before and after it only (section 4).
+    """`attention` of each position to its neighbourhood only (restricted, section 4).
 
-    Queries attend in blocks, to the keys of those around them: O(n (before + after) d)
-    time and memory. Its own key a query sees even if masked, so that none sees nothing.
+    A query sees the keys of at most `before` positions before it and `after` after it.
+    Queries attend in blocks, each to the keys of its own and the neighbouring blocks,
+    in time and memory O(n (before + after) d). A query always sees its own key, even
+    one that `mask` excludes, so that no row of weights is empty.
 
     Shapes: q, k [B, n, H d_k], v [B, n, H d_v], mask [B, 1, 1, n] -> [B, n, H d_v]
     """
     xp, (batch, length, _) = array_module(q), q.shape
     size = min(length, max(before, after, 16))  # small products are slow
-    others = -(-length // size) - 1
-    ahead, behind = (min(-(-near // size), others) for near in (before, after))
-    words = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
-    words = _blocks(words[..., None], size, ahead, behind)  # [B blocks, keys, 1]
-    offset = xp.arange(-ahead * size, (1 + behind) * size) - xp.arange(size)[:, None]
-    near = (offset >= -before) & (offset <= after)  # [size, keys]
-    allowed = near & words.swapaxes(-1, -2) | (offset == 0)  # [B blocks, size, keys]
-    inputs = _blocks(q, size), *(_blocks(x, size, ahead, behind) for x in (k, v))
+    others = -(-length // size) - 1  # the number of blocks without a query's own
+    left, right = (min(-(-reach // size), others) for reach in (before, after))
+    visible = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
+    visible = _to_blocks(visible[..., None], size, left, right)  # [B blocks, keys, 1]
+    offset = xp.arange(-left * size, (1 + right) * size) - xp.arange(size)[:, None]
+    in_reach = (offset >= -before) & (offset <= after)  # [size, keys]
+    block_mask = in_reach & visible.swapaxes(-1, -2) | (offset == 0)
+    keys, values = (_to_blocks(x, size, left, right) for x in (k, v))
+    inputs = _to_blocks(q, size), keys, values, block_mask[:, None]
     attend = fused_kernel("attention", inputs, PRIMITIVES["attention"])
-    out, vjp_of_blocks = attend(
-        *inputs, allowed[:, None], num_heads=num_heads, rate=rate, rng=rng
-    )  # [B blocks, size, H d_v]
+    out, block_vjp = attend(*inputs, num_heads=num_heads, rate=rate, rng=rng)
 
     def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        dq, dk, dv, _ = vjp_of_blocks(_blocks(g, size))
-        dk, dv = (_sum_of_blocks(d, size, ahead, length) for d in (dk, dv))
-        return _sum_of_blocks(dq, size, 0, length), dk, dv, None
+        dq, dk, dv, _ = block_vjp(_to_blocks(g, size))
+        dk, dv = (_sum_blocks(d, size, left, length) for d in (dk, dv))
+        return _sum_blocks(dq, size, 0, length), dk, dv, None
 
-    return _sum_of_blocks(out, size, 0, length), vjp
+    return _sum_blocks(out, size, 0, length), vjp
 
 
 @primitive
@@ -272,22 +253,18 @@ def add_layer_norm(
     rate: float = 0.0,
     rng: RandomStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """LayerNorm(residual + Dropout(x)): what follows every sub-layer (3.1 and 5.4).
+    """LayerNorm(residual + Dropout(x)), which follows every sub-layer (3.1 and 5.4).
 
-    Biased variance, epsilon inside the root.
+    The variance is biased, and `epsilon` is added inside the square root.
 
     Shapes: x, residual [..., D], gain, bias [D] -> [..., D]
     """
     xp = array_module(x)
     width = x.shape[-1]
     mean_weights = xp.full(width, 1 / width, dtype=x.dtype)
-    keep, factor = None, 1.0
-    if rng is not None and rate > 0:
-        keep, factor = rng.keep_mask(x.shape, rate)
-        normal = _scaled(x, keep, factor)
-        normal += residual
-    else:
-        normal = x + residual
+    dropout_mask = _draw_dropout(x.shape, rate, rng)
+    dropped = _apply_dropout(x, dropout_mask)
+    normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
     normal = normal.reshape(-1, width)  # [N, D]
     normal -= (normal @ mean_weights)[:, None]
     deviation = xp.sqrt(_row_dot(xp, normal, normal) / width + epsilon)
@@ -307,8 +284,7 @@ def add_layer_norm(
         dsum -= normal * mean_of_product
         dsum *= inverse_deviation
         dsum = dsum.reshape(x.shape)
-        dx = dsum if keep is None else _scaled(dsum, keep, factor)
-        return dx, dsum, dgain, dbias
+        return _apply_dropout(dsum, dropout_mask), dsum, dgain, dbias
 
     return out.reshape(x.shape), vjp
 
@@ -319,9 +295,9 @@ def projected_cross_entropy(
 ) -> tuple[Array, Vjp]:
     """The label-smoothed loss of softmax(x W^T), summed over targets (3.4 and 5.4).
 
-    The smoothed target is q = (1 - e) one-hot + e / V over all V classes; targets equal
-    to `padding_id` weigh nothing. The gradient is computed along with the loss, chunk
-    by chunk of rows, so that no [N, V] matrix exists.
+    The smoothed target is q = (1 - e) one-hot + e / V over all V classes. Targets equal
+    to `padding_id` add nothing. The gradient is computed along with the loss, for a
+    chunk of rows at a time, so that no [N, V] matrix exists.
 
     Shapes: x [..., D], weight [V, D], targets [...] -> scalar
     Units: nats, summed
@@ -348,8 +324,8 @@ def projected_cross_entropy(
         totals = exponentials @ ones
         log_totals = xp.log(totals) + highest
         loss += float((log_totals - confidence * target_logits).sum())
-        # d loss / d logits is exponentials / totals - q: the one-hot part of q is taken
-        # off here, the constant e / V after the loop, and 1 / totals scales the rows.
+        # The gradient of the logits is exponentials / totals - q. The one-hot part of q
+        # is subtracted here, e / V after the loop, and 1 / totals scales the rows.
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
         drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
@@ -370,12 +346,12 @@ def projected_cross_entropy(
     dx.reshape(-1, width)[used] = drows
 
     def vjp(g: Array) -> tuple[Array, Array, None]:
-        return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
+        return dx * g, dweight * g, None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
 
 
-# What the bodies share
+# Helpers
 
 
 def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:
@@ -387,19 +363,32 @@ def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:
     return g.sum(axis=stretched, keepdims=True) if stretched else g
 
 
-def _scaled(x: Array, keep: Array, factor: float) -> Array:
-    """Return x where kept times `factor`, as a new array."""
-    out = x * keep
+def _draw_dropout(
+    shape: tuple[int, ...], rate: float, rng: RandomStream | None
+) -> tuple[Array | None, float]:
+    """Draw a mask of what dropout keeps (None for all) and the factor for it."""
+    return (None, 1.0) if rng is None or rate == 0 else rng.keep_mask(shape, rate)
+
+
+def _apply_dropout(
+    x: Array, dropout_mask: tuple[Array | None, float], out: Array | None = None
+) -> Array:
+    """Return x times the factor where kept, 0 elsewhere; x itself if all is kept."""
+    keep, factor = dropout_mask
+    if keep is None:
+        return x
+    out = array_module(x).multiply(x, keep, out=out)
     out *= factor
     return out
 
 
 def _ones(xp: ModuleType, like: Array, size: int) -> Array:
-    """Ones that sum rows or columns through a matrix product, faster than `sum`."""
+    """Return ones: a product with them sums rows or columns, faster than `sum`."""
     return xp.ones(size, dtype=like.dtype)
 
 
 def _row_dot(xp: ModuleType, a: Array, b: Array) -> Array:
+    """Sum a * b over the last axis."""
     return xp.einsum("...i,...i->...", a, b)
 
 
@@ -408,33 +397,33 @@ def split_heads(x: Array, num_heads: int) -> Array:
     return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
 
 
-def _blocks(x: Array, size: int, ahead: int = 0, behind: int = 0) -> Array:
-    """Cut positions into blocks, each with whole blocks ahead of and behind it.
+def _to_blocks(x: Array, size: int, left: int = 0, right: int = 0) -> Array:
+    """Divide positions into blocks, each with its neighbours on the left and right.
 
-    Shapes: x [B, n, D] -> [B blocks, (ahead + 1 + behind) size, D]
+    Shapes: x [B, n, D] -> [B blocks, (left + 1 + right) size, D]
     """
     xp = array_module(x)
     batch, length, width = x.shape
-    count, keys = -(-length // size), (ahead + 1 + behind) * size
+    count, keys = -(-length // size), (left + 1 + right) * size
     padded = xp.zeros((batch, (count - 1) * size + keys, width), dtype=x.dtype)
-    padded[:, ahead * size : ahead * size + length] = x
+    padded[:, left * size : left * size + length] = x
     windows = xp.lib.stride_tricks.sliding_window_view(padded, keys, axis=1)
     return windows[:, ::size].swapaxes(-1, -2).reshape(-1, keys, width)
 
 
-def _sum_of_blocks(blocks: Array, size: int, ahead: int, length: int) -> Array:
-    """Add up what each position has in all blocks: `_blocks` transposed."""
+def _sum_blocks(blocks: Array, size: int, left: int, length: int) -> Array:
+    """Sum the values of each position over all blocks: `_to_blocks` transposed."""
     xp, count, (_, keys, width) = array_module(blocks), -(-length // size), blocks.shape
     batch, end = len(blocks) // count, count * size
     total = xp.zeros((batch, end - size + keys, width), dtype=blocks.dtype)
     for first in range(0, keys, size):
         part = blocks[:, first : first + size].reshape(batch, -1, width)
         total[:, first : first + end] += part
-    return total[:, ahead * size : ahead * size + length]
+    return total[:, left * size : left * size + length]
 
 
 def softmax_in_place(xp: ModuleType, scores: Array) -> None:
-    """Replace scores by their softmax over the last axis."""
+    """Replace `scores` by their softmax over the last axis."""
     scores -= scores.max(axis=-1, keepdims=True)
     xp.exp(scores, out=scores)
     rows = scores.reshape(-1, scores.shape[-1])
@@ -443,7 +432,7 @@ def softmax_in_place(xp: ModuleType, scores: Array) -> None:
 
 
 def _sum_by_id(ids: Array, rows: Array) -> tuple[Array, Array]:
-    """Add up the rows that share an id: the ids [U] and their sums [U, D]."""
+    """Sum the rows of equal ids [N]. Return the distinct ids [U], their sums [U, D]."""
     xp = array_module(rows)
     order = xp.argsort(ids, kind="stable")
     unique, starts = xp.unique(ids[order], return_index=True)

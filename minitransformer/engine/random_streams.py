@@ -1,4 +1,4 @@
-"""Random bytes for dropout, drawn from streams that integers in a key identify.
+"""Random streams for dropout, each of which is identified by a key of integers.
 
 Keys such as (seed, step, shard) make the noise of each training step independent of
 everything drawn before, so that resuming a run needs no generator state.
@@ -14,15 +14,15 @@ import numpy as np
 
 from minitransformer.engine.backend import Array
 
-# Random bytes that one counter of Philox gives.
+# Random bytes that Philox computes from one value of its counter.
 BYTES_PER_COUNTER = 16
 
 
 class RandomStream(Protocol):
-    """What layers draw dropout masks from."""
+    """A source of dropout masks."""
 
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
-        """Draw a dropout mask: True where kept, and the factor for what is kept.
+        """Draw a dropout mask, which is True for kept elements, and their factor.
 
         One random byte decides an element, so `rate` is rounded to a multiple of
         1/256; the factor is the inverse of the keep probability that results.

@@ -1,4 +1,10 @@
-"""TODO."""
+"""The key/value cache of incremental decoding.
+
+The decoder caches the keys and values of each position, so that a new position attends
+to all earlier ones without computing them again. With restricted attention (section 4),
+the cache is a ring buffer. Shapes: B batch, K beams of each sentence, S source,
+H heads, d width of a head.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +17,16 @@ from minitransformer.engine.backend import Array, array_module
 
 
 class KeyValueCache:
-    """What one decoder layer remembers: its own keys and values, and the memory's.
+    """The keys and values of one decoder layer: of its own positions and of the memory.
 
-    Restricted to a neighbourhood, it keeps what the newest position may see, in any
-    order: attention needs none.
+    With restricted attention they are a ring buffer: once the neighbourhood is full, a
+    new position overwrites the oldest one. Attention ignores the order of the keys.
 
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
 
-    mask: Array | None = None  # of what `append` returns, all of it is in use
+    # Marks the positions in use of those that `append` returns; None if all are.
+    mask: Array | None = None
 
     def __init__(
         self,
@@ -29,82 +36,78 @@ class KeyValueCache:
     ) -> None:
         xp = array_module(memory_keys)
         self.memory_keys, self.memory_values = memory_keys, memory_values
-        self.limit = neighbourhood[0] + 1 if neighbourhood else sys.maxsize
-        rows, capacity = len(memory_keys), min(16, self.limit)
+        self._max_capacity = neighbourhood[0] + 1 if neighbourhood else sys.maxsize
+        rows, capacity = len(memory_keys), min(16, self._max_capacity)
         self.keys, self.values = (
             xp.empty((rows, capacity, m.shape[-1]), dtype=m.dtype)
             for m in (memory_keys, memory_values)
         )
         self.length = 0
 
+    @property
+    def used(self) -> int:
+        """The number of positions in the cache."""
+        return min(self.length, self._max_capacity)
+
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one position [B K, 1, H d] and return all in use [B K, used, H d]."""
-        place = self.length % self.limit
-        if place == self.keys.shape[1]:
+        """Add a position [B K, 1, H d] and return all in the cache [B K, used, H d]."""
+        index = self.length % self._max_capacity
+        if index == self.keys.shape[1]:
+            xp = array_module(self.keys)
             self.keys, self.values = (
-                _with_double_capacity(self.keys),
-                _with_double_capacity(self.values),
+                xp.concatenate([array, xp.empty_like(array)], axis=1)
+                for array in (self.keys, self.values)
             )
-        self.keys[:, place] = key.data[:, 0]
-        self.values[:, place] = value.data[:, 0]
+        self.keys[:, index] = key.data[:, 0]
+        self.values[:, index] = value.data[:, 0]
         self.length += 1
         return Tensor(self.keys[:, : self.used]), Tensor(self.values[:, : self.used])
 
-    @property
-    def used(self) -> int:
-        return min(self.length, self.limit)
-
-    def select(self, rows: Array, moved: Array | None, sentences: Array | None) -> None:
-        """Keep `rows` of the beams, of which those at `moved` come from elsewhere.
-
-        Without `moved` any may. Unless it is None, keep `sentences` of the memory.
-        """
-        if moved is None or len(rows) > len(self.keys):  # one beam becomes several
+    def select_beams(self, rows: Array) -> None:
+        """Replace beam i by the beam in row `rows[i]`. Shapes: rows [B' K']"""
+        if len(rows) > len(self.keys) or not isinstance(rows, np.ndarray):
             self.keys, self.values = self.keys[rows], self.values[rows]
-        else:
-            used, origins = self.used, rows[moved]
-            for cache in (self.keys, self.values):
-                cache[moved, :used] = cache[origins, :used]
-            self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
-        if sentences is not None:
-            self.memory_keys = self.memory_keys[sentences]
-            self.memory_values = self.memory_values[sentences]
+            return
+        # Only beams that change place are copied. A GPU, above, copies all of them
+        # sooner than it could report which ones do.
+        changed = np.flatnonzero(rows != np.arange(len(rows)))
+        sources, used = rows[changed], self.used
+        for array in (self.keys, self.values):
+            array[changed, :used] = array[sources, :used]
+        self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
 
-
-def _with_double_capacity(cache: Array) -> Array:
-    rows, capacity, width = cache.shape
-    xp = array_module(cache)
-    longer = xp.empty((rows, 2 * capacity, width), dtype=cache.dtype)
-    longer[:, :capacity] = cache
-    return longer
+    def select_sentences(self, sentences: Array) -> None:
+        """Keep the memory of `sentences` only. Shapes: sentences [B']"""
+        self.memory_keys = self.memory_keys[sentences]
+        self.memory_values = self.memory_values[sentences]
 
 
 class DecoderState:
     """The caches of all decoder layers for a batch of sentences.
 
-    Each sentence starts with one beam and may go on with K, in rows side by side.
+    Each sentence starts with one beam. From the first `select` on it may have K beams,
+    in rows side by side. `position` is that of the next token.
+
+    Shapes: source_mask [B, 1, 1, S]
     """
 
     def __init__(self, caches: list[KeyValueCache], source_mask: Array) -> None:
-        self.caches = caches
-        self.source_mask = source_mask  # [B, 1, 1, S]
+        self.caches, self.source_mask = caches, source_mask
         self.beam_size = 1
         self.position = 0
 
     def select(self, rows: Array, beam_size: int) -> None:
-        """Go on with the beams `rows` [B' K], of which each K come from one sentence.
+        """Continue with `rows` of the current beams, `beam_size` of each sentence.
 
-        Sentences without a row leave the batch.
+        Sentences of which no row is left leave the batch.
+
+        Shapes: rows [B' beam_size]
         """
-        xp = array_module(self.source_mask)
-        rows = xp.asarray(rows)
-        moved = None
-        if xp is np:  # a GPU copies all sooner than it tells which have moved
-            moved = np.flatnonzero(rows != np.arange(len(rows)))
-        sentences = None
+        for cache in self.caches:
+            cache.select_beams(rows)
         if len(rows) < len(self.source_mask) * beam_size:
             sentences = rows[::beam_size] // self.beam_size
             self.source_mask = self.source_mask[sentences]
+            for cache in self.caches:
+                cache.select_sentences(sentences)
         self.beam_size = beam_size
-        for cache in self.caches:
-            cache.select(rows, moved, sentences)

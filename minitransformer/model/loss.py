@@ -1,4 +1,4 @@
-"""The training loss (section 5.4) and the figures of a validation (Table 3, PPL)."""
+"""The training loss (section 5.4) and the log-probabilities of given translations."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ def training_loss(
 def token_log_probs(
     model: Transformer, source: Array, target: Array
 ) -> tuple[Array, Array]:
-    """Log-probability of each target token given those before, and if it is the best.
+    """Score each target token given those before it, without dropout.
 
-    Shapes: source [B, S], target [B, T + 1] -> [B, T] float, zero at padding, and
-    [B, T] bool
+    Returns: the log-probability of each token, and whether no other token has a higher
+    one. At padding, they are 0 and False.
+
+    Shapes: source [B, S], target [B, T + 1], from BOS to EOS and padded
+    -> [B, T] float, [B, T] bool
     Units: nats
     """
     xp = array_module(source)
@@ -49,18 +52,19 @@ def token_log_probs(
         outputs = model(source, target[:, :-1]).data
         dtype = np.promote_types(outputs.dtype, np.float32)
         log_probs = xp.zeros(expected.shape, dtype=dtype)
-        best = xp.zeros(expected.shape, dtype=bool)
+        is_best = xp.zeros(expected.shape, dtype=bool)
         used = expected != PAD_ID
-        rows, ids = outputs[used], expected[used]
-        found, hits = xp.empty(len(ids), dtype=dtype), []
+        rows, ids = outputs[used], expected[used]  # [N, D], [N]
+        row_log_probs, row_is_best = xp.empty(len(ids), dtype=dtype), []
         chunk = max(ops.LOGITS_PER_CHUNK // model.config.vocab_size, 1)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
-            logits = as_float32(model.logits(Tensor(rows[part])).data)
-            hits.append(logits.argmax(axis=-1) == ids[part])
+            logits = as_float32(model.logits(Tensor(rows[part])).data)  # [chunk, V]
+            row_is_best.append(logits.argmax(axis=-1) == ids[part])
             logits -= logits.max(axis=-1, keepdims=True)
-            picked = logits[xp.arange(len(logits)), ids[part]]
-            found[part] = picked - xp.log(xp.exp(logits, out=logits).sum(axis=-1))
-        log_probs[used] = found
-        best[used] = xp.concatenate(hits)
-    return log_probs, best
+            token_logits = logits[xp.arange(len(logits)), ids[part]]
+            totals = xp.exp(logits, out=logits).sum(axis=-1)
+            row_log_probs[part] = token_logits - xp.log(totals)
+        log_probs[used] = row_log_probs
+        is_best[used] = xp.concatenate(row_is_best)
+    return log_probs, is_best

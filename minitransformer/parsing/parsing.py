@@ -1,41 +1,41 @@
-"""Constituency parsing as translation (section 6.3, Table 4), and its scores.
+"""Constituency parsing as translation (section 6.3, Table 4): the command `parse`.
 
-Trees become lines of text that a model learns to write, and lines become trees again.
-docs/parsing.md has all the steps.
+Trees become lines of text that a model learns to write, and lines become trees again,
+which are scored as EVALB does. docs/parsing.md shows all the steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
+import operator
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from minitransformer.files import write_bytes
 from minitransformer.parsing.trees import (
     Leaf,
     Span,
     Tree,
-    bracketed,
-    linearised,
-    normalised,
-    numbered,
+    bracket_tree,
+    linearise_tree,
+    normalise_tree,
+    number_words,
     read_trees,
-    restored,
+    restore_tree,
     spans,
     words,
 )
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
 from minitransformer.text.lines import TextPair
 
-# Tags of words that spans are counted without (COLLINS.prm of EVALB).
+# The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
 PUNCTUATION = (",", ":", "``", "''", ".")
 
-# Labels that count as one (the same).
+# Labels that count as another one (COLLINS.prm).
 SAME_LABELS = {"PRT": "ADVP"}
 
 
@@ -48,43 +48,40 @@ def linearise(
 ) -> None:
     """Write NAME.words, NAME.tree and NAME.mrg of each split, NAME=COUNT or NAME.
 
-    The splits take the trees in turn; one without a count takes those that are left.
-    With `labels` the first of them is given `with_parts`. With numbers, those of the
-    words are before the tags, and NAME.numbered has them before the words.
+    The splits take the trees in order; one without a count takes all that are left. The
+    first gets the constituents of `labels` as well (`with_constituents`). With numbers,
+    they stand before the tags in NAME.tree, and before the words in NAME.numbered.
 
-    Raises: UsageError if a split is left without trees or trees without a split.
+    Raises: UsageError if there are too few trees for the splits, or too many.
     """
-    trees = (normalised(tree) for path in paths for tree in read_trees(path))
+    trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     folder.mkdir(parents=True, exist_ok=True)
     for split in splits:
-        found = re.fullmatch(r"([^=/]+)(?:=([1-9]\d*))?", split)
-        if not found:
+        match = re.fullmatch(r"([^=/]+)(?:=([1-9]\d*))?", split)
+        if not match:
             raise UsageError(f"--split: expected NAME or NAME=COUNT, got {split}")
-        name, count = found[1], int(found[2]) if found[2] else None
+        name, count = match[1], int(match[2]) if match[2] else None
         part = list(itertools.islice(trees, count))
         if len(part) < (count or 1):
             raise UsageError(f"--split {split}: expected more trees, got {len(part)}")
         if labels and split == splits[0]:
-            part = with_parts(part, labels)
-        sentences = [" ".join(words(tree)) for tree in part]
-        _write(folder / f"{name}.words", sentences)
+            part = with_constituents(part, labels)
+        sentences = [words(tree) for tree in part]
+        _write(folder / f"{name}.words", map(" ".join, sentences))
         if with_numbers:
-            lines = [numbered(words(tree)) for tree in part]
-            _write(folder / f"{name}.numbered", lines)
-        sequences = [linearised(tree, with_numbers) for tree in part]
-        _write(folder / f"{name}.tree", sequences)
-        _write(folder / f"{name}.mrg", [bracketed(tree) for tree in part])
-        count_words = sum(len(sentence.split()) for sentence in sentences)
-        print(f"{name}: {len(part):,} trees, {count_words:,} words")
+            _write(folder / f"{name}.numbered", map(number_words, sentences))
+        _write(folder / f"{name}.tree", (linearise_tree(t, with_numbers) for t in part))
+        _write(folder / f"{name}.mrg", map(bracket_tree, part))
+        print(f"{name}: {len(part):,} trees, {sum(map(len, sentences)):,} words")
     if left := sum(1 for _ in trees):
         raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
 
 
-def with_parts(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
-    """Return the trees and then their constituents of these labels, all of them once.
+def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
+    """Return the different trees, then their different constituents of these labels.
 
-    Constituents of one word are left out. The short texts make a model learn much
-    sooner which word a tag is of.
+    Constituents of one word are left out. From short texts a model learns much sooner
+    which word a tag belongs to.
     """
     parts = (
         tree[left : right + 1]
@@ -95,35 +92,24 @@ def with_parts(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
     return list(map(list, dict.fromkeys(map(tuple, itertools.chain(trees, parts)))))
 
 
-def restore(sequences: Path, sentences: Path) -> Iterator[str]:
-    """Yield a bracketed tree over the words of each line, whatever its sequence.
-
-    Raises: ValueError if the files differ in length.
-    """
-    for sequence, sentence in TextPair(sequences, sentences).lines():
-        yield bracketed(restored(sequence, sentence.split()))
-
-
-@dataclass(frozen=True)
-class Score:
-    """What EVALB counts, of one sentence or summed over several."""
+class Score(NamedTuple):
+    """The counts of EVALB, for one sentence or for several."""
 
     sentences: int = 0
-    errors: int = 0  # of other words, or of other punctuation
-    skipped: int = 0  # of nothing but punctuation
-    gold: int = 0  # constituents
-    test: int = 0
-    matched: int = 0
+    errors: int = 0  # sentences with other words, or with other punctuation
+    skipped: int = 0  # sentences of punctuation only
+    gold: int = 0  # constituents of the right tree
+    test: int = 0  # constituents of the tree that is scored
+    matched: int = 0  # constituents of both
     exact: int = 0  # sentences
-    crossing: int = 0  # constituents of test
+    crossing: int = 0  # constituents of test that cross one of gold
     no_crossing: int = 0  # sentences
     few_crossing: int = 0  # sentences with at most two
     words: int = 0
-    tags: int = 0  # words of the right tag
+    tags: int = 0  # words with the right tag
 
-    def __add__(self, other: Score) -> Score:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Score(*(a + b for a, b in pairs))
+    def plus(self, other: Score) -> Score:
+        return Score(*map(operator.add, self, other))
 
     @property
     def recall(self) -> float:
@@ -138,8 +124,8 @@ class Score:
         """The harmonic mean of recall and precision."""
         return 200 * self.matched / max(self.gold + self.test, 1)
 
-    def rows(self) -> dict[str, float]:
-        """The rows of EVALB's summary. Units: percent, but for counts and averages"""
+    def summary(self) -> dict[str, float]:
+        """Return the rows of EVALB's summary. Units: percent, counts and averages"""
         valid = max(self.sentences - self.errors - self.skipped, 1)
         return {
             "sentences": self.sentences,
@@ -159,8 +145,8 @@ class Score:
 def score(gold: Tree, test: Tree) -> Score:
     """Compare a normalised tree with the right one, as EVALB does with COLLINS.prm.
 
-    Words that either tree tags as punctuation are left out of that tree first; if then
-    the words differ, the sentence is an error and counts nothing.
+    Words that a tree tags as punctuation are removed from it first. If the remaining
+    words of both trees differ, the sentence is an error and nothing else is counted.
     """
     gold, test = (
         [x for x in tree if not isinstance(x, Leaf) or x.tag not in PUNCTUATION]
@@ -171,7 +157,6 @@ def score(gold: Tree, test: Tree) -> Score:
     if words(gold) != words(test):
         return Score(sentences=1, errors=1)
     right, found = _constituents(gold), _constituents(test)
-    matched = (right & found).total()
     crossing = sum(
         count
         for span, count in found.items()
@@ -186,13 +171,13 @@ def score(gold: Tree, test: Tree) -> Score:
         sentences=1,
         gold=right.total(),
         test=found.total(),
-        matched=matched,
+        matched=(right & found).total(),
         exact=right == found,
         crossing=crossing,
         no_crossing=crossing == 0,
         few_crossing=crossing <= 2,
         words=len(tags[0]),
-        tags=sum(a == b for a, b in zip(*tags, strict=True)),
+        tags=sum(map(operator.eq, *tags)),
     )
 
 
@@ -205,7 +190,7 @@ def _constituents(tree: Tree) -> Counter[Span]:
 
 
 def score_files(gold: Path, test: Path, cutoff: int) -> tuple[Score, Score]:
-    """Score all sentences, and those of at most `cutoff` words, punctuation counted.
+    """Score all sentences, and those of at most `cutoff` words, punctuation included.
 
     Raises: ValueError if one file has more trees.
     """
@@ -213,17 +198,17 @@ def score_files(gold: Path, test: Path, cutoff: int) -> tuple[Score, Score]:
     pairs = itertools.zip_longest(read_trees(gold), read_trees(test))
     for number, (right, found) in enumerate(pairs):
         if right is None or found is None:
-            shorter_file = gold if right is None else test
-            raise ValueError(f"{shorter_file}: expected a tree more after {number:,}")
-        right = normalised(right)
-        result = score(right, normalised(found))
-        everything += result
+            short = gold if right is None else test
+            raise ValueError(f"{short}: expected more than {number:,} trees")
+        right = normalise_tree(right)
+        result = score(right, normalise_tree(found))
+        everything = everything.plus(result)
         if len(words(right)) <= cutoff:
-            shorter += result
+            shorter = shorter.plus(result)
     return everything, shorter
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
+def _write(path: Path, lines: Iterable[str]) -> None:
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 
@@ -236,10 +221,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             "minitransformer parse restore test.out test.words --output test.trees",
             "minitransformer parse score test.mrg test.trees",
         ),
-        "linearise writes NAME.words and NAME.tree, which train.py --data takes as "
-        "--source words\n--target tree, and NAME.mrg, a tree a line, which score and "
-        "EVALB take. restore makes a\ntree of every line that a model wrote. "
-        "docs/parsing.md has all the steps.",
+        "linearise writes NAME.words and NAME.tree, for train.py --data with --source "
+        "words\n--target tree, and NAME.mrg, one tree in a line, for score and EVALB. "
+        "restore makes a\ntree of every line that a model wrote. docs/parsing.md shows "
+        "all the steps.",
     )
     kinds = parser.add_subparsers(
         dest="command",
@@ -251,26 +236,24 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     def command(name: str, help: str) -> argparse.ArgumentParser:
         return kinds.add_parser(name, help=help, description=help)
 
-    to_text = command("linearise", "trees to words and to sequences")
-    to_text.add_argument("folder", type=Path, help="where the files go")
-    files = "bracketed trees, plain or .gz, in this order"
-    to_text.add_argument("trees", type=Path, nargs="+", help=files)
-    splits = "names of splits and how many trees each takes (default train)"
-    to_text.add_argument("--split", nargs="+", default=["train"], help=splits)
-    parts = "labels of constituents that the first split also has as texts of their own"
-    to_text.add_argument("--parts", nargs="+", default=[], metavar="LABEL", help=parts)
-    numbers = "write numbers before words and tags: little text teaches no counting"
-    to_text.add_argument("--numbered", action="store_true", help=numbers)
-    back = command("restore", "sequences and their words to trees, one a line")
-    back.add_argument("sequences", type=Path, help="lines as a model wrote them")
-    back.add_argument("words", type=Path, help="the lines that it read")
-    output = "default standard output"
-    back.add_argument("--output", "-o", type=Path, metavar="FILE", help=output)
-    scores = command("score", "labelled recall, precision and F1, as EVALB counts")
-    scores.add_argument("gold", type=Path, help="the right trees")
-    scores.add_argument("trees", type=Path, help="the trees to score")
-    short = "words of the sentences that are also scored by themselves (default 40)"
-    scores.add_argument("--cutoff", type=positive, default=40, metavar="N", help=short)
+    add = command("linearise", "write trees as words and as sequences").add_argument
+    add("folder", type=Path, help="folder for the files")
+    add("trees", type=Path, nargs="+", help="files of bracketed trees, plain or .gz")
+    splits = "names of splits, and how many trees each takes in turn (default train)"
+    add("--split", nargs="+", default=["train"], help=splits)
+    parts = "labels whose constituents become texts of the first split, too"
+    add("--parts", nargs="+", default=[], metavar="LABEL", help=parts)
+    add("--numbered", action="store_true", help="write numbers before words and tags")
+    add = command("restore", "make a tree of each sequence and its words").add_argument
+    add("sequences", type=Path, help="the lines that a model wrote")
+    add("words", type=Path, help="the lines that it read")
+    add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
+    what = "print recall, precision and F1, as EVALB counts"
+    add = command("score", what).add_argument
+    add("gold", type=Path, help="the right trees")
+    add("trees", type=Path, help="the trees to score")
+    short = "also score the sentences of at most N words alone (default 40)"
+    add("--cutoff", type=positive, default=40, metavar="N", help=short)
     return parser.parse_args(arguments)
 
 
@@ -278,7 +261,8 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
         linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
-        lines = list(restore(args.sequences, args.words))
+        pairs = TextPair(args.sequences, args.words).lines()
+        lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
         if args.output:
             _write(args.output, lines)
         else:
@@ -286,7 +270,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         everything, shorter = score_files(args.gold, args.trees, args.cutoff)
         print(f"{'words':<20}{'any':>10}{f'<= {args.cutoff}':>10}")
-        columns = everything.rows().items(), shorter.rows().values()
+        columns = everything.summary().items(), shorter.summary().values()
         for (name, value), short in zip(*columns, strict=True):
             form = "10," if isinstance(value, int) else "10.2f"
             print(f"{name:<20}{value:>{form}}{short:>{form}}")

@@ -1,7 +1,7 @@
-"""Constituency trees as sequences and back (section 6.3).
+"""Constituency trees: read, written as sequences, and made from sequences (6.3).
 
 A tree is the list of its brackets and leaves from left to right, which is what a model
-of sequences writes. Nothing here is recursive, so that trees may have any depth.
+of sequences writes. No function here is recursive, so trees may have any depth.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -37,14 +37,14 @@ class Close(NamedTuple):
 
 Tree: TypeAlias = list[Open | Leaf | Close]
 
-# Brackets around a whole tree say nothing: "( (S ...) )", "(TOP ...)".
-OUTER = ("", "TOP", "ROOT")
+# Labels of the brackets that some treebanks put around each tree: "( (S ...) )".
+ROOT_LABELS = ("", "TOP", "ROOT")
 
-# The tag of traces and of other elements that are no words.
-EMPTY = "-NONE-"
+# The tag of traces and of other leaves that are no words.
+TRACE_TAG = "-NONE-"
 
-# Punctuation in the Penn Treebank, and the only tag that each mark has there.
-MARKS = {
+# The punctuation marks of the Penn Treebank, each with the one tag that it has there.
+MARK_TAGS = {
     **{word: word for word in ", . : `` '' -LRB- -RRB-".split()},
     **dict.fromkeys("? !".split(), "."),
     **dict.fromkeys("; - -- ...".split(), ":"),
@@ -53,9 +53,9 @@ MARKS = {
     "-RCB-": "-RRB-",
 }
 
-# A constituent in just another of its label occurs once traces are gone: (NP (NP ...)).
-# More of the same are a loop.
-MOST_ALIKE = 2
+# How often a label may occur over the same words. Removing traces leaves some twice, as
+# in (NP (NP ...)); a model that writes more of them is in a loop.
+MAX_REPEATS = 2
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
@@ -63,10 +63,12 @@ def read_trees(path: Path) -> Iterator[Tree]:
 
     Raises: ValueError naming the file and the tree whose brackets are wrong.
     """
+    lines = read_lines(path)
+    tokens = (token for line in lines for token in re.findall(r"[()]|[^\s()]+", line))
     tree: Tree = []
-    inside: list[int] = []  # where the brackets that are not yet closed were opened
-    number, before = 1, ")"
-    for token in _tokens(path):
+    inside: list[int] = []  # the indices in `tree` of brackets not yet closed
+    number, previous = 1, ")"
+    for token in tokens:
         place = f"{path}, tree {number}"
         innermost = tree[inside[-1]] if inside else None
         if token == "(":
@@ -80,44 +82,37 @@ def read_trees(path: Path) -> Iterator[Tree]:
             if isinstance(innermost, Open):
                 tree.append(Close(innermost.label))
             inside.pop()
-        elif before == "(":
+        elif previous == "(":
             tree[-1] = Open(token)
         elif len(tree) - 1 == inside[-1] and isinstance(innermost, Open):
             tree[-1] = Leaf(innermost.label, token)
         else:
             raise ValueError(f"{place}: expected a bracket, got {token}")
-        before = token
+        previous = token
         if not inside:
             yield tree
             tree, number = [], number + 1
     if inside:
-        raise ValueError(
-            f"{path}, tree {number}: expected ')', got the end of the file"
-        )
-
-
-def _tokens(path: Path) -> Iterator[str]:
-    for line in read_lines(path):
-        yield from re.findall(r"[()]|[^\s()]+", line)
+        raise ValueError(f"{place}: expected ')', got the end of the file")
 
 
 def base_label(label: str) -> str:
-    """Drop function tags and indices: NP-SBJ-1 and NP=2 become NP, -LRB- stays."""
+    """Drop function tags and indices: NP-SBJ-1 and NP=2 become NP; -LRB- stays."""
     return label[:1] + re.split("[-=]", label[1:])[0] if label[:1] != "-" else label
 
 
-def normalised(tree: Tree) -> Tree:
-    """Return what parsers are scored on.
+def normalise_tree(tree: Tree) -> Tree:
+    """Return a tree as parsers are scored on it.
 
-    Without traces (-NONE-), constituents that are empty without them, function tags,
-    indices, and brackets without a label or around the whole (TOP, ROOT).
+    Traces (-NONE-) are removed, and so are constituents that are empty without them,
+    function tags, indices, and brackets without a label or around the tree (TOP, ROOT).
     """
     result: Tree = []
     for node in tree:
         if isinstance(node, Leaf):
-            if node.tag != EMPTY:
+            if node.tag != TRACE_TAG:
                 result.append(Leaf(base_label(node.tag), node.word))
-        elif (label := base_label(node.label)) in OUTER:
+        elif (label := base_label(node.label)) in ROOT_LABELS:
             continue
         elif isinstance(node, Open):
             result.append(Open(label))
@@ -137,48 +132,44 @@ class Span(NamedTuple):
 
 
 def spans(tree: Tree) -> Iterator[tuple[Span, int, int]]:
-    """Yield each constituent and the places of its two brackets in the tree."""
+    """Yield each constituent, with the indices in `tree` of its two brackets."""
     inside: list[tuple[int, int]] = []
-    position = 0
-    for place, node in enumerate(tree):
+    num_words = 0
+    for i, node in enumerate(tree):
         if isinstance(node, Leaf):
-            position += 1
+            num_words += 1
         elif isinstance(node, Open):
-            inside.append((place, position))
+            inside.append((i, num_words))
         else:
             left, start = inside.pop()
-            yield Span(node.label, start, position), left, place
+            yield Span(node.label, start, num_words), left, i
 
 
 def words(tree: Tree) -> list[str]:
     return [node.word for node in tree if isinstance(node, Leaf)]
 
 
-def bracketed(tree: Tree) -> str:
-    """Write a normalised tree in a line, with TOP around it, as EVALB reads it.
+def bracket_tree(tree: Tree) -> str:
+    """Write a normalised tree in one line, within (TOP ...), as EVALB reads it.
 
-    Parentheses among the words become -LRB- and -RRB-, as in the treebank.
+    Parentheses in words, tags and labels become -LRB- and -RRB-, as in the treebank.
     """
-    parts = []
+    line = "(TOP"
     for node in tree:
-        if isinstance(node, Leaf):
-            parts.append(f" ({_escaped(node.tag)} {_escaped(node.word)})")
+        if isinstance(node, Close):
+            line += ")"
         else:
-            left = isinstance(node, Open)
-            parts.append(f" ({_escaped(node.label)}" if left else ")")
-    return f"(TOP{''.join(parts)})"
+            texts = [text.replace("(", "-LRB-").replace(")", "-RRB-") for text in node]
+            line += f" ({' '.join(texts)}" + ")" * isinstance(node, Leaf)
+    return line + ")"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("(", "-LRB-").replace(")", "-RRB-")
-
-
-def linearised(tree: Tree, with_numbers: bool = False) -> str:
+def linearise_tree(tree: Tree, with_numbers: bool = False) -> str:
     """Write a tree without its words: bS bNP NN eNP bVP VBZ eVP eS.
 
-    b and e begin and end a constituent. Letters, and not ( and ), because SentencePiece
-    never joins those to a label: with them a bracket would be two pieces of a sequence.
-    The number of its word may stand before each tag, as in `numbered`.
+    bNP and eNP begin and end a constituent. They are no parentheses, because those are
+    never joined to a label by SentencePiece: each bracket would be two pieces. With
+    numbers, each tag stands after that of its word, as words do in `number_words`.
 
     Raises: ValueError if a tag looks like such a bracket or a number.
     """
@@ -193,44 +184,39 @@ def linearised(tree: Tree, with_numbers: bool = False) -> str:
     return " ".join(symbols)
 
 
-def numbered(sentence: Sequence[str]) -> str:
-    """Write words with their numbers: 1 The 2 board 3 met."""
+def number_words(sentence: Sequence[str]) -> str:
+    """Write each word after its number: 1 The 2 board 3 met."""
     return " ".join(f"{i} {word}" for i, word in enumerate(sentence, start=1))
 
 
-def restored(sequence: str, sentence: Sequence[str]) -> Tree:
-    """Make a tree over exactly these words of what a model wrote, whatever that is.
+def restore_tree(sequence: str, sentence: Sequence[str]) -> Tree:
+    """Make a tree over exactly these words from any sequence that a model may write.
 
-    Leaves are matched with words by `aligned`; a word without a leaf goes beside the
-    one before it. An end closes the innermost constituent of its label, and with it
-    those inside; an end of nothing is left out, as are empty constituents and loops.
-    Numbers are passed over.
+    `align_words` gives each word its tag. An end bracket closes the innermost open
+    constituent of its label, with all inside it. End brackets without a beginning,
+    empty constituents, loops and numbers are left out.
     """
     nodes: Tree = []
     for symbol in sequence.split():
-        if symbol.isdecimal():
-            continue
         kind, label = symbol[0], symbol[1:]
         if kind in "be" and label:
             nodes.append(Open(label) if kind == "b" else Close(label))
-        else:
+        elif not symbol.isdecimal():
             nodes.append(Leaf(symbol, ""))
     tags = [node.tag for node in nodes if isinstance(node, Leaf)]
-    leaves = aligned(tags or ["NN"], sentence)
     if not tags:
-        return [*leaves[0]]
-    places, with_words = iter(leaves), list[Open | Leaf | Close]()
-    for node in nodes:
-        with_words += next(places) if isinstance(node, Leaf) else [node]
-    return _without_loops(_balanced(with_words))
+        return [*align_words(["NN"], sentence)[0]]
+    leaves = iter(align_words(tags, sentence))
+    with_words = [next(leaves) if isinstance(node, Leaf) else [node] for node in nodes]
+    return _remove_loops(_balance(itertools.chain.from_iterable(with_words)))
 
 
-def aligned(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]]:
-    """Return what stands for each leaf: its word, and words beside that have no leaf.
+def align_words(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]]:
+    """Return the leaves that each tag becomes: its word, and words without a tag.
 
-    As many leaves as words are taken in turn, if punctuation (MARKS) meets its own tags
-    in all places but one. Otherwise as few as possible are dropped and added for which
-    it does in all.
+    As many tags as words are paired in order, if at most one punctuation mark has a tag
+    other than its own (MARK_TAGS). Otherwise the fewest tags are dropped, or added (NN
+    or the mark's own), that make all marks and tags agree (minimal edit distance).
     """
     n, m = len(sentence), len(tags)
     pairs = list(zip(tags, sentence, strict=False))
@@ -250,7 +236,7 @@ def aligned(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]]:
             leaves[j].append(Leaf(tags[j], sentence[i]))
             i, j, last = i + 1, j + 1, j
         elif j == m or cost[i][j] == 1 + cost[i + 1][j]:
-            leaves[last].append(Leaf(MARKS.get(sentence[i], "NN"), sentence[i]))
+            leaves[last].append(Leaf(MARK_TAGS.get(sentence[i], "NN"), sentence[i]))
             i += 1
         else:
             j += 1
@@ -258,14 +244,17 @@ def aligned(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]]:
 
 
 def _agree(tag: str, word: str) -> bool:
-    """Whether both are the same mark or neither is one; ' may be a mark or a letter."""
-    return MARKS.get(word) == (tag if tag in MARKS.values() else None) or word == "'"
+    """Whether a mark has its own tag, or a word no mark's; ' may be either of them."""
+    return (
+        MARK_TAGS.get(word) == (tag if tag in MARK_TAGS.values() else None)
+        or word == "'"
+    )
 
 
-def _balanced(nodes: Tree) -> Tree:
-    """Close what is open and drop ends of nothing and empty constituents."""
+def _balance(nodes: Iterable[Open | Leaf | Close]) -> Tree:
+    """Add missing end brackets; drop superfluous ones and empty constituents."""
     result: Tree = []
-    inside: list[str] = []
+    inside: list[str] = []  # the labels of brackets not yet closed
 
     def close() -> None:
         label = inside.pop()
@@ -288,11 +277,11 @@ def _balanced(nodes: Tree) -> Tree:
     return result
 
 
-def _without_loops(tree: Tree) -> Tree:
-    """Keep at most MOST_ALIKE constituents of one label over the same words."""
+def _remove_loops(tree: Tree) -> Tree:
+    """Keep at most MAX_REPEATS constituents of one label over the same words."""
     seen, dropped = Counter[Span](), set[int]()
     for span, left, right in spans(tree):
         seen[span] += 1
-        if seen[span] > MOST_ALIKE:
+        if seen[span] > MAX_REPEATS:
             dropped |= {left, right}
-    return [node for place, node in enumerate(tree) if place not in dropped]
+    return [node for i, node in enumerate(tree) if i not in dropped]

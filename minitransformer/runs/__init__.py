@@ -1,0 +1,1 @@
+"""Training runs on disk: checkpoints, run directories, averages."""

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from minitransformer.runs import checkpoint
-from minitransformer.runs.checkpoint import Checkpoint, load
+from minitransformer.runs.checkpoint import Checkpoint, load, save
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
 
 
 def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
-    """Average the parameters of checkpoints of one run (section 6.1).
-
-    The tokenizer and the state are the last one's.
+    """Return the last checkpoint, with the mean of the parameters of all (section 6.1).
 
     Raises: ValueError if there is none, or they differ in shape or tokenizer.
     """
@@ -35,44 +32,46 @@ def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
     return result
 
 
-def chosen(paths: Sequence[Path], last: int) -> list[Path]:
-    """The checkpoints themselves, or the last ones of one run.
+def select_checkpoints(paths: Sequence[Path], last: int) -> list[Path]:
+    """Return the `last` checkpoints of one run directory, or else the files named.
 
-    Raises: UsageError if runs and files are mixed, ValueError if there are too few.
+    Raises: UsageError if directories and files are mixed, ValueError if the run has
+    too few checkpoints.
     """
     if len(paths) > 1 or not paths[0].is_dir():
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")
         return list(paths)
-    steps = RunDirectory(paths[0]).steps()
-    if len(steps) < last:
+    checkpoints = RunDirectory(paths[0]).checkpoints()
+    if len(checkpoints) < last:
         raise ValueError(
             f"{paths[0]}: expected at least {last} checkpoints (--last), it has "
-            f"{len(steps)}; --keep-last of train.py says how many are kept"
+            f"{len(checkpoints)}; --keep-last of train.py says how many are kept"
         )
-    return steps[-last:]
+    return checkpoints[-last:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer average",
-        "Average the last checkpoints of a run, or the checkpoints named (section 6.1).",
+        "Average the last checkpoints of a run, or those that are named (section 6.1).",
         (
             "minitransformer average averaged.safetensors runs/NAME --last 20",
             "minitransformer average averaged.safetensors A.safetensors B.safetensors",
             "python translate.py --model averaged.safetensors --input new.en",
         ),
-        "train.py averages the last --average checkpoints of a run when it ends.",
+        "At its end, train.py itself averages the last --average checkpoints of a run.",
     )
     add = parser.add_argument
     add("output", type=Path, help="the checkpoint to write")
-    add("inputs", type=Path, nargs="+", help="a run directory, or checkpoints")
-    add("--last", type=positive, default=5, metavar="N", help="of a run (default 5)")
+    add("inputs", type=Path, nargs="+", help="one run directory, or checkpoints")
+    last = "how many checkpoints of a run directory to average (default 5)"
+    add("--last", type=positive, default=5, metavar="N", help=last)
     args = parser.parse_args(arguments)
 
     def work() -> None:
-        paths = chosen(args.inputs, args.last)
-        checkpoint.save(args.output, average_checkpoints(paths))
+        paths = select_checkpoints(args.inputs, args.last)
+        save(args.output, average_checkpoints(paths))
         print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 
     return exit_code("average", work)

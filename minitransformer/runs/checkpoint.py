@@ -1,7 +1,8 @@
-"""Saving and loading, without pickle and without a moment in which a file is half.
+"""The checkpoint format: how a model and a training run's state are saved and loaded.
 
-A checkpoint is one safetensors file: the parameters by name, the tokenizer's bytes, for
-a training run also Adam's moments, and JSON with the configuration and the state.
+A checkpoint is one safetensors file. It holds the parameters by name, the tokenizer,
+for a training run also Adam's two moments, and as JSON the model's configuration, the
+state of the run and a checksum of each tensor. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -19,33 +20,28 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minitransformer.engine.backend import to_host
-from minitransformer.files import replacing
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.files import atomic_write
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import from_dict
 from minitransformer.text.tokenizer import Tokenizer
 
-FORMAT = "minitransformer 1"
 SUFFIX = ".safetensors"
 
-# What reading a file that is damaged, or made to do harm, may raise.
-UNUSABLE = (
-    SafetensorError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+# The names that a file holds: of the format, of the tokenizer, and of Adam's first and
+# second moment. They never change, so that checkpoints written earlier still load.
+FORMAT = "minitransformer 1"
+TOKENIZER = "tokenizer"
+MOMENTS = "adam.mean", "adam.square"
 
 
 @dataclass
 class Checkpoint:
-    """A model with its tokenizer, and what a training run needs to go on.
+    """A model with its tokenizer, and what a training run needs to continue.
 
     `state` is a JSON object: the step and whatever else the training loop keeps.
+    `moments` are Adam's first and second moment.
     """
 
     model: Transformer
@@ -54,36 +50,28 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)
     moments: tuple[np.ndarray, np.ndarray] | None = None
 
-    @property
-    def step(self) -> int:
-        return int(self.state.get("step", 0))
-
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, in one step as far as readers of `path` can see.
+    """Write a checkpoint, which appears at `path` only when it is complete.
 
-    Raises: OSError if it cannot be written; an older file of that name is then whole.
+    Raises: OSError if it cannot be written; an older file then stays as it is.
     """
+    parameters = checkpoint.parameters
     tensors = {
         name: np.ascontiguousarray(to_host(view))
-        for name, view in checkpoint.parameters.views(
-            checkpoint.parameters.data
-        ).items()
+        for name, view in parameters.views(parameters.data).items()
     }
-    tensors["tokenizer"] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
+    tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     if checkpoint.moments is not None:
-        first_moment, second_moment = checkpoint.moments
-        tensors["adam.mean"], tensors["adam.square"] = (
-            to_host(first_moment),
-            to_host(second_moment),
-        )
+        moments = map(to_host, checkpoint.moments)
+        tensors.update(zip(MOMENTS, moments, strict=True))
     metadata = {
         "format": FORMAT,
         "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         try:
             save_file(tensors, partial, metadata)
         except SafetensorError as error:
@@ -91,7 +79,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, with_moments: bool = False) -> Checkpoint:
-    """Read a checkpoint, checking every tensor against the configuration.
+    """Read a checkpoint, and check every tensor against the configuration.
 
     Raises: ValueError saying what is wrong with the file, FileNotFoundError.
     """
@@ -99,63 +87,56 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise FileNotFoundError(f"expected a checkpoint, found no file {path}")
     try:
         with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(
-                    f"expected format {FORMAT!r}, got {metadata.get('format')!r}"
-                )
-            config = from_dict(ModelConfig, json.loads(metadata["config"]))
-            state = json.loads(metadata["state"])
-            names, least = set(file.keys()), 4 * config.num_parameters
-            if path.stat().st_size < least:
-                raise ValueError(f"expected at least {least:,} bytes, it is shorter")
-            checksums = json.loads(metadata["checksums"])
-
-            def read(name: str, like: np.ndarray) -> np.ndarray:
-                return _checked(file.get_tensor(name), name, like, checksums[name])
-
-            pieces = file.get_tensor("tokenizer")
-            tokenizer = Tokenizer(
-                _checked(pieces, "tokenizer", pieces, checksums["tokenizer"]).tobytes()
-            )
-            if tokenizer.vocab_size != config.vocab_size:
-                raise ValueError(
-                    f"expected a tokenizer of {config.vocab_size} word pieces, "
-                    f"got {tokenizer.vocab_size}"
-                )
-            model = Transformer(config, seed=None)
-            parameters = ParameterBuffer(model)
-            views = parameters.views(parameters.data)
-            if missing := sorted(views.keys() - names):
-                raise ValueError(f"expected a tensor {missing[0]}, found none")
-            extra = names - views.keys() - {"tokenizer", "adam.mean", "adam.square"}
-            if extra:
-                raise ValueError(f"expected no tensor {min(extra)}")
-            for name, view in views.items():
-                view[...] = read(name, view)
-            moments = None
-            if with_moments:
-                if not {"adam.mean", "adam.square"} <= names:
-                    raise ValueError("it holds no optimizer state to resume from")
-                moments = (
-                    read("adam.mean", parameters.data),
-                    read("adam.square", parameters.data),
-                )
-    except UNUSABLE as error:
+            return _read(file, path.stat().st_size, with_moments)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged or malicious file may cause
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
-    return Checkpoint(model, tokenizer, parameters, state, moments)
 
 
-def _checked(
-    tensor: np.ndarray, name: str, like: np.ndarray, checksum: int
-) -> np.ndarray:
-    if tensor.dtype != like.dtype or tensor.shape != like.shape:
+def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
+    """Raises: an error of any kind if the file is not a whole checkpoint."""
+    metadata = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"expected format {FORMAT!r}, got {metadata.get('format')!r}")
+    config = from_dict(ModelConfig, json.loads(metadata["config"]))
+    least = 4 * config.num_parameters  # checked before memory is taken for them
+    if file_size < least:
+        raise ValueError(f"expected at least {least:,} bytes, it is shorter")
+    checksums = json.loads(metadata["checksums"])
+
+    def read(name: str, like: np.ndarray) -> np.ndarray:
+        tensor = file.get_tensor(name)
+        if tensor.dtype != like.dtype or tensor.shape != like.shape:
+            raise ValueError(
+                f"{name}: expected {like.dtype} {like.shape}, "
+                f"got {tensor.dtype} {tensor.shape}"
+            )
+        if not np.isfinite(tensor).all():
+            raise ValueError(f"{name}: expected finite numbers")
+        if crc32(tensor.data) != checksums[name]:
+            raise ValueError(f"{name}: its checksum differs from the one written")
+        return tensor
+
+    tokenizer = Tokenizer(read(TOKENIZER, file.get_tensor(TOKENIZER)).tobytes())
+    if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
-            f"{name}: expected {like.dtype} {like.shape}, "
-            f"got {tensor.dtype} {tensor.shape}"
+            f"expected a tokenizer of {config.vocab_size} word pieces, "
+            f"got {tokenizer.vocab_size}"
         )
-    if not np.isfinite(tensor).all():
-        raise ValueError(f"{name}: expected finite numbers")
-    if crc32(tensor.data) != checksum:
-        raise ValueError(f"{name}: its checksum is another than when it was written")
-    return tensor
+    model = Transformer(config, seed=None)
+    parameters = ParameterBuffer(model)
+    views, names = parameters.views(parameters.data), set(file.keys())
+    if missing := sorted(views.keys() - names):
+        raise ValueError(f"expected a tensor {missing[0]}, found none")
+    if extra := names - views.keys() - {TOKENIZER, *MOMENTS}:
+        raise ValueError(f"expected no tensor {min(extra)}")
+    for name, view in views.items():
+        view[...] = read(name, view)
+    state, moments = json.loads(metadata["state"]), None
+    if with_moments:
+        if not names.issuperset(MOMENTS):
+            raise ValueError("it holds no optimizer state to resume from")
+        first, second = (read(name, parameters.data) for name in MOMENTS)
+        moments = first, second
+    return Checkpoint(model, tokenizer, parameters, state, moments)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The run directory: settings, checkpoints, metrics and log of one training run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minitransformer.files import locked, write_bytes
+from minitransformer.files import file_lock, write_bytes
 from minitransformer.runs.checkpoint import SUFFIX
 from minitransformer.settings.config import RunConfig
 
-LOCK = ".lock"
-
 
 class RunDirectory:
-    """The files of one training run: checkpoints by step, best, last and averaged."""
+    """The files of one training run. Of several ranks, only rank 0 writes here.
+
+    Names that begin with a dot are for the processes that train: a lock, their ids, and
+    files that are not complete yet.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,42 +29,45 @@ class RunDirectory:
         self.tokenizer = path / "tokenizer.model"
         self.best = path / f"best{SUFFIX}"
         self.averaged = path / f"averaged{SUFFIX}"
-
-    def in_use(self, processes: Sequence[int]) -> AbstractContextManager[None]:
-        """Keep others from training in this directory. `processes`: the ranks' ids.
-
-        Raises: ValueError if somebody does already.
-        """
-        return self._in_use(" ".join(map(str, processes)))
+        self._process_ids = path / ".processes"
 
     @contextmanager
-    def _in_use(self, note: str) -> Iterator[None]:
+    def lock(self, processes: Sequence[int]) -> Iterator[None]:
+        """Keep other trainings out of this directory. `processes`: the ranks' ids.
+
+        A directory that holds nothing at the end is removed.
+
+        Raises: ValueError if another training is running here.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path / LOCK, False, note))
-            except BlockingIOError as error:
-                ids = self.processes()  # none yet, if it has only just begun
+                stack.enter_context(file_lock(self.path / ".lock", wait=False))
+            except TimeoutError as error:
+                ids = ", ".join(map(str, self.processes())) or "unknown"
                 raise ValueError(
-                    f"{self.path}: another training is running in this directory"
-                    + (f", process {ids[0]}" if ids else "")
+                    f"{self.path}: another training is running here, process {ids}"
                 ) from error
+            write_bytes(self._process_ids, json.dumps(list(processes)).encode())
             try:
                 yield
             finally:
-                if [path.name for path in self.path.iterdir()] == [LOCK]:
-                    shutil.rmtree(self.path)  # nothing came of it
+                if self._is_empty():
+                    shutil.rmtree(self.path)
 
     def processes(self) -> list[int]:
-        """The processes that train here, or did last, by rank."""
+        """Return the ids of the processes that train here, or did last, by rank."""
         try:
-            return [int(number) for number in (self.path / LOCK).read_text().split()]
-        except (OSError, ValueError):
+            return json.loads(self._process_ids.read_bytes())
+        except OSError:
             return []
+
+    def _is_empty(self) -> bool:
+        return all(path.name.startswith(".") for path in self.path.iterdir())
 
     def create(self, settings: RunConfig) -> None:
         """Write config.json. Raises: ValueError if the directory holds anything."""
-        if any(not path.name.startswith(".") for path in self.path.iterdir()):
+        if not self._is_empty():
             raise ValueError(
                 f"expected a new or empty run directory, got {self.path}, which is in "
                 "use: choose another --run or continue it with --resume"
@@ -70,7 +75,7 @@ class RunDirectory:
         write_bytes(self.config, settings.to_json().encode())
 
     def read_config(self) -> RunConfig:
-        """Raises: ValueError if there is no config.json, or an unusable one."""
+        """Read config.json. Raises: ValueError if it is missing or unusable."""
         if not self.config.is_file():
             raise ValueError(f"expected a run directory, found no {self.config}")
         try:
@@ -83,78 +88,82 @@ class RunDirectory:
         self.append(self.metrics, json.dumps({"step": step, **values}))
 
     def append(self, path: Path, line: str) -> None:
-        """Append a line to a log; on a full disk say so and lose it, not the run."""
+        """Append a line to a log; a full disk costs the line and not the run."""
         try:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             print(f"{path}: a line was lost: {error}", file=sys.stderr)
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, without those that are incomplete.
+
+        Raises: ValueError if there is no metrics.jsonl.
+        """
+        if not self.metrics.is_file():
+            raise ValueError(f"expected a run directory, found no {self.metrics}")
+        records = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # it is being written, or the disk was full
+                records.append(json.loads(line))
+        return records
+
     def truncate_metrics(self, step: int) -> None:
-        """Drop what a resumed run measures again: later steps, and the test."""
+        """Drop what a run resumed after `step` measures again, the test included."""
         if self.metrics.exists():
-            lines = self.metrics.read_text(encoding="utf-8").split("\n")[:-1]
-            kept = [
-                line
-                for line in lines
-                if (values := _parsed(line))
-                and values["step"] <= step
-                and "test_bleu" not in values
+            lines = [
+                json.dumps(record) + "\n"
+                for record in self.read_metrics()
+                if record["step"] <= step and "test_bleu" not in record
             ]
-            write_bytes(self.metrics, "".join(line + "\n" for line in kept).encode())
+            write_bytes(self.metrics, "".join(lines).encode())
 
-    def steps(self) -> list[Path]:
-        """The numbered checkpoints, oldest first."""
-        return sorted(self.path.glob(f"step-*{SUFFIX}"))
-
-    def step(self, step: int) -> Path:
+    def checkpoint(self, step: int) -> Path:
+        """Return the path of the checkpoint after `step` updates."""
         return self.path / f"step-{step:08d}{SUFFIX}"
 
+    def checkpoints(self) -> list[Path]:
+        """Return the checkpoints that are named by their step, oldest first."""
+        return sorted(self.path.glob(f"step-*{SUFFIX}"))
+
     def prune(self, keep_last: int) -> None:
-        """Delete all but the newest `keep_last` numbered checkpoints."""
-        for path in self.steps()[:-keep_last]:
+        """Delete all but the newest `keep_last` checkpoints named by their step."""
+        for path in self.checkpoints()[:-keep_last]:
             path.unlink()
 
-    def decodable(self) -> Path:
-        """The file to translate with: averaged if there, else best, else newest.
+    def preferred_checkpoint(self) -> Path:
+        """Return the checkpoint to translate with: averaged, else best, else newest.
 
         Raises: FileNotFoundError if there is none.
         """
-        for path in (self.averaged, self.best, *reversed(self.steps())):
+        for path in (self.averaged, self.best, *reversed(self.checkpoints())):
             if path.exists():
                 return path
         raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
 
 
 class ReadOnlyRunDirectory(RunDirectory):
-    """A run directory in which another rank writes, and this one only reads."""
+    """The run directory as the ranks above 0 see it: rank 0 does what is left out."""
 
-    def in_use(self, processes: Sequence[int]) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def lock(self, processes: Sequence[int]) -> Iterator[None]:
+        yield
 
     def create(self, settings: RunConfig) -> None:
-        """Leave it to rank 0."""
+        """Do nothing."""
 
     def append(self, path: Path, line: str) -> None:
-        """Leave it to rank 0."""
+        """Do nothing."""
 
     def truncate_metrics(self, step: int) -> None:
-        """Leave it to rank 0."""
+        """Do nothing."""
 
     def prune(self, keep_last: int) -> None:
-        """Leave it to rank 0."""
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, or None if a full disk cut it short."""
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+        """Do nothing."""
 
 
 def newest_run(runs: Path = Path("runs")) -> RunDirectory:
-    """The run directory in `runs` that was written to last.
+    """Return the run directory in `runs` that was written to last.
 
     Raises: FileNotFoundError if there is none.
     """
@@ -168,18 +177,17 @@ def newest_run(runs: Path = Path("runs")) -> RunDirectory:
 
 
 def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
-    """Find the checkpoint file that `path`, a file or run directory, stands for.
+    """Return the checkpoint that a file or run directory stands for.
 
     None stands for the newest run in `runs`. Raises: FileNotFoundError.
     """
     if path is None:
-        return newest_run(runs).decodable()
-    return RunDirectory(path).decodable() if path.is_dir() else path
+        return newest_run(runs).preferred_checkpoint()
+    return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
 
 def is_model(text: str) -> bool:
-    """Whether an argument names a run directory or a checkpoint, and not a sentence."""
+    """Return whether an argument names a run directory or a checkpoint file."""
     path = Path(text)
-    if path.suffix == SUFFIX and path.is_file():
-        return True
-    return RunDirectory(path).config.is_file()
+    is_checkpoint = path.suffix == SUFFIX and path.is_file()
+    return is_checkpoint or RunDirectory(path).config.is_file()

@@ -1,0 +1,1 @@
+"""Settings: every default and its range, flags made from them, named presets."""

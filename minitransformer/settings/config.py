@@ -1,8 +1,7 @@
-"""Every default and every range check, as frozen dataclasses.
+"""All settings with their defaults and limits, as frozen dataclasses.
 
-The command-line flags are generated from the fields: `d_model` becomes `--d-model`. The
-defaults are the paper's base model (Table 3, row base, and section 5); `presets.py`
-holds what differs from them.
+Each field becomes a command-line flag: `d_model` becomes `--d-model`. The defaults are
+the paper's base model (Table 3, row base, and section 5); `presets.py` names others.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from minitransformer.settings.options import (
-    Checked,
+    Config,
     UsageError,
+    flag_name,
     from_dict,
     given,
     option,
 )
 
-# The number formats that a device may compute with (`engine/precision.py`).
+# The number formats that a GPU may compute with (`engine/precision.py`).
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # The ids of the special symbols in every vocabulary.
@@ -29,52 +29,42 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
 
 @dataclass(frozen=True)
-class ModelConfig(Checked):
-    """The shape of the model, on which a checkpoint's weights depend (section 3)."""
+class ModelConfig(Config):
+    """The shape of the model, which determines that of its parameters (section 3)."""
 
-    help_group: ClassVar[tuple[str, str]] = (
-        "model",
-        "the shape of the model (section 3)",
-    )
+    help_group: ClassVar[str] = "the model (section 3)"
 
     vocab_size: int = option(
-        37_000,
-        "word pieces in the joint vocabulary",
-        at_least=8,
-        aliases=("--bpe-size",),
+        37_000, "word pieces in the joint vocabulary", at_least=8, alias="--bpe-size"
     )
-    encoder_layers: int = option(6, "encoder layers, N", at_least=1)
-    decoder_layers: int = option(6, "decoder layers, N", at_least=1)
-    d_model: int = option(512, "width of the model", at_least=2)
-    d_ff: int = option(2048, "width inside the feed-forward layers", at_least=1)
-    num_heads: int = option(8, "attention heads, h", at_least=1)
+    encoder_layers: int = option(6, "layers of the encoder", at_least=1)
+    decoder_layers: int = option(6, "layers of the decoder", at_least=1)
+    d_model: int = option(512, "width of the model, d_model", at_least=2)
+    d_ff: int = option(2048, "width inside the feed-forward layers, d_ff", at_least=1)
+    num_heads: int = option(8, "heads of each attention, h", at_least=1)
     d_k: int | None = option(
-        None, "width of a head's queries and keys (default d_model / h)", at_least=1
+        None, "width of each head's queries and keys (default d_model / h)", at_least=1
     )
     d_v: int | None = option(
-        None, "width of a head's values (default d_model / h)", at_least=1
+        None, "width of each head's values (default d_model / h)", at_least=1
     )
     dropout: float = option(
-        0.1, "dropout on sub-layers and embeddings, P_drop", at_least=0, below=1
+        0.1, "dropout of sub-layer outputs and embeddings, P_drop", at_least=0, below=1
     )
     attention_dropout: float = option(
-        0.0, "dropout on attention weights", at_least=0, below=1
+        0.0, "dropout of attention weights", at_least=0, below=1
     )
     relu_dropout: float = option(
         0.0, "dropout inside the feed-forward layers", at_least=0, below=1
     )
     positions: str = option(
-        "sinusoidal",
-        "kind of positional encoding",
-        choices=("sinusoidal", "learned"),
+        "sinusoidal", "kind of positional encoding", choices=("sinusoidal", "learned")
     )
     max_positions: int = option(
-        512, "longest sentence in tokens with learned positions", at_least=1
+        512, "longest possible sentence with learned positions, in tokens", at_least=1
     )
     attention_window: int | None = option(
-        None,
-        "size r of the neighbourhood that self-attention considers (default all)",
-        at_least=1,
+        None, "restrict self-attention to r neighbours (section 4)", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -96,9 +86,9 @@ class ModelConfig(Checked):
         return self.d_v or self.d_model // self.num_heads
 
     def neighbourhood(self, causal: bool) -> tuple[int, int] | None:
-        """How many positions before and after its own one considers; None for all.
+        """Return how many positions before and after it a query sees, or None for all.
 
-        Those of section 4 are centred, so that an even r makes r + 1 with its own.
+        A neighbourhood is centred (section 4), so an even r covers r + 1 positions.
         """
         if self.attention_window is None:
             return None
@@ -107,7 +97,7 @@ class ModelConfig(Checked):
 
     @property
     def num_parameters(self) -> int:
-        """Trainable numbers, by arithmetic alone (tests compare the model's own)."""
+        """The number of parameters, computed without making the model."""
         d, inner = self.d_model, self.d_ff
         attention = 2 * d * self.num_heads * (self.key_width + self.value_width)
         feed_forward, norm = 2 * d * inner + inner + d, 2 * d
@@ -118,170 +108,147 @@ class ModelConfig(Checked):
 
     @property
     def position_limit(self) -> int | None:
-        """The longest sentence in tokens, or None where any length works."""
+        """The longest possible sentence in tokens, or None if there is no limit."""
         return self.max_positions if self.positions == "learned" else None
 
 
 @dataclass(frozen=True)
-class TrainingConfig(Checked):
+class TrainingConfig(Config):
     """How to train: batches, optimizer, schedule and regularisation (section 5)."""
 
-    help_group: ClassVar[tuple[str, str]] = (
-        "training",
-        "batches, optimizer, schedule, regularisation (section 5)",
-    )
+    help_group: ClassVar[str] = "training (section 5)"
 
     max_tokens: int = option(
-        4096,
-        "source tokens, and about as many target tokens, in a batch",
-        at_least=1,
-        aliases=("--batch-tokens",),
+        4096, "tokens of each language in a batch", at_least=1, alias="--batch-tokens"
     )
     accumulate: int = option(
         1,
-        "batches whose gradients make one update",
+        "gradient accumulation: batches per update",
         at_least=1,
-        aliases=("--update-freq",),
+        alias="--update-freq",
     )
     steps: int = option(
-        100_000,
-        "optimizer updates in all",
-        at_least=1,
-        aliases=("--max-update",),
+        100_000, "updates to train for in all", at_least=1, alias="--max-update"
     )
-    minutes: float | None = option(
-        None, "stop after this many minutes of training in all", above=0
-    )
+    minutes: float | None = option(None, "minutes to train for in all", above=0)
     learning_rate: float | None = option(
         None,
-        "peak of the schedule (default (d_model * warmup)^-0.5, equation 3)",
+        "at its peak (default (d_model * warmup)^-0.5, equation 3)",
         above=0,
-        aliases=("--lr",),
+        alias="--lr",
     )
     warmup: int = option(
         4000,
         "updates until the learning rate peaks",
         at_least=1,
-        aliases=("--warmup-updates",),
+        alias="--warmup-updates",
     )
-    beta1: float = option(0.9, "Adam's decay of the mean", at_least=0, below=1)
-    beta2: float = option(0.98, "Adam's decay of the square", at_least=0, below=1)
+    beta1: float = option(0.9, "decay of Adam's first moment", at_least=0, below=1)
+    beta2: float = option(0.98, "decay of Adam's second moment", at_least=0, below=1)
     epsilon: float = option(1e-9, "Adam's epsilon", above=0)
     clip_norm: float | None = option(
-        None, "scale gradients down to this norm (the paper does not)", above=0
+        None, "scale larger gradients down to this norm (default never)", above=0
     )
     label_smoothing: float = option(
-        0.1, "probability spread over all classes, epsilon_ls", at_least=0, below=1
+        0.1, "probability spread over the vocabulary, epsilon_ls", at_least=0, below=1
     )
     seed: int = option(1, "seed of everything random", at_least=0)
     max_length: int = option(
-        256, "training pairs with a longer side, in tokens, are left out", at_least=2
+        256, "leave out training pairs with a sentence of more tokens", at_least=2
     )
     validate_every: int = option(
         1000,
         "updates between validations",
         at_least=1,
-        aliases=("--validate-interval-updates",),
+        alias="--validate-interval-updates",
     )
     validate_bleu: int = option(
-        500, "validation sentences translated for BLEU (0 for none)", at_least=0
+        500, "sentences translated for BLEU in a validation; 0 for none", at_least=0
     )
     patience: int | None = option(
-        None, "stop after this many validations without a better loss", at_least=1
+        None, "stop after this many validations without a lower loss", at_least=1
     )
     save_every: int = option(
-        1000,
-        "updates between checkpoints",
-        at_least=1,
-        aliases=("--save-interval-updates",),
+        1000, "updates between checkpoints", at_least=1, alias="--save-interval-updates"
     )
     checkpoint_minutes: float | None = option(
-        None,
-        "minutes between checkpoints, instead of --save-every (10 in section 6.1)",
-        above=0,
+        None, "save every so many minutes, not --save-every (section 6.1: 10)", above=0
     )
     keep_last: int = option(10, "checkpoints kept besides the best one", at_least=1)
     average: int = option(
-        5, "last checkpoints averaged at the end (1 for none)", at_least=1
+        5, "checkpoints averaged at the end of training; 1 for no average", at_least=1
     )
     on_nonfinite: str = option(
         "stop",
-        "what to do when a loss or gradient is NaN or infinite",
+        "what to do if a loss or gradient is not finite",
         choices=("stop", "skip"),
     )
     on_save_error: str = option(
-        "stop",
-        "what to do when a checkpoint cannot be written",
-        choices=("stop", "continue"),
+        "stop", "what to do if saving a checkpoint fails", choices=("stop", "continue")
     )
     log_every: int = option(
-        50, "updates between progress lines", at_least=1, aliases=("--log-interval",)
+        50, "updates between progress lines", at_least=1, alias="--log-interval"
     )
     precision: str | None = option(
-        None,
-        "numbers that a GPU computes with (default bf16 where it has it, else fp32)",
-        choices=PRECISIONS,
+        None, "number format on a GPU (default bf16, or else fp32)", choices=PRECISIONS
     )
 
-    def saves(self, step: int, before: float, seconds: float) -> bool:
-        """Whether to save after `step`, during which the run's clock went from `before`
-        to `seconds`."""
+    def checkpoint_due(self, step: int, before: float, after: float) -> bool:
+        """Whether to save a checkpoint after `step`.
+
+        Units: `before` and `after` are seconds of training before and after that step.
+        """
         if self.checkpoint_minutes is None:
             return step % self.save_every == 0
-        length = 60 * self.checkpoint_minutes
-        return before // length < seconds // length
+        interval = 60 * self.checkpoint_minutes
+        return before // interval < after // interval
 
 
 @dataclass(frozen=True)
-class RanksConfig(Checked):
-    """How many processes train, each a rank with a share of every batch."""
+class RanksConfig(Config):
+    """The processes that train together, called ranks: each has a share of a batch."""
 
-    help_group: ClassVar[tuple[str, str]] = "ranks", "processes that train together"
+    help_group: ClassVar[str] = "processes that train together"
 
-    ranks: int = option(1, "processes on CPUs, through MPI", at_least=1)
-    gpus: int = option(1, "processes on GPUs 0, 1, ..., through NCCL", at_least=1)
-    restarts: int = option(0, "times to go on when a rank has died", at_least=0)
-    peer_timeout: float = option(600.0, "seconds to wait for other ranks", above=0)
+    ranks: int = option(1, "processes on CPUs, connected by MPI", at_least=1)
+    gpus: int = option(1, "processes on GPUs 0, 1, ..., connected by NCCL", at_least=1)
+    restarts: int = option(0, "restarts after a process has died", at_least=0)
+    peer_timeout: float = option(600.0, "seconds to wait for another process", above=0)
 
     @property
-    def several(self) -> bool:
-        """Whether processes have to be started, rather than this one train."""
+    def needs_launcher(self) -> bool:
+        """Whether training happens in processes that this one starts and watches."""
         return self.ranks > 1 or self.gpus > 1 or self.restarts > 0
 
 
 @dataclass(frozen=True)
-class DecodingConfig(Checked):
+class DecodingConfig(Config):
     """How to decode: beam search with a length penalty (section 6.1)."""
 
-    help_group: ClassVar[tuple[str, str]] = (
-        "decoding",
-        "beam search with a length penalty (section 6.1)",
-    )
+    help_group: ClassVar[str] = "beam search (section 6.1)"
 
-    beam: int = option(
-        4, "beam size (1 is greedy search)", at_least=1, aliases=("--beam-size",)
-    )
+    beam: int = option(4, "beam size; 1 is greedy", at_least=1, alias="--beam-size")
     alpha: float = option(
         0.6,
         "length penalty: scores are divided by ((5 + length) / 6)^alpha",
         at_least=0,
-        aliases=("--length-penalty",),
+        alias="--length-penalty",
     )
-    nbest: int = option(1, "translations a sentence, at most the beam", at_least=1)
+    nbest: int = option(1, "translations per sentence, at most the beam", at_least=1)
     max_len_a: float = option(
-        1.0, "longest output is a * input length + b: a", at_least=0
+        1.0, "a in the longest output, a * input length + b tokens", at_least=0
     )
-    max_len_b: int = option(50, "longest output is a * input length + b: b", at_least=0)
+    max_len_b: int = option(
+        50, "b in the longest output, a * input length + b tokens", at_least=0
+    )
     max_input: int = option(
-        1024, "longest input translated in one piece, in tokens", at_least=1
+        1024, "longest input that is translated in one piece, in tokens", at_least=1
     )
     long_input: str = option(
-        "split",
-        "what to do with longer input",
-        choices=("split", "truncate", "error"),
+        "split", "what to do with longer input", choices=("split", "truncate", "error")
     )
     decode_tokens: int = option(
-        8192, "source tokens times beam size decoded together", at_least=1
+        8192, "source tokens times beam size that are decoded together", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -293,41 +260,40 @@ class DecodingConfig(Checked):
 
 
 @dataclass(frozen=True)
-class TextConfig(Checked):
-    """The text to learn from: a folder, or files; by default the built-in corpus."""
+class TextConfig(Config):
+    """The text to learn from: a folder, single files, or the built-in corpus."""
 
-    help_group: ClassVar[tuple[str, str]] = (
-        "text",
-        "a folder or files (default: the built-in corpus)",
-    )
+    help_group: ClassVar[str] = "the text to learn from (default: the built-in corpus)"
 
     data: str | None = option(
-        None, "folder of train.LANG, val.LANG and test*.LANG, plain or .gz"
+        None,
+        "folder of train.LANG, val.LANG, test*.LANG, plain or .gz",
+        metavar="FOLDER",
     )
-    source: str | None = option(None, "source language, the ending of its files")
-    target: str | None = option(None, "target language, the ending of its files")
-    train_source: str | None = option(None, "source side of the training text")
-    train_target: str | None = option(None, "target side of the training text")
-    val_source: str | None = option(None, "source side of the validation text")
-    val_target: str | None = option(None, "target side of the validation text")
-    test_source: str | None = option(None, "source side of the test text")
-    test_target: str | None = option(None, "target side of the test text")
+    source: str | None = option(None, "source language in --data", metavar="LANG")
+    target: str | None = option(None, "target language in --data", metavar="LANG")
+    train_source: str | None = option(None, "source of training text", metavar="FILE")
+    train_target: str | None = option(None, "target of training text", metavar="FILE")
+    val_source: str | None = option(None, "source of validation text", metavar="FILE")
+    val_target: str | None = option(None, "target of validation text", metavar="FILE")
+    test_source: str | None = option(None, "source of test text", metavar="FILE")
+    test_target: str | None = option(None, "target of test text", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        halves = {split: pair for split, pair in self._named().items() if any(pair)}
-        if halves:
+        named = {split: pair for split, pair in self._pairs().items() if any(pair)}
+        if named:
             if self.data or self.source or self.target:
                 raise ValueError("--data, --source, --target do not go with file names")
-            for split in ("train", *halves):
-                if None in halves.get(split, (None,)):
+            for split in ("train", *named):
+                if None in named.get(split, (None,)):
                     raise ValueError(f"expected --{split}-source and --{split}-target")
         elif self.data and not (self.source and self.target):
             raise ValueError("--data expects --source and --target, such as en and de")
         elif (self.source or self.target) and not self.data:
             raise ValueError("--source and --target need --data")
 
-    def _named(self) -> dict[str, tuple[str | None, str | None]]:
+    def _pairs(self) -> dict[str, tuple[str | None, str | None]]:
         return {
             "train": (self.train_source, self.train_target),
             "val": (self.val_source, self.val_target),
@@ -336,29 +302,23 @@ class TextConfig(Checked):
 
     @property
     def files(self) -> dict[str, tuple[str, str]]:
-        """The named source and target file of each split that has any."""
-        return {split: (s, t) for split, (s, t) in self._named().items() if s and t}
+        """The source and target file of each split, if single files are named."""
+        return {split: (s, t) for split, (s, t) in self._pairs().items() if s and t}
 
 
-# What a resumed run may change: how long to go on and how to report, not what it is.
+# What may change when a run is resumed: when it ends and what it reports and keeps, but
+# nothing that would make the updates so far those of another run.
 RESUMABLE = (
-    "steps",
-    "minutes",
-    "patience",
-    "keep_last",
-    "average",
-    "log_every",
-    "precision",
-    "on_nonfinite",
-    "on_save_error",
-)
+    "steps minutes patience keep_last average log_every precision on_nonfinite "
+    "on_save_error"
+).split()
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run directory's config.json holds: everything that the run depends on.
+    """All settings of a training run, which its directory's config.json stores.
 
-    `text` gives the source and target file of each split (train, val, test).
+    `text` has the source and the target file of each split (train, val, test).
     """
 
     preset: str
@@ -371,9 +331,9 @@ class RunConfig:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def resumed(self, namespace: argparse.Namespace) -> RunConfig:
-        """Apply the flags that a resumed run may change.
+        """Return the settings with those flags applied that a resumed run may change.
 
-        Raises: UsageError if a flag would make it another run.
+        Raises: UsageError if another flag has a different value than before.
         """
         refused = list(given(namespace, TextConfig))
         for part in (self.model, self.training, self.decoding):
@@ -381,10 +341,9 @@ class RunConfig:
                 if name not in RESUMABLE and value != getattr(part, name):
                     refused.append(name)
         if refused:
-            allowed = ", ".join("--" + name.replace("_", "-") for name in RESUMABLE)
             raise UsageError(
-                f"--{refused[0].replace('_', '-')}: cannot change in a resumed run; "
-                f"what can: {allowed}"
+                f"{flag_name(refused[0])}: cannot change in a resumed run; "
+                f"what can: {', '.join(map(flag_name, RESUMABLE))}"
             )
         changes = given(namespace, TrainingConfig)
         training = dataclasses.replace(self.training, **changes)

@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: range checks, and flags made from the fields."""
+"""Dataclasses whose fields are checked and become flags, and what commands share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import operator
 import sys
 import types
 import typing
@@ -23,22 +24,25 @@ C = TypeVar("C")
 
 METAVARS = {int: "N", float: "X", str: "NAME"}
 
+# How values are compared with the limits of `option`
+COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+
 
 class UsageError(ValueError):
-    """Arguments that are wrong in themselves or together: exit code 2."""
+    """Wrong arguments, or arguments that do not go together: exit code 2."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What `name` may have been meant to be, as the end of an error's line."""
+    """Return the end of an error message: which known name may have been meant."""
     near = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests a known flag in place of an unknown one.
+    """An argument parser that suggests a known flag for an unknown one.
 
-    `summary` is the first line of the help, `examples` its commands, one a line, and
-    `notes` a paragraph below them.
+    The help begins with `summary` and ends with `examples`, which are commands, and a
+    paragraph of `notes`.
     """
 
     def __init__(
@@ -54,42 +58,41 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return self._complete(*self.parse_known_args(args, namespace))
+        return self._refuse_unknown(*self.parse_known_args(args, namespace))
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return self._complete(*self.parse_known_intermixed_args(args, namespace))
+        return self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
 
-    def _complete(self, found: argparse.Namespace, unknown: list[str]) -> Any:
+    def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
             flag = next((x for x in unknown if x.startswith("-")), unknown[0])
             flag = flag.partition("=")[0]
             hint = suggestion(flag, self._option_string_actions)
             self.error(f"unrecognized argument {flag}{hint}")
-        return found
+        return namespace
 
 
 def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
-    """Do the work of a command; say in one line what went wrong, if anything did.
+    """Do the work of a command, report an error in one line, return the exit code.
 
-    0 (or what `work` returns) where all went well, 1 for failures, 2 for usage, 130
-    for Ctrl-C. `who` is put before what went wrong.
+    That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage
+    and 130 after Ctrl-C. `who`, such as a rank, is put before the message.
     """
+    code = 1
     try:
         return work() or 0
     except KeyboardInterrupt:
         return 130
     except (ValueError, RuntimeError) as error:
-        print(f"{prog}: error: {who}{error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        message, code = str(error), 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         place = f"{error.filename}: " if error.strerror and error.filename else ""
-        reason = error.strerror or error
-        print(f"{prog}: error: {who}{place}{reason}", file=sys.stderr)
-        return 1
+        message = f"{place}{error.strerror or error}"
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
-        print(f"{prog}: error: {who}out of memory, {advice}: {error}", file=sys.stderr)
-        return 1
+        message = f"out of memory, {advice}: {error}"
+    print(f"{prog}: error: {who}{message}", file=sys.stderr)
+    return code
 
 
 def option(
@@ -100,32 +103,28 @@ def option(
     below: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
-    aliases: tuple[str, ...] = (),
+    metavar: str | None = None,
+    alias: str | None = None,
 ) -> Any:
-    """A dataclass field with a help text, its range, and other names of its flag."""
-    metadata = {
-        "help": help,
-        "at_least": at_least,
-        "below": below,
-        "above": above,
-        "choices": choices,
-        "aliases": aliases,
-    }
+    """Return a dataclass field that becomes a flag; `alias` is another name of it."""
+    limits = {"at_least": at_least, "below": below, "above": above}
+    flag = {"help": help, "choices": choices, "metavar": metavar}
+    metadata = {"limits": limits, "alias": alias, "flag": flag}
     return field(default=default, metadata=metadata)
 
 
-class Checked:
-    """A dataclass whose fields are checked against the ranges that `option` gives.
+class Config:
+    """A dataclass that checks its fields: their types, and the limits in `option`.
 
-    `help_group` is the title and the description of its flags in a program's help.
+    `help_group` is the title of its flags in a program's help.
     """
 
-    help_group: ClassVar[tuple[str, str]]
+    help_group: ClassVar[str]
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, rule = getattr(self, f.name), f.metadata
+            value, choices = getattr(self, f.name), f.metadata["flag"]["choices"]
             kind, optional = _value_type(hints[f.name])
             if value is None and optional:
                 continue
@@ -133,31 +132,22 @@ class Checked:
                 object.__setattr__(self, f.name, float(value))
             elif type(value) is not kind:
                 raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
-            if kind is float and value != value:
+            if value != value:
                 raise ValueError(f"{f.name}: expected a number, got {value}")
-            if rule["at_least"] is not None and value < rule["at_least"]:
+            for name, limit in f.metadata["limits"].items():
+                if limit is not None and not COMPARISONS[name](value, limit):
+                    expected = f"{name.replace('_', ' ')} {limit}"
+                    raise ValueError(f"{f.name}: expected {expected}, got {value}")
+            if choices is not None and value not in choices:
                 raise ValueError(
-                    f"{f.name}: expected at least {rule['at_least']}, got {value}"
-                )
-            if rule["above"] is not None and value <= rule["above"]:
-                raise ValueError(
-                    f"{f.name}: expected above {rule['above']}, got {value}"
-                )
-            if rule["below"] is not None and value >= rule["below"]:
-                raise ValueError(
-                    f"{f.name}: expected below {rule['below']}, got {value}"
-                )
-            if rule["choices"] is not None and value not in rule["choices"]:
-                raise ValueError(
-                    f"{f.name}: expected one of {', '.join(rule['choices'])}, "
-                    f"got {value}"
+                    f"{f.name}: expected one of {', '.join(choices)}, got {value}"
                 )
 
 
 def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
-    """Make a config of class `cls` from a preset's values and those given.
+    """Make a config of class `cls` from a preset and from `values`, which override it.
 
-    Values of other classes are passed over. Raises: UsageError if one is out of range.
+    Values of other classes are ignored. Raises: UsageError if one is out of range.
     """
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     merged = {**preset, **values}
@@ -168,7 +158,7 @@ def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a JSON or TOML file of settings by field name; tables in it are flattened.
+    """Read the values in a JSON or TOML file by field name, also those in tables.
 
     Raises: UsageError if it cannot be read.
     """
@@ -187,9 +177,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
-    """Make a config from a JSON object that must hold exactly its fields.
+    """Make a config from a JSON object, which must hold all its fields and no others.
 
-    Those that are None by default may be missing: older files do without.
+    Only fields whose default is None may be missing, as they are in older files.
 
     Raises: ValueError naming the fields that are unknown or missing.
     """
@@ -202,33 +192,32 @@ def from_dict(cls: type[C], values: dict[str, Any]) -> C:
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, cls: type[Checked], without: tuple[str, ...] = ()
+    parser: argparse.ArgumentParser, cls: type[Config], without: tuple[str, ...] = ()
 ) -> None:
-    """Add a flag for every field of the config class `cls`, in a group of its own.
-
-    Fields that would do nothing in this program are left out by `without`.
-    """
-    group = parser.add_argument_group(*cls.help_group)
+    """Add a group with a flag for each field of `cls`, but for those in `without`."""
+    group = parser.add_argument_group(cls.help_group)
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.name in without:
             continue
         kind, optional = _value_type(hints[f.name])
-        default = "" if optional else f" (default {f.default})"
-        group.add_argument(
-            "--" + f.name.replace("_", "-"),
-            *f.metadata["aliases"],
-            dest=f.name,
-            type=kind,
-            default=argparse.SUPPRESS,
-            choices=f.metadata["choices"],
-            metavar=None if f.metadata["choices"] else METAVARS[kind],
-            help=f.metadata["help"] + default,
-        )
+        settings = dict(f.metadata["flag"])
+        if not settings["choices"]:
+            settings["metavar"] = settings["metavar"] or METAVARS[kind]
+        if not optional:
+            settings["help"] += f" (default {f.default})"
+        names = filter(None, (flag_name(f.name), f.metadata["alias"]))
+        settings |= {"dest": f.name, "type": kind, "default": argparse.SUPPRESS}
+        group.add_argument(*names, **settings)
+
+
+def flag_name(field_name: str) -> str:
+    """Return the flag of a field: d_model has --d-model."""
+    return "--" + field_name.replace("_", "-")
 
 
 def positive(text: str) -> int:
-    """Read a flag's whole number of at least 1, as argparse's `type`."""
+    """Read a whole number of at least 1, as the `type` of an argument."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(
             f"expected a whole number of at least 1, got {text!r}"
@@ -237,7 +226,7 @@ def positive(text: str) -> int:
 
 
 def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Return the fields of `cls` whose flags were given on the command line."""
+    """Return the fields of `cls` whose flags are on the command line."""
     return {
         f.name: getattr(namespace, f.name)
         for f in dataclasses.fields(cls)
@@ -246,7 +235,7 @@ def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:
-    """Return (int, float or str; whether None is allowed) of a field's annotation."""
+    """Return the type of a field (int, float or str), and whether it may be None."""
     if isinstance(hint, types.UnionType):
         kinds = [kind for kind in hint.__args__ if kind is not type(None)]
         return kinds[0], True

@@ -1,4 +1,4 @@
-"""Named settings: what differs from the defaults, which are the paper's base model."""
+"""Named settings: how each differs from the defaults, the paper's base model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "save_every": 50,
         "average": 8,
     },
-    # Multi30k's 29,000 captions: larger models overfit.
+    # Multi30k's 29,000 captions, on which larger models overfit.
     "multi30k": {
         "vocab_size": 10_000,
         "encoder_layers": 4,
@@ -46,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "save_every": 200,
         "average": 10,
     },
-    # Half of base in every width and number of layers, for some 100,000 short pairs.
+    # Half of base's widths, heads and layers, for some 100,000 short sentence pairs.
     "small": {
         "vocab_size": 10_000,
         "encoder_layers": 3,
@@ -61,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "validate_every": 500,
         "save_every": 500,
     },
-    # Table 3, row base; 25,000 source and target tokens a batch on one device.
+    # Table 3, row base, with the batches of section 5.1.
     "base": {"max_tokens": 25_000},
     # Table 3, row big.
     "big": {
@@ -74,8 +74,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "average": 20,
         "keep_last": 20,
     },
-    # Table 4: section 6.3 gives the layers, d_model, vocabulary and decoding, and says
-    # that the rest but dropout is base's. Both dropouts are those of tensor2tensor.
+    # Table 4. Section 6.3 gives the layers, d_model, vocabulary and decoding, and says
+    # that all else but dropout is base's. Both dropouts are those of tensor2tensor.
     "parsing": {
         "vocab_size": 16_000,
         "encoder_layers": 4,
@@ -90,8 +90,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "alpha": 0.3,
         "max_len_b": 300,
     },
-    # 3,396 trees and their parts (docs/parsing.md): small batches and little dropout,
-    # with which attention soon follows the words.
+    # 3,396 trees and their parts (docs/parsing.md). With small batches and little
+    # dropout the decoder soon learns to attend to one word after the other.
     "parsing-small": {
         "vocab_size": 3000,
         "encoder_layers": 3,
@@ -115,9 +115,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# The other development models of Table 3, each base but for what its row changes; the
-# table trains them for 100,000 steps. (A) heads, (B) d_k, (C) size, (D) dropout and
-# label smoothing, (E) learned positions.
+# How the other rows of Table 3 differ from base; all take 100,000 steps there.
+# (A) heads, (B) d_k, (C) size, (D) dropout and label smoothing, (E) learned positions.
 TABLE_3: dict[str, dict[str, Any]] = {
     "a-h1": {"num_heads": 1, "d_k": 512, "d_v": 512},
     "a-h4": {"num_heads": 4, "d_k": 128, "d_v": 128},
@@ -145,15 +144,15 @@ PRESETS |= {
 }
 PRESETS |= {f"base-{row}": {**PRESETS["base"], **v} for row, v in TABLE_3.items()}
 
-# The splits of a run's text, in its config.json.
+# The splits of a run's text in its config.json
 SPLITS = ("train", "val", "test")
 
 
 def find_preset(name: str) -> tuple[str, dict[str, Any]]:
-    """Return a preset of that name, or the settings in a JSON or TOML file.
+    """Return the name and the settings of a preset, or of a JSON or TOML file.
 
-    A file may build on a preset that it names as `config`; the config.json of a run
-    serves, too. What it says of text is left to flags.
+    A file may name a preset as `config`, and override it. The config.json of a run can
+    be such a file; its text is ignored, as only flags say what text to learn from.
 
     Raises: UsageError if there is no such preset or file, or a setting is unknown.
     """

@@ -1,17 +1,21 @@
-"""TODO."""
+"""A cache folder of vocabularies and encoded text, each computed once.
+
+Files are named by a digest of the text and of what else they depend on, so that
+changed text is encoded anew.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
-from minitransformer.files import built_once
+from minitransformer.files import build_once
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair
@@ -23,7 +27,7 @@ LINES_PER_CHUNK = 50_000
 def cached_tokenizer(
     text: TextPair, vocab_size: int, cache: Path, num_threads: int
 ) -> Tokenizer:
-    """Learn the joint vocabulary of both sides, or take it from the cache.
+    """Learn the joint vocabulary of both sides, or read it from the cache.
 
     Raises: ValueError as `Tokenizer.train`.
     """
@@ -32,29 +36,26 @@ def cached_tokenizer(
         lines = itertools.chain.from_iterable(text.lines())
         partial.write_bytes(Tokenizer.train(lines, vocab_size, num_threads).model)
 
-    path = built_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
+    path = build_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
     return Tokenizer(path.read_bytes())
 
 
 def encoded_corpus(
     text: TextPair, tokenizer: Tokenizer, cache: Path, num_threads: int = 1
 ) -> ParallelCorpus:
-    """Encode a pair of files, or open the ids that an earlier run encoded.
+    """Encode a pair of files, or open the ids in the cache.
 
-    Pairs with a blank side are left out.
+    Pairs with a blank side are dropped.
 
     Raises: ValueError if the files differ in length, are not UTF-8 or hold no pair.
     """
     key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
-
-    def build(partial: Path) -> None:
-        _write_corpus(text, tokenizer, partial, num_threads)
-
-    return read_corpus(built_once(cache / key.hexdigest(), build))
+    build = functools.partial(_encode, text, tokenizer, num_threads)
+    return read_corpus(build_once(cache / key.hexdigest(), build))
 
 
 def read_corpus(folder: Path) -> ParallelCorpus:
-    """Open the ids that `encoded_corpus` wrote, after a look at their checksums.
+    """Open the ids that `encoded_corpus` wrote, and verify their checksums.
 
     Raises: ValueError if a file is damaged.
     """
@@ -90,8 +91,8 @@ def _checksum(path: Path) -> int:
     return total
 
 
-def _write_corpus(
-    text: TextPair, tokenizer: Tokenizer, folder: Path, num_threads: int
+def _encode(
+    text: TextPair, tokenizer: Tokenizer, num_threads: int, folder: Path
 ) -> None:
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
     folder.mkdir()
@@ -106,14 +107,15 @@ def _write_corpus(
 
     for side in ends:
         append(f"{side}.starts", np.zeros(1, dtype=np.int64))
-    for chunk in _chunks(text.lines(), LINES_PER_CHUNK):
-        kept = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
-        blank += len(chunk) - len(kept)
-        pairs += len(kept)
+    lines = text.lines()
+    while chunk := list(itertools.islice(lines, LINES_PER_CHUNK)):
+        complete = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
+        blank += len(chunk) - len(complete)
+        pairs += len(complete)
         for column, side in enumerate(ends):
-            lines = tokenizer.encode([pair[column] for pair in kept], num_threads)
-            lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
-            ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=dtype)
+            encoded = tokenizer.encode([pair[column] for pair in complete], num_threads)
+            lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+            ids = np.fromiter(itertools.chain.from_iterable(encoded), dtype=dtype)
             starts = ends[side] + np.cumsum(lengths)
             ends[side] += len(ids)
             append(f"{side}.ids", ids)
@@ -124,11 +126,3 @@ def _write_corpus(
         )
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
     (folder / "corpus.json").write_text(json.dumps(header))
-
-
-def _chunks(
-    items: Iterable[tuple[str, str]], size: int
-) -> Iterator[list[tuple[str, str]]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk

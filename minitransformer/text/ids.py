@@ -1,4 +1,4 @@
-"""TODO."""
+"""Sequences of token ids of any length, stored one after another (a ragged array)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from minitransformer.settings.config import EOS_ID, PAD_ID
 
 
 class StoredIds:
-    """Ids in a file, of which only what is asked for is read.
+    """Ids in a file, of which only those that are asked for are read.
 
-    A mapping would keep every page that was ever touched resident.
+    A memory map would keep every page that was ever touched resident.
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
@@ -28,7 +28,7 @@ class StoredIds:
         return self._size
 
     def read(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return some stretches end to end. Shapes: starts, lengths [B] -> [total]"""
+        """Concatenate slices of the file. Shapes: starts, lengths [B] -> [total]"""
         descriptor, width = self._descriptor, self._dtype.itemsize
         parts = [
             os.pread(descriptor, length * width, start * width)
@@ -38,7 +38,7 @@ class StoredIds:
 
 
 class Ragged:
-    """Sequences of ids end to end: sequence i is ids[starts[i]:starts[i + 1]].
+    """Concatenated sequences of ids: sequence i is ids[starts[i]:starts[i + 1]].
 
     Shapes: ids [total], starts [number of sequences + 1]
     """
@@ -57,7 +57,10 @@ class Ragged:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Raises: ValueError if the starts fall, or rise too far for a sentence."""
+        """The number of ids in each sequence. Shapes: [number of sequences]
+
+        Raises: ValueError if `starts` decreases, or a sequence has 2^31 ids or more.
+        """
         lengths = np.empty(len(self), dtype=np.int32)
         for first in range(0, len(self), 1 << 20):
             part = slice(first, first + (1 << 20))
@@ -67,8 +70,8 @@ class Ragged:
             lengths[part] = found
         return lengths
 
-    def end_to_end(self, chosen: np.ndarray) -> np.ndarray:
-        """The ids of some sequences, one after another. Shapes: chosen [B] -> [N]"""
+    def concatenate(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the ids of the chosen sequences. Shapes: chosen [B] -> [total]"""
         starts = self.starts[chosen]
         lengths = self.starts[chosen + 1] - starts
         if isinstance(self.ids, StoredIds):
@@ -76,18 +79,17 @@ class Ragged:
         first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
         return self.ids[first + np.arange(len(first))]
 
-    def padded(self, chosen: np.ndarray, first: int | None = None) -> np.ndarray:
-        """Stack some sequences, each with EOS and, if given, `first` before it.
+    def pad(self, chosen: np.ndarray, first: int | None = None) -> np.ndarray:
+        """Stack the chosen sequences, each ended by EOS and padded to the longest.
 
+        With `first`, each sequence begins with that id (BOS).
         Shapes: chosen [B] -> [B, longest]
         """
         lengths = self.starts[chosen + 1] - self.starts[chosen]
         columns = np.arange(lengths.max(initial=0))
-        inside = columns < lengths[:, None]
         begin = int(first is not None)
         out = np.full((len(chosen), begin + len(columns) + 1), PAD_ID, dtype=np.int64)
-        body = out[:, begin:-1]
-        body[inside] = self.end_to_end(chosen)
+        out[:, begin:-1][columns < lengths[:, None]] = self.concatenate(chosen)
         out[np.arange(len(chosen)), begin + lengths] = EOS_ID
         if first is not None:
             out[:, 0] = first

@@ -1,4 +1,4 @@
-"""Text files: lines of UTF-8, plain or .gz, that only a line feed ends."""
+"""Text files, plain or .gz: lines of UTF-8, and pairs of files that are parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minitransformer.settings.config import TextConfig
 
 
 def open_text(path: Path) -> BinaryIO:
-    """Open a plain or gzip file for reading bytes."""
+    """Open a file to read its bytes, decompressed if its name ends in .gz."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path))
     return open(path, "rb")
@@ -25,20 +25,20 @@ def open_text(path: Path) -> BinaryIO:
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, plain or .gz, without their ends.
 
-    Only a line feed ends a line; a carriage return before it and a byte-order mark at
+    Only a line feed ends a line. A carriage return before it and a byte-order mark at
     the start of the file are dropped.
 
-    Raises: ValueError naming the file and line of text that is not UTF-8.
+    Raises: ValueError naming the file and the line that is not UTF-8.
     """
     with open_text(path) as file:
         try:
             for number, raw in enumerate(file, start=1):
-                yield decoded_line(raw.removesuffix(b"\n"), number, str(path))
+                yield decode_line(raw.removesuffix(b"\n"), number, str(path))
         except (gzip.BadGzipFile, EOFError) as error:
             raise ValueError(f"{path}: expected a gzip file, got {error}") from None
 
 
-def decoded_line(raw: bytes, number: int, place: str) -> str:
+def decode_line(raw: bytes, number: int, place: str) -> str:
     """Decode line `number` (from 1) of the text that `place` names."""
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -51,21 +51,21 @@ def decoded_line(raw: bytes, number: int, place: str) -> str:
         ) from None
 
 
-def lines_as_they_come(descriptor: int, limit: int) -> Iterator[list[str]]:
+def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
     """Yield lists of at most `limit` lines from an open file, terminal or pipe.
 
-    A list ends when no more is waiting to be read, so that somebody who types or a
-    program at the other end gets an answer to each line.
+    A list ends when there is nothing more to read for now, so that whoever types, or a
+    program at the other end of a pipe, gets an answer to each line.
 
     Raises: ValueError as `read_lines`.
     """
-    waiting: list[str] = []
+    lines: list[str] = []
     rest, number, at_end = b"", 0, False
-    while not at_end or waiting:
-        ready = not waiting or bool(select.select([descriptor], [], [], 0)[0])
-        if at_end or not ready or len(waiting) >= limit:
-            yield waiting[:limit]
-            waiting = waiting[limit:]
+    while not at_end or lines:
+        ready = not lines or bool(select.select([descriptor], [], [], 0)[0])
+        if at_end or not ready or len(lines) >= limit:
+            yield lines[:limit]
+            lines = lines[limit:]
             continue
         block = os.read(descriptor, 1 << 16)
         *complete, rest = (rest + block).split(b"\n")
@@ -74,18 +74,18 @@ def lines_as_they_come(descriptor: int, limit: int) -> Iterator[list[str]]:
             complete.append(rest)
         for raw in complete:
             number += 1
-            waiting.append(decoded_line(raw, number, "standard input"))
+            lines.append(decode_line(raw, number, "standard input"))
 
 
 @dataclass(frozen=True)
 class TextPair:
-    """Two files whose lines are translations of each other."""
+    """Parallel text: two files whose lines are translations of each other."""
 
     source: Path
     target: Path
 
     def digest(self) -> str:
-        """A digest of the content of both files, whatever their names."""
+        """Return a digest of the content of both files, independent of their names."""
         total = hashlib.blake2b(digest_size=16)
         for path in (self.source, self.target):
             part = hashlib.blake2b(digest_size=16)
@@ -96,17 +96,16 @@ class TextPair:
         return total.hexdigest()
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of lines. Raises: ValueError if one file is longer."""
+        """Yield the pairs of lines. Raises: ValueError if one file has more lines."""
         source, target = read_lines(self.source), read_lines(self.target)
         for number, (s, t) in enumerate(itertools.zip_longest(source, target)):
             if s is None or t is None:
-                shorter, longer = self.source, self.target
-                if s is not None:
-                    shorter, longer = longer, shorter
-                rest = 1 + sum(1 for _ in (target if s is None else source))
+                total = number + 1 + sum(1 for _ in itertools.chain(source, target))
+                files = (self.source, self.target)
+                shorter, longer = files if s is None else reversed(files)
                 raise ValueError(
                     f"expected as many lines in {shorter} as in {longer}, got {number} "
-                    f"and {number + rest}"
+                    f"and {total}"
                 )
             yield s, t
 
@@ -116,18 +115,18 @@ class TextPair:
 
 
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
-    """Pair up the (source, target) files of each split.
+    """Return the pair of files of each split, from their (source, target) names.
 
-    Raises: ValueError if one is not there.
+    Raises: ValueError if a file does not exist.
     """
-    for path in (path for pair in files.values() for path in pair):
+    for path in itertools.chain.from_iterable(files.values()):
         if not Path(path).is_file():
             raise ValueError(f"expected a text file, found none at {path}")
     return {split: TextPair(*map(Path, pair)) for split, pair in files.items()}
 
 
 def find_text(config: TextConfig) -> dict[str, TextPair]:
-    """Find the splits train, val and test among named files or in a folder.
+    """Find the pairs of files that settings name, or that are in the folder they name.
 
     Raises: ValueError if there is no training text or a side of a split is missing.
     """
@@ -137,21 +136,20 @@ def find_text(config: TextConfig) -> dict[str, TextPair]:
     if not folder.is_dir():
         raise ValueError(f"--data: expected a folder, found none at {folder}")
     found = {
-        split: find_pair(folder, split, str(source), str(target))
+        split: pair
         for split in ("train", "val", "test")
+        if (pair := find_pair(folder, split, str(source), str(target)))
     }
-    if found["train"] is None:
-        raise ValueError(
-            f"expected train.{source} and train.{target}, plain or .gz, found none in "
-            f"{folder}"
-        )
-    return {split: pair for split, pair in found.items() if pair}
+    if "train" not in found:
+        names = f"train.{source} and train.{target}"
+        raise ValueError(f"expected {names}, plain or .gz, found none in {folder}")
+    return found
 
 
 def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
     """Find `stem*.source` and `stem*.target` in a folder, plain or .gz.
 
-    Raises: ValueError if only one side is there.
+    Raises: ValueError if only one side exists.
     """
     sides: list[dict[str, Path]] = []
     for language in (source, target):
@@ -160,11 +158,9 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
             for path in sorted(folder.glob(f"{stem}*{suffix}")):
                 found.setdefault(path.name.removesuffix(suffix), path)
         sides.append(found)
-    both = sorted(set(sides[0]) & set(sides[1]))
-    if both:
+    if both := sorted(sides[0].keys() & sides[1].keys()):
         return TextPair(sides[0][both[0]], sides[1][both[0]])
-    if sides[0] or sides[1]:
-        there = next(iter([*sides[0].values(), *sides[1].values()]))
-        missing = target if sides[0] else source
-        raise ValueError(f"expected {stem}*.{missing} beside {there}, found none")
+    for side, missing in zip(sides, (target, source), strict=True):
+        for path in side.values():
+            raise ValueError(f"expected {stem}*.{missing} beside {path}, found none")
     return None

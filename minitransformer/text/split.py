@@ -1,14 +1,13 @@
 """Split a list of sentence pairs into training, validation and test text.
 
-Sentences to hold out are drawn among the different source sentences; of several
-translations the first is kept. No sentence of either language is then in two splits.
+No sentence of either language is in two splits.
 """
 
 from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +19,7 @@ Pair: TypeAlias = tuple[str, str]
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read `source TAB target` lines. Raises: ValueError naming a line without."""
+    """Read lines of source TAB target. Raises: ValueError naming any other line."""
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
         source, tab, rest = line.partition("\t")
@@ -36,10 +35,10 @@ def read_pairs(path: Path) -> list[Pair]:
 def split_pairs(
     pairs: Sequence[Pair], held_out: dict[str, int], seed: int
 ) -> dict[str, list[Pair]]:
-    """Draw `held_out` source sentences for each split; what is left is for training.
+    """Draw the number of pairs `held_out` for each split; the others are for training.
 
-    A held-out sentence comes with its first translation. Left out altogether are other
-    pairs of which either sentence is in another split.
+    Different source sentences are drawn, each with the first of its translations. Any
+    other pair with a sentence that is in such a split, or was drawn, is left out.
 
     Raises: ValueError if there are too few different source sentences.
     """
@@ -57,27 +56,19 @@ def split_pairs(
     used_targets: set[str] = set()
     used_sources: set[str] = set()
     for name, count in held_out.items():
-        chosen: list[Pair] = []
-        while len(chosen) < count and drawn:
+        splits[name] = []
+        while len(splits[name]) < count and drawn:
             source = drawn.pop()
             used_sources.add(source)
             if first[source] not in used_targets:
-                chosen.append((source, first[source]))
-        used_targets.update(target for _, target in chosen)
-        splits[name] = chosen
+                splits[name].append((source, first[source]))
+        used_targets.update(target for _, target in splits[name])
     splits["train"] = [
         (source, target)
         for source, target in pairs
         if source not in used_sources and target not in used_targets
     ]
     return splits
-
-
-def write_split(folder: Path, split: str, language: str, lines: Iterable[str]) -> None:
-    """Write `folder`/`split`.`language`.gz, the same bytes for the same lines."""
-    text = "".join(line + "\n" for line in lines)
-    path = folder / f"{split}.{language}.gz"
-    write_bytes(path, gzip.compress(text.encode(), mtime=0))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "python train.py --config small --data data/tatoeba "
             "--source en --target de",
         ),
-        "Each line of the list is a source sentence, a tab and its translation; further "
-        "columns\nare left out. No sentence of either language is in two splits.",
+        "Each line of the list is a source sentence, a tab and its translation; further"
+        "\ncolumns are ignored. No sentence of either language is in two splits.",
     )
     add = parser.add_argument
     add("pairs", type=Path, help="lines of source TAB target, plain or .gz")
@@ -99,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--target", required=True, metavar="LANG", help="ending of the target files")
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
     add("--test", type=positive, default=2000, help="test pairs (default 2000)")
-    add("--seed", type=int, default=1, help="of the draw (default 1)")
+    add("--seed", type=int, default=1, help="of the random draw (default 1)")
     args = parser.parse_args(arguments)
 
     def work() -> None:
@@ -109,10 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.folder.mkdir(parents=True, exist_ok=True)
         for split, chosen in splits.items():
             for side, language in enumerate((args.source, args.target)):
-                lines = (pair[side] for pair in chosen)
-                write_split(args.folder, split, language, lines)
-        kept = sum(map(len, splits.values()))
+                text = "".join(pair[side] + "\n" for pair in chosen)
+                path = args.folder / f"{split}.{language}.gz"
+                write_bytes(path, gzip.compress(text.encode(), mtime=0))  # reproducible
+        left_out = len(pairs) - sum(map(len, splits.values()))
         sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
-        print(f"{sizes}; left out: {len(pairs) - kept:,} of {len(pairs):,} pairs")
+        print(f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs")
 
     return exit_code("split", work)

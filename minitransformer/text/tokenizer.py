@@ -1,4 +1,4 @@
-"""The joint vocabulary of word pieces (section 5.1), by SentencePiece."""
+"""The vocabulary of word pieces that both languages share (section 5.1)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
-# What SentencePiece writes for a space: a piece with it in front begins a word.
+# SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
-# More sentences than this teach the vocabulary nothing new, but need memory.
+# A vocabulary is learned from a random sample of this many lines, to limit memory.
 MAX_SENTENCES = 1_000_000
 
 
 class Tokenizer:
-    """Text to ids and back: byte-pair encoding shared by source and target.
+    """Byte-pair encoding by SentencePiece: text to ids and back.
 
-    `model` is the serialised SentencePiece model, which checkpoints carry.
+    `model` is the serialised SentencePiece model, which is part of every checkpoint.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -32,12 +32,8 @@ class Tokenizer:
                 "expected a SentencePiece model, got other bytes"
             ) from error
         self.vocab_size = len(self._processor)
-        found = (
-            self._processor.pad_id(),
-            self._processor.unk_id(),
-            self._processor.bos_id(),
-            self._processor.eos_id(),
-        )
+        p = self._processor
+        found = p.pad_id(), p.unk_id(), p.bos_id(), p.eos_id()
         if found != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
             raise ValueError(
                 "tokenizer: expected padding, unknown, begin and end to have the ids "
@@ -50,7 +46,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn a vocabulary of exactly `vocab_size` pieces.
 
-        Raises: ValueError if the text supports no such vocabulary, with the limit.
+        Raises: ValueError with the possible sizes if the text supports no such one.
         """
         model = io.BytesIO()
         try:
@@ -74,51 +70,45 @@ class Tokenizer:
         return cls(model.getvalue())
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Return the ids of each line, without begin and end.
+        """Return the ids of each line, without BOS and EOS.
 
-        Raises: ValueError if a line holds half a character (a lone surrogate).
+        Raises: ValueError if a line has a lone surrogate, which is no character.
         """
         try:
             return self._processor.encode(list(lines), num_threads=num_threads)
         except TypeError as error:
-            wrong = next((x for x in lines if not _is_unicode(x)), "")
+            wrong = next((x for x in lines if re.search("[\ud800-\udfff]", x)), "")
             raise ValueError(
                 f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}"
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each list of ids, detokenised."""
+        """Return the detokenised text of each list of ids."""
         return self._processor.decode([[int(i) for i in line] for line in ids])
 
     def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
-        """Cut ids into parts of at most `limit`, between words where that is possible.
+        """Cut ids into parts of at most `limit`, between words if possible.
 
-        No ids make one empty part.
+        An empty list makes one empty part.
         """
         parts, start = [], 0
         while len(ids) - start > limit:
             pieces = self.pieces(ids[start + 1 : start + limit + 1])
-            cuts = [i for i, p in enumerate(pieces, start=1) if p.startswith(SPACE)]
-            end = start + (cuts[-1] if cuts else limit)
+            boundaries = [
+                i for i, p in enumerate(pieces, start=1) if p.startswith(SPACE)
+            ]
+            end = start + (boundaries[-1] if boundaries else limit)
             parts.append(list(ids[start:end]))
             start = end
         return [*parts, list(ids[start:])]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the word pieces of one list of ids, as plots and tables show them."""
+        """Return the word piece of each id."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _explain(message: str, vocab_size: int) -> str:
-    """Say in the user's words why SentencePiece could not train."""
+    """Put SentencePiece's error in terms of our settings."""
     if limit := re.search(r"value <= (\d+)", message):
         return (
             f"vocab_size: expected at most {limit[1]} word pieces, which is what this "

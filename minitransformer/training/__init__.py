@@ -1,0 +1,1 @@
+"""Training (section 5): gradients in parallel, Adam, ranks, evaluation, costs."""

@@ -8,7 +8,6 @@ products.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from minitransformer.engine import ops
@@ -24,18 +23,19 @@ from minitransformer.settings.options import (
 )
 from minitransformer.settings.presets import find_preset
 
-# Single-precision TFLOP/s that the paper takes a GPU to sustain (footnote 5).
-SUSTAINED = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
+# The speed that the paper takes a GPU to sustain (footnote 5). Units: TFLOP/s
+SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 
-# Seconds a step took on eight P100: 12 hours in 100,000, 3.5 days in 300,000 (5.2).
-SECONDS_A_STEP = {"base": 0.432, "big": 1.008}
+# How long a step took on eight P100 (5.2): 12 hours in 100,000 steps of base, 3.5 days
+# in 300,000 of big. Units: seconds
+SECONDS_PER_STEP = {"base": 0.432, "big": 1.008}
 
-# What the interpreter and the libraries take. Units: bytes
-PROCESS = 70 << 20
+# Memory of the interpreter and the libraries. Units: bytes
+PROCESS_MEMORY = 70 << 20
 
 
 def parameters_by_block(model: Transformer) -> dict[str, int]:
-    """Count parameters: the shared embedding, positions if learned, each stack."""
+    """Count the parameters of the embedding, of learned positions and each stack."""
     counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         block = "positions" if name == "embedding.positions" else name.split(".")[0]
@@ -44,20 +44,19 @@ def parameters_by_block(model: Transformer) -> dict[str, int]:
 
 
 def training_flops(config: ModelConfig, source_length: float, length: float) -> float:
-    """Floating-point operations of one sentence pair, forward and backward.
+    """Count the floating-point operations of training on one sentence pair.
 
-    Counts matrix products only, a multiply-add as two; backward costs twice forward.
-    Restricted attention is to as many keys as its neighbourhood has.
-
-    Shapes: source_length S and length T are (mean) tokens of the two sides
+    Only matrix products count. A multiply-add is two operations, and the backward pass
+    takes twice as many as the forward pass. In restricted attention, each query has as
+    many keys as its neighbourhood. Lengths are mean tokens of a source and a target.
     """
     d, h = config.d_model, config.num_heads
-    keys, values = h * config.key_width, h * config.value_width
+    widths = h * (config.key_width + config.value_width)
     feed_forward = 2 * d * config.d_ff
 
     def attention(queries: float, memory: float, seen: float) -> float:
-        projections = queries * d * (keys + values) + memory * d * (keys + values)
-        return projections + queries * seen * (keys + values)
+        projections, scores_and_sums = d * (queries + memory), queries * seen
+        return widths * (projections + scores_and_sums)
 
     def self_attention(positions: float, causal: bool) -> float:
         near = config.neighbourhood(causal)
@@ -70,20 +69,16 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
         + attention(length, source_length, source_length)
         + length * feed_forward
     )
-    products = (
-        config.encoder_layers * encoder
-        + config.decoder_layers * decoder
-        + length * d * config.vocab_size
-    )
-    return 3 * 2 * products
+    layers = config.encoder_layers * encoder + config.decoder_layers * decoder
+    return 3 * 2 * (layers + length * d * config.vocab_size)
 
 
 def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
-    """About how much memory training takes, to a fifth or so. Units: bytes
+    """Estimate how much memory training takes, to about a fifth. Units: bytes
 
-    Parameters, gradients and two moments; and either the activations of `tokens` tokens
-    a side, in work at once, with each thread's logits, or, as they go, the gradients of
-    the other threads' replicas. All float32.
+    All numbers are float32. Parameters, gradients and two moments are there all the
+    time. To these come the activations of `tokens` tokens a side with each thread's
+    logits or, as backward frees them, the gradients of the other threads' replicas.
     """
     d, inner = config.d_model, config.d_ff
     encoder = config.encoder_layers * (8 * d + inner) + 2 * d
@@ -93,31 +88,25 @@ def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
     logits = num_threads * (rows + 2 * d) * config.vocab_size
     replicas = (num_threads - 1) * config.num_parameters
     in_work = max(tokens * (encoder + decoder) + logits, replicas)
-    return 4 * (4 * config.num_parameters + in_work) + PROCESS
+    return 4 * (4 * config.num_parameters + in_work) + PROCESS_MEMORY
 
 
-def papers_flops(seconds: float, device: str) -> float:
-    """The paper's estimate: time times devices times sustained speed (footnote 5).
+def paper_flops(seconds: float, device: str) -> float:
+    """Estimate operations as the paper: time x devices x sustained speed (footnote 5).
 
     `device` is COUNTxNAME or COUNTxTFLOPS, such as 8xP100 or 8x67.
 
-    Raises: UsageError if it is not.
+    Raises: UsageError if it is neither.
     """
-    found = re.fullmatch(r"(\d+)x(\w+(?:\.\d+)?)", device)
-    speed = found and (SUSTAINED.get(found[2]) or _number(found[2]))
-    if not found or not speed:
-        raise UsageError(
-            f"--device: expected COUNTxNAME of {', '.join(SUSTAINED)} or "
-            f"COUNTxTFLOPS, got {device}"
-        )
-    return seconds * int(found[1]) * speed * 1e12
-
-
-def _number(text: str) -> float | None:
+    count, _, name = device.partition("x")
     try:
-        return float(text)
-    except ValueError:
-        return None
+        speed = SUSTAINED_TFLOPS.get(name) or float(name)
+        return seconds * int(count) * speed * 1e12
+    except ValueError as error:
+        raise UsageError(
+            f"--device: expected COUNTxNAME of {', '.join(SUSTAINED_TFLOPS)} or "
+            f"COUNTxTFLOPS, got {device}"
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         preset = {"vocab_size": 37_000, **preset}
         config = build(ModelConfig, preset, given(args, ModelConfig))
         training = build(TrainingConfig, preset, given(args, TrainingConfig))
-        seconds = args.seconds_a_step or SECONDS_A_STEP.get(name)
+        seconds = args.seconds_a_step or SECONDS_PER_STEP.get(name)
         if seconds is None:
             raise UsageError(f"--seconds-a-step: expected the time of {name}'s steps")
         blocks = parameters_by_block(Transformer(config, seed=None))
@@ -155,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counted = training_flops(config, args.length, args.length)
         counted *= tokens / args.length * training.steps
         hours = seconds * training.steps / 3600
-        paper = papers_flops(3600 * hours, args.device)
+        paper = paper_flops(3600 * hours, args.device)
         steps = f"{training.steps:,} steps of {tokens:,} + {tokens:,} tokens"
         print(f"{steps}: {hours:,.1f} hours on {args.device}")
         print(f"{'FLOP, by time (the paper)':<28}{paper:>16.2e}")

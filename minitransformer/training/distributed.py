@@ -1,17 +1,17 @@
-"""Data parallelism among processes: who is there, and sums over all of them.
+"""Data parallelism among processes: the ranks of a run, and all-reduce over them.
 
-A run may have several ranks, processes with a copy of the model each, on one machine or
-many. Each takes its share of every batch, and the gradients are summed. NCCL does it
-for GPUs, MPI for processors; alone, a rank has nothing to wait for. `launch.py` starts
-ranks.
+A run may have several ranks: processes that hold a copy of the model each, on one
+machine or many. Each rank computes the gradient of its share of every batch, and an
+all-reduce gives every rank the sum. MPI does this for ranks that compute on processors,
+NCCL for ranks on GPUs (`cuda/nccl.py`). `launch.py` starts the ranks of one machine.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,55 +21,74 @@ import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, to_host
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.settings.extras import import_extra
 
 Wait = Callable[[], None]
 
-# Bytes of gradient that are summed at a time: enough to use the link well, few enough
-# that the first are on their way while backward still computes the last.
+# Gradients are all-reduced in buckets of this size: large enough to use the network
+# well, small enough that the first are on their way while backward computes the rest.
 BYTES_PER_BUCKET = 25 << 20
 
 
+@dataclass(frozen=True)
+class World:
+    """Which rank this process is, and how many there are (the world size).
+
+    `local_rank` and `local_size` count the ranks of this machine alone; `by_mpi` says
+    whether MPI started them.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    by_mpi: bool = False
+
+
+ALONE = World()
+
+
 class Communicator:
-    """The ranks of a run, and this one's number. This class is a rank alone.
+    """The ranks of a run, seen from one of them. This class is for a rank alone.
 
     All ranks must call the same methods in the same order.
 
     Raises (all methods): RuntimeError if another rank does not answer in time.
     """
 
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
+    def __init__(self, world: World = ALONE) -> None:
+        self.rank, self.size = world.rank, world.size
+        self.local_rank, self.local_size = world.local_rank, world.local_size
 
     def device(self, name: str) -> str:
-        """The device of this rank: of several GPUs of a machine, its own."""
+        """Return this rank's device; each rank of a machine has a GPU of its own."""
         one_of_many = name == "cuda" and self.local_size > 1
         return f"cuda:{self.local_rank}" if one_of_many else name
 
     def start_all_reduce(self, array: Array) -> Wait:
-        """Begin to replace `array` by its sum over all ranks; the result waits for it.
+        """Begin to replace `array` by its sum over all ranks.
 
-        The array may neither be read nor written before that wait.
+        Returns: a function that waits for the sum. Until it has been called, `array`
+        may be neither read nor written.
         """
-        return _nothing
+        return lambda: None
 
     def broadcast(self, array: Array) -> None:
-        """Replace `array` by rank 0's."""
+        """Replace `array` by that of rank 0."""
 
     def barrier(self) -> None:
         """Wait until all ranks have come this far."""
         self.all_reduce_numbers([0.0])
 
     def all_reduce_numbers(self, values: list[float]) -> list[float]:
-        """Sum some numbers over all ranks."""
+        """Sum each of a few numbers over all ranks."""
         if self.size == 1:
             return values
         return self._all_reduce_on_host(np.array(values, dtype=np.float64)).tolist()
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """Return the bytes that each rank gave, by rank."""
+        """Return the `data` of every rank, by rank."""
         if self.size == 1:
             return [data]
         lengths = [0.0] * self.size
@@ -79,8 +98,7 @@ class Communicator:
         mine = slice(int(ends[self.rank]) - len(data), int(ends[self.rank]))
         everything[mine] = np.frombuffer(data, dtype=np.uint8)
         everything = self._all_reduce_on_host(everything)
-        starts = [0, *ends[:-1]]
-        return [everything[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
+        return [part.tobytes() for part in np.split(everything, ends[:-1])]
 
     def assert_equal(self, what: str, value: bytes) -> None:
         """Raises: RuntimeError naming the ranks whose value is not that of rank 0."""
@@ -92,14 +110,14 @@ class Communicator:
             )
 
     def abort(self, code: int) -> NoReturn:
-        """End this process, and with it the other ranks."""
+        """End this process, and with it all other ranks."""
         sys.stdout.flush()
         sys.stderr.flush()
-        self._end_others(code)
+        self._abort_others(code)
         os._exit(code)
 
-    def _end_others(self, code: int) -> None:
-        """Leave it to who started them and sees this one end."""
+    def _abort_others(self, code: int) -> None:
+        """Do nothing: the launcher sees this process end, and ends the others."""
 
     def _all_reduce_on_host(self, values: np.ndarray) -> np.ndarray:
         """Sum a NumPy array over all ranks."""
@@ -108,12 +126,13 @@ class Communicator:
 
 
 class MpiCommunicator(Communicator):
-    """Ranks on processors, through MPI."""
+    """Ranks that compute on processors, connected by MPI."""
 
-    def __init__(self, timeout: float) -> None:
-        self._mpi = _mpi()
+    def __init__(self, world: World, timeout: float) -> None:
+        super().__init__(world)
+        need = "several ranks on processors need mpi4py and an MPI"
+        self._mpi = import_extra("mpi4py.MPI", "mpi", need)
         self._comm = self._mpi.COMM_WORLD
-        self.rank, self.size = self._comm.rank, self._comm.size
         self.timeout = timeout
 
     def start_all_reduce(self, array: Array) -> Wait:
@@ -123,7 +142,7 @@ class MpiCommunicator(Communicator):
     def broadcast(self, array: Array) -> None:
         self._wait(self._comm.Ibcast(array))
 
-    def _end_others(self, code: int) -> None:
+    def _abort_others(self, code: int) -> None:
         self._comm.Abort(code)
 
     def _wait(self, request: Any) -> None:
@@ -131,9 +150,9 @@ class MpiCommunicator(Communicator):
 
 
 def poll(done: Callable[[], bool], timeout: float) -> None:
-    """Wait for the other ranks, sleeping little at first and longer later.
+    """Wait until `done` returns True, asking often at first and less often later.
 
-    Raises: RuntimeError after `timeout` seconds.
+    Raises: RuntimeError after `timeout` seconds, naming the other ranks.
     """
     began = time.monotonic()
     while not done():
@@ -147,41 +166,24 @@ def poll(done: Callable[[], bool], timeout: float) -> None:
             time.sleep(min(0.01, waited / 20))
 
 
-# The environment in which ranks are started: the names of their number, of how many
-# there are, and of both on one machine. MPICH and Intel MPI, Open MPI, torchrun.
-MPI_NAMES = (
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+# The environment variables by which launchers tell a process its rank, the world size,
+# the local rank and the local world size: MPICH and Intel MPI, Open MPI, torchrun.
+MPICH = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+OPEN_MPI = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-@dataclass(frozen=True)
-class World:
-    """This process among the ranks that were started together.
-
-    `local_rank` and `local_size` count the ranks of this machine alone; `by_mpi` says
-    whether MPI started them.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    by_mpi: bool = False
+TORCHRUN = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 
 
 def find_world(environ: Mapping[str, str]) -> World:
     """Read from the environment which rank this process is.
 
-    Raises: ValueError if the environment names a rank that cannot be.
+    Raises: ValueError if the rank is not below the world size.
     """
-    for names in (*MPI_NAMES, LAUNCHER_NAMES):
+    for names in (MPICH, OPEN_MPI, TORCHRUN):
         if names[0] not in environ or names[1] not in environ:
             continue
         try:
@@ -196,9 +198,8 @@ def find_world(environ: Mapping[str, str]) -> World:
                 f"{environ[names[1]]}"
             )
         if size > 1:
-            by_mpi = names is not LAUNCHER_NAMES
-            return World(rank, size, local_rank, local_size, by_mpi)
-    return World()
+            return World(rank, size, local_rank, local_size, names is not TORCHRUN)
+    return ALONE
 
 
 def connect_processors(world: World, timeout: float) -> Communicator:
@@ -213,77 +214,56 @@ def connect_processors(world: World, timeout: float) -> Communicator:
             "device cpu: expected ranks started by MPI (--ranks N or mpirun -n N), got "
             f"rank {world.rank} of {world.size} from another launcher"
         )
-    found = MpiCommunicator(timeout)
-    found.local_rank, found.local_size = world.local_rank, world.local_size
-    return found
-
-
-def _mpi() -> Any:
-    try:
-        return importlib.import_module("mpi4py.MPI")
-    except (ImportError, RuntimeError) as error:
-        raise RuntimeError(
-            "several ranks on processors need mpi4py and an MPI: "
-            f"pip install 'minitransformer[mpi]' ({error})"
-        ) from error
+    return MpiCommunicator(world, timeout)
 
 
 class GradientAllReduce:
-    """Sums the flat gradient over all ranks in buckets, while backward goes on.
+    """All-reduce of the flat gradient in buckets, while backward still computes.
 
-    Backward reaches the last parameters first, so buckets are cut from the end. They
-    start in that order on every rank, whatever the order in which they are complete.
+    Backward completes the last parameters first, so the first bucket is at the end of
+    the gradient. Every rank starts the buckets in this one order, whichever order its
+    own gradients are complete in.
     """
 
     def __init__(self, communicator: Communicator, parameters: ParameterBuffer) -> None:
         self.communicator, self.parameters = communicator, parameters
-        self._bucket_of: dict[int, int] = {}
-        self._slices: list[slice] = []
-        self._sizes: list[int] = []
-        gradient = parameters.grad
-        end = start = len(gradient)
-        members = 0
+        self._bucket_of: dict[int, int] = {}  # by the id of a parameter
+        self._buckets: list[slice] = []
+        end = start = len(parameters.grad)
         for parameter in reversed(parameters.parameters.values()):
-            self._bucket_of[id(parameter)] = len(self._slices)
+            self._bucket_of[id(parameter)] = len(self._buckets)
             start -= parameter.data.size
-            members += 1
-            if (end - start) * gradient.itemsize >= BYTES_PER_BUCKET or start == 0:
-                self._slices.append(slice(start, end))
-                self._sizes.append(members)
-                end, members = start, 0
+            size = (end - start) * parameters.grad.itemsize
+            if size >= BYTES_PER_BUCKET or start == 0:
+                self._buckets.append(slice(start, end))
+                end = start
         self._reset()
 
     def _reset(self) -> None:
-        self._missing = list(self._sizes)
-        self._waits: list[Wait] = []
+        self._missing = Counter(self._bucket_of.values())  # parameters, by bucket
+        self._waits: list[Wait] = []  # one for each bucket that was started
 
     def complete(self, parameter: Tensor) -> None:
-        """Say that this rank's gradient of `parameter` is complete."""
+        """Note that the gradient of `parameter` is complete; start full buckets."""
         self._missing[self._bucket_of[id(parameter)]] -= 1
-        while len(self._waits) < len(self._slices):
-            if self._missing[len(self._waits)]:
-                break
-            self._start()
+        self._start(lambda bucket: not self._missing[bucket])
 
     def finish(self) -> None:
-        """Sum what is left, and wait for all of it."""
-        while len(self._waits) < len(self._slices):
-            self._start()
+        """Start the buckets that are left, and wait for all."""
+        self._start(lambda bucket: True)
         for wait in self._waits:
             wait()
         self._reset()
 
-    def _start(self) -> None:
-        part = self._slices[len(self._waits)]
-        self._waits.append(
-            self.communicator.start_all_reduce(self.parameters.grad[part])
-        )
+    def _start(self, ready: Callable[[int], bool]) -> None:
+        """Start the next buckets in their order, up to the first that is not ready."""
+        for bucket in range(len(self._waits), len(self._buckets)):
+            if not ready(bucket):
+                break
+            part = self.parameters.grad[self._buckets[bucket]]
+            self._waits.append(self.communicator.start_all_reduce(part))
 
 
 def checksum(array: Array) -> bytes:
-    """A digest of an array's content, to compare ranks by."""
+    """Return a digest of an array's content, by which ranks are compared."""
     return crc32(to_host(array).data).to_bytes(4, "big")
-
-
-def _nothing() -> None:
-    """There is nothing to wait for."""

@@ -1,4 +1,4 @@
-"""How good a model is on held-out text: loss, accuracy and BLEU (section 6)."""
+"""How good a model is on held-out text: loss, accuracy, BLEU and chrF (section 6)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,40 +14,71 @@ from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.loss import token_log_probs
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
+from minitransformer.settings.extras import import_extra
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.training.parallel import ParallelModel
+
+
+class TokenStatistics(NamedTuple):
+    """Sums over target tokens: negative log-likelihood, and the tokens guessed right.
+
+    Units: nll nats
+    """
+
+    nll: float
+    correct: int
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood. Units: nats a token"""
+        return self.nll / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss, per word piece as in Table 3, at most e^700."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def accuracy(self) -> float:
+        """The share of tokens to which the model gives the highest probability."""
+        return self.correct / self.tokens
+
+
+def token_statistics(
+    model: Transformer, source: Array, target: Array
+) -> TokenStatistics:
+    """Sum up a batch without dropout or smoothing. Shapes: as `token_log_probs`."""
+    log_probs, best = token_log_probs(model, source, target)
+    return TokenStatistics(
+        nll=-float(log_probs.sum(dtype="float64")),
+        correct=int(best.sum()),
+        tokens=int((target[:, 1:] != PAD_ID).sum()),
+    )
 
 
 def validate(
     parallel: ParallelModel, corpus: ParallelCorpus, max_tokens: int
 ) -> TokenStatistics:
-    """Sum up the loss over a corpus, without dropout or label smoothing.
+    """Sum up a corpus in batches of `max_tokens`, which the ranks share among them."""
+    ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
 
-    Every rank takes some of the batches.
-    """
-    ranks = parallel.communicator
+    def work(sentences: np.ndarray) -> TokenStatistics:
+        batch = corpus.batch(sentences)
+        source, target = xp.asarray(batch.source), xp.asarray(batch.target)
+        return token_statistics(parallel.model, source, target)
 
-    xp = array_module(parallel.parameters.data)
-
-    def work(chosen: np.ndarray) -> TokenStatistics:
-        batch = corpus.batch(chosen)
-        return evaluate(
-            parallel.model, xp.asarray(batch.source), xp.asarray(batch.target)
-        )
-
-    total = TokenStatistics()
-    batches = corpus.batches(np.arange(len(corpus)), max_tokens)
-    for part in parallel.map(work, batches[ranks.rank :: ranks.size]):
-        total += part
-    nll, correct, tokens = ranks.all_reduce_numbers(
-        [total.nll, total.correct, total.tokens]
-    )
+    sums = np.zeros(3)
+    batches = corpus.batch_by_length(np.arange(len(corpus)), max_tokens)
+    for statistics in parallel.map(work, batches[ranks.rank :: ranks.size]):
+        sums += statistics
+    nll, correct, tokens = ranks.all_reduce_numbers(sums.tolist())
     return TokenStatistics(nll, int(correct), int(tokens))
 
 
 @dataclass(frozen=True)
 class TranslationQuality:
-    """How translations compare with references.
+    """How close translations come to their references.
 
     `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
     text, with its signatures; `exact` is the share of translations that are equal.
@@ -66,21 +98,12 @@ class TranslationQuality:
         )
 
 
-def _check_pairs(translations: Sequence[str], references: Sequence[str]) -> None:
-    """Raises: ValueError if there are not as many of both, or none."""
-    if len(translations) != len(references) or not references:
-        raise ValueError(
-            f"expected as many references as translations and at least one, got "
-            f"{len(references)} and {len(translations)}"
-        )
-
-
 def translation_quality(
     translations: Sequence[str], references: Sequence[str]
 ) -> TranslationQuality:
-    """Compare translations with one reference each.
+    """Compare each translation with one reference.
 
-    Raises: ValueError if there are not as many of both, or none.
+    Raises: ValueError if there is none, or not one reference for each translation.
     """
     from sacrebleu.metrics import BLEU, CHRF  # slow to import, and not always needed
 
@@ -99,25 +122,22 @@ def translation_quality(
 def compound_split_bleu(
     translations: Sequence[str], references: Sequence[str], language: str
 ) -> float:
-    """BLEU as the paper's 27.3 and 28.4 were counted (section 6.1, Table 2).
+    """Return BLEU as the paper's 27.3 and 28.4 were counted (section 6.1, Table 2).
 
     Unicode punctuation is replaced, Moses tokenises both sides as text in `language`,
-    each hyphen within a word becomes a word of its own, and BLEU counts what is then
-    between blanks, cased, without smoothing. It came out 0.7 to 1 above sacreBLEU's on
-    newstest2014, and compares with nothing else.
+    and the hyphen of a compound becomes a word of its own. BLEU is counted over these
+    words, cased and without smoothing. On newstest2014 this BLEU is 0.7 to 1 above
+    sacreBLEU's; compare it only with BLEU that was counted in the same way.
 
-    Raises: RuntimeError if sacremoses is not installed, ValueError as `translation_quality`.
+    Raises: RuntimeError without sacremoses, ValueError as `translation_quality`.
     """
     from sacrebleu.metrics import BLEU
 
-    try:
-        from sacremoses import MosesPunctNormalizer, MosesTokenizer
-    except ImportError as error:
-        raise RuntimeError(
-            "compound-split BLEU needs sacremoses: pip install 'minitransformer[moses]'"
-        ) from error
+    need = "compound-split BLEU needs sacremoses"
+    moses = import_extra("sacremoses", "moses", need)
     _check_pairs(translations, references)
-    tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
+    normalizer = moses.MosesPunctNormalizer(language)
+    tokenizer = moses.MosesTokenizer(language)
 
     def words(line: str) -> str:
         line = normalizer.replace_unicode_punct(line)
@@ -129,40 +149,9 @@ def compound_split_bleu(
     return bleu.corpus_score(sides[0], [sides[1]]).score
 
 
-@dataclass
-class TokenStatistics:
-    """Sums over target tokens: negative log-likelihood in nats, and right guesses."""
-
-    nll: float = 0.0
-    correct: int = 0
-    tokens: int = 0
-
-    @property
-    def loss(self) -> float:
-        """Mean negative log-likelihood. Units: nats a token"""
-        return self.nll / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        """e to the loss, a word piece as in Table 3, at most e^700."""
-        return math.exp(min(self.loss, 700.0))
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.tokens
-
-    def __iadd__(self, other: TokenStatistics) -> TokenStatistics:
-        self.nll += other.nll
-        self.correct += other.correct
-        self.tokens += other.tokens
-        return self
-
-
-def evaluate(model: Transformer, source: Array, target: Array) -> TokenStatistics:
-    """Sum up a batch without dropout or smoothing. Shapes: as `token_log_probs`."""
-    log_probs, best = token_log_probs(model, source, target)
-    return TokenStatistics(
-        nll=-float(log_probs.sum(dtype="float64")),
-        correct=int(best.sum()),
-        tokens=int((target[:, 1:] != PAD_ID).sum()),
-    )
+def _check_pairs(translations: Sequence[str], references: Sequence[str]) -> None:
+    if len(translations) != len(references) or not references:
+        raise ValueError(
+            f"expected as many references as translations and at least one, got "
+            f"{len(references)} and {len(translations)}"
+        )

@@ -1,8 +1,8 @@
-"""Starts the ranks of a run on this machine, watches them, and starts them again.
+"""Start the ranks of a run on this machine, watch them, and restart them.
 
-Ranks on processors are started by MPI's `mpiexec`, ranks on GPUs one by one, with the
-environment that torchrun-style launchers give. If one ends before its time all end, and
-what is said names it.
+MPI's `mpiexec` starts ranks that compute on processors. Ranks that compute on GPUs are
+started one by one, with the environment variables of torchrun-style launchers. When one
+rank ends early, all others are ended too, and an error names the one that ended first.
 """
 
 from __future__ import annotations
@@ -17,223 +17,199 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the process that watches a rank needs none of it
+if TYPE_CHECKING:  # `run_rank` starts faster without them
     from minitransformer.runs.run_directory import RunDirectory
     from minitransformer.settings.config import RanksConfig
 
-# What `watch` says of a rank that a signal ended.
-NAMED = re.compile(r"^(rank \d+) was ended by signal")
+# What `run_rank` prints when a signal ends its rank.
+ENDED_BY_SIGNAL = re.compile(r"^(rank \d+) was ended by signal")
 
-# Seconds that ranks have to end by themselves once they are asked to.
-GRACE = 10.0
+# How long ranks may take to end after SIGTERM, before SIGKILL. Units: seconds
+GRACE_PERIOD = 10.0
 
-# Exit codes that another try would only bring about again, or that were asked for.
-FINAL = {0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+# Exit codes after which nothing is restarted: success, wrong usage, and a stop that
+# the user asked for.
+FINAL_EXIT_CODES = {0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
-class Ranks:
-    """The processes of one try."""
+class RankProcesses:
+    """The processes of all ranks, started once. `failed` names the rank that ended.
+
+    Each gets a session of its own, so that Ctrl-C reaches the launcher alone.
+    """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        config: RanksConfig,
-        processes: Callable[[], list[int]],
+        self, command: Sequence[str], config: RanksConfig, run: RunDirectory
     ) -> None:
-        self.named: str | None = None
-        self._ids = processes
+        self.failed: str | None = None
+        self._run = run
         self._reader: threading.Thread | None = None
-        # Sessions of their own: Ctrl-C comes to this process alone.
         if config.ranks > 1:
-            watched = [sys.executable, "-m", "minitransformer.training.launch"]
+            rank = [sys.executable, "-m", "minitransformer.training.launch", *command]
             mpi = subprocess.Popen(
-                [find_mpiexec(), "-n", str(config.ranks), *watched, *command],
+                [find_mpiexec(), "-n", str(config.ranks), *rank],
                 start_new_session=True,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
                 errors="replace",
             )
-            self.processes: list[subprocess.Popen[str]] = [mpi]
-            self._reader = threading.Thread(target=self._pass_on, args=(mpi.stderr,))
+            self._processes: list[subprocess.Popen[str]] = [mpi]
+            self._reader = threading.Thread(target=self._forward, args=(mpi.stderr,))
             self._reader.start()
         else:
-            count, port = config.gpus, free_port()
-            self.processes = [
+            with socket.socket() as listener:  # find a port that nobody listens on
+                listener.bind(("127.0.0.1", 0))
+                port = int(listener.getsockname()[1])
+            self._processes = [
                 subprocess.Popen(
                     command,
                     start_new_session=True,
-                    env=os.environ | environment(rank, count, port),
+                    env=os.environ | rank_environment(rank, config.gpus, port),
                     text=True,
                 )
-                for rank in range(count)
+                for rank in range(config.gpus)
             ]
 
-    def _pass_on(self, lines: Iterable[str]) -> None:
-        """Show what MPI and the ranks say, and look for the rank that ended."""
+    def _forward(self, lines: Iterable[str]) -> None:
+        """Show what MPI and the ranks print, and note the first rank that ended."""
         for line in lines:
             sys.stderr.write(line)
             sys.stderr.flush()
-            if (found := NAMED.match(line)) and self.named is None:
-                self.named = found[1]
+            if not self.failed and (match := ENDED_BY_SIGNAL.match(line)):
+                self.failed = match[1]
 
     def wait(self) -> int:
-        """Wait until all have ended, or one has failed; return its exit code."""
-        while True:
-            codes = [process.poll() for process in self.processes]
-            for rank, code in enumerate(codes):
-                if code:
-                    if len(codes) > 1:
-                        self.named = f"rank {rank}"
-                    self.end()
-                    return 128 - code if code < 0 else code
-            if None not in codes:
-                self.end()
-                return 0
+        """Wait until all have ended or one has failed; return its exit code."""
+        code: int | None = None
+        while code is None:
             time.sleep(0.05)
+            codes = [process.poll() for process in self._processes]
+            if failures := [rank for rank, found in enumerate(codes) if found]:
+                code = codes[failures[0]]
+                if len(codes) > 1:
+                    self.failed = f"rank {failures[0]}"
+            elif None not in codes:
+                code = 0
+        self.terminate()
+        return 128 - code if code < 0 else code
 
-    def end(self) -> None:
-        """End what still runs, with force if it does not go."""
+    def terminate(self) -> None:
+        """End what still runs: by SIGTERM, and by SIGKILL after the grace period."""
         for stop in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + GRACE
-            for process in self.processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, stop)
-            while any(p.poll() is None for p in self.processes):
+            running = [p for p in self._processes if p.poll() is None]
+            for process in running:
+                os.killpg(process.pid, stop)
+            deadline = time.monotonic() + GRACE_PERIOD
+            while any(p.poll() is None for p in running):
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
         if self._reader is not None:
-            for number in self._ids():  # where a dead parent does not end its child
+            # Not on every system does a rank end with the process that runs it.
+            for process_id in self._run.processes():
                 with suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
-            self._reader.join(GRACE)
-
-
-def launch(
-    command: Callable[[int], Sequence[str]],
-    config: RanksConfig,
-    processes: Callable[[], list[int]],
-) -> int:
-    """Run ranks to their end, up to 1 + restarts times; return the exit code.
-
-    `command(attempt)` is what each rank runs, `processes()` their ids by rank. A signal
-    to stop is passed on to rank 0, which makes all ranks stop at the same step; a
-    second signal ends them at once.
-    """
-    running: list[Ranks] = []
-    asked = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        ids = processes()
-        if asked == 1 and ids:
-            os.kill(ids[0], number)
-        elif running:
-            running[0].end()
-
-    handlers = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for attempt in range(config.restarts + 1):
-            running[:] = [Ranks(command(attempt), config, processes)]
-            code = running[0].wait()
-            if code in FINAL or asked:
-                break
-            who, code = running[0].named or "the training", 1
-            print(
-                f"train.py: error: {who} ended before its time, and with it the run",
-                file=sys.stderr,
-            )
-            if attempt < config.restarts:
-                print(f"restart {attempt + 1} of {config.restarts}", file=sys.stderr)
-        return code
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+                    os.kill(process_id, signal.SIGKILL)
+            self._reader.join(GRACE_PERIOD)
 
 
 def launch_training(
     command: Sequence[str], run: RunDirectory, resumes: bool, config: RanksConfig
 ) -> int:
-    """Run the ranks of a training command, restarted from its checkpoints.
+    """Run a training command as several ranks; return the exit code.
 
-    The last of several equal flags counts, so what each rank is told here overrides
-    the flags of `command`.
+    When a rank has died, all start again from the last checkpoint, as often as
+    `config.restarts` says. The first SIGINT or SIGTERM goes to rank 0, which makes all
+    ranks stop after the same step; the second ends them at once.
     """
+    # Of a flag given twice the last counts: each rank runs alone, in this directory.
     alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
+    ranks: RankProcesses | None = None
+    signals = 0
 
-    def attempt_command(attempt: int) -> list[str]:
-        place = ["--resume", str(run.path)]
-        if not resumes:
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1 and (process_ids := run.processes()):
+            with suppress(ProcessLookupError):
+                os.kill(process_ids[0], number)
+        elif ranks is not None:
+            ranks.terminate()
+
+    handlers = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for attempt in range(config.restarts + 1):
             place = ["--run", str(run.path), "--attempt", str(attempt)]
-        return [*command, *place, *alone]
-
-    code = launch(attempt_command, config, run.processes)
-    if code == 1 and run.steps():
-        print(f"train.py --resume {run.path} goes on from the last checkpoint")
-    return code
+            if resumes:
+                place = ["--resume", str(run.path)]
+            ranks = RankProcesses([*command, *place, *alone], config, run)
+            code = ranks.wait()
+            if code in FINAL_EXIT_CODES or signals:
+                return code
+            failed = ranks.failed or "the training"
+            print(f"train.py: error: {failed} ended unexpectedly", file=sys.stderr)
+            if attempt < config.restarts:
+                print(f"restart {attempt + 1} of {config.restarts}", file=sys.stderr)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if run.checkpoints():
+        print(f"train.py --resume {run.path} continues from the last checkpoint")
+    return 1
 
 
 def find_mpiexec() -> str:
-    """Find MPI's launcher, beside this Python first. Raises: RuntimeError."""
-    beside = str(Path(sys.executable).parent)
-    for path in (beside, None):
+    """Return the path of MPI's launcher, preferably the one beside this Python.
+
+    Raises: RuntimeError if there is none.
+    """
+    for path in (str(Path(sys.executable).parent), None):
         for name in ("mpiexec", "mpirun"):
-            if found := shutil.which(name, path=path):
-                return found
+            if launcher := shutil.which(name, path=path):
+                return launcher
     raise RuntimeError(
         "--ranks needs an MPI, found no mpiexec: pip install 'minitransformer[mpi]'"
     )
 
 
-def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What tells a rank who it is, in the names of torchrun-style launchers."""
-    if size == 1:
-        return {}
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun-style launchers set for a rank."""
     return {
         "RANK": str(rank),
-        "WORLD_SIZE": str(size),
+        "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
 
 
-def free_port() -> int:
-    """Return a TCP port that nothing on this machine listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def watch(command: Sequence[str]) -> int:
-    """Run a rank under MPI, and say which one it was if a signal ends it.
+def run_rank(command: Sequence[str]) -> int:
+    """Run the command of one rank under MPI; if a signal ends it, print which rank.
 
     MPI's launchers end all ranks when one dies, and not all of them name it.
     """
-    process = subprocess.Popen(command, close_fds=False, preexec_fn=_die_with_parent)
+    process = subprocess.Popen(command, close_fds=False, preexec_fn=_end_with_parent)
     code = process.wait()
     if code < 0:
         rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
         print(f"rank {rank} was ended by signal {-code}", file=sys.stderr, flush=True)
-        time.sleep(0.5)  # for the line to be passed on before all is torn down
+        time.sleep(0.5)  # until MPI has passed the line on, before it ends all
         return 128 - code
     return code
 
 
-def _die_with_parent() -> None:
-    """On Linux, end this process when its parent ends."""
+def _end_with_parent() -> None:
+    """On Linux, have the kernel end this process when its parent ends."""
     pr_set_pdeathsig = 1
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    sys.exit(watch(sys.argv[1:]))
+    sys.exit(run_rank(sys.argv[1:]))

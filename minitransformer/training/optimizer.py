@@ -1,4 +1,4 @@
-"""Adam and the learning-rate schedule (section 5.3)."""
+"""Adam, with its first moment and second moment, and the learning rate (5.3)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from minitransformer.engine.backend import Array
 
-# Elements updated at a time: a block of each vector fits in the cache together.
+# Elements updated at a time, so few that a block of each vector fits in the cache.
 BLOCK = 1 << 15
 
 
 def learning_rate(step: int, peak: float, warmup: int) -> float:
-    """Equation 3: rises linearly for `warmup` steps, then falls as step^-0.5.
+    """Return equation 3: linear growth for `warmup` steps, then decay as step^-0.5.
 
     `step` counts updates from 1. With peak = (d_model * warmup)^-0.5 this is
     d_model^-0.5 * min(step^-0.5, step * warmup^-1.5).
@@ -28,7 +28,7 @@ def peak_learning_rate(d_model: int, warmup: int) -> float:
 
 
 class Optimizer(Protocol):
-    """What the training loop asks of Adam, here and in `cuda/optimizer.py`.
+    """Adam as the training loop uses it: `Adam` here, `GpuAdam` in `cuda/optimizer.py`.
 
     Shapes: first_moment, second_moment [number of parameters]
     """
@@ -40,21 +40,21 @@ class Optimizer(Protocol):
         """Continue after `steps` updates that left these moments."""
         ...
 
-    def step(
-        self, gradient: Array, loss: Array, rate: float, clip_norm: float | None
-    ) -> tuple[Array, Array]:
-        """Update the parameters, with the gradient clipped to `clip_norm`.
+    def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
+        """Update the parameters with learning rate `rate`, clipping the gradient.
 
-        Nothing changes if the loss or the gradient is not finite.
+        If the loss or the gradient is not finite, nothing changes.
 
-        Returns: the norm of the gradient, and whether all was finite, as scalars that
-        may still be computed on a device
+        Returns: the norm of the gradient before clipping, and whether the loss and the
+        norm are finite: scalars that a GPU may still be computing
         """
         ...
 
 
 class Adam:
     """Adam (Kingma and Ba, 2015, algorithm 1) over one flat vector of parameters.
+
+    A gradient whose norm is larger than `clip_norm` is scaled down to it.
 
     Shapes: parameters, first_moment, second_moment [number of parameters]
 
@@ -63,9 +63,14 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Array, beta1: float, beta2: float, epsilon: float
+        self,
+        parameters: Array,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        clip_norm: float | None = None,
     ) -> None:
-        self.parameters = parameters
+        self.parameters, self.clip_norm = parameters, clip_norm or math.inf
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.first_moment = np.zeros_like(parameters)
         self.second_moment = np.zeros_like(parameters)
@@ -76,39 +81,33 @@ class Adam:
         self.first_moment[...] = first_moment
         self.second_moment[...] = second_moment
 
-    def step(
-        self, gradient: Array, loss: Array, rate: float, clip_norm: float | None
-    ) -> tuple[Array, Array]:
+    def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         norm = gradient_norm(gradient)
         finite = math.isfinite(loss + norm)
         if finite:
-            scale = min(1.0, (clip_norm or math.inf) / max(norm, 1e-12))
+            scale = min(1.0, self.clip_norm / max(norm, 1e-12))
             self.update(gradient, rate, scale)
         return norm, finite
 
     def update(self, gradient: Array, rate: float, scale: float = 1.0) -> None:
-        """Move the parameters against `scale * gradient` with learning rate `rate`."""
+        """Update the parameters with learning rate `rate` for `scale * gradient`."""
         self.steps += 1
         for start in range(0, len(gradient), BLOCK):
-            self._update_block(slice(start, start + BLOCK), gradient, rate, scale)
-
-    def _update_block(
-        self, block: slice, gradient: Array, rate: float, scale: float
-    ) -> None:
-        m, v = self.first_moment[block], self.second_moment[block]
-        g = gradient[block] * scale
-        m *= self.beta1
-        m += (1 - self.beta1) * g
-        g *= g
-        g *= 1 - self.beta2
-        v *= self.beta2
-        v += g
-        root = np.sqrt(v, out=g)
-        root *= 1 / math.sqrt(1 - self.beta2**self.steps)
-        root += self.epsilon
-        change = np.divide(m, root, out=root)
-        change *= rate / (1 - self.beta1**self.steps)
-        self.parameters[block] -= change
+            block = slice(start, start + BLOCK)
+            m, v = self.first_moment[block], self.second_moment[block]
+            g = gradient[block] * scale
+            m *= self.beta1
+            m += (1 - self.beta1) * g
+            g *= g
+            g *= 1 - self.beta2
+            v *= self.beta2
+            v += g
+            root = np.sqrt(v, out=g)
+            root *= 1 / math.sqrt(1 - self.beta2**self.steps)
+            root += self.epsilon
+            change = np.divide(m, root, out=root)
+            change *= rate / (1 - self.beta1**self.steps)
+            self.parameters[block] -= change
 
 
 def gradient_norm(gradient: Array) -> float:

@@ -1,10 +1,9 @@
-"""Data parallelism: the gradient of a batch on the threads of a process, and its ranks.
+"""Data parallelism: a batch is divided among threads, and among processes (ranks).
 
 NumPy releases the interpreter's lock while it computes. Threads that each take some
 sentences of a batch through the whole model therefore keep all cores busy, in small
-operations as well as in matrix products. Each thread has gradients of its own, which
-are added up at the end; BLAS uses one thread in each. Of several processes
-(`distributed.py`) each takes some parts of every batch.
+operations as well as in matrix products. Each thread uses one thread of BLAS and has
+gradients of its own, which are summed at the end. `distributed.py` sums those of ranks.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Protocol, TypeVar
 from minitransformer.engine.backend import Array
 from minitransformer.engine.machine import one_blas_thread
 from minitransformer.engine.random_streams import HostStream
-from minitransformer.model.layers import ParameterBuffer, replicate
 from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer, replicate
 from minitransformer.model.transformer import Transformer
 from minitransformer.text.batches import Batch
 from minitransformer.training.distributed import Communicator, GradientAllReduce
@@ -26,18 +25,16 @@ from minitransformer.training.distributed import Communicator, GradientAllReduce
 A = TypeVar("A")
 R = TypeVar("R")
 
-
-# Tokens of one side, padding included, times d_model that a thread takes through the
-# model at once: enough for efficient products, few enough for activations of little
-# memory.
-WIDTH_AT_ONCE = 1 << 18
+# The size of the part of a batch that a thread takes through the model at once: the
+# tokens of the longer side, padding included, times d_model. It is large enough for
+# efficient matrix products, and small enough for its activations to need little memory.
+TOKENS_TIMES_WIDTH = 1 << 18
 
 
 class ParallelModel(Protocol):
-    """A model that is trained: on threads here, on a GPU in `cuda/training.py`.
+    """A model in training: on threads here, on a GPU in `cuda/training.py`.
 
-    `num_threads` threads work on it. Where it is `asynchronous`, results are arrays
-    that a device may still compute, and `synchronize` waits for them.
+    If it is `asynchronous`, results are arrays that the GPU may still be computing.
     """
 
     model: Transformer
@@ -51,40 +48,40 @@ class ParallelModel(Protocol):
     ) -> Array:
         """Fill `parameters.grad` with the gradient of the mean loss of `batches`.
 
-        Gradient accumulation: the loss is summed over all target tokens and divided by
-        their number, so that each of the batches counts by its tokens. `key` seeds the
-        dropout noise. Of several ranks each computes some parts, and all get the whole
-        gradient and loss.
+        The mean is over all target tokens, so gradient accumulation over several
+        batches equals one large batch. `key` seeds the dropout noise. Each rank
+        computes some parts of the batches, and all get the whole gradient and loss. A
+        loss scale, if the model has one, multiplies the gradient and not the loss.
 
-        Returns: the mean loss, a scalar. Units: nats a target token
+        Returns: the mean loss, a scalar
+        Units: nats per target token
         """
         ...
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of one side that are taken through the model at once, at most."""
+        """Return how many tokens of one side the model computes at once, at most."""
         ...
 
     def reserve_memory(self, batches: list[Batch], label_smoothing: float) -> None:
-        """Compute the largest batches once, so that no later one is short of memory."""
+        """Compute the largest batches once, so that memory suffices for all others."""
         ...
 
     def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        """Apply `function` to items, in the threads if there are several; in order."""
+        """Yield `function(item)` for each item in order, on the threads if several."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything asked for so far is computed."""
+        """Wait until all results so far are computed."""
         ...
 
 
 class ThreadedModel:
-    """A model and its replicas, one for each thread, which share the parameters.
+    """A model and its replicas, one per thread, which share the parameters.
 
-    `parameters.grad` holds the summed gradient. Without dropout, the result of a step
-    depends on the number of threads of all ranks in the last bits only. The noise of
-    dropout is drawn for each part of a batch, and there are as many parts as threads;
-    with the same number of threads the result is the same every time.
+    Each part of a batch draws its own dropout noise, and there are as many parts as
+    threads, or a multiple. Equal numbers of threads and ranks therefore give equal
+    results. Without dropout, other numbers change only the last bits.
     """
 
     asynchronous = False
@@ -101,10 +98,11 @@ class ThreadedModel:
         self._all_reduce = GradientAllReduce(self.communicator, parameters)
         self.num_threads = num_threads
         self.replicas = [model, *(replicate(model) for _ in range(num_threads - 1))]
-        self._names = list(parameters.parameters)
-        self._replicas = [dict(r.named_parameters()) for r in self.replicas[1:]]
-        self._limit = one_blas_thread()
-        self._limit.__enter__()
+        self._replica_parameters = [
+            dict(replica.named_parameters()) for replica in self.replicas[1:]
+        ]
+        self._blas_limit = one_blas_thread()
+        self._blas_limit.__enter__()
         self._pool = ThreadPoolExecutor(num_threads)
 
     def gradient(
@@ -113,30 +111,30 @@ class ThreadedModel:
         num_tokens = sum(batch.target_tokens for batch in batches)
         parts = [part for batch in batches for part in self._split(batch)]
         mine = range(self.communicator.rank, len(parts), self.communicator.size)
-        total, size = 0.0, self.num_threads
+        total, threads = 0.0, self.num_threads
 
-        def work(turn: int) -> float:
-            part, rng = parts[mine[turn]], HostStream((*key, mine[turn]))
-            replica = self.replicas[turn % size]
-            loss = training_loss(
-                replica, part.source, part.target, label_smoothing, rng
-            )
-            at_last = size == 1 and turn == len(mine) - 1
-            complete = self._all_reduce.complete if at_last else None
-            loss.backward(1 / num_tokens, complete)
+        def add_gradient(i: int) -> float:
+            part, rng = parts[mine[i]], HostStream((*key, mine[i]))
+            replica, arrays = self.replicas[i % threads], (part.source, part.target)
+            loss = training_loss(replica, *arrays, label_smoothing, rng)
+            # With one thread, the last part completes the gradient of each parameter,
+            # and its all-reduce starts while the backward pass goes on.
+            is_last = threads == 1 and i == len(mine) - 1
+            when_complete = self._all_reduce.complete if is_last else None
+            loss.backward(1 / num_tokens, when_complete)
             return float(loss.data)
 
         self.parameters.grad.fill(0)
-        for first in range(0, len(mine), size):
-            turns = range(first, min(first + size, len(mine)))
-            total += sum(self._pool.map(work, turns))
-            list(self._pool.map(self._collect, range(size)))
+        for first in range(0, len(mine), threads):
+            indices = range(first, min(first + threads, len(mine)))
+            total += sum(self._pool.map(add_gradient, indices))
+            list(self._pool.map(self._add_replica_gradients, range(threads)))
         self._all_reduce.finish()
         [total] = self.communicator.all_reduce_numbers([total])
         return total / num_tokens
 
     def _split(self, batch: Batch) -> list[Batch]:
-        """Cut a batch into one part a thread, or more if the parts would be large."""
+        """Divide a batch into one part per thread, or more if these would be large."""
         tokens = max(batch.source.size, batch.target.size)
         ranks = self.communicator.size
         rounds = math.ceil(tokens / (self.tokens_at_once * ranks))
@@ -144,31 +142,31 @@ class ThreadedModel:
 
     @property
     def tokens_at_once(self) -> int:
-        return WIDTH_AT_ONCE // self.model.config.d_model * self.num_threads
+        return TOKENS_TIMES_WIDTH // self.model.config.d_model * self.num_threads
 
     def reserve_memory(self, batches: list[Batch], label_smoothing: float) -> None:
-        """Leave it to the allocator: parts of a bounded size need no reserve."""
+        """Do nothing: parts are too small to need memory in advance."""
 
-    def _collect(self, share: int) -> None:
-        """Add the replicas' gradients to the model's, for a share of the parameters.
+    def _add_replica_gradients(self, thread: int) -> None:
+        """Add the replicas' gradients to the model's, for one thread's parameters.
 
-        Each backward pass makes them anew while its activations go, so that the memory
-        of both is never held at once.
+        Replicas then release their gradients. The next backward pass allocates new ones
+        while it frees activations, so memory never holds all of both.
         """
-        for name in self._names[share :: self.num_threads]:
-            total = self.parameters.parameters[name].grad
-            for replica in self._replicas:
+        parameters = list(self.parameters.parameters.items())
+        for name, parameter in parameters[thread :: self.num_threads]:
+            for replica in self._replica_parameters:
                 if (gradient := replica[name].grad) is not None:
-                    total += gradient
+                    parameter.grad += gradient
                     replica[name].grad = None
 
     def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
         return self._pool.map(function, items)
 
     def synchronize(self) -> None:
-        """Return at once: every result is already computed."""
+        """Return at once, because every result is already computed."""
 
     def close(self) -> None:
-        """End the threads, and give BLAS its own threads back."""
+        """End the threads and give BLAS its own threads back."""
         self._pool.shutdown()
-        self._limit.__exit__(None, None, None)
+        self._blas_limit.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Plot what runs have measured: as pictures, in the terminal, or for TensorBoard.
+"""Plot the metrics of runs: as pictures, in the terminal, or for TensorBoard.
 
 PNG and SVG need matplotlib (extra `plot`), event files need tensorboardX (extra
 `tensorboard`); the terminal needs neither.
@@ -6,95 +6,91 @@ PNG and SVG need matplotlib (extra `plot`), event files need tensorboardX (extra
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import json
 import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
 
-Series = tuple[list[float], list[float]]
-
-# What can be plotted: the title with its unit, and the names in metrics.jsonl, of
-# which those of training are drawn thin and those of validation thick.
-QUANTITIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "loss": ("loss (nats a token)", ("loss", "validation_loss")),
-    "bleu": ("validation BLEU", ("validation_bleu",)),
-    "learning-rate": ("learning rate", ("learning_rate",)),
+# What can be plotted: a title with the unit, and the metrics that are drawn together,
+# by their names in metrics.jsonl, each with what the legend says of it.
+QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
+    "loss": (
+        "loss (nats a token)",
+        {"loss": ", training", "validation_loss": ", validation"},
+    ),
+    "bleu": ("validation BLEU", {"validation_bleu": ""}),
+    "learning-rate": ("learning rate", {"learning_rate": ""}),
     "tokens-per-second": (
         "tokens a second, source and target",
-        ("source_tokens_per_second", "target_tokens_per_second"),
+        {
+            "source_tokens_per_second": ", source",
+            "target_tokens_per_second": ", target",
+        },
     ),
-    "gradient-norm": ("gradient norm", ("gradient_norm",)),
+    "gradient-norm": ("gradient norm", {"gradient_norm": ""}),
 }
 AXES = {"steps": "updates", "tokens": "source and target tokens", "minutes": "minutes"}
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def read_metrics(run: RunDirectory) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl, each with the tokens learned from until then.
+def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
+    """Read metrics.jsonl, and add to each line the `tokens` learned from until then.
 
-    Raises: ValueError if there is none.
+    Raises: ValueError if there is no metrics.jsonl.
     """
-    if not run.metrics.is_file():
-        raise ValueError(f"expected a run directory, found no {run.metrics}")
-    records, tokens, seconds = [], 0.0, 0.0
-    for line in run.metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # a line that is being written
-            continue
-        speeds = QUANTITIES["tokens-per-second"][1]
+    records = run.read_metrics()
+    tokens, seconds = 0.0, 0.0
+    for record in records:
         if "loss" in record:
-            passed = max(record["seconds"] - seconds, 0.0)
-            tokens += passed * sum(record[name] for name in speeds)
+            elapsed = max(record["seconds"] - seconds, 0.0)
+            speeds = QUANTITIES["tokens-per-second"][1]
+            tokens += elapsed * sum(record[name] for name in speeds)
             seconds = record["seconds"]
-        records.append({**record, "tokens": tokens})
+        record["tokens"] = tokens
     return records
 
 
-def series(records: Sequence[dict[str, float]], name: str, against: str) -> Series:
-    """The points of one quantity. `against` is one of `AXES`."""
-    xs, ys = [], []
-    for record in records:
-        if name in record and ("seconds" in record or against != "minutes"):
-            x = record["seconds"] / 60 if against == "minutes" else None
-            key = "step" if against == "steps" else "tokens"
-            xs.append(record[key] if x is None else x)
-            ys.append(record[name])
-    return xs, ys
+def series(
+    records: Sequence[dict[str, Any]], name: str, against: str
+) -> tuple[list[float], list[float]]:
+    """Return the x and y of each point of one metric. `against` is one of `AXES`."""
+    key = {"steps": "step", "minutes": "seconds"}.get(against, against)
+    points = [record for record in records if name in record and key in record]
+    unit = 60 if against == "minutes" else 1
+    return [point[key] / unit for point in points], [point[name] for point in points]
 
 
 def draw(
     runs: Sequence[RunDirectory], what: Sequence[str], against: str, output: Path
 ) -> None:
-    """Draw the quantities below each other, all runs in each, into PNG or SVG."""
+    """Write PNG or SVG with a panel for each quantity, all runs in each."""
     records = {run: read_metrics(run) for run in runs}
-    pyplot = _pyplot("plots need matplotlib", " (or --live)")
+    need = "plots need matplotlib, --live does not"
+    figure_module = import_extra("matplotlib.figure", "plot", need)
     columns = 1 if len(what) == 1 else 2
     rows = math.ceil(len(what) / columns)
-    size = (6.4 * columns, 3.4 * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
-    panels = list(axes.flat)
+    figure = figure_module.Figure(figsize=(6.4 * columns, 3.4 * rows))
+    panels = figure.subplots(rows, columns, squeeze=False).flat
     for panel in panels[len(what) :]:
         panel.set_visible(False)
     for panel, quantity in zip(panels, what, strict=False):
-        title, names = QUANTITIES[quantity]
+        title, metrics = QUANTITIES[quantity]
         for number, run in enumerate(runs):
-            for name in names:
+            for name, suffix in metrics.items():
                 xs, ys = series(records[run], name, against)
-                style = {"color": f"C{number % 10}", **_style(name, len(names))}
-                label = run.path.name + _suffix(name, names)
                 if xs:
-                    panel.plot(xs, ys, label=label, **style)
+                    label, color = run.path.name + suffix, f"C{number % 10}"
+                    style = _line_style(name, alone=len(metrics) == 1)
+                    panel.plot(xs, ys, label=label, color=color, **style)
         panel.set_title(title, fontsize=10)
         panel.set_xlabel(AXES[against], fontsize=9)
         panel.tick_params(labelsize=8)
@@ -107,37 +103,14 @@ def draw(
             panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
     figure.tight_layout()
     figure.savefig(output, dpi=150)
-    pyplot.close(figure)
 
 
-def _pyplot(need: str, instead: str) -> Any:
-    """Matplotlib's pyplot, drawing into files. Raises: RuntimeError if missing."""
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise RuntimeError(
-            f"{need}: pip install 'minitransformer[plot]'{instead}"
-        ) from error
-
-
-def _style(name: str, of: int) -> dict[str, Any]:
+def _line_style(name: str, alone: bool) -> dict[str, Any]:
+    """Draw validation thick with points, training thin, and target tokens dashed."""
     if name.startswith("validation"):
         return {"marker": "o", "markersize": 2.5, "linewidth": 1.4}
-    dashed = name.startswith("target")
-    return {
-        "linewidth": 1.0,
-        "alpha": 0.6 if of > 1 else 1.0,
-        "linestyle": "--" if dashed else "-",
-    }
-
-
-def _suffix(name: str, names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return ""
-    return {"loss": ", training", "validation_loss": ", validation"}.get(
-        name, ", " + name.split("_")[0]
-    )
+    dashes = "--" if name.startswith("target") else "-"
+    return {"linewidth": 1.0, "alpha": 1.0 if alone else 0.6, "linestyle": dashes}
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -153,11 +126,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:
-    """Lines for a terminal: each quantity, its last value, its course."""
+    """Return lines for a terminal: the last value and the course of each metric."""
     lines = []
     for run in runs:
         records = read_metrics(run)
-        last = records[-1] if records else {"step": 0, "seconds": 0.0}
+        last = records[-1] if records else {"step": 0}
         seconds = last.get("seconds", 0.0)
         lines.append(f"{run.path}  step {last['step']:,.0f}  {seconds:,.0f} s")
         for quantity in what:
@@ -170,7 +143,7 @@ def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str
     return "\n".join(lines)
 
 
-def watch(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
+def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
     """Redraw the screen until Ctrl-C; once, where the output is not a terminal."""
     while True:
         width = shutil.get_terminal_size((100, 24)).columns
@@ -183,23 +156,15 @@ def watch(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> No
 
 def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
     """Write TensorBoard event files, a folder for each run."""
-    try:
-        writer = importlib.import_module("tensorboardX").SummaryWriter
-    except ImportError as error:
-        raise RuntimeError(
-            "event files need tensorboardX: pip install 'minitransformer[tensorboard]'"
-        ) from error
+    need = "event files need tensorboardX"
+    writer = import_extra("tensorboardX", "tensorboard", need).SummaryWriter
     for run in runs:
         with writer(str(folder / run.path.name)) as events:
-            for record in read_metrics(run):
-                for name, value in _numbers(record):
-                    events.add_scalar(name, value, int(record["step"]))
-
-
-def _numbers(record: dict[str, float]) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
-        if name not in ("step", "tokens") and isinstance(value, int | float):
-            yield name, value
+            for record in run.read_metrics():
+                step = record.pop("step")
+                for name, value in record.items():
+                    if isinstance(value, int | float):
+                        events.add_scalar(name, value, step)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -212,23 +177,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "minitransformer plot runs/a --live",
             "minitransformer plot runs/a --tensorboard events",
         ),
-        "Pictures need matplotlib, event files need tensorboardX; --live needs neither.",
+        "Pictures need matplotlib and event files tensorboardX; --live needs neither.",
     )
-    parser.add_argument("run", nargs="+", type=Path, help="run directories")
+    add = parser.add_argument
+    add("run", nargs="+", type=Path, help="run directories")
     name = "PNG or SVG by its ending (default metrics.png)"
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help=name)
-    chosen = "quantities (default all)"
-    parser.add_argument(
-        "--what", nargs="+", choices=QUANTITIES, default=list(QUANTITIES), help=chosen
-    )
+    add("--output", "-o", type=Path, metavar="FILE", help=name)
+    names, chosen = list(QUANTITIES), "quantities (default all)"
+    add("--what", nargs="+", choices=names, default=names, help=chosen)
     axis = "horizontal axis (default steps)"
-    parser.add_argument("--against", choices=AXES, default="steps", help=axis)
+    add("--against", choices=AXES, default="steps", help=axis)
     live = "draw in the terminal, every N seconds (default 5), until Ctrl-C"
-    parser.add_argument(
-        "--live", nargs="?", const=5, type=positive, metavar="N", help=live
-    )
+    add("--live", nargs="?", const=5, type=positive, metavar="N", help=live)
     events = "write TensorBoard event files to this folder instead"
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help=events)
+    add("--tensorboard", type=Path, metavar="DIR", help=events)
     args = parser.parse_args(arguments)
     runs = [RunDirectory(path) for path in args.run]
 
@@ -236,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.live and (args.output or args.tensorboard):
             raise UsageError("--live does not go with --output or --tensorboard")
         if args.live:
-            watch(runs, args.what, args.live)
+            show_live(runs, args.what, args.live)
         elif args.tensorboard:
             write_events(runs, args.tensorboard)
         else:

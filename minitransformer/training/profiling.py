@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by operation."""
+"""Profiling: where the time of a training step goes, by operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from minitransformer.engine.autograd import Vjp, observed
+from minitransformer.engine.autograd import Vjp, wrap_primitives
 from minitransformer.engine.backend import Array
 from minitransformer.training.optimizer import Optimizer
 from minitransformer.training.parallel import ParallelModel
@@ -17,7 +17,10 @@ from minitransformer.training.parallel import ParallelModel
 
 @dataclass
 class Entry:
-    """Calls of an operation in one direction, their seconds and operations."""
+    """The calls of one operation in one direction, with their time and work.
+
+    `flops` counts floating-point operations; `seconds` are summed over threads.
+    """
 
     calls: int = 0
     seconds: float = 0.0
@@ -27,8 +30,8 @@ class Entry:
 class Profile:
     """Times every primitive, forward and backward, and whatever `timed` wraps.
 
-    Threads add up: divide by their number for the share of a step. `wait` is called
-    before the clock is read: on a GPU it waits for what is in work.
+    `wait` is called before the clock is read, so that a GPU completes what is queued.
+    `entries` are by name and direction, which is empty for what `timed` wraps.
     """
 
     def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
@@ -36,55 +39,50 @@ class Profile:
         self.entries: defaultdict[tuple[str, str], Entry] = defaultdict(Entry)
         self._lock = Lock()
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that its calls are counted under `name`."""
+    def timed(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        direction: str = "",
+        flops: float = 0.0,
+    ) -> Callable[..., Any]:
+        """Wrap a function so that each call is counted under a name and direction."""
 
         def wrapped(*args: Any, **options: Any) -> Any:
-            return self._time((name, ""), 0.0, function, *args, **options)
+            self._wait()
+            started = time.perf_counter()
+            result = function(*args, **options)
+            self._wait()
+            seconds = time.perf_counter() - started
+            with self._lock:
+                entry = self.entries[name, direction]
+                entry.calls += 1
+                entry.seconds += seconds
+                entry.flops += flops
+            return result
 
         return wrapped
 
-    def observe(
+    def wrap_primitive(
         self, name: str, body: Callable[..., tuple[Array, Vjp]]
     ) -> Callable[..., tuple[Array, Vjp]]:
         """Wrap a primitive's body and the vjp that it returns."""
 
         def wrapped(*arrays: Array, **options: Any) -> tuple[Array, Vjp]:
             forward, backward = operations(name, arrays, options)
-            out, vjp = self._time((name, "forward"), forward, body, *arrays, **options)
-
-            def timed_vjp(g: Array) -> tuple[Array | None, ...]:
-                return self._time((name, "backward"), backward, vjp, g)
-
-            return out, timed_vjp
+            timed_body = self.timed(body, name, "forward", forward)
+            out, vjp = timed_body(*arrays, **options)
+            return out, self.timed(vjp, name, "backward", backward)
 
         return wrapped
 
-    def _time(
-        self,
-        key: tuple[str, str],
-        flops: float,
-        function: Callable[..., Any],
-        *args: Any,
-        **options: Any,
-    ) -> Any:
-        self._wait()
-        started = time.perf_counter()
-        result = function(*args, **options)
-        self._wait()
-        seconds = time.perf_counter() - started
-        with self._lock:
-            entry = self.entries[key]
-            entry.calls += 1
-            entry.seconds += seconds
-            entry.flops += flops
-        return result
-
     def table(self, steps: int, seconds: float, num_threads: int) -> str:
-        """Lines by time: calls and milliseconds a step, share, GFLOP/s of a thread.
+        """Return a line for each operation, the longest time first.
 
-        `seconds` is the wall time of the steps; what no line explains comes last.
-        Calls run by several threads at once count as one by the share that each takes.
+        A line has calls and milliseconds a step, the share of a step, and the GFLOP/s
+        of one thread. `seconds` is the wall time of all steps; the part of it that no
+        operation takes is the last line. The times of primitives, which all threads run
+        at once, are divided by the number of threads.
         """
         rows, explained = [], 0.0
         for (name, phase), entry in self.entries.items():
@@ -109,36 +107,38 @@ class Profile:
 def operations(
     name: str, arrays: tuple[Array, ...], options: dict[str, Any]
 ) -> tuple[float, float]:
-    """Floating-point operations of a primitive's matrix products, there and back."""
+    """Count a primitive's floating-point operations in matrix products.
+
+    Returns: those of the forward and of the backward pass
+    """
     if name == "linear":
         x, weight = arrays[:2]
         flops = 2.0 * x.size * weight.shape[1]
-        return flops, 2 * flops
-    if name == "attention":
+    elif name == "attention":
         q, k, v = arrays[:3]
         flops = 2.0 * q.shape[1] * (k.size + v.size)
-        return flops, 2 * flops
-    if name == "restricted_attention":
+    elif name == "restricted_attention":
         q, k, v = arrays[:3]
-        seen = min(k.shape[1], options["before"] + 1 + options["after"])
-        flops = 2.0 * seen * (k.size + v.size)
-        return flops, 2 * flops
-    if name == "projected_cross_entropy":
+        keys = min(k.shape[1], options["before"] + 1 + options["after"])
+        flops = 2.0 * keys * (k.size + v.size)
+    elif name == "projected_cross_entropy":
         x, weight, targets = arrays[:3]
         used = int((targets != options["padding_id"]).sum())
-        return 3 * 2.0 * used * weight.size, 0.0  # the gradient comes with the loss
-    return 0.0, 0.0
+        return 3 * 2.0 * used * weight.size, 0.0  # its forward computes the gradient
+    else:
+        flops = 0.0
+    return flops, 2 * flops
 
 
 def profile_updates(
     update: Callable[[], None], adam: Optimizer, parallel: ParallelModel, steps: int
 ) -> str:
-    """Run an update `steps` times, after a few to warm up, and return the table."""
+    """Time `steps` updates, after a few to warm up, and return the table."""
     for _ in range(3):
         update()
     profile = Profile(parallel.synchronize)
-    adam.step = profile.timed("adam", adam.step)  # type: ignore[method-assign]
-    with observed(profile.observe):
+    adam.step = profile.timed(adam.step, "adam")  # type: ignore[method-assign]
+    with wrap_primitives(profile.wrap_primitive):
         started = time.perf_counter()
         for _ in range(steps):
             update()

@@ -1,4 +1,4 @@
-"""Where a training run is: what its checkpoints keep of that, and what its log says."""
+"""The progress of a run: the state that checkpoints hold, and the lines of its log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from minitransformer.training.parallel import ParallelModel
 
 @dataclass
 class Window:
-    """Sums since the last report: loss in nats, tokens, and seconds of updates.
+    """Sums over the updates since the last report: loss in nats, tokens, and seconds.
 
-    `left_out` counts the target tokens of updates that were skipped.
+    `left_out` counts the target tokens of skipped updates, which `loss` leaves out.
     """
 
     loss: Array = 0.0
@@ -37,11 +37,12 @@ class Window:
 
 @dataclass
 class TrainingState:
-    """What a run needs to know to continue, besides parameters and moments.
+    """What a run needs to continue, besides the parameters and Adam's moments.
 
-    `text` is the digest of the training text, (epoch, position) the place of the next
-    batch, `loss_scale` the factor of fp16 and its number of good steps. Between two
-    calls of `Progress.synchronize`, what updates have found may be scalars on a GPU.
+    `text` is the digest of the training text. The next batch is number `position` of
+    `epoch`. `loss_scale` is fp16's factor with its number of finite steps. The fields
+    of type Array are scalars, on a GPU until `Progress.synchronize` makes them numbers.
+    The names of all fields are part of the checkpoint format.
     """
 
     text: str
@@ -58,12 +59,15 @@ class TrainingState:
     window: Window = field(default_factory=Window)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as a JSON object. Everything must be synchronized."""
+        """Return the state as a JSON object, after `Progress.synchronize`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> TrainingState:
-        """Raises: ValueError if something is missing, unknown or of another type."""
+        """Read what `to_json` returned.
+
+        Raises: ValueError if a field is missing, unknown or of another type.
+        """
         try:
             window = Window(**stored["window"])
             state = cls(**{**stored, "window": window})
@@ -76,7 +80,7 @@ class TrainingState:
 
 
 class Progress:
-    """Counts updates in the state of a run, and reports means over a window of them."""
+    """Counts the updates of a run in its state, and reports means over a window."""
 
     def __init__(self, state: TrainingState, scale: LossScale) -> None:
         self.state, self.scale = state, scale
@@ -91,7 +95,7 @@ class Progress:
         norm: Array,
         finite: Array,
     ) -> None:
-        """Count an update. Shapes: loss, norm, finite scalars, of any library"""
+        """Count an update. Shapes: loss, norm, finite scalars, of NumPy or CuPy"""
         state, window = self.state, self.state.window
         xp = array_module(self.scale.factor)
         state.step += 1
@@ -105,25 +109,25 @@ class Progress:
         window.source += sum(batch.source_tokens for batch in batches)
 
     def synchronize(self) -> int:
-        """Wait for the device, and turn what updates have found into numbers.
+        """Wait for the device, and turn the scalars of the state into numbers.
 
-        Returns: how many updates were skipped since the last time, because their loss
-        or gradient was not finite and no smaller loss scale is left to try
+        Returns: how many updates since the last call were skipped because their loss or
+        gradient was not finite; 0 as long as a smaller loss scale may help
         """
         state, window, started = self.state, self.state.window, time.monotonic()
         window.loss, window.left_out = float(window.loss), float(window.left_out)
         state.gradient_norm = float(state.gradient_norm)
         state.skipped = int(state.skipped)
         factor = float(self.scale.factor)
-        if self.scale.adapts:
-            state.loss_scale = factor, int(self.scale.good)
+        if self.scale.dynamic:
+            state.loss_scale = factor, int(self.scale.finite_steps)
         window.seconds += time.monotonic() - started
         skipped, self._skipped = state.skipped - self._skipped, state.skipped
-        return skipped if not self.scale.adapts or factor < 1 else 0
+        return skipped if not self.scale.dynamic or factor < 1 else 0
 
     @property
-    def place(self) -> str:
-        """Where the last update was."""
+    def last_update(self) -> str:
+        """The step, epoch and batch of the last update, for a message."""
         state = self.state
         return f"step {state.step:,}, epoch {state.epoch}, batch {state.position}"
 
@@ -149,7 +153,7 @@ class Progress:
             f"lr {rate:.2e}  norm {norm:.2f}  {source:,.0f} source + {target:,.0f} "
             f"target tokens/s  {state.seconds:,.0f} s"
         )
-        if state.loss_scale is not None and self.scale.adapts:
+        if state.loss_scale is not None and self.scale.dynamic:
             values.update(loss_scale=state.loss_scale[0], skipped=state.skipped)
             line += f"  loss scale {state.loss_scale[0]:,.0f}, "
             line += f"{state.skipped:,} skipped"
@@ -159,9 +163,9 @@ class Progress:
 def run_summary(
     stream: BatchStream, accumulate: int, parallel: ParallelModel
 ) -> list[str]:
-    """Return lines that say what training on these batches takes.
+    """Return log lines about the model, the text, and the costs of an update.
 
-    Tokens and operations are means of an update, padding not counted.
+    Tokens and operations are means over all batches, without padding.
     """
     corpus, pairs = stream.corpus, stream.pairs
     blocks = parameters_by_block(parallel.model)

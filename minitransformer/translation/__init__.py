@@ -1,0 +1,1 @@
+"""Translation (section 6.1): incremental decoding, beam search, pages, export."""

@@ -1,28 +1,27 @@
-"""What every head attends to in one sentence (the paper's Figures 3 to 5)."""
+"""Attention maps: the weights of every head for one sentence (Figures 3 to 5)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from minitransformer.engine.autograd import PRIMITIVES, no_grad, observed
+from minitransformer.engine.autograd import PRIMITIVES, no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID, DecodingConfig
-from minitransformer.translation.decode import encode_lines
+from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights of a sentence and its translation; each row sums to 1.
+    """The attention weights of a sentence and its translation; each row sums to 1.
 
-    The decoder reads BOS and the translation, `read`, and writes `written`, one piece
-    later each.
+    `source`, `read` and `written` are word pieces: of the sentence, of the decoder's
+    input and of its output. The input begins with BOS and lags behind by one piece.
 
     Shapes: encoder [N, H, S, S], decoder [N, H, T, T] (lower-triangular),
     cross [N, H, T, S]
@@ -36,28 +35,27 @@ class AttentionMaps:
     cross: np.ndarray
 
     def to_json(self) -> str:
-        """For `pages/attention.js`; weights in whole thousandths."""
-        maps = {
+        """Return what `pages/attention.js` shows, with weights in thousandths."""
+        values = vars(self) | {
             name: np.rint(getattr(self, name) * 1000).astype(int).tolist()
             for name in ("encoder", "decoder", "cross")
         }
-        words = {"source": self.source, "read": self.read, "written": self.written}
         # "<" would let a word piece such as "</script>" end the page's data.
-        return json.dumps({**words, **maps}, ensure_ascii=True).replace("<", "\\u003c")
+        return json.dumps(values).replace("<", "\\u003c")
 
 
 def attention_maps(translator: Translator, line: str) -> AttentionMaps:
-    """Translate a line and record where each head looked.
+    """Translate a line and record the attention weights of every head.
 
-    Raises: ValueError if the line is blank, or too long to translate in one piece.
+    Raises: ValueError if the line is blank or too long, or if there are several models.
     """
-    model, tokenizer = translator.single, translator.tokenizer
+    model, tokenizer = translator.single_model, translator.tokenizer
     config = DecodingConfig(long_input="error", max_input=256)
-    [[source]] = encode_lines(model, tokenizer, [line], config, 1)
+    [[source]] = translator.encode([line], config)
     if not source:
         raise ValueError("expected a sentence, got a blank line")
     [[best, *_]] = translator.hypotheses([line], config)
-    target = [int(token) for token in best.tokens]
+    target = list(best.tokens)
     xp = array_module(model.embedding.table.data)
     recorded: list[np.ndarray] = []
 
@@ -68,7 +66,7 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
         def recording(
             q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
         ) -> Any:
-            # What the weights make of one-hot values is the weights themselves.
+            # Attention averages the values: of one-hot values, that is the weights.
             heads, keys = options["num_heads"], k.shape[1]
             one_hot = xp.tile(xp.eye(keys, dtype=v.dtype), heads)[None]  # [1, S, H S]
             weights, _ = PRIMITIVES[name](q, k, one_hot, mask, **options)  # [1, T, H S]
@@ -78,7 +76,7 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
 
         return recording
 
-    with no_grad(), observed(observer):
+    with no_grad(), wrap_primitives(observer):
         model(xp.asarray([[*source, EOS_ID]]), xp.asarray([[BOS_ID, *target]]))
     layers = model.config.encoder_layers
     names = [*tokenizer.pieces(target), "end"]
@@ -92,23 +90,6 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
     )
 
 
-def page(name: str) -> str:
-    """The text of a file in `pages/`."""
-    return (resources.files("minitransformer") / "pages" / name).read_text("utf-8")
-
-
-def filled_page(name: str, **parts: str) -> str:
-    """A page with its style, the script of the view and other parts put in.
-
-    A part takes the place of its name in a comment, such as /*DATA*/.
-    """
-    text = page(name)
-    own = {"STYLE": page("style.css"), "SCRIPT": page("attention.js")}
-    for key, part in {**own, **parts}.items():
-        text = text.replace(f"/*{key}*/", part)
-    return text
-
-
 def attention_page(maps: AttentionMaps) -> str:
-    """A page of HTML that shows the maps and needs nothing else, nor a network."""
-    return filled_page("attention.html", DATA=maps.to_json())
+    """Return an HTML document that shows the maps and needs no network."""
+    return page("attention.html", maps.to_json())

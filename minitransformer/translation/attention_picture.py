@@ -1,20 +1,22 @@
-"""TODO."""
+"""Pictures of attention maps, drawn by matplotlib."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
+from minitransformer.settings.extras import import_extra
 from minitransformer.translation.attention_maps import AttentionMaps
 
 
 def draw_attention(maps: AttentionMaps, output: Path) -> None:
-    """Draw what every head attends to into PNG or SVG, a row of panels a layer.
+    """Draw the maps into a PNG or SVG file: a row per layer and a panel per head.
 
-    Queries go down and keys to the right; the darker, the more weight.
+    Queries run downwards and keys to the right. A darker square is a larger weight.
+
+    Raises: RuntimeError if matplotlib is not installed.
     """
-    pyplot = _pyplot("pictures of attention need matplotlib", " (or FILE.html)")
+    need = "pictures of attention need matplotlib, FILE.html does not"
+    matplotlib = import_extra("matplotlib.figure", "plot", need)
     kinds = (
         ("encoder", maps.encoder, maps.source, maps.source),
         ("decoder", maps.decoder, maps.read, maps.read),
@@ -22,10 +24,9 @@ def draw_attention(maps: AttentionMaps, output: Path) -> None:
     )
     rows = sum(len(weights) for _, weights, _, _ in kinds)
     heads = maps.encoder.shape[1]
-    side = max(1.5, 0.11 * max(len(maps.source), len(maps.read)))  # inches a panel
-    size = (side * heads + 1.5, side * rows + 1.5)
-    figure, axes = pyplot.subplots(rows, heads, figsize=size, squeeze=False)
-    panels = iter(axes)
+    side = max(1.5, 0.11 * max(len(maps.source), len(maps.read)))  # inches per panel
+    figure = matplotlib.Figure(figsize=(side * heads + 1.5, side * rows + 1.5))
+    panels = iter(figure.subplots(rows, heads, squeeze=False))
     for kind, layers, queries, keys in kinds:
         for number, weights in enumerate(layers, start=1):
             for head, (panel, shown) in enumerate(
@@ -40,15 +41,3 @@ def draw_attention(maps: AttentionMaps, output: Path) -> None:
                 panel.tick_params(length=0)
     figure.tight_layout()
     figure.savefig(output, dpi=200)
-    pyplot.close(figure)
-
-
-def _pyplot(need: str, instead: str) -> Any:
-    """Matplotlib's pyplot, drawing into files. Raises: RuntimeError if missing."""
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise RuntimeError(
-            f"{need}: pip install 'minitransformer[plot]'{instead}"
-        ) from error

@@ -1,7 +1,9 @@
-"""Beam search (section 6.1), and scores of given translations.
+"""Beam search (section 6.1).
 
-The search knows nothing of the model: it sees a `Stepper`, which feeds one token to
-each beam and returns what may follow. Shapes: B sentences, K beams, V vocabulary.
+The search knows nothing of the model: it feeds the newest token of each beam to an
+`IncrementalDecoder` and reads the logits of the next one.
+
+Shapes: B sentences, K beams, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,25 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TypeVar
 
 import numpy as np
 
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
-from minitransformer.translation.steppers import Stepper
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
-A = TypeVar("A")
-R = TypeVar("R")
+# Groups of tokens whose maxima bound the best logits of a row, at least.
+MIN_GROUPS = 256
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation: its tokens without EOS, and how good it is.
+    """One translation: its tokens without EOS, and how good the model finds it.
 
-    `log_prob` is the sum of the tokens' log-probabilities, EOS included; `score` is
-    log_prob / ((5 + length) / 6)^alpha with EOS counted in the length.
+    `log_prob` is the sum of the log-probabilities of the tokens and of EOS. `score` is
+    log_prob / ((5 + length) / 6)^alpha, where the length counts EOS, too.
 
     Units: nats
     """
@@ -38,7 +38,7 @@ class Hypothesis:
 
 
 def length_penalty(length: Array, alpha: float) -> Array:
-    """((5 + length) / 6)^alpha (Wu et al., 2016, equation 14).
+    """Return ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14).
 
     Differs: fairseq and Marian divide by length^p.
     """
@@ -46,7 +46,7 @@ def length_penalty(length: Array, alpha: float) -> Array:
 
 
 def beam_search(
-    stepper: Stepper,
+    decoder: IncrementalDecoder,
     max_lengths: np.ndarray,
     beam_size: int,
     alpha: float,
@@ -54,120 +54,116 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Find the `nbest` best hypotheses of each sentence, best first.
 
-    Every step extends each sentence's K live beams to its 2 K best candidates. Those of
-    the first K that end are finished hypotheses; the best K that do not end live on. A
-    sentence is done, and leaves the batch, when K hypotheses have finished, when no
-    live beam can still beat the nbest-th finished one, or at its longest output in
-    tokens, EOS counted, where beams that never ended stand as they are. With K = 1 this
-    is greedy search. Neither padding nor BOS is ever produced.
+    At every step, the 2 K best candidates are the best extensions of a sentence's K
+    live beams by one token. Those of the first K that end are finished hypotheses; the
+    best K that do not end are the next live beams. The search for a sentence ends, and
+    the sentence leaves the batch, when K hypotheses are finished, when no live beam can
+    still beat the nbest-th finished one, or when its beams have `max_lengths` tokens,
+    EOS counted. If none has finished by then, the live beams are the result. With K = 1
+    this is greedy search. Neither padding nor BOS is ever produced.
 
-    Differs: tensor2tensor lets any of the 2 K candidates finish and has no limit of K.
+    Differs: tensor2tensor lets any of the 2 K candidates finish, and more than K.
 
     Shapes: max_lengths [B]
     """
-    results = [FinishedHypotheses(beam_size, nbest) for _ in max_lengths]
-    sentences = np.arange(len(max_lengths))  # the sentences still searched
+    results = [FinishedHypotheses(beam_size, alpha, nbest) for _ in max_lengths]
+    sentences = np.arange(len(max_lengths))  # those whose search has not ended
     limits = np.asarray(max_lengths)
     tokens = np.full((len(limits), 1, 1), BOS_ID)  # [B, K, 1 + length]; K = 1 at first
-    scores = np.zeros((len(limits), 1))  # [B, K] log-probabilities
+    log_probs = np.zeros((len(limits), 1))  # [B, K]
     length = 0
     while len(sentences):
         length += 1
-        beams = scores.shape[1]
-        blocks = stepper.step(tokens[:, :, -1].reshape(-1))
-        candidates, origins, choices = _best_candidates(blocks, scores, 2 * beam_size)
-        ends = choices == EOS_ID
+        beams = log_probs.shape[1]
+        logits = decoder.step(tokens[:, :, -1].reshape(-1))
+        candidates, origins, chosen = _best_candidates(logits, log_probs, 2 * beam_size)
+        ends = chosen == EOS_ID
         finished = ends & np.isfinite(candidates)
         finished[:, beam_size:] = False
-        at_limit = limits == length
-        penalty = length_penalty(length, alpha)
         for b, k in zip(*np.nonzero(finished), strict=True):
-            log_prob = float(candidates[b, k])
-            found = tokens[b, origins[b, k], 1:]
-            results[sentences[b]].add(log_prob / penalty, log_prob, found)
-        # The K best candidates that go on, in order of score.
-        going_on = np.where(ends, -np.inf, candidates)
-        order = np.argsort(-going_on, axis=1, kind="stable")[:, :beam_size]
-        scores = np.take_along_axis(going_on, order, 1)
-        origins = np.take_along_axis(origins, order, 1)
-        chosen = np.take_along_axis(choices, order, 1)
+            hypothesis = tokens[b, origins[b, k], 1:]
+            results[sentences[b]].add(hypothesis, candidates[b, k], length)
+        # The K best candidates that do not end become the live beams.
+        live = np.where(ends, -np.inf, candidates)
+        order = np.argsort(-live, axis=1, kind="stable")[:, :beam_size]
+        log_probs, origins, chosen = (
+            np.take_along_axis(x, order, 1) for x in (live, origins, chosen)
+        )
         tokens = np.concatenate(
             [np.take_along_axis(tokens, origins[:, :, None], 1), chosen[:, :, None]], 2
         )
-        # A log-probability only falls, so this bounds what a live beam can reach.
-        reachable = scores[:, 0] / length_penalty(limits, alpha)
-        to_beat = np.array([results[s].to_beat for s in sentences])
-        done = at_limit | (to_beat >= reachable) | ~np.isfinite(scores[:, 0])
+        at_limit = limits == length
         for b in np.flatnonzero(at_limit):
-            if not len(results[sentences[b]]):
-                for k in np.flatnonzero(np.isfinite(scores[b])):
-                    log_prob = float(scores[b, k])
-                    found = tokens[b, k, 1:]
-                    results[sentences[b]].add(log_prob / penalty, log_prob, found)
-        kept = np.flatnonzero(~done)
-        rows = kept[:, None] * beams + origins[kept]
-        sentences, limits = sentences[kept], limits[kept]
-        tokens, scores = tokens[kept], scores[kept]
-        if len(kept):
-            stepper.select(rows.reshape(-1))
-    return [result.best() for result in results]
+            if not results[sentences[b]].count:
+                for k in np.flatnonzero(np.isfinite(log_probs[b])):
+                    results[sentences[b]].add(tokens[b, k, 1:], log_probs[b, k], length)
+        # Log-probabilities only fall, so no descendant of a beam can score more.
+        reachable = log_probs[:, 0] / length_penalty(limits, alpha)
+        to_beat = np.array([results[s].to_beat for s in sentences])
+        done = at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
+        left = np.flatnonzero(~done)
+        rows = left[:, None] * beams + origins[left]
+        sentences, limits = sentences[left], limits[left]
+        tokens, log_probs = tokens[left], log_probs[left]
+        if len(left):
+            decoder.select(rows.reshape(-1))
+    return [result.best for result in results]
 
 
 class FinishedHypotheses:
-    """The `nbest` best finished hypotheses of a sentence."""
+    """The `nbest` best finished hypotheses of one sentence, best first."""
 
-    def __init__(self, beam_size: int, nbest: int) -> None:
-        self._beam_size, self._nbest = beam_size, nbest
-        self._found: list[Hypothesis] = []
-        self._count = 0
+    def __init__(self, beam_size: int, alpha: float, nbest: int) -> None:
+        self._beam_size, self._alpha, self._nbest = beam_size, alpha, nbest
+        self.best: list[Hypothesis] = []
+        self.count = 0  # of all that have finished
 
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, score: float, log_prob: float, tokens: np.ndarray) -> None:
-        self._count += 1
-        self._found.append(Hypothesis(tuple(tokens.tolist()), score, log_prob))
-        self._found.sort(key=lambda hypothesis: -hypothesis.score)
-        del self._found[self._nbest :]
+    def add(self, tokens: np.ndarray, log_prob: float, length: int) -> None:
+        self.count += 1
+        score = float(log_prob / length_penalty(length, self._alpha))
+        self.best.append(Hypothesis(tuple(tokens.tolist()), score, float(log_prob)))
+        self.best.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.best[self._nbest :]
 
     @property
     def to_beat(self) -> float:
         """The score that a live beam must exceed to change the result."""
-        if self._count >= self._beam_size:
+        if self.count >= self._beam_size:
             return math.inf
-        return self._found[-1].score if self._count >= self._nbest else -math.inf
-
-    def best(self) -> list[Hypothesis]:
-        return self._found
+        return self.best[-1].score if self.count >= self._nbest else -math.inf
 
 
 def _best_candidates(
-    blocks: Iterable[Array], scores: np.ndarray, count: int
+    blocks: Iterable[Array], log_probs: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Extend each beam by each token and take the best of a sentence, best first.
+    """Extend each beam by each token; return a sentence's `count` best, best first.
 
-    Where there are fewer than `count`, log-probabilities of -inf fill up. Ties go to
-    the lower beam and token. Overwrites the logits.
+    Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
+    lower token. The logits are overwritten.
 
-    Shapes: logits [B K, V] in blocks of columns, scores [B, K] -> log-probabilities,
-    beams of origin and tokens, [B, count] each
+    Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
+    the tokens (7, 8) are (-0.1, -2.5) after the first and (-0.7, -0.7) after the
+    second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
+    extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
+
+    Shapes: logits [B K, V] in blocks of columns, log_probs [B, K] -> log-probabilities,
+    beams that are extended, and tokens, each [B, count]
     """
-    batch, beams = scores.shape
+    batch, beams = log_probs.shape
     log_totals = np.full(batch * beams, -np.inf)
-    least: Array = log_totals
+    bound: Array = log_totals
     found, first = [], 0
     for logits in blocks:
-        never = [
-            i - first for i in (PAD_ID, BOS_ID) if 0 <= i - first < logits.shape[1]
-        ]
-        rows, tokens, values, log_total, least = _best_of_rows(
-            logits, never, count, least
+        width = logits.shape[1]
+        never = [i - first for i in (PAD_ID, BOS_ID) if 0 <= i - first < width]
+        rows, tokens, values, log_total, bound = _best_of_rows(
+            logits, never, count, bound
         )
         found.append((rows, tokens + first, values))
         log_totals = np.logaddexp(log_totals, log_total)
-        first += logits.shape[1]
+        first += width
     row, token, value = map(np.concatenate, zip(*found, strict=True))
-    log_prob = value + (scores.reshape(-1) - log_totals)[row]
+    log_prob = value + (log_probs.reshape(-1) - log_totals)[row]
     sentence = row // beams
     order = np.lexsort((token, row, -log_prob, sentence))
     starts = np.searchsorted(sentence[order], np.arange(batch + 1))
@@ -178,42 +174,38 @@ def _best_candidates(
 
 
 def _best_of_rows(
-    logits: Array, never: list[int], count: int, least: Array
+    logits: Array, never: list[int], count: int, bound: Array
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Array]:
-    """Find the `count` best tokens of each row, and what ties with them.
+    """Find, in each row of a block of logits, the `count` best tokens or a few more.
 
-    Nothing below `least` is sought. Tokens in `never` count for log-sum-exp only.
+    They are found without sorting: the tokens are divided into groups, and at least
+    `count` tokens reach the `count`-th largest maximum of a group. Example: for the
+    logits (5, 1, 4, 3), a count of 2 and the groups {0, 2} and {1, 3}, the maxima are 5
+    and 3. The tokens 0, 2 and 3 reach 3, and the two best are among them.
 
-    Shapes: logits [N, C], least [N] -> rows, tokens and logits of what was found, the
-    log-sum-exp of each row [N], and what the next block has to reach [N]
+    Tokens below `bound`, which is what earlier blocks have reached, are not returned,
+    nor are those in `never`. All tokens count in log-sum-exp.
+
+    Shapes: logits [N, C], bound [N] -> rows, tokens and logits of what was found, the
+    log-sum-exp of each row [N], and the bound for the next block [N]
     """
     xp = array_module(logits)
-    kept = logits[:, never]
+    excluded = logits[:, never]
     logits[:, never] = -xp.inf
-    # The best tokens are no worse than the best maxima of as many groups of tokens.
-    maxima = _group_maxima(xp, logits)
-    width = min(count, maxima.shape[-1])
-    reached = xp.partition(maxima, -width, axis=-1)[:, -width]
-    least = xp.maximum(reached, xp.asarray(least, dtype=logits.dtype))
-    found = xp.flatnonzero(logits >= least[:, None])
+    groups = min(max(count, MIN_GROUPS), logits.shape[1])
+    rest = logits.shape[1] % groups
+    maxima = logits[:, rest:].reshape(len(logits), -1, groups).max(axis=1)
+    maxima[:, :rest] = xp.maximum(maxima[:, :rest], logits[:, :rest])
+    count = min(count, groups)
+    reached = xp.partition(maxima, -count, axis=-1)[:, -count]
+    bound = xp.maximum(reached, xp.asarray(bound, dtype=logits.dtype))
+    found = xp.flatnonzero(logits >= bound[:, None])
     values = to_host(logits.reshape(-1)[found]).astype(np.float64)
 
-    logits[:, never] = kept
-    highest = xp.concatenate([maxima, kept], axis=-1).max(axis=-1)
+    logits[:, never] = excluded
+    highest = xp.concatenate([maxima, excluded], axis=-1).max(axis=-1)
     logits -= highest[:, None]
     totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[-1], logits.dtype)
     log_totals = to_host(xp.log(totals) + highest).astype(np.float64)
     rows, tokens = np.divmod(to_host(found), logits.shape[-1])
-    return rows, tokens, values, log_totals, least
-
-
-def _group_maxima(xp: ModuleType, logits: Array) -> Array:
-    """The maxima of disjoint groups of columns. Shapes: [N, V] -> [N, groups]"""
-    maxima = logits
-    while (width := maxima.shape[-1]) > 256:
-        half = width // 2
-        folded = xp.maximum(maxima[:, :half], maxima[:, half : 2 * half])
-        if width % 2:
-            folded[:, 0] = xp.maximum(folded[:, 0], maxima[:, -1])
-        maxima = folded
-    return maxima
+    return rows, tokens, values, log_totals, bound

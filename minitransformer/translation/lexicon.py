@@ -1,9 +1,8 @@
-"""Which target tokens a source token may become, learned from the training text.
+"""Lexicons: the likely translations of each token, learned from the training text.
 
-A translation with a shortlist computes logits only for the likely translations of the
-words in a batch and for the most frequent words. That saves most of the output
-projection. The probabilities are then relative to the list, and a rare translation may
-be missed.
+With a lexicon, logits are computed for a shortlist only: the likely translations of the
+words in a batch, and the most frequent words. That saves most of the output projection.
+Probabilities are then relative to the shortlist, and a rare translation may be missed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from minitransformer.files import replacing
+from minitransformer.files import atomic_write
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import Parser, exit_code, positive
@@ -28,25 +27,25 @@ from minitransformer.text.tokenizer import Tokenizer
 FORMAT = "minitransformer lexicon 1"
 SPECIAL = np.array(sorted((PAD_ID, UNK_ID, BOS_ID, EOS_ID)))
 
-# Pairs of a source and a target token looked at: enough for any vocabulary.
+# The most pairs of a source and a target token that training looks at.
 MAX_LINKS = 1 << 24
 
 
 class Lexicon:
     """The likely translations of each token, and the most frequent target tokens.
 
-    Shapes: translations, V lists of token ids; frequent [any]
+    Shapes: translations, V lists of target tokens; frequent [any]
     """
 
     def __init__(self, translations: Ragged, frequent: np.ndarray) -> None:
         self.translations, self.frequent = translations, frequent
 
     def shortlist(self, source: np.ndarray) -> np.ndarray:
-        """All tokens that a translation of `source` may need, in order of id.
+        """Return the tokens that translations of `source` may need, in order of id.
 
-        Padding, unknown, begin and end come first. Shapes: any -> [n]
+        The special tokens are among them and come first. Shapes: any -> [n]
         """
-        likely = self.translations.end_to_end(np.unique(source))
+        likely = self.translations.concatenate(np.unique(source))
         return np.unique(np.concatenate([SPECIAL, self.frequent, likely]))
 
     def save(self, path: Path) -> None:
@@ -55,14 +54,12 @@ class Lexicon:
             "starts": np.asarray(self.translations.starts, np.int64),
             "frequent": np.asarray(self.frequent, np.int32),
         }
-        with replacing(path) as partial:
+        with atomic_write(path) as partial:
             save_file(tensors, partial, {"format": FORMAT})
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> Lexicon:
-        """Raises: ValueError if the file is not a lexicon of that vocabulary."""
-        if not path.is_file():
-            raise FileNotFoundError(f"expected a lexicon, found no file {path}")
+        """Raises: ValueError if the file is no lexicon of a vocabulary of this size."""
         try:
             with safe_open(path, framework="np") as file:
                 if (file.metadata() or {}).get("format") != FORMAT:
@@ -74,15 +71,15 @@ class Lexicon:
                 raise ValueError(
                     f"expected {vocab_size} word pieces, got {len(starts) - 1}"
                 )
-            ordered = starts[0] == 0 and starts[-1] == len(ids)
-            if not ordered or (np.diff(starts) < 0).any():
+            translations = Ragged(ids, starts)
+            if starts[0] != 0 or translations.lengths.sum() != len(ids):
                 raise ValueError("expected lists one after the other")
-            for tokens in (ids, frequent):
-                if ((tokens < 0) | (tokens >= vocab_size)).any():
-                    raise ValueError(f"expected token ids below {vocab_size}")
-        except (SafetensorError, ValueError) as error:
+            tokens = np.concatenate([ids, frequent])
+            if ((tokens < 0) | (tokens >= vocab_size)).any():
+                raise ValueError(f"expected token ids below {vocab_size}")
+        except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{path}: not a usable lexicon: {error}") from error
-        return cls(Ragged(ids, starts), frequent)
+        return cls(translations, frequent)
 
 
 def train_lexicon(
@@ -94,63 +91,56 @@ def train_lexicon(
 ) -> Lexicon:
     """Estimate translation probabilities by expectation maximisation.
 
-    IBM's Model 1 (Brown et al., 1993): every target token of a pair comes from one of
-    its source tokens, whatever their order. A random part of the corpus is used where
-    it has more than MAX_LINKS pairs of tokens.
+    In IBM's Model 1 (Brown et al., 1993), every target token of a pair is linked to one
+    of its source tokens, in whatever order. A random part of the corpus is used if the
+    possible links are more than MAX_LINKS.
     """
-    order = np.random.default_rng(1).permutation(len(corpus))
-    links = corpus.source.lengths[order] * corpus.target.lengths[order]
-    order, links = order[links > 0], links[links > 0]
-    order = order[: max(1, int(np.searchsorted(np.cumsum(links), MAX_LINKS)))]
-    source, first = _gathered(corpus.source, order)
-    target, _ = _gathered(corpus.target, order)
-    # Each target token is linked to all source tokens of its sentence, in a row.
-    sentence = np.repeat(np.arange(len(order)), corpus.target.lengths[order])
-    count = corpus.source.lengths[order][sentence]
-    starts = np.cumsum(count) - count
-    position = np.arange(count.sum()) - np.repeat(starts, count)
-    linked = source[np.repeat(first[sentence], count) + position].astype(np.int64)
-    keys, link = np.unique(
-        linked * vocab_size + np.repeat(target, count), return_inverse=True
+    pairs = np.random.default_rng(1).permutation(len(corpus))
+    links = corpus.source.lengths[pairs] * corpus.target.lengths[pairs]
+    pairs, links = pairs[links > 0], links[links > 0]
+    pairs = pairs[: max(1, int(np.searchsorted(np.cumsum(links), MAX_LINKS)))]
+    lengths, repeats = corpus.source.lengths[pairs], corpus.target.lengths[pairs]
+    source = Ragged(corpus.source.concatenate(pairs), np.cumsum([0, *lengths]))
+    target = corpus.target.concatenate(pairs)
+    # All possible links: for each target token, the source tokens of its pair in a row.
+    from_tokens = source.concatenate(np.repeat(np.arange(len(pairs)), repeats))
+    count = np.repeat(lengths, repeats)  # of the links of each target token
+    first = np.cumsum(count) - count
+    keys, key_of_link = np.unique(
+        from_tokens.astype(np.int64) * vocab_size + np.repeat(target, count),
+        return_inverse=True,
     )
     from_token, to_token = np.divmod(keys, vocab_size)
     probability = np.ones(len(keys))
     for _ in range(iterations):
-        share = probability[link]
-        share /= np.repeat(np.add.reduceat(share, starts), count)
-        expected = np.bincount(link, share, len(keys))
+        share = probability[key_of_link]
+        share /= np.repeat(np.add.reduceat(share, first), count)
+        expected = np.bincount(key_of_link, share, len(keys))
         probability = expected / np.bincount(from_token, expected)[from_token]
-    ranked = np.lexsort((-probability, from_token))
-    bounds = np.searchsorted(from_token, np.arange(vocab_size + 1))
-    rank = np.arange(len(keys)) - bounds[from_token[ranked]]
-    kept = ranked[rank < translations]
-    kept_bounds = np.searchsorted(from_token[kept], np.arange(vocab_size + 1))
+    by_probability = np.lexsort((-probability, from_token))
+    rank = np.arange(len(keys)) - np.searchsorted(from_token, from_token)
+    best = by_probability[rank < translations]
+    starts = np.searchsorted(from_token[best], np.arange(vocab_size + 1))
     counts = np.bincount(target, minlength=vocab_size)
     most = np.argsort(-counts, kind="stable")[:frequent]
-    return Lexicon(Ragged(to_token[kept], kept_bounds), most[counts[most] > 0])
-
-
-def _gathered(lines: Ragged, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of the chosen lines end to end, and where each line starts."""
-    lengths = lines.lengths[order]
-    return lines.end_to_end(order), np.cumsum(lengths) - lengths
+    return Lexicon(Ragged(to_token[best], starts), most[counts[most] > 0])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer lexicon",
-        "Learn from a run's training text which words a source word may become.",
+        "Learn the likely translations of each word from a run's training text.",
         (
             "minitransformer lexicon runs/NAME lexicon.safetensors",
             "python translate.py --model runs/NAME --shortlist lexicon.safetensors",
         ),
-        "Translating with a shortlist is faster and may miss a rare translation.",
+        "Translation with the lexicon is faster and may miss a rare translation.",
     )
     add = parser.add_argument
-    add("run", type=Path, help="the run directory whose training text teaches it")
+    add("run", type=Path, help="the run directory whose training text is read")
     add("file", type=Path, help="the lexicon to write")
-    add("--translations", type=positive, default=32, help="of a token (default 32)")
-    add("--frequent", type=positive, default=256, help="tokens always in (default 256)")
+    add("--translations", type=positive, default=32, help="per token (default 32)")
+    add("--frequent", type=positive, default=256, help="in every list (default 256)")
     add("--cache", type=Path, default=Path("cache"), help="as in train.py")
     args = parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Scores of given translations, computed in one pass ("forced decoding")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minitransformer.model.loss import token_log_probs
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
-from minitransformer.translation.decode import _batches, _map
+from minitransformer.translation.batch_translation import map_batches
 
 
 def score_targets(
@@ -21,29 +21,20 @@ def score_targets(
     max_tokens: int = 4096,
     num_threads: int = 1,
 ) -> list[tuple[float, int]]:
-    """Log-probability and number of tokens of each given target, EOS counted in both.
+    """Return the log-probability and the length of each target, EOS counted in both.
 
-    Units: nats; perplexity is exp(-sum of log-probabilities / sum of tokens)
+    Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
     """
-    encoded, expected = Ragged.from_lists(sources), Ragged.from_lists(targets)
+    source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
     xp = array_module(model.embedding.table.data)
-    longer = Ragged(
-        encoded.ids,
-        np.concatenate([[0], np.cumsum(np.maximum(encoded.lengths, expected.lengths))]),
-    )
 
-    def work(chosen: np.ndarray) -> np.ndarray:
-        log_probs, _ = token_log_probs(
-            model,
-            xp.asarray(encoded.padded(chosen)),
-            xp.asarray(expected.padded(chosen, BOS_ID)),
-        )
-        return to_host(log_probs).sum(axis=1, dtype=np.float64)
+    def score_batch(batch: np.ndarray) -> list[float]:
+        ids = source.pad(batch), target.pad(batch, BOS_ID)
+        log_probs, _ = token_log_probs(model, *map(xp.asarray, ids))
+        return to_host(log_probs).sum(axis=1, dtype=np.float64).tolist()
 
-    results = np.zeros(len(sources))
-    batches = _batches(longer, max_tokens)
-    for chosen, found in zip(batches, _map(work, batches, num_threads), strict=True):
-        results[chosen] = found
-    return [
-        (float(x), len(target) + 1) for x, target in zip(results, targets, strict=True)
-    ]
+    results = [(0.0, 1)] * len(sources)
+    lengths = np.maximum(source.lengths, target.lengths)
+    for pair, log_prob in map_batches(score_batch, lengths, max_tokens, num_threads):
+        results[pair] = log_prob, len(targets[pair]) + 1
+    return results

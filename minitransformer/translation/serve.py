@@ -1,4 +1,4 @@
-"""A page to translate on, for one's own browser: translate.py --serve."""
+"""A web page to translate on, served by `translate.py --serve`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from minitransformer.settings.config import DecodingConfig
-from minitransformer.translation.attention_maps import attention_maps, filled_page, page
+from minitransformer.translation.attention_maps import attention_maps
+from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
 MAX_BODY = 16_384  # bytes
 MAX_LINES = 50
 MAX_BEAM = 16
 MAX_WAITING = 4  # requests, beside the one that is being answered
-SECONDS_TO_SEND = 10  # for a browser to send what it has to say
+REQUEST_TIMEOUT = 10  # seconds for a browser to send its request
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; "
+    "frame-ancestors 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "base-uri 'none'",
+}
 
 
-class RefusedError(Exception):
-    """A request that gets an error: its status, and a line for the person."""
+class RequestError(ValueError):
+    """A request that is refused: an HTTP status, and a line that the page shows."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -34,7 +43,11 @@ class RefusedError(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Answers one request at a time; a few wait, more are sent away."""
+    """A server that translates for one request at a time.
+
+    A few requests wait for their turn; further ones are told that the server is busy.
+    Unless it serves this computer alone, a request needs the token in `address`.
+    """
 
     daemon_threads = True
 
@@ -44,138 +57,112 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.translator, self.config = translator, config
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(16)
-        self._turn = threading.Lock()
-        self._places = threading.Semaphore(1 + MAX_WAITING)
+        self._translating = threading.Lock()
+        self._admitted = threading.Semaphore(1 + MAX_WAITING)
 
     @property
     def address(self) -> str:
-        """Where the page is, token included."""
+        """The address of the page, with the token if there is one."""
         host, port = self.server_address[:2]
         query = f"?token={self.token}" if self.token else ""
         return f"http://{host!s}:{port}/{query}"
 
     def answer(self, path: str, request: dict[str, Any]) -> str:
-        """The JSON that answers a request. Raises: RefusedError, ValueError."""
-        if not self._places.acquire(blocking=False):
-            raise RefusedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "busy: try again in a moment"
-            )
+        """Return the JSON that answers a request. Raises: ValueError."""
+        if not self._admitted.acquire(blocking=False):
+            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "busy: try again soon")
         try:
-            with self._turn:
+            with self._translating:
                 if path == "/translate":
                     return self._translate(request)
                 text = _field(request, "text", str)
                 return attention_maps(self.translator, text).to_json()
         finally:
-            self._places.release()
+            self._admitted.release()
 
     def _translate(self, request: dict[str, Any]) -> str:
         lines = _field(request, "text", str).split("\n")
         if len(lines) > MAX_LINES:
             raise ValueError(f"expected at most {MAX_LINES} lines, got {len(lines)}")
-        wanted: dict[str, Any] = {
-            name: _field(request, name, int)
-            for name in ("beam", "nbest")
-            if name in request
-        }
+        wanted = {n: _field(request, n, int) for n in ("beam", "nbest") if n in request}
         if max(wanted.values(), default=1) > MAX_BEAM:
             raise ValueError(f"expected a beam of at most {MAX_BEAM}")
-        config = replace(self.config, **wanted)
         started = time.perf_counter()
-        found = [
+        found = self.translator.hypotheses(lines, replace(self.config, **wanted))
+        answers = [
             [
                 {"text": text, "score": hypothesis.score}
-                for text, hypothesis in zip(
-                    self.translator.text(line), line, strict=True
-                )
+                for text, hypothesis in zip(self.translator.text(h), h, strict=True)
             ]
-            for line in self.translator.hypotheses(lines, config)
+            for h in found
         ]
         seconds = time.perf_counter() - started
-        return json.dumps({"lines": found, "seconds": seconds})
+        return json.dumps({"lines": answers, "seconds": seconds})
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET / is the page; POST /translate and /attention answer its script in JSON."""
+    """GET / returns the page; its script sends POST /translate and /attention."""
 
     server: Server
-    timeout = SECONDS_TO_SEND
+    timeout = REQUEST_TIMEOUT
     server_version = "minitransformer"
     sys_version = ""
 
     def do_GET(self) -> None:
-        def body() -> str:
-            if self.path.partition("?")[0] != "/":
-                raise RefusedError(HTTPStatus.NOT_FOUND, "nothing here")
-            return filled_page("translate.html", PAGE=page("translate.js"))
-
-        self._respond(body, "text/html")
+        self._respond()
 
     def do_POST(self) -> None:
-        def body() -> str:
-            if self.path not in ("/translate", "/attention"):
-                raise RefusedError(HTTPStatus.NOT_FOUND, "nothing here")
-            self._admit()
-            length = self.headers.get("Content-Length", "")
-            if not length.isdigit():
-                raise RefusedError(
-                    HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length"
-                )
-            if int(length) > MAX_BODY:
-                raise RefusedError(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"expected at most {MAX_BODY:,} bytes, got {int(length):,}",
-                )
-            request = json.loads(self.rfile.read(int(length)))
-            if not isinstance(request, dict):
-                raise ValueError("expected a JSON object")
-            return self.server.answer(self.path, request)
+        self._respond()
 
-        self._respond(body, "application/json")
-
-    def _admit(self) -> None:
-        """Raises: RefusedError if the request is not the page's, or has no token."""
-        host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
-        if self.server.token is None:
-            # Another site's page must not use this one, under whatever name.
-            if host not in LOOPBACK:
-                raise RefusedError(HTTPStatus.FORBIDDEN, f"unknown host {host!r}")
-        else:
-            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self.server.token.encode()):
-                raise RefusedError(HTTPStatus.UNAUTHORIZED, "expected the page's token")
-        if self.headers.get_content_type() != "application/json":
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected JSON")
-
-    def _respond(self, body: Any, kind: str) -> None:
-        status = HTTPStatus.OK
+    def _respond(self) -> None:
+        status, kind = HTTPStatus.OK, "application/json"
         try:
-            text = body()
-        except RefusedError as error:
-            status, kind = error.status, "application/json"
-            text = json.dumps({"error": str(error)})
+            if self.command == "POST":
+                data = self._answer().encode()
+            elif self.path.partition("?")[0] == "/":
+                data, kind = page("translate.html").encode(), "text/html"
+            else:
+                raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
         except (ValueError, RecursionError) as error:
-            status, kind = HTTPStatus.BAD_REQUEST, "application/json"
-            text = json.dumps({"error": str(error)})
-        if status != HTTPStatus.OK:
-            self.close_connection = True  # its body may not have been read
-        data = text.encode()
+            status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
+            data = json.dumps({"error": str(error)}).encode()
+            self.close_connection = True  # the request's body may not have been read
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header(
-            "Content-Security-Policy",
-            "default-src 'none'; connect-src 'self'; frame-ancestors 'none'; "
-            "script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'",
-        )
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 
+    def _answer(self) -> str:
+        """Answer the page's script. Raises: ValueError if another sent the request."""
+        if self.path not in ("/translate", "/attention"):
+            raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
+        if self.server.token is None:
+            # Another site's page must not use this one, under whatever name.
+            host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
+            if host not in LOOPBACK:
+                raise RequestError(HTTPStatus.FORBIDDEN, f"unknown host {host!r}")
+        else:
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self.server.token.encode()):
+                raise RequestError(HTTPStatus.UNAUTHORIZED, "expected the page's token")
+        if self.headers.get_content_type() != "application/json":
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected JSON")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit():
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
+        if int(length) > MAX_BODY:
+            message = f"expected at most {MAX_BODY:,} bytes, got {int(length):,}"
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        request = json.loads(self.rfile.read(int(length)))
+        if not isinstance(request, dict):
+            raise ValueError("expected a JSON object")
+        return self.server.answer(self.path, request)
+
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: what is translated is nobody's business."""
+        """Log nothing: what people translate is private."""
 
 
 def _field(request: dict[str, Any], name: str, kind: type) -> Any:

@@ -1,16 +1,16 @@
-"""The layers that benchmarks/table1.py measures compute what Table 1 speaks of."""
+"""The layers that benchmarks/table1.py measures compute the layers of Table 1."""
 
 import importlib
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import assert_close
 
 from minitransformer.engine import autograd
 from minitransformer.engine.autograd import Tensor
+from support.closeness import assert_close
+from support.scripts import ROOT
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 N, D, R = 7, 3, 4
 
 

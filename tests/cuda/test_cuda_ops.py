@@ -1,4 +1,4 @@
-"""The CUDA overrides against the reference bodies in float64.
+"""CUDA kernels against the reference operations in float64.
 
 Each test runs with kernels built for the host, and on a GPU where there is one.
 """
@@ -13,24 +13,31 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import assert_close
-from test_decoding import Scripted, hashed
 
-from minitransformer.cuda import beams, device, stepper
+from minitransformer.cuda import beam_search as gpu_beam_search
+from minitransformer.cuda import device, incremental_decoding
 from minitransformer.cuda import ops as fused
-from minitransformer.engine import backend
+from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.engine.autograd import PRIMITIVES, no_grad
 from minitransformer.engine.backend import to_host
-from minitransformer.engine.random_streams import RandomStream
+from minitransformer.engine.random_streams import PhiloxStream, philox
 from minitransformer.model.loss import training_loss
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.settings.config import (
+    BOS_ID,
+    PAD_ID,
+    DecodingConfig,
+    ModelConfig,
+    TrainingConfig,
+)
+from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
-from minitransformer.translation import beam_search as decoding
-from minitransformer.translation import steppers
+from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import beam_search
-from minitransformer.translation.decode import _search_by, translate
-from minitransformer.translation.steppers import TransformerStepper
+from minitransformer.translation.incremental_decoding import CachedDecoder
+from support.closeness import assert_close
+from support.cuda import kernels_for
+from support.scripted_stepper import ScriptedStepper, random_log_probs
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
@@ -90,13 +97,13 @@ def converted(gpu, arrays, dtype):
 
 def noise(options, xp):
     """The same masks for both: those of counters."""
-    return {**options, "rng": RandomStream((5,), xp, True)} if "rate" in options else {}
+    return {**options, "rng": PhiloxStream((5,), xp)} if "rate" in options else {}
 
 
 def run_both(gpu, name, seed, dtype):
     arrays, options = case(name, seed)
     inputs, wide = converted(gpu, arrays, dtype)
-    out, vjp = fused.OVERRIDES[name](*inputs, **{**options, **noise(options, gpu.xp)})
+    out, vjp = fused.OPERATIONS[name](*inputs, **{**options, **noise(options, gpu.xp)})
     expected, expected_vjp = PRIMITIVES[name](
         *wide, **{**options, **noise(options, np)}
     )
@@ -108,8 +115,8 @@ def run_both(gpu, name, seed, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", fused.OVERRIDES)
-def test_overrides_follow_the_reference(gpu, name, seed, dtype):
+@pytest.mark.parametrize("name", fused.OPERATIONS)
+def test_kernels_follow_the_reference(gpu, name, seed, dtype):
     inputs, (out, gradients), (expected, wide) = run_both(
         gpu, name, seed, DTYPES[dtype]
     )
@@ -128,34 +135,30 @@ def test_overrides_follow_the_reference(gpu, name, seed, dtype):
         assert_close(to_host(got).astype(float), gradient, dtype)
 
 
-@pytest.mark.parametrize("name", fused.OVERRIDES)
-def test_the_order_of_threads_changes_no_bit(libraries, name, monkeypatch):
+@pytest.mark.parametrize("name", fused.OPERATIONS)
+def test_the_order_of_threads_changes_no_bit(host_gpu, name):
     """No kernel reads what another thread has yet to write, or has overwritten."""
-    import host_device
-
     results = []
     for backwards in (False, True):
-        host = host_device.HostDevice(libraries)
-        host.backwards = backwards
-        monkeypatch.setattr(device, "current", lambda host=host: host)
-        _, (out, gradients), _ = run_both(host, name, 1, np.float32)
+        host_gpu.backwards = backwards
+        _, (out, gradients), _ = run_both(host_gpu, name, 1, np.float32)
         results.append([out, *(g for g in gradients if g is not None)])
     for a, b in zip(*results, strict=True):
         assert a.tobytes() == b.tobytes()
 
 
-def test_counters_are_philox():
+def test_philox_gives_the_known_answers():
     """Against the known answers of Random123, the authors' own library."""
-    zeros = backend.philox(np, np.zeros(1, np.uint64), 0, 1).view(np.uint32)[0]
+    zeros = philox(np, np.zeros(1, np.uint64), 0, 1).view(np.uint32)[0]
     assert zeros.tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dropout_draws_the_masks_of_the_stream_and_draws_them_again(gpu, dtype):
+def test_fused_dropout_draws_the_masks_of_its_stream(gpu, dtype):
     xp = gpu.xp
     x = xp.ones((3, 5, 21), DTYPES[dtype])
     kept, out = [], []
-    stream, fused_stream = RandomStream((5,), np, True), RandomStream((5,), xp, True)
+    stream, fused_stream = PhiloxStream((5,), np), PhiloxStream((5,), xp)
     for _ in range(2):
         y, vjp = fused.dropout(x, rate=0.3, rng=fused_stream)
         out += [to_host(y), to_host(vjp(x)[0])]
@@ -170,7 +173,7 @@ def test_dropout_draws_the_masks_of_the_stream_and_draws_them_again(gpu, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_of_any_strides(gpu, dtype):
+def test_matrix_products_take_any_strides(gpu, dtype):
     rng = np.random.default_rng(0)
 
     def draw(*shape):
@@ -200,73 +203,69 @@ def test_products_of_any_strides(gpu, dtype):
             assert (wide(out)[..., -3:] == 1).all()
 
 
+def gpu_adam(gpu, data, low_precision=None, clip=None):
+    """An optimizer of some parameters, with a loss scale of 8."""
+    parameters = SimpleNamespace(data=gpu.xp.asarray(data.astype(np.float32)))
+    parameters.low_precision = None
+    if low_precision is not None:
+        parameters.low_precision = gpu.xp.zeros(len(data), DTYPES[low_precision])
+    scale = LossScale(gpu.xp, "fp16", (8.0, 0))
+    return GpuAdam(parameters, TrainingConfig(clip_norm=clip), scale)
+
+
 @pytest.mark.parametrize("low_precision", [None, "float16", "bfloat16"])
-@pytest.mark.parametrize("clip", [0.0, 2.0])
-def test_adam_is_the_reference_in_one_pass(gpu, low_precision, clip):
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_fused_adam_equals_the_reference(gpu, low_precision, clip):
     rng = np.random.default_rng(1)
-    start, first, second = rng.standard_normal((3, 3001))
-    adam = Adam(start.copy(), beta1=0.9, beta2=0.98, epsilon=1e-9)
-    parameters = gpu.xp.asarray(start.astype(np.float32))
-    mean, square = gpu.xp.zeros((2, 3001), np.float32)
-    copy = None if low_precision is None else gpu.xp.zeros(3001, DTYPES[low_precision])
-    for step, gradient in enumerate((first, second), start=1):
-        norm = fused.gradient_norm(gpu.xp.asarray((8 * gradient).astype(np.float32)))
-        length = np.sqrt(gradient @ gradient)
-        assert_close(to_host(norm), [8 * length, 1.0], "float32")
-        scalars = np.array(
-            [0.01, 0.9, 0.98, 1e-9, 1 - 0.9**step, 1 - 0.98**step, 1 / 8, clip]
-        )
-        fused.adam_update(
-            parameters,
-            gpu.xp.asarray((8 * gradient).astype(np.float32)),
-            *(mean, square, copy),
-            gpu.xp.asarray(scalars.astype(np.float32)),
-            norm,
-        )
-        adam.update(gradient, 0.01, clip / length if clip else 1.0)
+    start, *gradients = rng.standard_normal((3, 3001))
+    training = TrainingConfig()
+    constants = training.beta1, training.beta2, training.epsilon
+    adam = Adam(start.copy(), *constants, clip)
+    fused_adam = gpu_adam(gpu, start, low_precision, clip)
+    for gradient in gradients:
+        scaled = gpu.xp.asarray((8 * gradient).astype(np.float32))
+        found = fused_adam.step(scaled, None, 0.01)
+        expected = adam.step(gradient, 0.0, 0.01)
+        assert_close([float(x) for x in found], expected, "float32")
+    parameters = fused_adam.parameters
     for got, expected in [
-        (parameters, adam.parameters),
-        (mean, adam.first_moment),
-        (square, adam.second_moment),
+        (parameters.data, adam.parameters),
+        (fused_adam.first_moment, adam.first_moment),
+        (fused_adam.second_moment, adam.second_moment),
     ]:
         assert_close(to_host(got), expected, "float32")
     if low_precision is not None:
-        assert (
-            to_host(copy) == to_host(parameters).astype(DTYPES[low_precision])
-        ).all()
+        rounded = to_host(parameters.data).astype(DTYPES[low_precision])
+        assert (to_host(parameters.low_precision) == rounded).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(gpu, bad):
-    xp = gpu.xp
     gradient = np.ones(300, np.float32)
     gradient[123] = bad
-    gradient = xp.asarray(gradient)
-    arrays = [xp.ones(300, np.float32) for _ in range(3)]
-    norm = fused.gradient_norm(gradient)
-    assert to_host(norm)[1] == 0
-    scalars = xp.ones(8, np.float32)
-    fused.adam_update(arrays[0], gradient, *arrays[1:], None, scalars, norm)
-    assert all((to_host(array) == 1).all() for array in arrays)
+    adam = gpu_adam(gpu, np.ones(300))
+    adam.restore(4, np.ones(300, np.float32), np.ones(300, np.float32))
+    norm, finite = adam.step(gpu.xp.asarray(gradient), None, 0.01)
+    assert not finite
+    assert not np.isfinite(float(norm))
+    assert adam.steps == 4
+    for array in (adam.parameters.data, adam.first_moment, adam.second_moment):
+        assert (to_host(array) == 1).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_of_gradients(gpu, dtype):
+def test_gradients_accumulate_in_place_or_in_a_copy(gpu, dtype):
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((2, 5, 77)).astype(DTYPES[dtype])
     total = gpu.xp.asarray(a.copy())
-    other = fused.accumulate(total, gpu.xp.asarray(b), in_place=False)
-    assert other is not total
-    assert (to_host(total) == a).all()
     assert fused.accumulate(total, gpu.xp.asarray(b)) is total
-    for got in (total, other):
-        assert (to_host(got) == a + b).all()
+    assert (to_host(total) == a + b).all()
     wide = gpu.xp.ones(a.shape, np.float32)
     fused.accumulate(wide, gpu.xp.asarray(b))
     assert (to_host(wide) == 1 + b.astype(np.float32)).all()
 
 
-def test_rows_of_the_extreme(gpu):
+def test_masked_rows_and_large_scores_stay_finite(gpu):
     """A row without keys attends evenly, large scores and logits do not overflow."""
     xp = gpu.xp
     q = xp.asarray(np.random.default_rng(0).standard_normal((1, 2, 8), np.float32))
@@ -286,7 +285,7 @@ def test_rows_of_the_extreme(gpu):
     assert not any(to_host(g).any() for g in vjp(xp.ones((), np.float32))[:2])
 
 
-def test_what_is_not_a_number_is_not_hidden(gpu):
+def test_relu_passes_nan_on(gpu):
     x = gpu.xp.asarray(np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32))
     out, _ = fused.linear(x, gpu.xp.ones((2, 3), np.float32), relu=True)
     assert np.isnan(to_host(out)).tolist() == [[True] * 3, [False] * 3]
@@ -317,7 +316,7 @@ TINY = ModelConfig(
 
 def gradients_of(model, xp, batch):
     """Loss and gradients by name of a training step, with masks of counters."""
-    rng = RandomStream((3,), xp, True)
+    rng = PhiloxStream((3,), xp)
     loss = training_loss(model, *(xp.asarray(ids) for ids in batch), 0.1, rng)
     loss.backward(1 / 20)
     grads = {n: to_host(p.grad).astype(float) for n, p in model.named_parameters()}
@@ -328,7 +327,7 @@ def gradients_of(model, xp, batch):
     ("dtype", "tolerance", "shift"),
     [("float32", 1e-5, 0), ("float16", 5e-3, 3), ("bfloat16", 2e-2, 3)],
 )
-def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift, monkeypatch):
+def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift):
     """In 16 bits with ReLUs that are not near zero, where rounding turns some over."""
     rng = np.random.default_rng(0)
     batch = rng.integers(3, 23, (3, 7)), rng.integers(3, 23, (3, 6))
@@ -352,11 +351,11 @@ def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift, monkeypat
 
     def find(name, arrays):
         calls.add(name)
-        return fused.find(name, arrays)
+        return fused.find_kernel(name, arrays)
 
-    monkeypatch.setattr(backend, "override", find)
-    got_loss, got = gradients_of(model, gpu.xp, batch)
-    assert calls == {*fused.OVERRIDES, "accumulate"}
+    with kernels_for(gpu.xp.ndarray, find=find):
+        got_loss, got = gradients_of(model, gpu.xp, batch)
+    assert calls == {*fused.OPERATIONS, "accumulate"}
     assert abs(got_loss - loss) <= tolerance * loss
     difference = sum(((got[n] - expected[n]) ** 2).sum() for n in expected)
     length = sum((gradient**2).sum() for gradient in expected.values())
@@ -369,7 +368,7 @@ def test_the_best_tokens_of_rows(gpu, dtype):
     logits = np.random.default_rng(4).standard_normal((5, 1300)).astype(DTYPES[dtype])
     logits[:, 700:710] = logits[:, 40:50] = logits.max() + 1
     logits[1, 3:] = -np.inf
-    found = beams._best_tokens(gpu.xp.asarray(logits), 12)
+    found = gpu_beam_search._top_tokens(gpu.xp.asarray(logits), 12)
     values, tokens, totals = (to_host(array) for array in found)
     wide = logits.astype(float)
     assert_close(totals, np.log(np.exp(wide).sum(axis=1)), "float32")
@@ -382,8 +381,8 @@ def test_the_best_tokens_of_rows(gpu, dtype):
 
 
 @pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
-def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
-    class Narrow(Scripted):
+def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
+    class Narrow(ScriptedStepper):
         def step(self, tokens):
             for block in super().step(to_host(tokens)):
                 yield xp.asarray(block.astype(np.float32))
@@ -393,12 +392,12 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
 
     limits = np.array([1, 2, 3, 5, 5, 7])
     for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
-        table = hashed(seed, sharpness)
+        table = random_log_probs(seed, sharpness)
         reference, stepper = Narrow(table, range(6)), Narrow(table, range(6))
         xp = np
         expected = beam_search(reference, limits, beam, 0.6, nbest)
         xp = gpu.xp
-        found = _search_by(beams.beam_steps, stepper, limits, beam, 0.6, nbest)
+        found = gpu_beam_search.beam_search(stepper, limits, beam, 0.6, nbest)
         assert len(stepper.counts) == len(reference.counts)
         for a, b in zip(found, expected, strict=True):
             assert [h.tokens for h in a] == [h.tokens for h in b]
@@ -408,10 +407,9 @@ def test_beams_on_the_device_find_what_beam_search_finds(gpu, beam, nbest):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_step_of_fixed_shape_is_a_step(gpu, dtype, monkeypatch):
+def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
     """With caches moved, made longer and fewer; on a GPU, by a graph's replay."""
-    monkeypatch.setattr(stepper, "FIRST_CAPACITY", 4)
-    monkeypatch.setattr(backend, "override", fused.find)
+    monkeypatch.setattr(incremental_decoding, "FIRST_CAPACITY", 4)
     model = Transformer(TINY, seed=2)
     for _, parameter in model.named_parameters():
         data = parameter.data
@@ -419,9 +417,9 @@ def test_a_step_of_fixed_shape_is_a_step(gpu, dtype, monkeypatch):
         parameter.data = gpu.xp.asarray(data)
     rng = np.random.default_rng(7)
     source = gpu.xp.asarray(rng.integers(3, 23, (3, 5)))
-    with no_grad():
-        fixed = stepper.graph_stepper(model, source, 2)
-        plain = TransformerStepper(model, source, 2)
+    with no_grad(), kernels_for(gpu.xp.ndarray):
+        fixed = incremental_decoding.graph_decoder(model, source, 2)
+        plain = CachedDecoder(model, source, 2)
         tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
         for step in range(11):
             [a] = [to_host(block) for block in fixed.step(tokens)]
@@ -433,37 +431,30 @@ def test_a_step_of_fixed_shape_is_a_step(gpu, dtype, monkeypatch):
                 one.select(gpu.xp.asarray(rows))
             batch, beam = len(left), 2
             tokens = gpu.xp.asarray(rng.integers(3, 23, 2 * batch))
-    if gpu.xp is not np:
-        assert fixed._graph is not None
+    assert fixed._graph is not None
 
 
-def test_a_recorded_step_is_replayed_while_its_arrays_last(libraries, monkeypatch):
-    """With a stand-in of CuPy's streams, whose graphs compute again."""
-    import host_device
-
-    host = host_device.HostDevice(libraries)
-    monkeypatch.setattr(device, "current", lambda: host)
-    monkeypatch.setattr(backend, "override", fused.find)
+def test_a_decoding_graph_is_replayed_until_its_shapes_change(
+    host_kernels, monkeypatch
+):
+    """With graphs that compute again."""
     launched = []
 
-    class Graph:
-        def launch(self):
-            if fixed._graph is self:
-                launched.append(fixed._state.position)
-                fixed._logits[...] = fixed._compute()
+    def record(stream, work):
+        class Graph:
+            def launch(self):
+                if fixed._graph is self:
+                    launched.append(fixed._state.position)
+                    logits[...] = work()
 
-    cuda = SimpleNamespace(
-        get_current_stream=lambda: SimpleNamespace(
-            begin_capture=lambda: None, end_capture=Graph
-        ),
-        using_allocator=lambda malloc: contextlib.nullcontext(),
-    )
+        logits = work()
+        return Graph(), logits
+
+    monkeypatch.setattr(device, "record", record)
     model = Transformer(TINY, seed=2)
     with no_grad():
-        steppers = stepper.GraphStepper, TransformerStepper
-        fixed, plain = (kind(model, np.full((3, 5), 7), 2) for kind in steppers)
-        fixed._xp = SimpleNamespace(**vars(np), cuda=cuda)
-        fixed._records, fixed._memory = True, SimpleNamespace(malloc=None)
+        kinds = incremental_decoding.GraphDecoder, CachedDecoder
+        fixed, plain = (kind(model, np.full((3, 5), 7), 2) for kind in kinds)
         tokens = np.array([2, 2, 2])
         for step in range(20):
             [a], [b] = list(fixed.step(tokens)), list(plain.step(tokens))
@@ -476,16 +467,32 @@ def test_a_recorded_step_is_replayed_while_its_arrays_last(libraries, monkeypatc
     assert launched == [3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 18, 19]
 
 
-def test_translations_are_those_of_the_reference(gpu, monkeypatch):
+def test_a_step_that_cannot_be_recorded_is_computed(host_kernels, monkeypatch):
+    def refuse(stream, work):
+        raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(device, "record", refuse)
+    model = Transformer(TINY, seed=2)
+    with no_grad():
+        fixed = incremental_decoding.GraphDecoder(model, np.full((3, 5), 7), 1)
+        plain = CachedDecoder(model, np.full((3, 5), 7), 1)
+        for step in range(6):
+            [expected] = plain.step(np.array([5, 6, 7]))
+            warns = pytest.warns(UserWarning, match="without CUDA graphs: operation")
+            with warns if step == 2 else contextlib.nullcontext():
+                [found] = fixed.step(np.array([5, 6, 7]))
+            assert_close(found, expected, "float32")
+
+
+def test_translations_are_those_of_the_reference(gpu):
     sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
     config = DecodingConfig(beam=3, nbest=2, max_len_b=6)
     model = Transformer(TINY, seed=2)
-    expected = translate(model, sources, config)
+    expected = translate_ids(model, sources, config)
     for _, parameter in model.named_parameters():
         parameter.data = gpu.xp.asarray(parameter.data)
-    for module in (backend, decoding, steppers):
-        monkeypatch.setattr(module, "override", fused.find)
-    found = translate(model, sources, config)
+    with kernels_for(gpu.xp.ndarray):
+        found = translate_ids(model, sources, config)
     assert len(found) == 5
     for a, b in zip(found, expected, strict=True):
         assert [h.tokens for h in a] == [h.tokens for h in b]
@@ -493,16 +500,18 @@ def test_translations_are_those_of_the_reference(gpu, monkeypatch):
         assert_close(got, scores, "float32")
 
 
-@pytest.mark.parametrize("name", fused.OVERRIDES)
-def test_overrides_have_the_names_and_signatures_of_the_reference(name):
-    assert inspect.signature(fused.OVERRIDES[name]) == inspect.signature(
-        PRIMITIVES[name]
-    )
+@pytest.mark.parametrize("name", fused.OPERATIONS)
+def test_kernels_have_the_names_and_signatures_of_the_reference(name):
+    def parameters(body):
+        found = inspect.signature(body).parameters.values()
+        return [(p.name, p.kind, p.default) for p in found]
+
+    assert parameters(fused.OPERATIONS[name]) == parameters(PRIMITIVES[name])
 
 
-def test_what_kernels_do_not_take_is_left_to_the_reference():
+def test_arrays_that_kernels_do_not_take_go_to_the_reference():
     def find(name, *arrays):
-        return fused.find(name, tuple(arrays))
+        return fused.find_kernel(name, tuple(arrays))
 
     x, wide = np.ones((2, 4), np.float32), np.ones((2, 4))
     low_precision = x.astype(np.float16)
@@ -513,8 +522,8 @@ def test_what_kernels_do_not_take_is_left_to_the_reference():
     assert find("linear", low_precision, x.T) is None
     assert find("linear", low_precision, low_precision.T, half_row) is None
     assert find("embedding", low_precision, np.ones(2, int), x) is fused.embedding
-    assert find("matmul", x, x.T) is None
-    assert find("matmul", low_precision, low_precision.T) is not None
+    assert find("add", x, x) is None
+    assert find("add", low_precision, low_precision) is not None
     assert find("transpose", low_precision) is None
     assert find("add_layer_norm", x, x, row, row) is fused.add_layer_norm
     broad = np.ones((1, fused.MAX_WIDTH + 1), np.float32)
@@ -524,17 +533,16 @@ def test_what_kernels_do_not_take_is_left_to_the_reference():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_what_has_no_kernel_in_16_bits_is_computed_in_float32(gpu, dtype):
+def test_operations_without_a_16_bit_kernel_are_computed_in_float32(gpu, dtype):
     rng = np.random.default_rng(6)
     rows = rng.standard_normal((2, 3, fused.MAX_WIDTH + 8))
     vectors = rng.standard_normal((2, fused.MAX_WIDTH + 8))
     for name, arrays in [
         ("add_layer_norm", [*rows, *vectors]),
-        ("matmul", [rows[0], rows[1].T]),
         ("add", [*rows]),
     ]:
         inputs, wide = converted(gpu, arrays, DTYPES[dtype])
-        out, vjp = fused.find(name, tuple(inputs))(*inputs)
+        out, vjp = fused.find_kernel(name, tuple(inputs))(*inputs)
         expected, expected_vjp = PRIMITIVES[name](*wide)
         assert out.dtype == DTYPES[dtype]
         assert_close(to_host(out).astype(float), expected, dtype)

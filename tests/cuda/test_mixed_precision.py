@@ -2,33 +2,33 @@
 
 import json
 import types
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from test_device import Cuda
-from test_parallel import batch
-from test_train import SMALL
 
 import train
-from minitransformer.cuda import ops as fused
-from minitransformer.cuda.training import GpuAdam, GpuModel
-from minitransformer.engine import backend, precision
-from minitransformer.engine.precision import choose_precision, use_precision
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.cuda.device import choose_precision
+from minitransformer.cuda.optimizer import GpuAdam
+from minitransformer.cuda.training import GpuModel
+from minitransformer.devices import Device, open_device
+from minitransformer.engine.precision import low_precision_type
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import Batch
+from minitransformer.training import loss_scale
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import ThreadedModel
-from minitransformer.training.progress import Progress
-from minitransformer.translation import beam_search as decoding
+from minitransformer.training.progress import Progress, TrainingState
+from support.closeness import assert_close
+from support.cuda import no_kernels
+from support.models import small_batch
+from support.scripts import SMALL_RUN
 
 CONFIG = ModelConfig(
     vocab_size=20,
@@ -44,48 +44,44 @@ STEP_TOLERANCES = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 2e-2}
 ON_A_GPU = {**STEP_TOLERANCES, "tf32": 3e-3}
 
 
-def gpu_of(capability):
-    device = types.SimpleNamespace(compute_capability=capability)
-    return types.SimpleNamespace(cuda=types.SimpleNamespace(Device=lambda: device))
-
-
 @pytest.mark.parametrize(
     ("capability", "asked", "expected"),
     [
-        ("90", None, "bf16"),
-        ("80", None, "bf16"),
-        ("75", None, "fp32"),
-        ("75", "fp16", "fp16"),
-        ("90", "tf32", "tf32"),
+        (90, None, "bf16"),
+        (80, None, "bf16"),
+        (75, None, "fp32"),
+        (75, "fp16", "fp16"),
+        (90, "tf32", "tf32"),
     ],
 )
 def test_a_gpu_computes_in_bf16_if_it_can(capability, asked, expected):
-    assert choose_precision(asked, gpu_of(capability)) == expected
+    assert choose_precision(asked, capability) == expected
 
 
-def test_a_precision_that_a_device_has_not_is_refused():
-    assert choose_precision(None, np) == choose_precision("fp32", np) == "fp32"
+def test_a_precision_that_the_device_lacks_is_refused():
+    assert open_device("cpu").precision == open_device("cpu", "fp32").precision
+    assert open_device("cpu").precision == "fp32"
     with pytest.raises(UsageError, match="expected fp32 with --device cpu, got bf16"):
-        choose_precision("bf16", np)
+        open_device("cpu", "bf16")
     expected = r"expected fp32 or fp16 on this GPU \(compute capability 7.5\), got bf16"
     with pytest.raises(UsageError, match=expected):
-        choose_precision("bf16", gpu_of("75"))
+        choose_precision("bf16", 75)
 
 
 @given(st.lists(st.booleans(), max_size=30))
 def test_the_scale_halves_on_overflow_and_doubles_after_a_while(steps):
-    growth, precision.GROWTH_STEPS = precision.GROWTH_STEPS, 3
+    growth, loss_scale.GROWTH_STEPS = loss_scale.GROWTH_STEPS, 3
     scale = LossScale(np, "fp16")
     for finite in steps:
         scale.update(np.asarray(finite))
-    precision.GROWTH_STEPS = growth
+    loss_scale.GROWTH_STEPS = growth
     history = "".join("." if finite else "x" for finite in steps)
     stretches = [len(stretch) for stretch in history.split("x")]
     doublings = sum(length // 3 for length in stretches)
     assert scale.factor == 65536 * 2.0 ** (doublings - history.count("x"))
-    assert scale.good == stretches[-1] % 3
-    again = LossScale(np, "fp16", (float(scale.factor), int(scale.good)))
-    assert (again.factor, again.good) == (scale.factor, scale.good)
+    assert scale.finite_steps == stretches[-1] % 3
+    again = LossScale(np, "fp16", (float(scale.factor), int(scale.finite_steps)))
+    assert (again.factor, again.finite_steps) == (scale.factor, scale.finite_steps)
     assert again.factor.dtype == np.float32
 
 
@@ -114,27 +110,6 @@ def test_matrices_are_read_in_16_bits_and_kept_in_32():
     )
 
 
-@pytest.fixture
-def kernels(libraries, monkeypatch):
-    """NumPy arrays take the kernels, built for the host."""
-    import host_device
-
-    from minitransformer.cuda import device
-
-    host = host_device.HostDevice(libraries)
-    monkeypatch.setattr(device, "current", lambda: host)
-    for module in (backend, decoding):
-        monkeypatch.setattr(module, "override", fused.find)
-
-
-@contextmanager
-def no_kernels():
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (backend, decoding):
-            patch.setattr(module, "override", lambda name, arrays: None)
-        yield
-
-
 def reference(batches, config=CONFIG):
     """Loss and gradient in float64, of batches that are not padded further."""
     model = Transformer(config, seed=1, dtype="float64")
@@ -147,20 +122,25 @@ def reference(batches, config=CONFIG):
     return loss, parameters
 
 
-def on_gpu(name, config=CONFIG, xp=np):
+def stand_in_device(precision):
+    """What `open_device` returns, but with arrays of NumPy."""
+    return Device("cuda", np, precision, low_precision_type(precision), 1)
+
+
+def model_on(device, config=CONFIG):
     model = Transformer(config, seed=1)
     parameters = ParameterBuffer(model)
-    parameters.move_to(xp, use_precision(name, xp))
-    scale = LossScale(xp, name)
+    parameters.move_to(device.xp, device.low_precision)
+    scale = LossScale(device.xp, device.precision)
     return GpuModel(model, parameters, scale), parameters, scale
 
 
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
-def test_a_step_is_that_of_float64(kernels, monkeypatch, name):
-    batches = [batch(0, 5), batch(1, 2)]
+def test_a_mixed_precision_step_follows_float64(host_kernels, stand_in, name):
+    batches = [small_batch(0, 5), small_batch(1, 2)]
     with no_kernels():
         loss, expected = reference(batches)
-    gpu_model, parameters, scale = on_gpu(name)
+    gpu_model, parameters, scale = model_on(stand_in_device(name))
     for parts in (1, 3) if name == "fp32" else (1,):
         gpu_model.parts = parts
         found = gpu_model.gradient(batches, 0.1, (1, 1))
@@ -174,7 +154,7 @@ def test_a_step_is_that_of_float64(kernels, monkeypatch, name):
     gpu_adam = GpuAdam(parameters, training, scale)
     adam = Adam(expected.data, training.beta1, training.beta2, training.epsilon)
     for _ in range(2):
-        norm, finite = gpu_adam.step(parameters.grad, found, 1e-3, clip)
+        norm, finite = gpu_adam.step(parameters.grad, found, 1e-3)
         adam.update(gradient, 1e-3, 0.5)
         assert finite
         assert norm == pytest.approx(2 * clip, rel=1e-5)
@@ -196,38 +176,35 @@ def step_of_base():
 
 
 @pytest.mark.parametrize("name", ON_A_GPU)
-def test_a_step_of_base_on_a_gpu_is_that_of_float64(request, name):
+def test_a_step_of_base_on_a_gpu_follows_float64(request, name):
     cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
     if not cupy.cuda.is_available():
         pytest.skip("no GPU")
     config, one, loss, expected = request.getfixturevalue("step_of_base")
-    gpu_model, parameters, scale = on_gpu(name, config, cupy)
-    assert gpu_model.recorded == 0
+    gpu_model, parameters, scale = model_on(open_device("cuda", name), config)
+    assert len(gpu_model._graphs) == 0
     for graphs in (1, 1):  # the first is recorded, the second replayed
         found = float(gpu_model.gradient([one], 0.1, (1, 1)))
-        assert gpu_model.recorded == graphs
+        assert len(gpu_model._graphs) == graphs
         assert found == pytest.approx(loss, rel=ON_A_GPU[name])
         difference = parameters.grad.get() / float(scale.factor) - expected.grad
         size = np.linalg.norm(expected.grad)
         assert np.linalg.norm(difference) <= ON_A_GPU[name] * size
 
 
-@pytest.mark.parametrize("has_kernels", [True, False])
-def test_an_overflow_changes_nothing_but_the_scale(request, has_kernels):
-    if has_kernels:
-        request.getfixturevalue("kernels")
-    _, parameters, scale = on_gpu("fp16")
+def test_an_overflow_changes_nothing_but_the_scale(host_kernels, stand_in):
+    _, parameters, scale = model_on(stand_in_device("fp16"))
     adam = GpuAdam(parameters, TrainingConfig(), scale)
     before = parameters.data.copy()
     parameters.grad.fill(1.0)
     parameters.grad[7] = np.inf
-    _, finite = adam.step(parameters.grad, np.float32(1), 0.1, None)
+    _, finite = adam.step(parameters.grad, np.float32(1), 0.1)
     assert not finite
     assert (scale.factor, adam.steps) == (32768, 0)
     np.testing.assert_array_equal(parameters.data, before)
-    assert not adam.mean.any()
+    assert not adam.first_moment.any()
     parameters.grad[7] = 1.0
-    norm, finite = adam.step(parameters.grad, np.float32(1), 0.1, None)
+    norm, finite = adam.step(parameters.grad, np.float32(1), 0.1)
     assert finite
     assert adam.steps == 1
     assert norm == pytest.approx(np.sqrt(len(before)) / 32768, rel=1e-5)
@@ -235,11 +212,16 @@ def test_an_overflow_changes_nothing_but_the_scale(request, has_kernels):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(host_kernels, stand_in, tmp_path, monkeypatch):
     """Run train.py on a few sentences, where `--device cuda` has arrays of NumPy."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.backend, "device_module", lambda device: np)
-    monkeypatch.setattr(train, "choose_precision", lambda asked, xp: asked or "fp32")
+
+    def open_stand_in(name, precision, num_threads):
+        if name == "cpu":
+            return open_device(name, precision, num_threads)
+        return stand_in_device(precision or "fp32")
+
+    monkeypatch.setattr(train, "open_device", open_stand_in)
     for split, lines in {"train": 24, "val": 2}.items():
         text = "".join(f"{'a cat and a dog saw'[i % 7 :]} {i}\n" for i in range(lines))
         for side in ("source", "target"):
@@ -247,7 +229,7 @@ def run(tmp_path, monkeypatch):
     splits = "train-source", "train-target", "val-source", "val-target"
     files = [f"--{name}={name.replace('-', '.')}" for name in splits]
     changed = "--dropout 0 --vocab-size 40 --max-tokens 60 --log-every 2 --threads 1"
-    small = [*SMALL, *changed.split(), "--validate-bleu", "1", "--beam", "1"]
+    small = [*SMALL_RUN, *changed.split(), "--validate-bleu", "1", "--beam", "1"]
 
     def start(flags, code=0):
         new = [] if "--resume" in flags else [*files, *small]
@@ -262,33 +244,32 @@ def losses(path):
     return [line[k] for line in lines for k in kinds if k in line]
 
 
-def test_a_run_goes_from_gpu_to_cpu_and_back(kernels, run, tmp_path, monkeypatch):
+def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
     """Its files are portable, and of float32."""
-    run("--run low_precision --steps 4 --device cuda --precision fp16")
+    run("--run mixed --steps 4 --device cuda --precision fp16")
     with no_kernels():
         run("--run whole --steps 4")
-    low_precision = losses(tmp_path / "low_precision")
-    assert low_precision == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
-    path = tmp_path / "low_precision" / "step-00000004.safetensors"
+    mixed = losses(tmp_path / "mixed")
+    assert mixed == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
+    path = tmp_path / "mixed" / "step-00000004.safetensors"
     types = {tensor.dtype.name for tensor in load_file(path).values()}
     assert types == {"float32", "uint8"}
     with no_kernels():
-        run("--resume low_precision --steps 6 --threads 1 --precision fp32")
-    assert losses(tmp_path / "low_precision")[-1] < low_precision[0]
-    run("--resume low_precision --steps 8 --device cuda --precision fp16")
-    log = (tmp_path / "low_precision" / "train.log").read_text()
+        run("--resume mixed --steps 6 --threads 1 --precision fp32")
+    assert losses(tmp_path / "mixed")[-1] < mixed[0]
+    run("--resume mixed --steps 8 --device cuda --precision fp16")
+    log = (tmp_path / "mixed" / "train.log").read_text()
     assert "device      cuda, fp16" in log
     assert "loss scale 65,536, 0 skipped" in log
 
 
-def test_a_run_of_graphs_is_the_run_without(run, tmp_path, monkeypatch):
-    cuda = Cuda(monkeypatch)
+def test_training_with_graphs_equals_training_without(run, stand_in, tmp_path):
     flags = "--steps 8 --device cuda --dropout 0.2 --validate-bleu 0"
     run(f"--run graphs {flags}")
-    assert cuda.said.count("launched") >= 6
-    launched = len(cuda.said)
+    assert stand_in.calls.count("launched") >= 6
+    launched = len(stand_in.calls)
     run(f"--run eager {flags} --eager")
-    assert "launched" not in cuda.said[launched:]
+    assert "launched" not in stand_in.calls[launched:]
     ends = [
         load_file(tmp_path / name / "step-00000008.safetensors")
         for name in ("graphs", "eager")
@@ -327,7 +308,7 @@ def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
 
 
 def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
-    kernels, run, tmp_path, monkeypatch
+    run, tmp_path, monkeypatch
 ):
     poisoned(monkeypatch, 1)
     poisoned(monkeypatch, 3)
@@ -335,11 +316,9 @@ def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
     log = (tmp_path / "scaled" / "train.log").read_text()
     assert "loss scale 16,384, 2 skipped" in log
     assert "finite" not in log
-    low_precision = (
-        "--device cuda --precision fp16 --dropout 0.3 --validate-bleu 0 --steps"
-    )
-    run(f"--run unbroken {low_precision} 4")
-    run(f"--run broken {low_precision} 2")
+    flags = "--device cuda --precision fp16 --dropout 0.3 --validate-bleu 0 --steps"
+    run(f"--run unbroken {flags} 4")
+    run(f"--run broken {flags} 2")
     run("--resume broken --device cuda --threads 1 --steps 4")
     ends = [
         load_file(tmp_path / name / "step-00000004.safetensors")
@@ -350,14 +329,14 @@ def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
 
 
 def test_the_mean_loss_is_of_the_updates_that_were_made():
-    progress = Progress(Progress.beginning("digest"), LossScale(np, "fp32"))
+    progress = Progress(TrainingState("digest"), LossScale(np, "fp32"))
     stream = types.SimpleNamespace(epoch=0, position=1)
     tokens = []
     for seed, (loss, finite) in enumerate([(2.0, True), (np.nan, False), (5.0, True)]):
-        one = batch(seed, 3 + seed)
+        one = small_batch(seed, 3 + seed)
         progress.add([one], stream, 1e-3, loss, 1.0, finite)
         tokens.append(one.target_tokens)
-    progress.state["window"]["seconds"] = 2.0
+    progress.state.window.seconds = 2.0
     assert progress.synchronize() == 1
     assert progress.synchronize() == 0
     values, _ = progress.report()

@@ -1,22 +1,19 @@
-"""Every snippet of the tour runs, on a model trained by the command that it gives."""
+"""Every snippet of the tour runs, on a model trained by its own command."""
 
-import ast
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from minitransformer.settings.presets import find_preset
-
-ROOT = Path(__file__).parent.parent
+from support.scripts import ROOT, TRAIN
 
 
 def test_the_tour_runs(tmp_path, monkeypatch):
     tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
     [command] = re.findall(r"^```sh\npython train.py (.*)\n```$", tour, re.MULTILINE)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *command.split(), "--steps", "300"],
+        [*TRAIN, *command.split(), "--steps", "300"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -49,31 +46,3 @@ def test_links_lead_to_files():
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_files_import_only_from_those_above_them():
-    """The order of the README's table; so there is no cycle either."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme[readme.index("## Reading the source") :]
-    rows = [
-        re.findall(r"\((?:minitransformer/)?([\w/]+)(?:\.py)?/?\)", line)
-        for line in table.splitlines()
-        if line.startswith("| [")
-    ]
-    place = {name: number for number, row in enumerate(rows) for name in row}
-    package = ROOT / "minitransformer"
-    files = {p.stem: p for p in (*package.glob("*.py"), ROOT / "train.py")}
-    files.pop("__init__")
-    assert files.keys() <= place.keys()
-    for name, path in files.items():
-        text = path.read_text(encoding="utf-8")
-        found = []
-        for node in ast.walk(ast.parse(text)):
-            if not isinstance(node, ast.ImportFrom):
-                continue
-            first, *rest = str(node.module).split(".")
-            if first == "minitransformer":
-                found += rest[:1] or [alias.name for alias in node.names]
-        for other in found:
-            assert place[other] <= place[name], f"{name} imports {other}"
-        assert len(text.splitlines()) < (450 if path.parent == package else 500)

@@ -85,7 +85,7 @@ def test_nothing_is_recorded_without_a_leaf_or_in_no_grad():
     assert ops.add(leaf(1.0), leaf(2.0)).requires_grad
 
 
-def test_no_grad_is_the_threads_own():
+def test_no_grad_holds_for_its_thread_alone():
     recorded = []
     with no_grad():
         thread = threading.Thread(
@@ -96,7 +96,7 @@ def test_no_grad_is_the_threads_own():
     assert recorded == [True]
 
 
-def test_activations_die_as_backward_passes(no_collector):
+def test_activations_are_freed_during_backward(no_collector):
     arrays = []
 
     class Watched(np.ndarray):

@@ -4,20 +4,20 @@ import math
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.model.layers import (
-    Embedding,
+from minitransformer.model.layers import Embedding, sinusoids
+from minitransformer.model.parameters import (
     Initializer,
     Module,
     ParameterBuffer,
     replicate,
-    sinusoids,
 )
+from minitransformer.settings.config import ModelConfig
+from support.closeness import assert_close
 
 seeds = st.integers(0, 10_000)
 
@@ -55,9 +55,17 @@ def test_sinusoids_are_interleaved():
     assert_close(table[2], [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
 
 
+def embedding_of(vocab_size, d_model, learned=None):
+    """An embedding without dropout, with `learned` positions or sinusoids."""
+    positions = {"positions": "learned", "max_positions": learned} if learned else {}
+    sizes = {"vocab_size": vocab_size, "d_model": d_model, "num_heads": 1}
+    config = ModelConfig(dropout=0.0, **sizes, **positions)
+    return Embedding(Initializer(1, "float64"), config)
+
+
 @pytest.mark.parametrize("learned", [None, 10])
 def test_the_embedding_adds_positions(learned):
-    embedding = Embedding(Initializer(1, "float64"), 7, 4, learned, 0.0)
+    embedding = embedding_of(8, 4, learned)
     ids = np.array([[1, 5, 1], [2, 2, 6]])
     out = embedding(ids, None).data
     for b, t in np.ndindex(ids.shape):
@@ -68,12 +76,11 @@ def test_the_embedding_adds_positions(learned):
 
 
 def test_sinusoids_grow_and_learned_positions_end():
-    init = Initializer(1, "float64")
     ids = np.ones((1, 700), int)
-    grown = Embedding(init, 7, 4, None, 0.0)(ids, None)
+    grown = embedding_of(8, 4)(ids, None)
     assert_close(grown.data[0] - grown.data[0, 0] + sinusoids(1, 4), sinusoids(700, 4))
     with pytest.raises(ValueError, match=r"expected at most 10 tokens.*got 700"):
-        Embedding(init, 7, 4, 10, 0.0)(ids, None)
+        embedding_of(8, 4, 10)(ids, None)
 
 
 def test_initial_weights_have_their_spread():
@@ -82,9 +89,9 @@ def test_initial_weights_have_their_spread():
     bound = math.sqrt(6 / 500)
     assert np.abs(weight).max() <= bound
     assert abs(weight.std() - bound / math.sqrt(3)) < 0.001
-    table = Embedding(init, 2000, 64, None, 0.0).table.data
+    table = embedding_of(2000, 64).table.data
     assert abs(table.std() - 64**-0.5) < 0.001
-    learned = Embedding(init, 10, 64, 2000, 0.0).positions.data
+    learned = embedding_of(10, 64, 2000).positions.data
     assert abs(learned.std() - (sinusoids(2000, 64) ** 2).mean() ** 0.5) < 0.01
 
 

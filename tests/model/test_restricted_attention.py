@@ -1,4 +1,4 @@
-"""Restricted self-attention (section 4) against attention under a band of a mask."""
+"""Restricted self-attention (section 4) against attention under a band mask."""
 
 import dataclasses
 import json
@@ -6,21 +6,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
-from test_checkpoint import rewrite
-from test_decoding import check_cache
-from test_ensemble import models, next_probabilities
-from test_export import random_model
-from test_translate import save_model
 
 from minitransformer import load
-from minitransformer.engine import backend, ops
+from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.random_streams import RandomStream
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.engine.random_streams import HostStream
 from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.settings.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
@@ -29,9 +23,19 @@ from minitransformer.training.cost import training_flops
 from minitransformer.training.profiling import operations
 from minitransformer.translation import export
 from minitransformer.translation.attention_maps import attention_maps
-from minitransformer.translation.decode import translate
-from minitransformer.translation.scoring import score
-from minitransformer.translation.steppers import Ensemble
+from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.scoring import score_targets
+from support.closeness import assert_close
+from support.cuda import kernels_for
+from support.damage import rewrite_checkpoint
+from support.models import (
+    check_cached_decoder,
+    confident_models,
+    mean_next_probabilities,
+    model_with_random_biases,
+    save_small_model,
+)
 
 windows = st.integers(1, 90)
 
@@ -56,7 +60,9 @@ def masked_form(q, k, v, mask=None, *, before, after, **options):
 
 
 @given(st.data(), st.integers(1, 70), windows, st.booleans(), st.integers(0, 1000))
-def test_it_is_attention_under_a_band(data, length, window, causal, seed):
+def test_restricted_attention_equals_attention_under_a_band_mask(
+    data, length, window, causal, seed
+):
     rng = np.random.default_rng(seed)
     batch, heads, d_k, d_v = (data.draw(st.integers(1, 3)) for _ in range(4))
     q, k, v, g = (
@@ -88,7 +94,7 @@ def test_a_neighbourhood_is_centred(window, sizes):
     assert reach(window, causal=True) == (sizes[0], 0)
 
 
-def test_dropout_is_on_the_weights():
+def test_dropout_acts_on_the_attention_weights():
     """With one-hot values the result is the weights themselves."""
     rng, n, heads, rate = np.random.default_rng(0), 50, 2, 0.25
     q, k = (rng.standard_normal((1, n, heads * 3)) for _ in range(2))
@@ -96,7 +102,7 @@ def test_dropout_is_on_the_weights():
     near = {"num_heads": heads, "before": 9, "after": 9}
     whole, dropped = (
         ops.restricted_attention(q, k, one_hot, **near, **noise).data
-        for noise in ({}, {"rate": rate, "rng": RandomStream((1,))})
+        for noise in ({}, {"rate": rate, "rng": HostStream((1,))})
     )
     expected = masked_form(q, k, one_hot, **near).data
     assert_close(whole, expected)
@@ -105,19 +111,20 @@ def test_dropout_is_on_the_weights():
     assert abs(kept.sum() / (expected > 0).sum() - (1 - rate)) < 0.05
 
 
-def test_on_a_gpu_its_blocks_take_the_fused_attention(monkeypatch):
+def test_blocks_of_restricted_attention_use_the_fused_kernel():
     fused = []
 
-    def override(name, arrays):
+    def find(name, arrays):
         fused.append((name, [array.shape for array in arrays]))
         return PRIMITIVES[name]
 
-    monkeypatch.setattr(backend, "override", override)
     x = np.ones((2, 40, 6))
-    ops.restricted_attention(x, x, x, num_heads=2, before=16, after=0)
+    with kernels_for(np.ndarray, find=find):
+        ops.restricted_attention(x, x, x, num_heads=2, before=16, after=0)
     (outer, _), (inner, shapes) = fused
     assert (outer, inner) == ("restricted_attention", "attention")
-    assert shapes == [(6, 16, 6), (6, 32, 6), (6, 32, 6)]  # three blocks a sentence
+    # Three blocks a sentence: queries, keys, values and mask of each.
+    assert shapes == [(6, 16, 6), (6, 32, 6), (6, 32, 6), (6, 1, 16, 32)]
 
 
 def test_memory_grows_with_the_length_alone():
@@ -141,7 +148,7 @@ def model(window=None, **changes):
 
 
 @pytest.mark.parametrize("window", [1, 6, 7, 100])
-def test_a_model_learns_as_with_masks(window, monkeypatch):
+def test_gradients_equal_those_of_masked_attention(window, monkeypatch):
     rng, losses, gradients = np.random.default_rng(0), [], []
     source, target = rng.integers(4, 20, (3, 40)), rng.integers(4, 20, (3, 36))
     source[1, 20:], target[2, 9:] = PAD_ID, PAD_ID
@@ -162,10 +169,10 @@ def test_a_model_learns_as_with_masks(window, monkeypatch):
 
 
 @pytest.mark.parametrize("window", [1, 5, 12, 40])
-def test_the_cached_decoder_remembers_what_it_may_see(window, monkeypatch):
+def test_the_ring_buffer_holds_the_window_and_no_more(window, monkeypatch):
     """Beams reordered, sentences dropped; teacher forcing is in the masked form."""
     monkeypatch.setattr(ops, "restricted_attention", masked_form)
-    state, _ = check_cache(model(window), 50, leaving=(5, 30))
+    state, _ = check_cached_decoder(model(window), 50, leaving=(5, 30))
     for cache in state.caches:
         assert cache.used == window // 2 + 1
         assert cache.keys.shape[1] <= 2 * cache.used
@@ -173,23 +180,26 @@ def test_the_cached_decoder_remembers_what_it_may_see(window, monkeypatch):
 
 def test_scores_and_ensembles_follow_the_window(monkeypatch):
     monkeypatch.setattr(ops, "restricted_attention", masked_form)
-    members, source = [model(3), model(), *models(1, vocab_size=20)], [5, 6, 7, 8, 9]
+    members, source = (
+        [model(3), model(), *confident_models(1, vocab_size=20)],
+        [5, 6, 7, 8, 9],
+    )
     config = DecodingConfig(beam=1, max_len_a=0, max_len_b=6)
-    [[found]] = translate(Ensemble(members), [source], config)
+    [[found]] = translate_ids(Ensemble(members), [source], config)
     prefix = []
     for token in found.tokens:
-        p = next_probabilities(members, source, prefix)
+        p = mean_next_probabilities(members, source, prefix)
         p[[PAD_ID, BOS_ID]] = 0
         assert int(p.argmax()) == token
         prefix.append(token)
-    [[alone]] = translate(members[0], [source], config)
-    [(log_prob, tokens)] = score(members[0], [source], [alone.tokens])
+    [[alone]] = translate_ids(members[0], [source], config)
+    [(log_prob, tokens)] = score_targets(members[0], [source], [alone.tokens])
     if tokens <= 6:  # it ended by itself
         assert alone.log_prob == pytest.approx(log_prob)
 
 
-def test_the_view_is_zero_outside_the_window(tmp_path):
-    translator = load(save_model(tmp_path / "x.safetensors", attention_window=4))
+def test_attention_maps_are_zero_outside_the_window(tmp_path):
+    translator = load(save_small_model(tmp_path / "x.safetensors", attention_window=4))
     line = "the cat number 7 sat on the mat"
     maps = attention_maps(translator, line)
     for weights, sizes in ((maps.encoder, (2, 2)), (maps.decoder, (2, 0))):
@@ -205,7 +215,7 @@ def test_the_view_is_zero_outside_the_window(tmp_path):
     assert_close(maps.encoder[0, 1], scores / scores.sum(1, keepdims=True), "float32")
 
 
-def test_operations_are_of_the_keys_that_are_seen():
+def test_operations_count_the_keys_inside_the_window():
     """The difference to full attention is that of the pairs, at d_k + d_v each."""
     narrow, full = model(9).config, model().config
     pairs = 50 * (50 - 9) * narrow.encoder_layers
@@ -219,14 +229,14 @@ def test_operations_are_of_the_keys_that_are_seen():
     assert forward == backward / 2 == 2 * 2 * 50 * 9 * 14
 
 
-def test_older_files_load(tmp_path):
+def test_checkpoints_older_than_the_window_load(tmp_path):
     """Those written before there was a window do not name it."""
     path = tmp_path / "x.safetensors"
-    save_model(path)
+    save_small_model(path)
     config = checkpoint.load(path).model.config
     stored = dataclasses.asdict(config)
     del stored["attention_window"]
-    rewrite(path, config=json.dumps(stored))
+    rewrite_checkpoint(path, config=json.dumps(stored))
     assert checkpoint.load(path).model.config == config
     del stored["d_ff"]
     with pytest.raises(ValueError, match="ModelConfig: unknown or missing d_ff"):
@@ -235,5 +245,5 @@ def test_older_files_load(tmp_path):
 
 def test_export_refuses_a_window():
     pytest.importorskip("ctranslate2")
-    with pytest.raises(ValueError, match="got an attention window of 5"):
-        export.ctranslate2_spec(random_model(attention_window=5), [])
+    with pytest.raises(ValueError, match="got a window of 5"):
+        export.ctranslate2_spec(model_with_random_biases(attention_window=5), [])

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from minitransformer.model.layers import ParameterBuffer, sinusoids
+from minitransformer.model.layers import sinusoids
 from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
 

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine.random_streams import RandomStream
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.engine.random_streams import HostStream
 from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
+from support.closeness import assert_close
 
 seeds = st.integers(0, 10_000)
 VOCAB = 15
@@ -54,7 +54,7 @@ def test_the_gradient_holds_along_random_directions(changes):
     source[0, 3:], target[1, 4:] = PAD_ID, PAD_ID
 
     def loss():
-        return training_loss(model, source, target, 0.1, RandomStream((5, 6)))
+        return training_loss(model, source, target, 0.1, HostStream((5, 6)))
 
     loss().backward()
     start = buffer.data.copy()
@@ -106,7 +106,7 @@ def test_dropout_is_off_in_evaluation():
     rng = np.random.default_rng(0)
     source, target = ids(rng, 2, 4), ids(rng, 2, 4)
     first, second = (model(source, target).data for _ in range(2))
-    noisy = [model(source, target, RandomStream((k,))).data for k in (1, 1, 2)]
+    noisy = [model(source, target, HostStream((k,))).data for k in (1, 1, 2)]
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(noisy[0], noisy[1])
     assert np.abs(noisy[0] - noisy[2]).max() > 0.1
@@ -147,7 +147,7 @@ def test_base_and_big_have_the_papers_sizes():
         ("base-c-ff4096", 90),
     ],
 )
-def test_table_3_counts(preset, millions):
+def test_table_3_parameter_counts(preset, millions):
     assert round(count(preset, vocab_size=41_100) / 1e6) == millions
 
 

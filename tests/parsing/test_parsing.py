@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from minitransformer.parsing import parsing
 from minitransformer.parsing.parsing import score, score_files
 from minitransformer.parsing.trees import (
-    MARKS,
+    MARK_TAGS,
     Close,
     Leaf,
     Open,
-    aligned,
-    bracketed,
-    linearised,
-    normalised,
+    align_words,
+    bracket_tree,
+    linearise_tree,
+    normalise_tree,
     read_trees,
-    restored,
+    restore_tree,
     spans,
     words,
 )
@@ -83,16 +83,16 @@ SYMBOLS = st.sampled_from("bS eS bNP eNP bVP eVP NN VB , . b e bb".split())
 def tree_of(text, folder):
     (folder / "trees").write_text(text)
     [tree] = read_trees(folder / "trees")
-    return normalised(tree)
+    return normalise_tree(tree)
 
 
 def test_penn_trees_are_normalised(tmp_path):
     (tmp_path / "a.mrg").write_text(PENN)
     (tmp_path / "b.mrg.gz").write_bytes(gzip.compress(PENN.encode()))
     for path in tmp_path.iterdir():
-        trees = [normalised(tree) for tree in read_trees(path)]
-        assert [bracketed(tree) for tree in trees] == PLAIN
-    assert linearised(trees[0]) == SEQUENCE
+        trees = [normalise_tree(tree) for tree in read_trees(path)]
+        assert [bracket_tree(tree) for tree in trees] == PLAIN
+    assert linearise_tree(trees[0]) == SEQUENCE
     assert " ".join(words(trees[0])) == r"The board was given 1\/2 -LRB- its -RRB- ."
 
 
@@ -116,12 +116,12 @@ def test_wrong_brackets_are_named(text, message, tmp_path):
 def test_tags_that_look_like_brackets_are_refused():
     for tag in ("bNN", "12"):
         with pytest.raises(ValueError, match="expected tags, not brackets, got"):
-            linearised([Open("S"), Leaf(tag, "x"), Close("S")])
+            linearise_tree([Open("S"), Leaf(tag, "x"), Close("S")])
 
 
 @given(TREES, st.booleans())
 def test_sequences_lose_nothing_but_the_words(tree, with_numbers):
-    assert restored(linearised(tree, with_numbers), words(tree)) == tree
+    assert restore_tree(linearise_tree(tree, with_numbers), words(tree)) == tree
 
 
 @given(
@@ -129,7 +129,7 @@ def test_sequences_lose_nothing_but_the_words(tree, with_numbers):
     st.lists(st.text("ab,.($", min_size=1), max_size=9),
 )
 def test_any_line_becomes_a_tree_over_the_words(tmp_path_factory, symbols, sentence):
-    tree = restored(" ".join(symbols), sentence)
+    tree = restore_tree(" ".join(symbols), sentence)
     assert words(tree) == sentence
     inside = []
     for before, node in zip([None, *tree], tree, strict=False):
@@ -141,7 +141,7 @@ def test_any_line_becomes_a_tree_over_the_words(tmp_path_factory, symbols, sente
     assert not inside
     assert loops(tree) <= 2
     path = tmp_path_factory.getbasetemp() / "any.mrg"
-    path.write_text(bracketed(tree))
+    path.write_text(bracket_tree(tree))
     [again] = read_trees(path)
     assert len(words(again)) == len(sentence)
 
@@ -172,7 +172,7 @@ def test_any_line_becomes_a_tree_over_the_words(tmp_path_factory, symbols, sente
     ],
 )
 def test_broken_sequences_are_repaired(sequence, expected):
-    assert bracketed(restored(sequence, "a dog ran .".split())) == expected
+    assert bracket_tree(restore_tree(sequence, "a dog ran .".split())) == expected
 
 
 PARTS = st.lists(st.sampled_from("VB , .".split()), min_size=1, max_size=6)
@@ -181,13 +181,13 @@ PARTS = st.lists(st.sampled_from("VB , .".split()), min_size=1, max_size=6)
 @given(PARTS, st.lists(st.sampled_from("a , .".split()), max_size=6))
 def test_alignment_keeps_as_many_leaves_as_can_be_kept(tags, sentence):
     """Against trying every choice of leaves."""
-    leaves = aligned(tags, sentence)
+    leaves = align_words(tags, sentence)
     assert [leaf.word for part in leaves for leaf in part] == sentence
     kept = sum(
         any(leaf.tag == tag for leaf in part)
         for tag, part in zip(tags, leaves, strict=True)
     )
-    wanted = [MARKS.get(word, "VB") for word in sentence]
+    wanted = [MARK_TAGS.get(word, "VB") for word in sentence]
     differ = sum(a != b for a, b in zip(tags, wanted, strict=False))
     if len(tags) == len(sentence) and differ <= 1:
         assert kept == len(tags)
@@ -236,7 +236,7 @@ def test_counts_worked_out_by_hand(tmp_path):
     assert (twice.gold, twice.test, twice.matched, twice.exact) == (6, 7, 6, 0)
 
 
-def test_other_words_are_errors_and_no_words_are_skipped(tmp_path):
+def test_trees_of_other_words_are_errors_and_empty_ones_are_skipped(tmp_path):
     gold = tree_of(GOLD, tmp_path)
     for old, new in (("dog", "cat"), ("(DT The)", ""), ("(DT The)", "(, The)")):
         found = score(gold, tree_of(GOLD.replace(old, new), tmp_path))
@@ -247,7 +247,7 @@ def test_other_words_are_errors_and_no_words_are_skipped(tmp_path):
 
 def broken(tree, rng):
     """Change a few brackets, tags and, seldom, words."""
-    sentence, symbols = words(tree), linearised(tree).split()
+    sentence, symbols = words(tree), linearise_tree(tree).split()
     for _ in range(rng.choice([0, 1, 3, 8, 20])):
         place, other = rng.randrange(len(symbols)), rng.randrange(len(symbols))
         kind = rng.randrange(4)
@@ -261,14 +261,14 @@ def broken(tree, rng):
             symbols[place] = symbols[place][0] + rng.choice("NP PRT ADVP S-TMP".split())
     if rng.random() < 0.1:
         sentence[rng.randrange(len(sentence))] = "dog"
-    return restored(" ".join(symbols), sentence)
+    return restore_tree(" ".join(symbols), sentence)
 
 
 @pytest.mark.skipif("EVALB" not in os.environ, reason="EVALB names no program")
 def test_scores_are_those_of_evalb(tmp_path):
     rng, evalb = random.Random(1), Path(os.environ["EVALB"])
     if "WSJ" in os.environ:
-        trees = map(normalised, read_trees(Path(os.environ["WSJ"])))
+        trees = map(normalise_tree, read_trees(Path(os.environ["WSJ"])))
         gold = rng.sample([tree for tree in trees if tree], 500)
     else:
         base = tree_of(GOLD, tmp_path)
@@ -276,7 +276,7 @@ def test_scores_are_those_of_evalb(tmp_path):
     test = [broken(tree, rng) for tree in gold]
     files = tmp_path / "gold", tmp_path / "test"
     for path, trees in zip(files, (gold, test), strict=True):
-        path.write_text("".join(bracketed(tree) + "\n" for tree in trees))
+        path.write_text("".join(bracket_tree(tree) + "\n" for tree in trees))
     prm = evalb.parent / "COLLINS.prm"
     output = subprocess.run(
         [evalb, "-p", prm, "-e", "1000", *files],
@@ -286,12 +286,12 @@ def test_scores_are_those_of_evalb(tmp_path):
     ).stdout
     summary = output[output.index("=== Summary") :]
     rows = re.findall(r"^(?!.*Valid)[\w ]+?\s*=\s*([\d.]+)", summary, re.MULTILINE)
-    found = [row for part in score_files(*files, 40) for row in part.rows().values()]
+    found = [row for part in score_files(*files, 40) for row in part.summary().values()]
     assert len(found) == 22
     assert found == pytest.approx([float(row) for row in rows], abs=0.0051)
 
 
-def test_commands(tmp_path, capsys):
+def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
     (tmp_path / "penn.mrg").write_text(PENN)
     (tmp_path / "more.mrg").write_text(GOLD)
     files = [str(tmp_path / name) for name in ("penn.mrg", "more.mrg")]
@@ -314,7 +314,7 @@ def test_commands(tmp_path, capsys):
     assert rows[6].split() == ["F1", "100.00", "100.00"]
 
 
-def test_constituents_as_texts_of_their_own(tmp_path):
+def test_constituents_become_training_pairs_of_their_own(tmp_path):
     """Only of the first split, of two words or more, and once each."""
     (tmp_path / "penn.mrg").write_text(PENN + GOLD + GOLD)
     command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg")]
@@ -350,7 +350,7 @@ def test_numbers_stand_before_words_and_tags(tmp_path):
         ("linearise out penn --split a=2", 2, "expected a split for every tree, 1 are"),
         ("linearise out penn --split a=x", 2, "expected NAME or NAME=COUNT, got a=x"),
         ("linearise out none", 1, "none"),
-        ("score penn gold", 1, "expected a tree more after 1"),
+        ("score penn gold", 1, "expected more than 1 trees"),
         ("restore penn gold", 1, "expected as many lines in gold as in penn"),
     ],
 )
@@ -360,7 +360,7 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     (tmp_path / "gold").write_text(GOLD)
     assert parsing.main(arguments.split()) == code
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("parsing: error: ")
+    assert line.startswith("parse: error: ")
     assert message in line
 
 

@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from safetensors.numpy import load_file
 
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.average import main
@@ -15,6 +14,7 @@ from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.tokenizer import Tokenizer
+from support.closeness import assert_close
 
 CONFIG = ModelConfig(
     vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
@@ -29,13 +29,13 @@ def run(tmp_path):
     for step in (100, 200, 1000):
         model = Transformer(CONFIG, seed=step)
         at = Checkpoint(model, tokenizer, ParameterBuffer(model), {"step": step})
-        checkpoint.save(run.step(step), at)
+        checkpoint.save(run.checkpoint(step), at)
     return run
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_the_last_checkpoints_are_averaged(run, tmp_path, capsys, named):
-    paths = [run.step(200), run.step(1000)]
+    paths = [run.checkpoint(200), run.checkpoint(1000)]
     inputs = map(str, paths) if named else (str(run.path), "--last", "2")
     assert main([str(tmp_path / "mean.safetensors"), *inputs]) == 0
     assert "the mean of step-00000200" in capsys.readouterr().out
@@ -46,17 +46,17 @@ def test_the_last_checkpoints_are_averaged(run, tmp_path, capsys, named):
     assert "adam.mean" not in found
 
 
-def test_errors_in_a_line(run, tmp_path, capsys):
+def test_errors_are_one_line(run, tmp_path, capsys):
     output = tmp_path / "mean.safetensors"
     assert main([str(output), str(run.path)]) == 1
     assert "at least 5 checkpoints (--last), it has 3" in capsys.readouterr().err
-    assert main([str(output), str(run.step(100)), str(run.path)]) == 2
+    assert main([str(output), str(run.checkpoint(100)), str(run.path)]) == 2
     assert "expected one run or checkpoints" in capsys.readouterr().err
-    other = checkpoint.load(run.step(100))
+    other = checkpoint.load(run.checkpoint(100))
     wider = Transformer(dataclasses.replace(CONFIG, d_ff=16))
     at = Checkpoint(wider, other.tokenizer, ParameterBuffer(wider), {"step": 1})
-    checkpoint.save(run.step(1), at)
-    assert main([str(output), str(run.step(1)), str(run.step(100))]) == 1
+    checkpoint.save(run.checkpoint(1), at)
+    assert main([str(output), str(run.checkpoint(1)), str(run.checkpoint(100))]) == 1
     assert "its configuration differs" in capsys.readouterr().err
     assert main([str(output), str(tmp_path / "none")]) == 1
     assert "found no file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Saving, loading, averaging, and what is refused."""
+"""Checkpoints and run directories: saving, loading, averaging, damaged files."""
 
 import errno
 import json
@@ -10,9 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from minitransformer import files
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
+from minitransformer.runs.average import average_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.settings.config import (
@@ -22,6 +23,7 @@ from minitransformer.settings.config import (
     TrainingConfig,
 )
 from minitransformer.text.tokenizer import Tokenizer
+from support.damage import rewrite_checkpoint
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
 RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DecodingConfig(), {})
@@ -60,7 +62,6 @@ def test_everything_comes_back_bit_for_bit(saved, tokenizer):
     np.testing.assert_array_equal(loaded.parameters.data, original.parameters.data)
     np.testing.assert_array_equal(loaded.moments, original.moments)
     assert loaded.state == original.state
-    assert loaded.step == 7
     assert loaded.model.config == CONFIG
     assert loaded.tokenizer.model == tokenizer.model
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
@@ -77,16 +78,6 @@ def test_a_failed_save_leaves_the_old_file(saved, tokenizer, monkeypatch):
 
 def _disk_full(descriptor):
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def rewrite(path, change_tensors=None, **metadata):
-    """Save the file again with some tensors or metadata changed."""
-    with checkpoint.safe_open(path, framework="np") as file:
-        old = file.metadata()
-    tensors = load_file(path)
-    for name, change in (change_tensors or {}).items():
-        tensors[name] = change(tensors[name])
-    save_file(tensors, path, {**old, **metadata})
 
 
 TABLE = "embedding.table"
@@ -114,7 +105,7 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
     ],
 )
 def test_a_damaged_file_is_refused(saved, tensors, metadata, message):
-    rewrite(saved, tensors, **metadata)
+    rewrite_checkpoint(saved, tensors, **metadata)
     with pytest.raises(
         ValueError, match=f"not a usable checkpoint.*{message}|{message}"
     ):
@@ -156,7 +147,7 @@ def test_averaging_is_the_mean(tmp_path, tokenizer):
         one = make(tokenizer, seed)
         checkpoint.save(paths[-1], one)
         values.append(one.parameters.data.astype(np.float64))
-    averaged = checkpoint.average(paths)
+    averaged = average_checkpoints(paths)
     np.testing.assert_allclose(
         averaged.parameters.data, np.mean(values, axis=0), rtol=1e-6, atol=1e-9
     )
@@ -166,20 +157,20 @@ def test_averaging_is_the_mean(tmp_path, tokenizer):
 
 def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
     with pytest.raises(ValueError, match="expected checkpoints to average, got none"):
-        checkpoint.average([])
+        average_checkpoints([])
     other = tmp_path / "other.safetensors"
     one = make(Tokenizer.train([x.upper() for x in LINES], 40))
     checkpoint.save(other, one)
     with pytest.raises(ValueError, match="its tokenizer differs"):
-        checkpoint.average([other, saved])
+        average_checkpoints([other, saved])
 
 
 def test_a_run_directory_is_never_reused(tmp_path):
     run = RunDirectory(tmp_path / "run")
-    with run.in_use([7]):
+    with run.lock([7]):
         pass
     assert not run.path.exists()  # nothing came of it
-    with run.in_use([7, 8]):
+    with run.lock([7, 8]):
         assert run.processes() == [7, 8]
         (run.path / ".config.json.partial").write_text("cut off by a crash")
         run.create(RUN)
@@ -192,8 +183,8 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     run = RunDirectory(tmp_path / "run")
     hold = (
         "import sys, time; from pathlib import Path;"
-        "from minitransformer.checkpoint import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).in_use([7]):\n"
+        "from minitransformer.runs.run_directory import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).lock([7]):\n"
         "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
         "    print('held', flush=True); time.sleep(60)"
     )
@@ -201,20 +192,20 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(ValueError, match=r"another training is running.*process 7"):
-            run.in_use([8]).__enter__()
+            run.lock([8]).__enter__()
         other.kill()
         other.wait()
-    with run.in_use([8]):  # the crash has released it
+    with run.lock([8]):  # the crash has released it
         pass
 
 
-def test_which_file_is_translated_with(tmp_path):
+def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path):
     run = RunDirectory(tmp_path / "runs" / "a")
     run.path.mkdir(parents=True)
     run.config.write_text("{}")
     with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
         find_checkpoint(None, tmp_path / "runs")
-    for path in (run.step(9), run.step(10), run.best, run.averaged):
+    for path in (run.checkpoint(9), run.checkpoint(10), run.best, run.averaged):
         path.write_bytes(b"")
         assert find_checkpoint(run.path) == path
     assert find_checkpoint(None, tmp_path / "runs") == run.averaged
@@ -226,9 +217,9 @@ def test_which_file_is_translated_with(tmp_path):
 def test_pruning_keeps_the_newest(tmp_path):
     run = RunDirectory(tmp_path)
     for step in (5, 100_000_000, 20, 15):
-        run.step(step).write_bytes(b"")
+        run.checkpoint(step).write_bytes(b"")
     run.prune(2)
-    assert run.steps() == [run.step(20), run.step(100_000_000)]
+    assert run.checkpoints() == [run.checkpoint(20), run.checkpoint(100_000_000)]
 
 
 def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):

@@ -1,8 +1,9 @@
-"""Ranges, presets, flags, and settings read back."""
+"""Settings: their ranges, presets, flags and files, and the errors of commands."""
 
 import argparse
 import json
 import re
+from dataclasses import fields
 
 import pytest
 
@@ -29,7 +30,7 @@ def parse(*flags):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_in_range_and_hold_known_fields(name):
-    known = {field for cls in ALL for field in cls.__dataclass_fields__}
+    known = {field.name for cls in ALL for field in fields(cls)}
     assert PRESETS[name].keys() <= known
     for cls in ALL:
         options.build(cls, PRESETS[name], {})
@@ -53,10 +54,11 @@ def test_the_defaults_are_the_papers_base_model():
 @pytest.mark.parametrize("cls", ALL)
 def test_every_field_has_a_flag(cls):
     flags = []
-    for field in cls.__dataclass_fields__.values():
-        value = field.metadata["choices"] or ("1",)
+    for field in fields(cls):
+        value = field.metadata["flag"]["choices"] or ("1",)
         flags += ["--" + field.name.replace("_", "-"), value[0]]
-    assert options.given(parse(*flags), cls).keys() == cls.__dataclass_fields__.keys()
+    names = {field.name for field in fields(cls)}
+    assert options.given(parse(*flags), cls).keys() == names
 
 
 def test_flags_are_known_by_other_names():
@@ -171,7 +173,7 @@ def test_wrong_presets_are_explained(tmp_path, monkeypatch, name, text, message)
 
 
 def test_a_mistyped_flag_is_corrected(capsys):
-    parser = Parser("x.py", "What it does.\n\n    an example\n\nNotes.")
+    parser = Parser("x.py", "What it does.", ("x.py --max-tokens 7",), "Notes.")
     add_arguments(parser, TrainingConfig)
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(["--max-token=7"])
@@ -181,10 +183,21 @@ def test_a_mistyped_flag_is_corrected(capsys):
     assert said == f"x.py: error: {expected}"
 
 
-def test_checkpoints_by_steps_or_by_the_clock():
+def test_checkpoints_are_saved_by_steps_or_by_the_clock():
     by_steps = TrainingConfig(save_every=3)
-    assert [n for n in range(1, 10) if by_steps.saves(n, 0, 1e9)] == [3, 6, 9]
+    assert [n for n in range(1, 10) if by_steps.checkpoint_due(n, 0, 1e9)] == [3, 6, 9]
     by_clock = TrainingConfig(save_every=3, checkpoint_minutes=10)
     times = [0, 400, 650, 1100, 1300, 1850]  # seconds after each step
-    saved = [n for n in range(1, 6) if by_clock.saves(n, times[n - 1], times[n])]
+    saved = [
+        n for n in range(1, 6) if by_clock.checkpoint_due(n, times[n - 1], times[n])
+    ]
     assert saved == [2, 4, 5]
+
+
+def test_running_out_of_memory_is_an_error_of_one_line(capsys):
+    def work():
+        raise MemoryError("Out of memory allocating 512 bytes")
+
+    assert options.exit_code("train.py", work) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "out of memory, try a lower --max-tokens" in line

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_fuzz import LINES, small_checkpoint
 
 from minitransformer.runs import checkpoint
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.lines import TextPair
+from support.fuzzing import LINES, checkpoint_with_moments
 
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="needs the fuzzer atheris"
@@ -25,9 +25,9 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["minitransformer"]):
-    from minitransformer import checkpoint
-    from minitransformer.data import read_corpus
-    from minitransformer.tokenizer import Tokenizer
+    from minitransformer.runs import checkpoint
+    from minitransformer.text.cache import read_corpus
+    from minitransformer.text.tokenizer import Tokenizer
 
 victim, cache = Path(sys.argv.pop()), Path(sys.argv.pop())
 names = sorted(path.name for path in cache.iterdir())
@@ -62,7 +62,7 @@ atheris.Fuzz()
 
 def fuzz(folder: Path, runs: int) -> str:
     """Run the fuzzer from real files on; return what it printed at its end."""
-    model = small_checkpoint()
+    model = checkpoint_with_moments()
     path = folder / "model.safetensors"
     checkpoint.save(path, model)
     pair = TextPair(folder / "a", folder / "b")
@@ -93,7 +93,7 @@ def fuzz(folder: Path, runs: int) -> str:
 
 @needs_atheris
 @pytest.mark.stress
-def test_a_hundred_thousand_inputs_for_coverage(tmp_path):
+def test_loaders_survive_a_hundred_thousand_fuzzed_inputs(tmp_path):
     said = fuzz(tmp_path, 100_000)
     print([line for line in said.splitlines() if "DONE" in line or "Done" in line])
     assert int(re.search(r"Done (\d+) runs", said)[1]) >= 100_000

@@ -1,11 +1,10 @@
-"""Training that is killed at any moment, over and over, ends as if it never was."""
+"""Training that is killed at random moments ends as if it had never been killed."""
 
 import json
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,31 +14,9 @@ from safetensors.numpy import load_file
 
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from support.scripts import LONG_RUN, TIMINGS, TRAIN, write_random_text
 
-TRAIN = [sys.executable, str(Path(__file__).parents[2] / "train.py")]
-SMALL = (
-    "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 16 --num-heads 2 "
-    "--vocab-size 60 --max-tokens 120 --warmup 10 --threads 1 --validate-every 25 "
-    "--validate-bleu 0 --save-every 3 --log-every 10 --keep-last 2 --average 1"
-).split()
 RESUME = ["--resume", "broken", "--threads", "1"]
-TIMINGS = {"seconds", "source_tokens_per_second", "target_tokens_per_second"}
-
-
-def text(folder: Path, validation: int = 10) -> list[str]:
-    """Write a small text of made-up sentences; return the flags that name it."""
-    rng = np.random.default_rng(0)
-    words = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "house"]
-    flags = []
-    for split, count in (("train", 300), ("val", validation)):
-        for side in ("source", "target"):
-            lines = [
-                " ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(count)
-            ]
-            path = folder / f"{split}.{side}"
-            path.write_text("".join(line + "\n" for line in lines))
-            flags += [f"--{split}-{side}", str(path)]
-    return flags
 
 
 def metrics(run: RunDirectory) -> list[dict[str, float]]:
@@ -52,8 +29,8 @@ def metrics(run: RunDirectory) -> list[dict[str, float]]:
 
 def survive(folder: Path, steps: int, kills: int) -> int:
     """Kill a run of `steps` up to `kills` times; return how often it was."""
-    data, cut = text(folder), random.Random(1)
-    flags = [*data, *SMALL, "--steps", str(steps)]
+    data, cut = write_random_text(folder), random.Random(1)
+    flags = [*data, *LONG_RUN, "--steps", str(steps)]
     started = time.monotonic()
     subprocess.run(
         [*TRAIN, *flags, "--run", "whole"],
@@ -65,13 +42,16 @@ def survive(folder: Path, steps: int, kills: int) -> int:
     # So long a life at most that the run is not done before the last kill.
     life, done = 1.2 * (time.monotonic() - started) / kills, 0
     newest = 0
+
+    def start_or_resume() -> list[str]:
+        if broken.config.exists():
+            return [*TRAIN, *RESUME]
+        shutil.rmtree(broken.path, ignore_errors=True)  # killed before it began
+        return [*TRAIN, *flags, "--run", "broken"]
+
     while done < kills:
-        known = broken.config.exists()
-        if not known and broken.path.exists():
-            shutil.rmtree(broken.path)  # killed before it began
-        how = RESUME if known else [*flags, "--run", "broken"]
         process = subprocess.Popen(
-            [*TRAIN, *how],
+            start_or_resume(),
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -84,19 +64,19 @@ def survive(folder: Path, steps: int, kills: int) -> int:
             process.send_signal(signal.SIGKILL)
             process.communicate()
         done += 1
-        paths = broken.steps()
+        paths = broken.checkpoints()
         for path in paths:
             checkpoint.load(path, with_moments=True)
         found = int(paths[-1].stem.split("-")[1]) if paths else 0
         assert found >= newest, "a checkpoint was lost"
         newest = found
     subprocess.run(
-        [*TRAIN, *RESUME],
+        start_or_resume(),
         cwd=folder,
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    final = whole.step(steps).name
+    final = whole.checkpoint(steps).name
     ours, theirs = (load_file(run.path / final) for run in (broken, whole))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -106,12 +86,12 @@ def survive(folder: Path, steps: int, kills: int) -> int:
     return done
 
 
-def test_a_few_kills(tmp_path):
+def test_a_run_killed_a_few_times_ends_like_an_unbroken_one(tmp_path):
     assert survive(tmp_path, steps=200, kills=4) >= 1
 
 
 @pytest.mark.stress
-def test_two_hundred_kills(tmp_path):
+def test_a_run_killed_two_hundred_times_ends_like_an_unbroken_one(tmp_path):
     kills = survive(tmp_path, steps=40_000, kills=200)
     print(f"kills survived: {kills}")
     assert kills == 200

@@ -1,9 +1,8 @@
-"""Long streams and long trainings: memory, files and order stay as they were."""
+"""Long streams and trainings: memory and open files do not grow, order is kept."""
 
 import os
 import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,16 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_kills import SMALL, TRAIN, text
 
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.tokenizer import Tokenizer
+from support.scripts import LONG_RUN, TRAIN, TRANSLATE, write_random_text
 
-TRANSLATE = [sys.executable, str(Path(__file__).parents[2] / "translate.py")]
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
 QUICK = "--beam 1 --max-len-a 0 --max-len-b 3 --threads 1".split()
 
@@ -99,7 +97,7 @@ def test_a_stream_keeps_its_order(tmp_path, model):
 
 @linux
 @pytest.mark.stress
-def test_a_million_lines(tmp_path, model):
+def test_the_memory_of_a_million_lines_does_not_grow(tmp_path, model):
     started = time.monotonic()
     early, late = stream(model, tmp_path, 1_000_000)
     seconds = time.monotonic() - started
@@ -158,13 +156,13 @@ def drawn_batches(model: str, count: int) -> int:
 
 
 @linux
-def test_any_text_in_some_batches(model):
+def test_arbitrary_text_is_answered_line_by_line(model):
     assert drawn_batches(model, 100) < 64 << 20
 
 
 @linux
 @pytest.mark.stress
-def test_any_text_in_ten_thousand_batches(model):
+def test_the_memory_of_ten_thousand_batches_does_not_grow(model):
     growth = drawn_batches(model, 10_000)
     print(f"memory grew by {growth:,} B")
     assert growth < 16 << 20
@@ -172,7 +170,14 @@ def test_any_text_in_ten_thousand_batches(model):
 
 def long_training(folder: Path, steps: int) -> dict[str, list[int]]:
     """Watch memory, open files and checkpoints of a training of `steps` steps."""
-    flags = [*text(folder), *SMALL, "--save-every", "50", "--validate-every", "5000"]
+    flags = [
+        *write_random_text(folder),
+        *LONG_RUN,
+        "--save-every",
+        "50",
+        "--validate-every",
+        "5000",
+    ]
     # A report more than is looked at: at the last one the process may be ending.
     command = [*TRAIN, *flags, "--steps", str(steps + 500), "--log-every", "500"]
     seen: dict[str, list[int]] = {"memory": [], "files": [], "checkpoints": []}
@@ -191,7 +196,7 @@ def long_training(folder: Path, steps: int) -> dict[str, list[int]]:
 
 
 @linux
-def test_a_training_does_not_grow(tmp_path):
+def test_files_and_checkpoints_of_a_training_do_not_accumulate(tmp_path):
     seen = long_training(tmp_path, 2000)
     assert max(seen["checkpoints"]) <= 3
     assert max(seen["files"]) - min(seen["files"]) <= 3
@@ -199,7 +204,7 @@ def test_a_training_does_not_grow(tmp_path):
 
 @linux
 @pytest.mark.stress
-def test_a_hundred_thousand_steps(tmp_path):
+def test_the_memory_of_a_hundred_thousand_steps_does_not_grow(tmp_path):
     seen = long_training(tmp_path, 100_000)
     early = np.array(seen["memory"])[20:40]
     late = np.array(seen["memory"])[-20:]

@@ -1,4 +1,4 @@
-"""Ids and batches."""
+"""Encoded text, and batches of sentences of similar lengths."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
-from minitransformer.text import batches as data
 from minitransformer.text.batches import BatchStream, ParallelCorpus
+from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair
 from minitransformer.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ lengths = st.lists(
 def test_every_pair_is_in_exactly_one_batch(sides, max_tokens, seed):
     corpus = ParallelCorpus(*(ragged(side) for side in zip(*sides, strict=True)))
     rng = np.random.default_rng(seed)
-    batches = corpus.batches(np.arange(len(sides)), max_tokens, rng)
+    batches = corpus.batch_by_length(np.arange(len(sides)), max_tokens, rng)
     assert sorted(np.concatenate(batches)) == list(range(len(sides)))
     for batch in batches:
         longest = max(max(s, t) + 1 for s, t in (sides[i] for i in batch))
@@ -66,7 +66,7 @@ def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
     ]
     for i, (source, target) in zip(chosen, rows, strict=True):
         expected = [
-            list(side.end_to_end(np.array([i])))
+            list(side.concatenate(np.array([i])))
             for side in (corpus.source, corpus.target)
         ]
         assert source == [*expected[0], EOS_ID]
@@ -95,7 +95,7 @@ def test_the_stream_is_a_function_of_seed_epoch_and_position():
     )
 
 
-def test_lengths_alike_pad_little():
+def test_batches_of_similar_lengths_have_little_padding():
     rng = np.random.default_rng(2)
     source = rng.poisson(12, 20_000) + 2
     corpus = ParallelCorpus(
@@ -111,7 +111,7 @@ def test_the_largest_batches_are_found():
         ragged(rng.integers(1, 40, 900)), ragged(rng.integers(1, 40, 900))
     )
     stream = BatchStream(corpus, settings(300, 256, 1))
-    found, every = stream.largest(), [next(stream) for _ in range(len(stream))]
+    found, every = stream.largest_batches(), [next(stream) for _ in range(len(stream))]
     assert 1 <= len(found) <= 3
     for size in (
         lambda b: b.source.size,
@@ -123,7 +123,7 @@ def test_the_largest_batches_are_found():
 
 def test_long_pairs_are_left_out():
     corpus = ParallelCorpus(ragged([3, 50, 5]), ragged([3, 5, 99]))
-    assert list(corpus.within(51)) == [0, 1]
+    assert list(corpus.filter_by_length(51)) == [0, 1]
     assert len(BatchStream(corpus, settings(100, 51, 1)).pairs) == 2
     with pytest.raises(ValueError, match="at most 3 tokens, found none"):
         BatchStream(corpus, settings(100, 3, 1))
@@ -133,31 +133,31 @@ def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
     source = [*LINES[:50], " ", *LINES[50:100]]
     target = [*LINES[100:150], "x", *LINES[150:]]
     pair = write_pair(tmp_path, "\n".join(source), "\n".join(target) + "\n")
-    corpus = data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
+    corpus = encoded_corpus(pair, tokenizer, tmp_path / "cache")
     assert (len(corpus), corpus.dropped_blank) == (100, 1)
-    ids = [corpus.source.end_to_end(np.array([i])) for i in range(100)]
+    ids = [corpus.source.concatenate(np.array([i])) for i in range(100)]
     assert tokenizer.decode(ids) == LINES[:100]
 
 
 def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):
     pair = write_pair(tmp_path, "\n".join(LINES), "\n".join(LINES))
-    first = data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
+    first = encoded_corpus(pair, tokenizer, tmp_path / "cache")
     monkeypatch.setattr(Tokenizer, "encode", None)  # a second encoding would fail
     moved = TextPair(tmp_path / "a.en", tmp_path / "a.de")
     pair.source.rename(moved.source)
     pair.target.rename(moved.target)
-    again = data.encoded_corpus(moved, tokenizer, tmp_path / "cache")
+    again = encoded_corpus(moved, tokenizer, tmp_path / "cache")
     everything = np.arange(len(first))
     np.testing.assert_array_equal(
-        first.source.end_to_end(everything), again.source.end_to_end(everything)
+        first.source.concatenate(everything), again.source.concatenate(everything)
     )
     moved.source.write_text("\n".join(LINES[::-1]))
     with pytest.raises(TypeError):
-        data.encoded_corpus(moved, tokenizer, tmp_path / "cache")
+        encoded_corpus(moved, tokenizer, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("partial-*"))
 
 
 def test_text_without_pairs_is_refused(tmp_path, tokenizer):
     pair = write_pair(tmp_path, "\n \n", "x\ny\n")
     with pytest.raises(ValueError, match="expected sentence pairs, found none"):
-        data.encoded_corpus(pair, tokenizer, tmp_path / "cache")
+        encoded_corpus(pair, tokenizer, tmp_path / "cache")

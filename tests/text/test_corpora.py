@@ -1,4 +1,4 @@
-"""Downloads from a server of our own: resumed, verified, put together."""
+"""Downloads from a local server: resumed, verified and joined."""
 
 import gzip
 import hashlib
@@ -84,40 +84,40 @@ def test_a_file_arrives_and_is_not_fetched_again(server, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_cut_download_asks_for_what_is_missing(server, tmp_path):
+def test_an_interrupted_download_resumes_where_it_ended(server, tmp_path):
     server.cut = 1000
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-"]
 
 
-def test_an_earlier_runs_part_is_used(server, tmp_path):
+def test_a_partial_file_of_an_earlier_run_is_resumed(server, tmp_path):
     (tmp_path / "x.part").write_bytes(CONTENT[:5000])
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
     assert server.ranges == ["bytes=5000-"]
 
 
-def test_a_server_without_ranges_starts_again(server, tmp_path):
+def test_without_range_requests_a_download_starts_again(server, tmp_path):
     server.resumable = False
     (tmp_path / "x.part").write_bytes(b"something else")
     fetch(Download(server.url + "/x"), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_part_that_is_too_long_starts_again(server, tmp_path):
+def test_a_partial_file_that_is_too_long_is_fetched_again(server, tmp_path):
     (tmp_path / "x.part").write_bytes(CONTENT + b"more")
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_busy_server_is_asked_again(server, tmp_path):
+def test_a_busy_server_is_tried_again(server, tmp_path):
     server.statuses = [503, 429, 500]
     fetch(Download(server.url + "/x"), tmp_path / "x")
     assert len(server.ranges) == 4
 
 
-def test_a_wrong_digest_is_refused_and_forgotten(server, tmp_path):
+def test_a_file_with_a_wrong_digest_is_refused_and_deleted(server, tmp_path):
     wrong = "0" * 64
     with pytest.raises(CorpusError, match=f"expected sha256 {wrong}, got"):
         fetch(Download(server.url + "/x", wrong), tmp_path / "x")
@@ -130,19 +130,19 @@ def test_a_damaged_file_is_fetched_again(server, tmp_path):
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_what_is_not_there_is_said_at_once(server, tmp_path):
+def test_a_missing_file_is_reported_at_the_first_attempt(server, tmp_path):
     with pytest.raises(CorpusError, match="/none: the server answered 404"):
         fetch(Download(server.url + "/none"), tmp_path / "none")
     assert len(server.ranges) == 1
 
 
-def test_an_ever_failing_server_ends(server, tmp_path):
+def test_a_server_that_always_fails_is_given_up(server, tmp_path):
     server.statuses = [503] * 99
     with pytest.raises(CorpusError, match=r"answered 503.*after 5 attempts"):
         fetch(Download(server.url + "/x"), tmp_path / "x")
 
 
-def test_no_server_at_all(tmp_path, monkeypatch):
+def test_a_server_that_refuses_connections_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
     with pytest.raises(CorpusError, match="refused, after 5 attempts"):
         fetch(Download("http://127.0.0.1:9/x"), tmp_path / "x")
@@ -185,7 +185,7 @@ def downloads(tmp_path):
     return folder
 
 
-def test_archives_are_put_together_in_order(tmp_path, downloads):
+def test_parts_of_archives_are_joined_in_order(tmp_path, downloads):
     corpora.assemble(parts_of(2), tmp_path, "train", downloads)
     english = gzip.decompress((tmp_path / "train.en.gz").read_bytes())
     german = gzip.decompress((tmp_path / "train.de.gz").read_bytes())
@@ -282,7 +282,7 @@ def test_wmt14_end_to_end(server, tmp_path, monkeypatch, language):
     assert len(server.paths) == asked
 
 
-def test_a_place_that_cannot_be_written(server, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_named(server, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert corpora.main(["multi30k", str(tmp_path / "file" / "x")]) == 1
     assert "file/x" in capsys.readouterr().err

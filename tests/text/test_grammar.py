@@ -245,17 +245,17 @@ def test_splits_are_disjoint_whatever_the_seed(pairs):
     for split in ("val", "test"):
         for seed in (1, 2):
             found = generate(300, split, seed)
-            assert {split_of(pair.english) for pair in found} == {split}
+            assert {split_of(pair[0]) for pair in found} == {split}
             assert not set(found) & set(pairs)
 
 
 def test_the_corpus_is_repeatable_and_written_once(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "SIZES", {"train": 50, "val": 5, "test": 5})
-    first = corpus.write_corpus(tmp_path)
+    first = corpus.built_in_corpus(tmp_path)
     text = first["train"].target.read_text(encoding="utf-8")
-    assert text == "".join(p.german + "\n" for p in generate(50))
+    assert text == "".join(p[1] + "\n" for p in generate(50))
     first["train"].target.write_text("mine")
-    again = corpus.write_corpus(tmp_path)
+    again = corpus.built_in_corpus(tmp_path)
     assert again == first
     assert first["train"].target.read_text() == "mine"
 

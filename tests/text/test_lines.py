@@ -8,7 +8,7 @@ import pytest
 
 from minitransformer.settings.config import TextConfig
 from minitransformer.text import lines as text
-from minitransformer.text.lines import TextPair, lines_as_they_come, read_lines
+from minitransformer.text.lines import TextPair, read_available_lines, read_lines
 
 
 def write_pair(folder: Path, source: str, target: str) -> TextPair:
@@ -53,7 +53,7 @@ def test_unequal_files_are_refused(tmp_path, source, target, counts):
 def test_a_pipe_gives_its_lines_as_they_come():
     reading, writing = os.pipe()
     os.write(writing, b"one\ntwo\nth")
-    lines = lines_as_they_come(reading, 10)
+    lines = read_available_lines(reading, 10)
     assert next(lines) == ["one", "two"]
     os.write(writing, b"ree\r\n\n")
     assert next(lines) == ["three", ""]
@@ -67,7 +67,7 @@ def test_a_pipe_gives_at_most_so_many_lines():
     reading, writing = os.pipe()
     os.write(writing, b"x\n" * 7)
     os.close(writing)
-    assert [len(part) for part in lines_as_they_come(reading, 3)] == [3, 3, 1]
+    assert [len(part) for part in read_available_lines(reading, 3)] == [3, 3, 1]
     os.close(reading)
 
 

@@ -1,4 +1,4 @@
-"""Held-out sentences are nowhere else."""
+"""Sentences held out for validation or test are in no other split."""
 
 import gzip
 
@@ -29,7 +29,7 @@ def test_no_sentence_is_in_two_splits(pairs, seed):
         assert len(set(sources)) == len(sources) <= 2
 
 
-def test_what_is_far_from_held_out_stays_in_training():
+def test_pairs_without_a_held_out_sentence_stay_in_training():
     pairs = [(f"s{i}", f"t{i}") for i in range(50)] + [("s1", "other"), ("x", "t2")]
     splits = split_pairs(pairs, {"val": 5, "test": 5}, seed=3)
     held = {source for name in ("val", "test") for source, _ in splits[name]}
@@ -67,7 +67,7 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
         ("a\tb\nc\td\n", [], "expected more than 4,000 different source sentences"),
     ],
 )
-def test_errors_in_a_line(tmp_path, capsys, text, flags, message):
+def test_errors_are_one_line(tmp_path, capsys, text, flags, message):
     listed = tmp_path / "pairs.tsv"
     listed.write_text(text)
     command = [str(listed), str(tmp_path / "data"), "--source", "a", "--target", "b"]

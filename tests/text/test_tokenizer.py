@@ -1,4 +1,4 @@
-"""The joint vocabulary."""
+"""The joint vocabulary of both languages."""
 
 import pytest
 
@@ -44,6 +44,6 @@ def test_no_text_is_refused():
         Tokenizer.train([], 100)
 
 
-def test_other_bytes_are_refused():
+def test_bytes_that_are_no_tokenizer_are_refused():
     with pytest.raises(ValueError, match="expected a SentencePiece model"):
         Tokenizer(b"not a model")

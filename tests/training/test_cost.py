@@ -1,4 +1,4 @@
-"""Counts of parameters and operations, against counting them."""
+"""Estimated parameters and operations, against counts of the real ones."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_blocks_add_up_to_the_model():
     assert (blocks["embedding"], blocks["positions"]) == (160, 72)
 
 
-def test_operations_are_those_of_the_products(monkeypatch):
+def test_counted_operations_are_those_of_the_matrix_products(monkeypatch):
     """Count the multiply-adds that a forward pass really makes."""
     counted = [0]
 

@@ -1,32 +1,32 @@
-"""Several ranks do what one does; what happens when one of them dies or stalls."""
+"""Several ranks compute what one computes, and end if one of them dies or stalls."""
 
+import dataclasses
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import types
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from safetensors.numpy import load_file
-from test_kills import text
-from test_parallel import batch, small_model
 
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.devices import connect_ranks
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import distributed, launch
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 from minitransformer.training.parallel import ThreadedModel
+from support.closeness import assert_close
+from support.models import small_batch, small_model
+from support.ranks import run_ranks
+from support.scripts import TRAIN, with_tests_on_path, write_random_text
 
-ROOT = Path(__file__).parent.parent
-TRAIN = [sys.executable, str(ROOT / "train.py")]
 SMALL = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 16 --num-heads 2 "
     "--vocab-size 60 --max-tokens 150 --warmup 10 --threads 1 --validate-every 10 "
@@ -49,50 +49,20 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
-class SharedRanks(Communicator):
-    """Ranks that are threads of this process, to check what is built on sums."""
-
-    def __init__(self, rank, size, shared):
-        self.rank, self.size, self.shared = rank, size, shared
-
-    def start_all_reduce(self, array):
-        def wait():
-            slots, barrier = self.shared
-            slots[self.rank] = array.copy()
-            barrier.wait()
-            array[...] = sum(slots[1:], start=slots[0].copy())
-            barrier.wait()
-
-        return wait
-
-    def total(self, values):
-        array = np.array(values)
-        self.start_all_reduce(array)()
-        return list(array)
-
-
-def together(size, work):
-    """Run `work(communicator)` on `size` ranks; return the results by rank."""
-    shared = [None] * size, threading.Barrier(size)
-    ranks = [SharedRanks(rank, size, shared) for rank in range(size)]
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, ranks))
-
-
-def test_bytes_are_gathered_by_rank():
+def test_all_gather_returns_the_bytes_of_each_rank():
     sent = [b"", b"one", b"\x00two" * 1000]
-    for found in together(3, lambda ranks: ranks.all_gather(sent[ranks.rank])):
+    for found in run_ranks(3, lambda ranks: ranks.all_gather(sent[ranks.rank])):
         assert found == sent
     assert Communicator().all_gather(b"alone") == [b"alone"]
 
 
-def test_disagreement_names_the_ranks():
+def test_ranks_that_differ_are_named():
     def work(ranks):
         ranks.assert_equal("colour", b"red")
         with pytest.raises(RuntimeError, match=r"same colour.* differs .* on 1, 2$"):
             ranks.assert_equal("colour", b"red" if ranks.rank in (0, 3) else b"blue")
 
-    together(4, work)
+    run_ranks(4, work)
 
 
 def gradient(ranks, batches, threads=1):
@@ -108,14 +78,17 @@ def gradient(ranks, batches, threads=1):
 @pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 1), (5, 1), (2, 2)])
 def test_ranks_do_not_change_the_gradient(size, threads, monkeypatch):
     monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
-    batches = [batch(0, 7), batch(1, 2)]  # fewer sentences than some have ranks
+    batches = [
+        small_batch(0, 7),
+        small_batch(1, 2),
+    ]  # fewer sentences than some have ranks
     loss, expected = gradient(Communicator(), batches)
-    for other, found in together(size, lambda r: gradient(r, batches, threads)):
+    for other, found in run_ranks(size, lambda r: gradient(r, batches, threads)):
         assert_close(other, loss)
         assert_close(found, expected)
 
 
-def test_buckets_start_in_one_order_and_cover_everything(monkeypatch):
+def test_gradient_buckets_start_in_one_order_and_cover_everything(monkeypatch):
     monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 600)
     parameters = ParameterBuffer(small_model())
     started = []
@@ -177,8 +150,8 @@ def test_buckets_start_in_one_order_and_cover_everything(monkeypatch):
         ),
     ],
 )
-def test_launchers_are_understood(environ, expected):
-    assert tuple(distributed.find_world(environ).values()) == expected
+def test_ranks_are_read_from_the_environment_of_each_launcher(environ, expected):
+    assert dataclasses.astuple(distributed.find_world(environ)) == expected
 
 
 @pytest.mark.parametrize("rank", ["4", "-1", "x"])
@@ -189,15 +162,15 @@ def test_impossible_ranks_are_refused(rank):
 
 def test_processors_need_mpi():
     with pytest.raises(RuntimeError, match="expected ranks started by MPI"):
-        distributed.connect("cpu", 1, {"RANK": "1", "WORLD_SIZE": "2"})
+        connect_ranks("cpu", 1, {"RANK": "1", "WORLD_SIZE": "2"})
 
 
 def test_gpus_need_an_address(monkeypatch):
     with pytest.raises(RuntimeError, match="expected MASTER_ADDR"):
-        distributed.connect("cuda", 1, {"RANK": "1", "WORLD_SIZE": "2"})
+        connect_ranks("cuda", 1, {"RANK": "1", "WORLD_SIZE": "2"})
 
 
-def test_nccl_sums_beside_the_kernels(monkeypatch):
+def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     """What CuPy is asked to do, with arrays of NumPy in place of its own."""
     said = []
 
@@ -244,8 +217,8 @@ def test_nccl_sums_beside_the_kernels(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupyx.distributed", nccl)
-    environ = launch.environment(1, 2, 4000)
-    ranks = distributed.connect("cuda", 1, environ)
+    environ = launch.rank_environment(1, 2, 4000)
+    ranks = connect_ranks("cuda", 1, environ)
     assert ranks.device("cuda") == "cuda:1"
     assert said == ["GPU 1", (2, 1, {"host": "127.0.0.1", "port": 4000})]
     said.clear()
@@ -261,11 +234,11 @@ def test_nccl_sums_beside_the_kernels(monkeypatch):
     assert said == ["broadcast from 0 on kernels"]
     under_mpi = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     said.clear()
-    distributed.connect("cuda", 1, under_mpi)
+    connect_ranks("cuda", 1, under_mpi)
     assert said == ["GPU 0", (2, 0, {"use_mpi": True})]
 
 
-def test_nobody_is_waited_for_for_ever():
+def test_waiting_for_other_ranks_times_out():
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"other ranks, got none for 0.2 s"):
         distributed.poll(lambda: False, 0.2)
@@ -274,7 +247,9 @@ def test_nobody_is_waited_for_for_ever():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return text(tmp_path_factory.mktemp("text"), validation=21)  # odd, for two ranks
+    return write_random_text(
+        tmp_path_factory.mktemp("text"), validation=21
+    )  # odd, for two ranks
 
 
 def train(folder, *flags, code=0):
@@ -294,24 +269,25 @@ def records(run):
 IN_FLOAT64 = """
 import sys
 import numpy as np
-from minitransformer import distributed
-from minitransformer.layers import ParameterBuffer
-from minitransformer.optimizer import Adam
-from minitransformer.parallel import ThreadedModel
-from test_parallel import batch, small_model
+from minitransformer.devices import connect_ranks
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.training.distributed import checksum
+from minitransformer.training.optimizer import Adam
+from minitransformer.training.parallel import ThreadedModel
+from support.models import small_batch, small_model
 
-ranks = distributed.connect("cpu", 60)
+ranks = connect_ranks("cpu", 60)
 net = small_model()
 parameters = ParameterBuffer(net)
 adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
 threaded = ThreadedModel(net, parameters, 1, communicator=ranks)
 losses, first = [], None
 for step in range(20):
-    loss = threaded.gradient([batch(step, 9)], 0.1, (1, step))
+    loss = threaded.gradient([small_batch(step, 9)], 0.1, (1, step))
     losses.append(loss)
     first = parameters.grad.copy() if first is None else first
     adam.update(parameters.grad, 1e-3)
-ranks.assert_equal("parameters", distributed.checksum(parameters.data))
+ranks.assert_equal("parameters", checksum(parameters.data))
 if ranks.rank == 0:
     np.savez(sys.argv[1], losses=losses, gradient=first, parameters=parameters.data)
 threaded.close()
@@ -322,8 +298,7 @@ threaded.close()
 def test_one_two_and_four_ranks_agree_in_float64(tmp_path):
     found = {}
     environ = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        **with_tests_on_path(),
         # Open MPI starts no more ranks than there are cores, unless told to.
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
@@ -340,7 +315,7 @@ def test_one_two_and_four_ranks_agree_in_float64(tmp_path):
 
 
 @needs_mpi
-def test_the_script_does_the_same_on_two_ranks(tmp_path, data):
+def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
     train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "one")
     done = train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "two", "--ranks=2")
     assert "device      2 ranks, cpu, 1 threads each" in done.stdout
@@ -360,7 +335,7 @@ def test_the_script_does_the_same_on_two_ranks(tmp_path, data):
 
 @needs_mpi
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_other_numbers_of_ranks_resume(tmp_path, data, before, after):
+def test_a_run_resumes_on_another_number_of_ranks(tmp_path, data, before, after):
     flags = (*data, *SMALL, "--run", "run")
     train(tmp_path, *flags, "--steps", "10", f"--ranks={before}")
     train(tmp_path, "--resume", "run", "--steps", "20", f"--ranks={after}")
@@ -384,8 +359,8 @@ def start(folder, data, *flags):
     for line in process.stdout:
         if line.startswith("step") and int(line.split()[1].replace(",", "")) >= 8:
             break
-    ranks = (folder / "run" / ".lock").read_text().split()
-    return process, [int(number) for number in ranks]
+    ranks = RunDirectory(folder / "run").processes()
+    return process, ranks
 
 
 def all_end(processes):
@@ -412,8 +387,8 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_bit_for_bit(tmp_path, data):
     out, error = process.communicate(timeout=30)
     assert time.monotonic() - killed < 30
     assert process.returncode == 1
-    assert "train.py: error: rank 1 ended before its time" in error
-    assert "train.py --resume run goes on from the last checkpoint" in out
+    assert "train.py: error: rank 1 ended unexpectedly" in error
+    assert "train.py --resume run continues from the last checkpoint" in out
     assert "Traceback" not in error
     assert all_end(ranks)
     train(tmp_path, "--resume", "run", "--ranks=2")
@@ -463,9 +438,9 @@ def test_a_stalled_rank_is_reported(tmp_path, data):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--ranks", "2", "--device", "cuda"], "--ranks are processes on CPUs"),
+        (["--ranks", "2", "--device", "cuda"], "--ranks starts processes on CPUs"),
         (["--gpus", "2"], "--gpus expects --device cuda"),
-        (["--ranks", "2", "--profile"], "--profile and --dry-run are of one process"),
+        (["--ranks", "2", "--profile"], "--profile and --dry-run use one process"),
         (["--ranks", "0"], "ranks: expected at least 1, got 0"),
         (["--restarts", "-1"], "restarts: expected at least 0, got -1"),
         (["--peer-timeout", "0"], "peer_timeout: expected above 0"),
@@ -477,13 +452,13 @@ def test_flags_that_do_not_go_together(tmp_path, flags, message):
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="needs a place without CuPy")
-def test_without_cupy_the_way_to_it_is_told_once(tmp_path):
+def test_without_cupy_one_line_says_how_to_install_it(tmp_path):
     done = train(tmp_path, "--device", "cuda", "--gpus", "2", code=1)
     [line] = done.stderr.splitlines()
     assert "device cuda needs CuPy: pip install" in line
 
 
-def test_without_mpi_the_way_to_it_is_told(tmp_path, data, monkeypatch):
+def test_without_mpi_the_error_says_how_to_install_it(tmp_path, data, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *args, **options: None)
     with pytest.raises(RuntimeError, match=r"pip install 'minitransformer\[mpi\]'"):
         launch.find_mpiexec()

@@ -2,21 +2,21 @@
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from sacrebleu.metrics import BLEU, CHRF
 
-from minitransformer.model.layers import ParameterBuffer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.training.evaluation import (
     compound_split_bleu,
-    evaluate,
+    token_statistics,
     translation_quality,
     validate,
 )
 from minitransformer.training.parallel import ThreadedModel
+from support.closeness import assert_close
 
 REFERENCES = ["Der Hund läuft über die Straße.", "Eine Frau schläft.", "Ja."]
 OUTPUTS = ["Der Hund läuft auf der Straße.", "Eine Frau schläft.", "Nein."]
@@ -73,7 +73,7 @@ def test_validation_is_the_sum_over_sentences():
     threaded = ThreadedModel(model, ParameterBuffer(model), 2)
     total = validate(threaded, corpus, 30)
     alone = [corpus.batch(np.array([i])) for i in range(20)]
-    each = [evaluate(model, batch.source, batch.target) for batch in alone]
+    each = [token_statistics(model, batch.source, batch.target) for batch in alone]
     assert_close(total.nll, sum(part.nll for part in each))
     assert total.correct == sum(part.correct for part in each)
     assert total.tokens == sum(part.tokens for part in each)

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from minitransformer.training.optimizer import (
     learning_rate,
     peak_learning_rate,
 )
+from support.closeness import assert_close
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -54,5 +54,5 @@ def test_base_peaks_at_7e_4():
     assert max(rates) == rates[1] == pytest.approx(6.9877e-4, rel=1e-4)
 
 
-def test_the_norm():
+def test_the_gradient_norm_is_euclidean():
     assert gradient_norm(np.array([3.0, 4.0])) == 5

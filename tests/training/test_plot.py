@@ -50,7 +50,7 @@ def test_series_against_steps_tokens_and_minutes(run):
         ([0, 0, 8, 8], 2, "▁█"),
     ],
 )
-def test_sparklines(values, width, expected):
+def test_sparklines_scale_values_to_eight_heights(values, width, expected):
     assert plot.sparkline(values, width) == expected
 
 

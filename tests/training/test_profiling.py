@@ -14,7 +14,7 @@ def test_every_call_is_counted_both_ways_with_its_operations():
     x, weight = (
         Tensor(np.ones(shape), requires_grad=True) for shape in ((2, 3, 4), (4, 5))
     )
-    with autograd.observed(profile.observe):
+    with autograd.wrap_primitives(profile.wrap_primitive):
         ops.sum_all(
             ops.linear(ops.linear(x, weight), Tensor(np.ones((5, 4))))
         ).backward()

@@ -3,22 +3,22 @@
 import importlib.util
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
-from conftest import assert_close
-from test_translate import in_process, model  # noqa: F401  (a fixture)
 
 from minitransformer import load
 from minitransformer.translation.attention_maps import attention_maps, attention_page
+from support.browser import needs_browser, open_tab
+from support.closeness import assert_close
+from support.in_process import run_translate
 
 LINE = "the cat number 7 sat"
 
 
 @pytest.fixture(scope="module")
-def translator(model):  # noqa: F811
-    return load(model)
+def translator(model_path):
+    return load(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_first_layer_by_the_definition(translator, maps):
         assert_close(maps.encoder[0, head], expected, "float32")
 
 
-def test_a_page_needs_nothing_else(maps, tmp_path):
+def test_the_page_loads_no_other_file(maps, tmp_path):
     page = attention_page(maps)
     assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", page)
     data = re.search(r"getElementById\(\"attention\"\), (\{.*\})\);", page)[1]
@@ -63,9 +63,11 @@ def test_a_page_needs_nothing_else(maps, tmp_path):
     assert "<" not in data
 
 
-def test_the_command_writes_a_page(model, tmp_path, capfd):  # noqa: F811
+def test_the_command_writes_a_page(model_path, tmp_path, capfd):
     path = tmp_path / "heads.html"
-    code, out, err = in_process(capfd, "--model", model, "--attention", str(path), LINE)
+    code, out, err = run_translate(
+        capfd, "--model", model_path, "--attention", str(path), LINE
+    )
     assert (code, out, err) == (0, "", "")
     assert path.read_text().startswith("<!doctype html>")
 
@@ -73,11 +75,11 @@ def test_the_command_writes_a_page(model, tmp_path, capfd):  # noqa: F811
 @pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
 )
-def test_the_command_draws_a_picture(model, maps, tmp_path, capfd):  # noqa: F811
+def test_the_command_draws_a_picture(model_path, maps, tmp_path, capfd):
     for name, start in (("heads.png", b"\x89PNG"), ("heads.svg", b"<?xml")):
         path = tmp_path / name
-        command = ["--model", model, "--attention", str(path), LINE]
-        assert in_process(capfd, *command) == (0, "", "")
+        command = ["--model", model_path, "--attention", str(path), LINE]
+        assert run_translate(capfd, *command) == (0, "", "")
         assert path.read_bytes().startswith(start)
     layers = sum(len(m) for m in (maps.encoder, maps.decoder, maps.cross))
     panels = re.findall(r"<!-- (\w+) layer \d head \d -->", path.read_text())
@@ -94,29 +96,15 @@ def test_the_command_draws_a_picture(model, maps, tmp_path, capfd):  # noqa: F81
     ],
 )
 def test_flags_that_do_not_go_together(capfd, flags, message):
-    code, _, err = in_process(capfd, *flags)
+    code, _, err = run_translate(capfd, *flags)
     assert code == 2
     assert message in err
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.mark.skipif(
-    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
-    reason="needs Chromium and playwright",
-)
-def test_words_say_where_they_look(maps, tmp_path):
-    from playwright.sync_api import sync_playwright
-
+@needs_browser
+def test_the_page_says_where_a_word_attends(maps, tmp_path):
     (tmp_path / "page.html").write_text(attention_page(maps))
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        tab = browser.new_page()
-        errors = []
-        tab.on("pageerror", lambda error: errors.append(error))
+    with open_tab() as tab:
         tab.goto(f"file://{tmp_path}/page.html")
         words = tab.locator(".links ol").first.locator("button")
         assert words.count() == len(maps.read)
@@ -133,5 +121,3 @@ def test_words_say_where_they_look(maps, tmp_path):
         tab.locator("select").first.select_option("decoder")
         words.nth(0).focus()
         assert ": begin 100%" in said.text_content()
-        assert errors == []
-        browser.close()

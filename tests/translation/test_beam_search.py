@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine.autograd import Tensor, no_grad
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
     BOS_ID,
@@ -21,48 +19,20 @@ from minitransformer.settings.config import (
     ModelConfig,
 )
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import beam_search, length_penalty
-from minitransformer.translation.decode import encode_lines, translate, translate_lines
-from minitransformer.translation.scoring import score
+from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.translator import Translator
+from support.closeness import assert_close
+from support.models import check_cached_decoder
+from support.scripted_stepper import VOCAB, ScriptedStepper, random_log_probs
 
-VOCAB = 6  # padding, unknown, begin, end and two words
 FREE = [i for i in range(VOCAB) if i not in (PAD_ID, BOS_ID, EOS_ID)]
-
-
-class Scripted:
-    """A stepper whose log-probabilities are a function of sentence and history."""
-
-    def __init__(self, table, sentences):
-        self.table = table
-        self.rows = [(s, ()) for s in sentences]
-        self.counts = []
-
-    def step(self, tokens):
-        self.counts.append(len(tokens))
-        self.rows = [
-            (s, (*history, int(t)))
-            for (s, history), t in zip(self.rows, tokens, strict=True)
-        ]
-        yield np.stack([self.table(s, history[1:]) for s, history in self.rows])
-
-    def select(self, rows):
-        self.rows = [self.rows[r] for r in rows]
-
-
-def hashed(seed, sharpness=2.0):
-    """Random but repeatable log-probabilities for every history."""
-
-    def table(sentence, history):
-        rng = np.random.default_rng([seed, sentence, *history])
-        logits = rng.standard_normal(VOCAB) * sharpness
-        return logits - np.log(np.exp(logits).sum())
-
-    return table
 
 
 def search(table, limits, beam, alpha, nbest=1, sentences=None):
     sentences = range(len(limits)) if sentences is None else sentences
-    stepper = Scripted(table, sentences)
+    stepper = ScriptedStepper(table, sentences)
     return beam_search(stepper, np.array(limits), beam, alpha, nbest), stepper
 
 
@@ -82,7 +52,7 @@ def all_hypotheses(table, sentence, limit, alpha):
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.6, 1.0]), st.integers(1, 3))
 def test_a_wide_beam_is_exhaustive_search(seed, alpha, nbest):
-    limit, table = 4, hashed(seed)
+    limit, table = 4, random_log_probs(seed)
     [found], _ = search(table, [limit], 3**limit, alpha, nbest)
     expected = all_hypotheses(table, 0, limit, alpha)[:nbest]
     assert [h.tokens for h in found] == [tokens for *_, tokens in expected]
@@ -92,7 +62,7 @@ def test_a_wide_beam_is_exhaustive_search(seed, alpha, nbest):
 
 @given(st.integers(0, 10_000), st.floats(0, 2))
 def test_beam_1_is_greedy(seed, alpha):
-    table, limit = hashed(seed), 8
+    table, limit = random_log_probs(seed), 8
     [[found]], _ = search(table, [limit], 1, alpha)
     words, log_prob = [], 0.0
     while len(words) < limit:
@@ -110,9 +80,11 @@ def test_beam_1_is_greedy(seed, alpha):
 @given(st.integers(0, 10_000), st.integers(1, 4))
 def test_batch_mates_never_change_a_sentence(seed, beam):
     limits = [5, 1, 9, 3]
-    together, _ = search(hashed(seed), limits, beam, 0.6)
+    together, _ = search(random_log_probs(seed), limits, beam, 0.6)
     for sentence, limit in enumerate(limits):
-        alone, _ = search(hashed(seed), [limit], beam, 0.6, sentences=[sentence])
+        alone, _ = search(
+            random_log_probs(seed), [limit], beam, 0.6, sentences=[sentence]
+        )
         for a, b in zip(alone[0], together[sentence], strict=True):
             assert a.tokens == b.tokens
             assert_close(a.score, b.score)
@@ -120,7 +92,7 @@ def test_batch_mates_never_change_a_sentence(seed, beam):
 
 @given(st.integers(0, 10_000))
 def test_nbest_is_sorted_and_distinct(seed):
-    [found], _ = search(hashed(seed), [10], 5, 0.6, nbest=5)
+    [found], _ = search(random_log_probs(seed), [10], 5, 0.6, nbest=5)
     scores = [h.score for h in found]
     assert scores == sorted(scores, reverse=True)
     assert len({h.tokens for h in found}) == len(found)
@@ -197,65 +169,33 @@ def model(positions="sinusoidal", dtype="float64"):
     return Transformer(config, seed=5, dtype=dtype)
 
 
-def check_cache(net, steps, leaving):
-    """Decode random tokens with a cache: each output is that of the whole history.
-
-    Beams are reordered, and after the steps `leaving` a sentence is dropped. Returns
-    the state and the sentence of each beam that is left.
-    """
-    rng, beam = np.random.default_rng(0), 2
-    source = rng.integers(4, 20, (3, 6))
-    source[1, 4:] = PAD_ID
-    with no_grad():
-        state = net.start_decoding(source)
-        owners, histories = np.arange(3), np.full((3, 1), BOS_ID)
-        for step in range(steps):
-            outputs = net.decode_step(histories[:, -1], state)
-            full = net(source[owners], histories).data[:, -1]
-            assert_close(outputs, full)
-            logits = (net.logits(Tensor(x)).data for x in (outputs, full))
-            assert_close(*logits)
-            tokens = rng.integers(4, 20, (len(owners), 1))
-            histories = np.concatenate([histories, tokens], axis=1)
-            rows = np.arange(len(owners))
-            if step == 0:
-                rows = np.repeat(rows, beam)
-            elif step % 3 == 1:
-                rows = rows.reshape(-1, beam)[:, rng.integers(0, beam, beam)].ravel()
-            if step in leaving:
-                rows = rows[beam:]
-            state.select(rows, beam)
-            owners, histories = owners[rows], histories[rows]
-    return state, owners
-
-
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_the_cached_decoder_equals_the_full_one(positions):
     """Also with beams reordered, sentences dropped, and beyond the first buffer."""
-    _, owners = check_cache(model(positions), 36, leaving=(5, 20))
+    _, owners = check_cached_decoder(model(positions), 36, leaving=(5, 20))
     assert len(owners) == 2
 
 
-def test_translations_score_as_they_were_found_to():
+def test_scores_of_translations_equal_those_of_the_search():
     rng, net = np.random.default_rng(1), model()
     sources = [list(rng.integers(4, 20, n)) for n in (3, 9, 1, 6, 5)]
     config = DecodingConfig(beam=3, max_len_a=1.0, max_len_b=4)
-    found = [h[0] for h in translate(net, sources, config)]
+    found = [h[0] for h in translate_ids(net, sources, config)]
     ended = [i for i, h in enumerate(found) if len(h.tokens) < len(sources[i]) + 5]
-    scores = score(net, sources, [h.tokens for h in found])
+    scores = score_targets(net, sources, [h.tokens for h in found])
     for i in range(len(sources)):
         if i in ended:
             assert_close(scores[i][0], found[i].log_prob)
         assert scores[i][1] == len(found[i].tokens) + 1
 
 
-def test_order_blanks_threads_and_batches_do_not_matter():
+def test_translations_do_not_depend_on_order_threads_or_batches():
     rng, net = np.random.default_rng(2), model()
     sources = [list(rng.integers(4, 20, n)) for n in (0, 7, 3, 0, 12, 1, 3)]
     config = DecodingConfig(beam=2, max_len_b=3)
-    together = translate(net, sources, config, num_threads=2)
-    alone = [translate(net, [source], config)[0] for source in sources]
-    narrow = translate(
+    together = translate_ids(net, sources, config, num_threads=2)
+    alone = [translate_ids(net, [source], config)[0] for source in sources]
+    narrow = translate_ids(
         net, sources, DecodingConfig(beam=2, max_len_b=3, decode_tokens=1)
     )
     for a, b, c in zip(together, alone, narrow, strict=True):
@@ -267,10 +207,10 @@ def test_order_blanks_threads_and_batches_do_not_matter():
 def test_learned_positions_bound_the_output():
     net = model("learned")
     config = DecodingConfig(beam=1, max_len_b=500)
-    [[found]] = translate(net, [[4, 5, 6]], config)
+    [[found]] = translate_ids(net, [[4, 5, 6]], config)
     assert len(found.tokens) <= 40
     with pytest.raises(ValueError, match="at most 40 tokens"):
-        translate(net, [[4] * 50], config)
+        translate_ids(net, [[4] * 50], config)
 
 
 @pytest.fixture(scope="module")
@@ -282,34 +222,34 @@ def test_lines_are_translated_in_order(tokenizer):
     lines = [f"the cat number {i} sat" for i in range(3)]
     net = Transformer(replace(model().config, vocab_size=40), seed=5)
     config = DecodingConfig(beam=2, max_len_b=2)
-    together = translate_lines(net, tokenizer, [*lines, ""], config, 2)
-    alone = [translate_lines(net, tokenizer, [x], config, 1)[0] for x in lines]
+    together = Translator(net, tokenizer, 2).hypotheses([*lines, ""], config)
+    alone = [Translator(net, tokenizer).hypotheses([x], config)[0] for x in lines]
     assert [h[0].tokens for h in together] == [*(h[0].tokens for h in alone), ()]
 
 
 def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
     net = Transformer(replace(model().config, vocab_size=40), seed=5)
     line = "the cat sat down " * 30
-    [ids] = tokenizer.encode([line])
+    [ids], translator = tokenizer.encode([line]), Translator(net, tokenizer)
     settings = {"beam": 2, "max_len_b": 2, "nbest": 2, "max_input": 25}
     config = DecodingConfig(**settings)
-    [parts] = encode_lines(net, tokenizer, [line], config)
+    [parts] = translator.encode([line], config)
     assert [i for part in parts for i in part] == ids
     assert all(0 < len(part) <= 25 for part in parts)
     assert all(tokenizer.pieces(part)[0].startswith("\u2581") for part in parts)
-    [found] = translate_lines(net, tokenizer, [line], config)
-    each = translate(net, parts, config)
+    [found] = translator.hypotheses([line], config)
+    each = translate_ids(net, parts, config)
     for rank in range(2):
         tokens = [t for part in each for t in part[rank].tokens]
         assert found[rank].tokens == tuple(tokens)
         assert_close(found[rank].log_prob, sum(part[rank].log_prob for part in each))
 
     cut = DecodingConfig(**settings, long_input="truncate")
-    assert encode_lines(net, tokenizer, [line], cut) == [parts[:1]]
+    assert translator.encode([line], cut) == [parts[:1]]
     refused = DecodingConfig(**settings, long_input="error")
     with pytest.raises(ValueError, match=r"line 8: expected at most 25 word pieces"):
-        encode_lines(net, tokenizer, ["the cat", line], refused, first_line=7)
+        translator.encode(["the cat", line], refused, first_line=7)
     unbroken = "c" * 200
-    [parts] = encode_lines(net, tokenizer, [unbroken, ""][:1], config)
+    [parts] = translator.encode([unbroken, ""][:1], config)
     assert max(map(len, parts)) <= 25
-    assert encode_lines(net, tokenizer, [""], config) == [[[]]]
+    assert translator.encode([""], config) == [[[]]]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minitransformer.model.layers import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.settings.config import DecodingConfig, ModelConfig
+from minitransformer.settings.config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import export
-from minitransformer.translation.decode import translate
+from minitransformer.translation.batch_translation import translate_ids
+from support.models import model_with_random_biases
 
 LINES = [
     f"the {a} {b} sees a {c}."
@@ -27,31 +27,17 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(LINES, 64)
 
 
-def random_model(**settings: object) -> Transformer:
-    """A model whose every parameter matters: gains and biases are random too."""
-    config = ModelConfig(
-        vocab_size=64, encoder_layers=2, decoder_layers=3, d_model=32, d_ff=48,
-        num_heads=4, **settings,
-    )  # fmt: skip
-    model, rng = Transformer(config, seed=3), np.random.default_rng(5)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("gain", "bias", "bias_1", "bias_2")):
-            noise = rng.normal(0, 0.3, parameter.shape)
-            parameter.data += noise.astype(np.float32)
-    return model
-
-
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, positions):
     ctranslate2 = pytest.importorskip("ctranslate2")
-    model = random_model(positions=positions, max_positions=40)
+    model = model_with_random_biases(positions=positions, max_positions=40)
     path = tmp_path / "model.safetensors"
     checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
     assert export.main(["ctranslate2", str(path), str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == tokenizer.model
 
     sources = tokenizer.encode(LINES)
-    ours = translate(
+    ours = translate_ids(
         model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=20)
     )
     pieces = [tokenizer.pieces(line) for line in sources]
@@ -75,7 +61,7 @@ def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, position
 
 def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
     pytest.importorskip("ctranslate2")
-    model, pieces = random_model(), tokenizer.pieces(range(64))
+    model, pieces = model_with_random_biases(), tokenizer.pieces(range(64))
     for kind in ("float32", "int8"):
         export.to_ctranslate2(model, pieces, tmp_path / kind, kind)
     sizes = {
@@ -87,9 +73,11 @@ def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
     assert sizes["int8"] - positions < 0.5 * (sizes["float32"] - positions)
 
 
-def test_a_directory_in_use_and_odd_heads_are_refused(tmp_path, tokenizer, capsys):
+def test_a_full_directory_and_unusual_head_widths_are_refused(
+    tmp_path, tokenizer, capsys
+):
     pytest.importorskip("ctranslate2")
-    model = random_model(d_k=4)
+    model = model_with_random_biases(d_k=4)
     path = tmp_path / "model.safetensors"
     checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
     assert export.main(["ctranslate2", str(path), str(tmp_path)]) == 1

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ from minitransformer.settings.config import DecodingConfig, ModelConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.translation import lexicon
-from minitransformer.translation.decode import translate
+from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.lexicon import Lexicon, train_lexicon
-
-ROOT = Path(__file__).parent.parent
+from support.scripts import ROOT
 
 
 def ragged(lines):
@@ -30,7 +28,7 @@ def reversed_corpus(pairs=400, words=20):
     return ParallelCorpus(ragged(source), ragged([line[::-1] + 20 for line in source]))
 
 
-def test_it_finds_the_dictionary_that_made_the_corpus():
+def test_training_finds_the_dictionary_that_made_the_corpus():
     learned = train_lexicon(reversed_corpus(), 60, translations=1, frequent=3)
     for word in range(10, 30):
         assert word + 20 in learned.shortlist(np.array([word]))
@@ -66,7 +64,7 @@ def test_a_large_corpus_is_sampled(monkeypatch):
     assert 32 in learned.shortlist(np.array([12]))
 
 
-def test_a_file_round_trips_and_a_foreign_one_is_refused(tmp_path):
+def test_a_lexicon_loads_again_and_a_foreign_file_is_refused(tmp_path):
     learned = train_lexicon(reversed_corpus(), 60)
     learned.save(tmp_path / "l.safetensors")
     again = Lexicon.load(tmp_path / "l.safetensors", 60)
@@ -96,13 +94,13 @@ def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
     model = Transformer(config, seed=5)
     sources = [[7, 8, 9], [30, 31], [], [12] * 6]
     settings = DecodingConfig(beam=3, max_len_b=8, nbest=2)
-    plain = translate(model, sources, settings)
-    full = translate(model, sources, settings, shortlist=lambda ids: np.arange(40))
+    plain = translate_ids(model, sources, settings)
+    full = translate_ids(model, sources, settings, shortlist=lambda ids: np.arange(40))
     for a, b in zip(plain, full, strict=True):
         assert [h.tokens for h in a] == [h.tokens for h in b]
         np.testing.assert_allclose([h.score for h in a], [h.score for h in b], 1e-6)
     allowed = np.array([0, 1, 2, 3, 11, 13, 17])
-    few = translate(model, sources, settings, shortlist=lambda ids: allowed)
+    few = translate_ids(model, sources, settings, shortlist=lambda ids: allowed)
     words = {t for found in few for h in found for t in h.tokens}
     assert words <= set(allowed.tolist()) - {0, 2, 3}
     assert words
@@ -126,7 +124,7 @@ def test_the_command_learns_from_a_run_for_translate(tmp_path):
 
     train = [str(ROOT / "train.py"), "--train-source", "a", "--train-target", "b"]
     assert python(*train, *small).returncode == 0
-    made = python("-m", "minitransformer.lexicon", "run", "lexicon.safetensors")
+    made = python("-m", "minitransformer", "lexicon", "run", "lexicon.safetensors")
     assert made.returncode == 0, made.stderr
     assert "from 200 pairs" in made.stdout
     shortlist = ("--shortlist", "lexicon.safetensors", "--max-len-b", "3")
@@ -135,4 +133,4 @@ def test_the_command_learns_from_a_run_for_translate(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
-    assert python("-m", "minitransformer.lexicon", "nowhere", "x").returncode == 1
+    assert python("-m", "minitransformer", "lexicon", "nowhere", "x").returncode == 1

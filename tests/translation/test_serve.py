@@ -1,26 +1,24 @@
 """The translation page: what it answers, whom it refuses, and in a real browser."""
 
 import http.client
-import importlib.util
 import json
 import threading
-import time
 
 import pytest
-from test_attention import CHROMIUM
-from test_translate import in_process, model  # noqa: F401  (a fixture)
 
 from minitransformer import DecodingConfig, load
 from minitransformer.translation import serve
 from minitransformer.translation.serve import Server
+from support.browser import needs_browser, open_tab
+from support.in_process import run_translate
 
 LINE = "the cat number 7 sat"
 SHORT = DecodingConfig(max_len_a=0, max_len_b=5)
 
 
 @pytest.fixture(scope="module")
-def server(model):  # noqa: F811
-    with Server("127.0.0.1", 0, load(model), SHORT) as server:
+def server(model_path):
+    with Server("127.0.0.1", 0, load(model_path), SHORT) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -39,12 +37,14 @@ def request(server, method, path, body=None, **headers):
     return answer.status, text, answer.headers
 
 
-def test_translations_are_those_of_the_command(server, model, capfd):  # noqa: F811
+def test_translations_are_those_of_the_command(server, model_path, capfd):
     body = {"text": f"{LINE}\n\n{LINE} on", "beam": 3, "nbest": 2}
     status, text, _ = request(server, "POST", "/translate", body)
     assert status == 200
     flags = "--beam 3 --nbest 2 --max-len-a 0 --max-len-b 5 --json".split()
-    _, out, _ = in_process(capfd, "--model", model, *flags, LINE, "", f"{LINE} on")
+    _, out, _ = run_translate(
+        capfd, "--model", model_path, *flags, LINE, "", f"{LINE} on"
+    )
     expected = [json.loads(line)["translations"] for line in out.splitlines()]
     for found, line in zip(json.loads(text)["lines"], expected, strict=True):
         assert [x["text"] for x in found] == [x["text"] for x in line]
@@ -85,8 +85,8 @@ def test_bad_requests_get_one_line(server, path, body, headers, status, message)
     assert message in json.loads(text)["error"]
 
 
-def test_other_hosts_need_the_token(model):  # noqa: F811
-    with Server("0.0.0.0", 0, load(model), SHORT) as server:
+def test_other_hosts_need_the_token(model_path):
+    with Server("0.0.0.0", 0, load(model_path), SHORT) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert f"?token={server.token}" in server.address
         body = {"text": LINE}
@@ -100,15 +100,18 @@ def test_other_hosts_need_the_token(model):  # noqa: F811
         server.shutdown()
 
 
-def test_too_many_at_once_are_sent_away(server, monkeypatch):
+def test_too_many_requests_at_once_are_refused(server, monkeypatch):
+    refused = threading.Event()
     monkeypatch.setattr(
-        server, "_translate", lambda request: time.sleep(0.5) or json.dumps({})
+        server, "_translate", lambda request: json.dumps(refused.wait(30))
     )
     found = []
 
     def ask():
         status, _, _ = request(server, "POST", "/translate", {"text": "a"})
         found.append(status)
+        if found.count(503) == 3:
+            refused.set()
 
     threads = [threading.Thread(target=ask) for _ in range(serve.MAX_WAITING + 4)]
     for thread in threads:
@@ -119,20 +122,11 @@ def test_too_many_at_once_are_sent_away(server, monkeypatch):
     assert found.count(200) == serve.MAX_WAITING + 1
 
 
-@pytest.mark.skipif(
-    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
-    reason="needs Chromium and playwright",
-)
-def test_a_person_types(server, tmp_path):
-    from playwright.sync_api import expect, sync_playwright
+@needs_browser
+def test_the_page_translates_what_a_person_types(server, tmp_path):
+    from playwright.sync_api import expect
 
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        tab = browser.new_page(viewport={"width": 390, "height": 800})
-        errors = []
-        tab.on("pageerror", lambda error: errors.append(error))
+    with open_tab(viewport={"width": 390, "height": 800}) as tab:
         tab.goto(server.address)
         tab.keyboard.type(LINE)  # the text has the focus
         expect(tab.locator(".translations li")).to_have_count(1)
@@ -143,5 +137,3 @@ def test_a_person_types(server, tmp_path):
         assert width <= 390  # nothing sticks out of a phone's screen
         tab.get_by_label("beam").fill("99")
         expect(tab.get_by_role("status")).to_have_text("expected a beam of at most 16")
-        assert errors == []
-        browser.close()

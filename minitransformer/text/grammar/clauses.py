@@ -1,4 +1,4 @@
-"""Noun phrases that agree in gender, number and case, and clauses in word order."""
+"""Noun phrases with their agreement, and clauses with their word order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from minitransformer.text.grammar.words import MODALS, Noun, Verb
 
-# Noun phrases: columns are masculine, feminine, neuter and plural
-
+# Columns of the tables below: masculine, feminine, neuter and plural
 COLUMNS = "mfnp"
 DEFINITE = {
     "nominative": ("der", "die", "das", "die"),
@@ -40,7 +39,7 @@ EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein", "his": "sein", "our": "unse
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """A determiner, perhaps an adjective (English and German stem), and a noun."""
+    """A determiner, an optional adjective (its English and German stem) and a noun."""
 
     determiner: str
     noun: Noun
@@ -51,16 +50,15 @@ class NounPhrase:
     def english(self) -> str:
         noun = self.noun.english_plural if self.plural else self.noun.english
         words = [self.adjective[0], noun] if self.adjective else [noun]
-        if self.determiner == "a":
-            article = [] if self.plural else ["an" if words[0][0] in "aeiou" else "a"]
-        elif self.determiner == "this":
-            article = ["these" if self.plural else "this"]
-        else:
-            article = [self.determiner]
-        return " ".join(article + words)
+        determiner = self.determiner
+        if self.plural:
+            determiner = {"a": "", "this": "these"}.get(determiner, determiner)
+        elif determiner == "a" and words[0][0] in "aeiou":
+            determiner = "an"
+        return " ".join([determiner, *words]).strip()
 
     def german(self, case: str) -> str:
-        """Decline in the nominative, accusative or dative."""
+        """Decline the phrase. `case`: nominative, accusative or dative."""
         column = COLUMNS.index("p" if self.plural else self.noun.gender)
         if self.determiner in ("the", "this"):
             article = (DEFINITE if self.determiner == "the" else THIS)[case][column]
@@ -83,12 +81,9 @@ class NounPhrase:
         return noun.german
 
 
-# Clauses
-
-
 @dataclass(frozen=True)
 class Clause:
-    """Who does what to whom: one meaning that both languages put into order.
+    """Who does what to whom: one meaning, which each language puts into its own order.
 
     `objects` pairs each noun phrase after the verb with its German case; `addition`
     is a phrase at the end in both languages, as (English, German).
@@ -99,73 +94,67 @@ class Clause:
     objects: tuple[tuple[NounPhrase, str], ...] = ()
     addition: tuple[str, str] = ("", "")
 
-    @property
-    def english_rest(self) -> str:
-        words = [phrase.english for phrase, _ in self.objects]
-        return " ".join(x for x in (*words, self.addition[0]) if x)
-
-    @property
-    def german_rest(self) -> str:
-        words = [phrase.german(case) for phrase, case in self.objects]
-        return " ".join(x for x in (*words, self.addition[1]) if x)
-
-    @property
-    def english_verb(self) -> str:
-        return self.verb.english_base if self.subject.plural else self.verb.english
-
-    @property
-    def german_verb(self) -> str:
-        return self.verb.german_base if self.subject.plural else self.verb.german
+    def _written(self, english: str, german: str) -> tuple[str, str]:
+        """Fill in the two word orders: {verb} is inflected, {base} is the base form."""
+        plural, verb = self.subject.plural, self.verb
+        return (
+            english.format(
+                subject=self.subject.english,
+                do="do" if plural else "does",
+                verb=verb.english_base if plural else verb.english,
+                base=verb.english_base,
+                rest=" ".join(
+                    [*(p.english for p, _ in self.objects), self.addition[0]]
+                ),
+            ),
+            german.format(
+                subject=self.subject.german("nominative"),
+                verb=verb.german_base if plural else verb.german,
+                base=verb.german_base,
+                particle=verb.particle,
+                rest=" ".join(
+                    [*(p.german(c) for p, c in self.objects), self.addition[1]]
+                ),
+            ),
+        )
 
     def statement(self) -> tuple[str, str]:
         """Der Junge ruft den Arzt an."""
-        return (
-            f"{self.subject.english} {self.english_verb} {self.english_rest}",
-            f"{self.subject.german('nominative')} {self.german_verb} "
-            f"{self.german_rest} {self.verb.particle}",
+        return self._written(
+            "{subject} {verb} {rest}", "{subject} {verb} {rest} {particle}"
         )
 
     def fronted(self, english: str, german: str) -> tuple[str, str]:
         """Heute ruft der Junge den Arzt an."""
-        return (
-            f"{english} {self.subject.english} {self.english_verb} {self.english_rest}",
-            f"{german} {self.german_verb} {self.subject.german('nominative')} "
-            f"{self.german_rest} {self.verb.particle}",
+        return self._written(
+            english + " {subject} {verb} {rest}",
+            german + " {verb} {subject} {rest} {particle}",
         )
 
     def negated(self) -> tuple[str, str]:
         """Der Junge ruft den Arzt nicht an."""
-        do = "do" if self.subject.plural else "does"
-        return (
-            f"{self.subject.english} {do} not {self.verb.english_base} "
-            f"{self.english_rest}",
-            f"{self.subject.german('nominative')} {self.german_verb} "
-            f"{self.german_rest} nicht {self.verb.particle}",
+        return self._written(
+            "{subject} {do} not {base} {rest}",
+            "{subject} {verb} {rest} nicht {particle}",
         )
 
     def question(self) -> tuple[str, str]:
         """Ruft der Junge den Arzt an?"""
-        do = "do" if self.subject.plural else "does"
-        return (
-            f"{do} {self.subject.english} {self.verb.english_base} {self.english_rest}",
-            f"{self.german_verb} {self.subject.german('nominative')} "
-            f"{self.german_rest} {self.verb.particle}",
+        return self._written(
+            "{do} {subject} {base} {rest}", "{verb} {subject} {rest} {particle}"
         )
 
     def with_modal(self, modal: str) -> tuple[str, str]:
         """Der Junge muss den Arzt anrufen."""
-        german = MODALS[modal][self.subject.plural]
-        return (
-            f"{self.subject.english} {modal} {self.verb.english_base} "
-            f"{self.english_rest}",
-            f"{self.subject.german('nominative')} {german} {self.german_rest} "
-            f"{self.verb.particle}{self.verb.german_base}",
+        return self._written(
+            "{subject} " + modal + " {base} {rest}",
+            "{subject} "
+            + MODALS[modal][self.subject.plural]
+            + " {rest} {particle}{base}",
         )
 
     def because(self) -> tuple[str, str]:
         """..., weil der Junge den Arzt anruft."""
-        return (
-            f"because {self.subject.english} {self.english_verb} {self.english_rest}",
-            f"weil {self.subject.german('nominative')} {self.german_rest} "
-            f"{self.verb.particle}{self.german_verb}",
+        return self._written(
+            "because {subject} {verb} {rest}", "weil {subject} {rest} {particle}{verb}"
         )

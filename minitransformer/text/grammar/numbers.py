@@ -10,12 +10,8 @@ UNITS_DE = (
     "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn "
     "vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
 ).split()
-TENS_EN = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()]
-TENS_DE = [
-    "",
-    "",
-    *"zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split(),
-]
+TENS_EN = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
+TENS_DE = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 ORDINALS_EN = {
     "one": "first",
     "two": "second",
@@ -38,33 +34,27 @@ def cardinal_en(n: int) -> str:
     _check("cardinal", n, 0, 1_000_000)
     if n == 1_000_000:
         return "one million"
-    if n >= 1000:
-        return _joined(cardinal_en(n // 1000) + " thousand", n % 1000)
-    if n >= 100:
-        return _joined(UNITS_EN[n // 100] + " hundred", n % 100)
+    for size, name in ((1000, "thousand"), (100, "hundred")):
+        if n >= size:
+            rest = f" {cardinal_en(n % size)}" if n % size else ""
+            return f"{cardinal_en(n // size)} {name}{rest}"
     if n >= 20:
         return TENS_EN[n // 10] + (f"-{UNITS_EN[n % 10]}" if n % 10 else "")
     return UNITS_EN[n]
 
 
-def _joined(head: str, rest: int) -> str:
-    return f"{head} {cardinal_en(rest)}" if rest else head
-
-
 def cardinal_de(n: int, last: str = "eins") -> str:
     """342107 -> dreihundertzweiundvierzigtausendeinhundertsieben.
 
-    `last` is how a one at the very end is written: eins when counting.
+    `last` is how a final one is written: eins if no noun follows.
     """
     _check("cardinal", n, 0, 1_000_000)
     if n == 1_000_000:
         return "eine Million"
-    if n >= 1000:
-        rest = cardinal_de(n % 1000, last) if n % 1000 else ""
-        return cardinal_de(n // 1000, "ein") + "tausend" + rest
-    if n >= 100:
-        rest = cardinal_de(n % 100, last) if n % 100 else ""
-        return UNITS_DE[n // 100] + "hundert" + rest
+    for size, name in ((1000, "tausend"), (100, "hundert")):
+        if n >= size:
+            rest = cardinal_de(n % size, last) if n % size else ""
+            return cardinal_de(n // size, "ein") + name + rest
     if n >= 20:
         return (UNITS_DE[n % 10] + "und" if n % 10 else "") + TENS_DE[n // 10]
     return last if n == 1 else UNITS_DE[n]
@@ -74,15 +64,15 @@ def ordinal_en(n: int) -> str:
     """23 -> twenty-third."""
     _check("ordinal", n, 1, 1_000_000)
     words = cardinal_en(n)
-    cut = max(words.rfind(" "), words.rfind("-")) + 1
-    head, last = words[:cut], words[cut:]
+    start = max(words.rfind(" "), words.rfind("-")) + 1
+    head, last = words[:start], words[start:]
     if last in ORDINALS_EN:
         return head + ORDINALS_EN[last]
     return head + (last[:-1] + "ieth" if last.endswith("y") else last + "th")
 
 
 def ordinal_de(n: int) -> str:
-    """23 -> dreiundzwanzigst, to which the ending of an adjective is added."""
+    """23 -> dreiundzwanzigst, without the ending that agrees with a noun."""
     _check("ordinal", n, 1, 1_000_000)
     if n == 1_000_000:
         return "millionst"
@@ -114,7 +104,7 @@ def year_de(year: int) -> str:
 
 
 def clock_en(hour: int, minute: int) -> str:
-    """(6, 30) -> half past six. Units: hours 1 to 12, minutes in fives"""
+    """(6, 30) -> half past six. Units: hours from 1 to 12, minutes in steps of 5"""
     _check_clock(hour, minute)
     if minute == 0:
         return cardinal_en(hour) + " o'clock"
@@ -127,7 +117,7 @@ def clock_en(hour: int, minute: int) -> str:
 
 
 def clock_de(hour: int, minute: int) -> str:
-    """(6, 30) -> halb sieben. Units: hours 1 to 12, minutes in fives"""
+    """(6, 30) -> halb sieben. Units: hours from 1 to 12, minutes in steps of 5"""
     _check_clock(hour, minute)
     now, following = cardinal_de(hour), cardinal_de(hour % 12 + 1)
     if minute == 0:

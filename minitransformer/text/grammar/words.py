@@ -1,13 +1,12 @@
-"""The words that both languages share, and how they are inflected."""
+"""The vocabulary of the grammar, English and German, with its inflections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 
 class Noun(NamedTuple):
-    """A noun of gender m, f or n; `weak` takes -n or -en outside the nominative."""
+    """A noun of gender m, f or n; a `weak` one ends in -n or -en in other cases."""
 
     english: str
     english_plural: str
@@ -18,26 +17,28 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb in the present: third person singular, base form; `particle` separates."""
+    """A verb in the present tense, with the particle that German separates from it."""
 
-    english: str
+    english: str  # third person singular
     english_base: str
     german: str
     german_base: str
     particle: str = ""
 
 
-def _table(text: str, kind: Callable[..., Noun | Verb]) -> list:
-    rows = (line.split(",") for line in text.strip().split("\n"))
-    return [kind(*(cell.strip() for cell in row)) for row in rows]
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row.split(",")] for row in table.split("\n")]
 
 
-def _noun(*cells: str) -> Noun:
-    english, plural, german, german_plural, gender = cells
-    return Noun(english, plural, german, german_plural, gender[0], gender == "m weak")
+def _nouns(table: str) -> list[Noun]:
+    return [Noun(a, b, c, d, e[0], "weak" in e) for a, b, c, d, e in _cells(table)]
 
 
-PEOPLE: list[Noun] = _table(
+def _verbs(table: str) -> list[Verb]:
+    return [Verb(*row) for row in _cells(table)]
+
+
+PEOPLE = _nouns(
     """man, men, Mann, Männer, m
     woman, women, Frau, Frauen, f
     child, children, Kind, Kinder, n
@@ -52,10 +53,9 @@ PEOPLE: list[Noun] = _table(
     queen, queens, Königin, Königinnen, f
     baker, bakers, Bäcker, Bäcker, m
     farmer, farmers, Bauer, Bauern, m weak
-    aunt, aunts, Tante, Tanten, f""",
-    _noun,
+    aunt, aunts, Tante, Tanten, f"""
 )
-THINGS: list[Noun] = _table(
+THINGS = _nouns(
     """apple, apples, Apfel, Äpfel, m
     book, books, Buch, Bücher, n
     letter, letters, Brief, Briefe, m
@@ -73,52 +73,51 @@ THINGS: list[Noun] = _table(
     horse, horses, Pferd, Pferde, n
     bird, birds, Vogel, Vögel, m
     egg, eggs, Ei, Eier, n
-    map, maps, Karte, Karten, f""",
-    _noun,
+    map, maps, Karte, Karten, f"""
 )
-OPENABLE: list[Noun] = _table(
+OPENABLE = _nouns(
     """window, windows, Fenster, Fenster, n
     door, doors, Tür, Türen, f
     box, boxes, Kiste, Kisten, f
     bag, bags, Tasche, Taschen, f
-    suitcase, suitcases, Koffer, Koffer, m""",
-    _noun,
+    suitcase, suitcases, Koffer, Koffer, m"""
 )
-CLOTHES: list[Noun] = _table(
+CLOTHES = _nouns(
     """coat, coats, Mantel, Mäntel, m
     hat, hats, Hut, Hüte, m
     shirt, shirts, Hemd, Hemden, n
-    jacket, jackets, Jacke, Jacken, f""",
-    _noun,
+    jacket, jackets, Jacke, Jacken, f"""
 )
 OBJECTS = THINGS + OPENABLE + CLOTHES
 
-ANY_ADJECTIVES = {
-    "old": "alt",
-    "small": "klein",
-    "big": "groß",
-    "beautiful": "schön",
-    "good": "gut",
-}
-PERSON_ADJECTIVES = ANY_ADJECTIVES | {
-    "young": "jung",
-    "clever": "klug",
-    "friendly": "freundlich",
-    "happy": "glücklich",
-    "strong": "stark",
-}
-THING_ADJECTIVES = ANY_ADJECTIVES | {
-    "new": "neu",
-    "red": "rot",
-    "green": "grün",
-    "blue": "blau",
-    "black": "schwarz",
-    "white": "weiß",
-    "cheap": "billig",
-    "heavy": "schwer",
-}
+ANY_ADJECTIVES = [
+    ("old", "alt"),
+    ("small", "klein"),
+    ("big", "groß"),
+    ("beautiful", "schön"),
+    ("good", "gut"),
+]
+PERSON_ADJECTIVES = [
+    *ANY_ADJECTIVES,
+    ("young", "jung"),
+    ("clever", "klug"),
+    ("friendly", "freundlich"),
+    ("happy", "glücklich"),
+    ("strong", "stark"),
+]
+THING_ADJECTIVES = [
+    *ANY_ADJECTIVES,
+    ("new", "neu"),
+    ("red", "rot"),
+    ("green", "grün"),
+    ("blue", "blau"),
+    ("black", "schwarz"),
+    ("white", "weiß"),
+    ("cheap", "billig"),
+    ("heavy", "schwer"),
+]
 
-TRANSITIVE: list[Verb] = _table(
+TRANSITIVE = _verbs(
     """sees, see, sieht, sehen
     buys, buy, kauft, kaufen
     finds, find, findet, finden
@@ -128,38 +127,33 @@ TRANSITIVE: list[Verb] = _table(
     sells, sell, verkauft, verkaufen
     hides, hide, versteckt, verstecken
     throws away, throw away, wirft, werfen, weg
-    brings back, bring back, bringt, bringen, zurück""",
-    Verb,
+    brings back, bring back, bringt, bringen, zurück"""
 )
-TOWARDS_PEOPLE: list[Verb] = _table(
+TOWARDS_PEOPLE = _verbs(
     """loves, love, liebt, lieben
     knows, know, kennt, kennen
     visits, visit, besucht, besuchen
     calls, call, ruft, rufen, an
-    invites, invite, lädt, laden, ein""",
-    Verb,
+    invites, invite, lädt, laden, ein"""
 )
-OPENING: list[Verb] = _table(
+OPENING = _verbs(
     """opens, open, macht, machen, auf
-    closes, close, macht, machen, zu""",
-    Verb,
+    closes, close, macht, machen, zu"""
 )
 WEARING: list[Verb] = [Verb("puts on", "put on", "zieht", "ziehen", "an")]
-GIVING: list[Verb] = _table(
+GIVING = _verbs(
     """gives, give, gibt, geben
     shows, show, zeigt, zeigen
     sends, send, schickt, schicken
-    lends, lend, leiht, leihen""",
-    Verb,
+    lends, lend, leiht, leihen"""
 )
-INTRANSITIVE: list[Verb] = _table(
+INTRANSITIVE = _verbs(
     """sleeps, sleep, schläft, schlafen
     works, work, arbeitet, arbeiten
     sings, sing, singt, singen
     laughs, laugh, lacht, lachen
     dances, dance, tanzt, tanzen
-    waits, wait, wartet, warten""",
-    Verb,
+    waits, wait, wartet, warten"""
 )
 MODALS = {"can": ("kann", "können"), "must": ("muss", "müssen")}
 TIMES = {

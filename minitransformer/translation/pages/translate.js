@@ -1,80 +1,74 @@
 "use strict";
 
-(() => {
-  const element = (id) => document.getElementById(id);
-  const token = new URLSearchParams(location.search).get("token");
-  let asked = 0;
-  let timer = null;
+const element = (id) => document.getElementById(id);
+const token = new URLSearchParams(location.search).get("token");
+let requests = 0; // updates so far, of which only the last may show its result
+let timer = null;
 
-  async function ask(path, body) {
-    const headers = { "Content-Type": "application/json" };
-    if (token) headers.Authorization = `Bearer ${token}`;
-    const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-    const found = await answer.json();
-    if (!answer.ok) throw new Error(found.error);
-    return found;
-  }
+async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
 
-  function show(lines) {
-    const several = lines.some((line) => line.length > 1);
-    const lists = lines.map((line) => {
-      const list = document.createElement("ol");
-      list.className = "translations";
-      for (const { text, score } of line) {
-        const item = document.createElement("li");
-        item.textContent = text || "\u00a0";
-        if (several) {
-          const number = document.createElement("span");
-          number.className = "score";
-          number.textContent = score.toFixed(2);
-          item.append(number);
-        }
-        list.append(item);
-      }
-      return list;
-    });
-    element("translations").replaceChildren(...lists);
-  }
+function make(tag, className, text = "") {
+  return Object.assign(document.createElement(tag), { className, textContent: text });
+}
 
-  // The line in which the cursor stands.
-  function current() {
-    const { value, selectionStart } = element("text");
-    return value.split("\n")[value.slice(0, selectionStart).split("\n").length - 1];
-  }
-
-  async function update() {
-    const number = ++asked;
-    const text = element("text").value;
-    const status = element("status");
-    if (!text.trim()) {
-      show([]);
-      element("attention").replaceChildren();
-      status.textContent = "";
-      return;
+function showTranslations(lines) {
+  const scored = lines.some((line) => line.length > 1);
+  const lists = lines.map((line) => {
+    const list = make("ol", "translations");
+    for (const { text, score } of line) {
+      const item = make("li", "", text || "\u00a0");
+      if (scored) item.append(make("span", "score", score.toFixed(2)));
+      list.append(item);
     }
-    status.className = "quiet";
-    status.textContent = "translating";
-    try {
-      const beam = Number(element("beam").value);
-      const nbest = Math.min(Number(element("nbest").value), beam);
-      const { lines, seconds } = await ask("translate", { text, beam, nbest });
-      if (number !== asked) return; // the text has changed meanwhile
-      show(lines);
-      status.textContent = `${seconds.toFixed(2)} s`;
-      if (!current().trim()) return;
-      const maps = await ask("attention", { text: current() });
-      if (number === asked) showAttention(element("attention"), maps);
-    } catch (error) {
-      if (number !== asked) return;
-      status.className = "error";
-      status.textContent = error.message;
-    }
-  }
+    return list;
+  });
+  element("translations").replaceChildren(...lists);
+}
 
-  for (const id of ["text", "beam", "nbest"]) {
-    element(id).addEventListener("input", () => {
-      clearTimeout(timer);
-      timer = setTimeout(update, 300);
-    });
+function showStatus(text, className = "quiet") {
+  Object.assign(element("status"), { className, textContent: text });
+}
+
+// The line that holds the cursor.
+function currentLine() {
+  const { value, selectionStart } = element("text");
+  return value.split("\n")[value.slice(0, selectionStart).split("\n").length - 1];
+}
+
+async function update() {
+  const number = ++requests;
+  const text = element("text").value;
+  if (!text.trim()) {
+    showTranslations([]);
+    element("attention").replaceChildren();
+    return showStatus("");
   }
-})();
+  showStatus("translating");
+  try {
+    const beam = Number(element("beam").value);
+    const nbest = Math.min(Number(element("nbest").value), beam);
+    const { lines, seconds } = await post("translate", { text, beam, nbest });
+    if (number !== requests) return; // the text has changed meanwhile
+    showTranslations(lines);
+    showStatus(`${seconds.toFixed(2)} s`);
+    if (!currentLine().trim()) return;
+    const maps = await post("attention", { text: currentLine() });
+    if (number === requests) showAttention(element("attention"), maps);
+  } catch (error) {
+    if (number === requests) showStatus(error.message, "error");
+  }
+}
+
+for (const id of ["text", "beam", "nbest"]) {
+  element(id).addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(update, 300);
+  });
+}

@@ -1,8 +1,10 @@
 """A `Device` without a GPU: kernels built for the host, cuBLAS's calls by NumPy."""
 
+import contextlib
 import ctypes
 import re
 import subprocess
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from minitransformer.cuda import device
 
-HERE = Path(__file__).parent
+SHIMS = Path(__file__).parent / "host_cuda"
 TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
 WRONG = {1: "number of arguments", 2: "size of an argument", 3: "barrier not reached"}
 
@@ -27,12 +29,42 @@ def build(compiler: str, folder: Path) -> dict[str, ctypes.CDLL]:
         name, real = item
         library = folder / f"{name}.so"
         flags = f"-O1 -std=c++17 -shared -fPIC -fno-strict-aliasing -w -DREAL={real}"
-        command = [compiler, *flags.split(), f"-I{HERE}", "-o", str(library)]
+        command = [compiler, *flags.split(), f"-I{SHIMS}", "-o", str(library)]
         subprocess.run([*command, str(folder / "host.cpp")], check=True)
         return name, ctypes.CDLL(str(library))
 
     with ThreadPoolExecutor() as pool:
-        return dict(pool.map(compile_for, device.REALS.items()))
+        return dict(pool.map(compile_for, device.C_TYPES.items()))
+
+
+# The stream of decoding, and how any other stream is recorded.
+STREAM, RECORD = types.SimpleNamespace(ptr=1), device.record
+
+
+def numpy_as_cupy():
+    """NumPy with as much of `cupy.cuda` as decoding calls: a stream, its memory."""
+    xp = types.ModuleType("cupy")
+    vars(xp).update({k: v for k, v in vars(np).items() if k[0] != "_"})
+    pool = types.SimpleNamespace(malloc=None, set_limit=lambda size: None)
+    xp.cuda = types.SimpleNamespace(
+        Stream=lambda non_blocking: STREAM,
+        get_current_stream=lambda: STREAM,
+        using_allocator=lambda malloc: contextlib.nullcontext(),
+        MemoryPool=lambda allocate: pool,
+    )
+    return xp
+
+
+def record(stream, work):
+    """Do as `device.record`; a launch of the graph computes the work again."""
+    if stream is not STREAM:
+        return RECORD(stream, work)
+    result = work()
+
+    def launch():
+        result[...] = work()
+
+    return types.SimpleNamespace(launch=launch), result
 
 
 class HostDevice(device.Device):
@@ -42,7 +74,7 @@ class HostDevice(device.Device):
         self._libraries = libraries
         self.backwards = False
         self.launched: set[str] = set()
-        super().__init__(np)
+        super().__init__(numpy_as_cupy())
 
     def _load_blas(self):
         return HostBlas()
@@ -93,6 +125,7 @@ class HostBlas:
 
     def cublasGemmBatchedEx(self, *arguments):  # noqa: N802
         *head, count, compute, algorithm = arguments
+        assert all(head[i] % 16 == 0 for i in (7, 10, 14)), "cuBLAS refuses these"
         a, b, c = (_matrix(head[i], None, count, 1, count)[:, 0] for i in (7, 10, 14))
         for i in range(count):
             head[7], head[10], head[14] = int(a[i]), int(b[i]), int(c[i])

@@ -1,21 +1,21 @@
-"""The package as a library: three lines in a notebook."""
+"""The package as a library: load a model and translate with it."""
 
 import subprocess
 import sys
 
 import pytest
-from test_translate import LINES, model  # noqa: F401  (a fixture)
 
 import minitransformer
+from support.in_process import run_translate
+from support.models import CAT_LINES
+from support.scripts import SHORT
 
 
-def test_three_lines_translate(model, capfd):  # noqa: F811
-    translator = minitransformer.load(model)
+def test_load_and_translate_equal_the_command(model_path, capfd):
+    translator = minitransformer.load(model_path, threads=1)
     options = {"max_len_a": 0, "max_len_b": 5}
-    found = minitransformer.translate(translator, LINES[:3], threads=1, **options)
-    from test_translate import SHORT, in_process
-
-    code, out, _ = in_process(capfd, "--model", model, *SHORT, *LINES[:3])
+    found = minitransformer.translate(translator, CAT_LINES[:3], **options)
+    code, out, _ = run_translate(capfd, "--model", model_path, *SHORT, *CAT_LINES[:3])
     assert code == 0
     assert found == out.splitlines()
 
@@ -25,12 +25,13 @@ def test_three_lines_translate(model, capfd):  # noqa: F811
     [
         ("one", {}, "expected a list of lines"),
         (["one"], {"beams": 2}, "expected options of DecodingConfig, got beams"),
+        (["one"], {"help_group": 2}, "expected options of DecodingConfig, got help_g"),
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
     ],
 )
-def test_wrong_use_is_said(model, lines, options, message):  # noqa: F811
+def test_wrong_arguments_are_refused(model_path, lines, options, message):
     with pytest.raises(ValueError, match=message):
-        minitransformer.translate(minitransformer.load(model), lines, **options)
+        minitransformer.translate(minitransformer.load(model_path), lines, **options)
 
 
 def test_every_public_name_is_there():
@@ -40,7 +41,7 @@ def test_every_public_name_is_there():
         _ = minitransformer.nothing
 
 
-def test_the_package_itself_imports_nothing():
+def test_importing_the_package_imports_no_library():
     code = "import sys, minitransformer; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n"

@@ -1,4 +1,7 @@
-"""Models as beam search sees them: fed a token to each beam, they say what may follow.
+"""Incremental decoding: models that are fed one token at a time, for beam search.
+
+A decoder is fed the newest token of each beam and returns the logits of the next one.
+It keeps what earlier tokens need in key/value caches.
 
 Shapes: B sentences, K beams, V vocabulary.
 """
@@ -14,41 +17,44 @@ import numpy as np
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
-from minitransformer.model.layers import Embedding
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import ModelConfig
 
-# Logits computed and searched at a time: enough columns for an efficient product, few
-# enough to stay in the cache.
-LOGITS_PER_BLOCK = 1 << 20
+# Columns of logits that are computed at a time, at least.
 MIN_COLUMNS_PER_BLOCK = 1024
 
 
-class Stepper(Protocol):
-    """What beam search asks of a model that remembers the tokens fed so far."""
+class IncrementalDecoder(Protocol):
+    """What beam search asks of a model, which remembers the tokens fed so far."""
 
     def step(self, tokens: np.ndarray) -> Iterable[Array]:
-        """Feed each beam's last token; unnormalised log-probabilities of the next.
+        """Feed the newest token of each beam and return the logits of the next one.
 
-        The first step feeds one beam of each sentence, BOS.
+        The first step feeds BOS to one beam of each sentence. The logits come in blocks
+        of columns, which the caller may overwrite.
 
-        Shapes: tokens [B K] -> [B K, V], in blocks of columns that may be overwritten
+        Shapes: tokens [B K] -> [B K, V]
         """
         ...
 
     def select(self, rows: np.ndarray) -> None:
-        """Go on with `rows` of the current beams, K of each sentence that is left.
+        """Continue with the beams `rows`, K for each sentence that is left.
+
+        A beam that is extended in several ways is listed several times.
 
         Shapes: rows [B' K]
         """
         ...
 
 
-class TransformerStepper:
-    """A Transformer over a batch of source sentences, with cached keys and values.
+class CachedDecoder:
+    """One Transformer that decodes a batch of sentences with key/value caches.
 
-    With a shortlist, its tokens alone can follow, and are named by their places in it.
+    With a shortlist, it takes and returns positions in that list instead of token ids.
     """
+
+    # The logits of a block: enough columns for an efficient product, few enough for the
+    # processor's cache to hold them.
+    logits_per_block = 1 << 20
 
     def __init__(
         self,
@@ -69,9 +75,7 @@ class TransformerStepper:
         if self._shortlist is not None:
             tokens = self._shortlist[tokens]
         outputs = Tensor(self._model.decode_step(tokens, self._state))
-        size = max(LOGITS_PER_BLOCK // len(tokens), MIN_COLUMNS_PER_BLOCK)
-        if self._xp is not np:
-            size = len(self._table)
+        size = max(self.logits_per_block // len(tokens), MIN_COLUMNS_PER_BLOCK)
         for first in range(0, len(self._table), size):
             columns = Tensor(self._table[first : first + size].T)
             yield as_float32(ops.linear(outputs, columns).data)
@@ -81,11 +85,9 @@ class TransformerStepper:
 
 
 class Ensemble:
-    """Several models whose probabilities are averaged (Table 2 compares with them).
+    """Several models whose probabilities are averaged, as in rows of Table 2.
 
-    They share a vocabulary; the one that takes the shortest sentences sets the limit.
-
-    Raises: ValueError if they are none, or their vocabularies differ in size.
+    Raises: ValueError if there is no model, or if their vocabularies differ in size.
     """
 
     def __init__(self, members: Sequence[Transformer]) -> None:
@@ -95,32 +97,20 @@ class Ensemble:
                 "an ensemble: expected models of one vocabulary, got sizes "
                 f"{', '.join(map(str, sorted(sizes))) or 'of none'}"
             )
-        self.members = list(members)
-
-    @property
-    def config(self) -> ModelConfig:
-        """The first member's, with the shortest limit of all."""
-        limited = [
-            m.config for m in self.members if m.config.position_limit is not None
-        ]
-        if not limited:
-            return self.members[0].config
-        shortest = min(limited, key=lambda config: config.max_positions)
-        return replace(
-            self.members[0].config,
-            positions="learned",
-            max_positions=shortest.max_positions,
-        )
-
-    @property
-    def embedding(self) -> Embedding:
-        return self.members[0].embedding
+        self.members, first = list(members), members[0]
+        self.embedding, self.config = first.embedding, first.config
+        learned = [m.config for m in members if m.config.positions == "learned"]
+        if learned:  # the smallest table of positions limits all members
+            limit = min(config.max_positions for config in learned)
+            self.config = replace(
+                first.config, positions="learned", max_positions=limit
+            )
 
 
-class EnsembleStepper:
-    """Steppers whose members' probabilities are averaged at every step."""
+class EnsembleDecoder:
+    """Decoders whose probabilities are averaged at every step."""
 
-    def __init__(self, members: Sequence[Stepper]) -> None:
+    def __init__(self, members: Sequence[IncrementalDecoder]) -> None:
         self._members = members
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
@@ -131,25 +121,28 @@ class EnsembleStepper:
             probabilities = xp.concatenate(blocks, axis=1)
             ops.softmax_in_place(xp, probabilities)
             total = probabilities if total is None else total + probabilities
-        # Their sum is unnormalised, as it may be; a tiny number stands for none at all.
-        yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))
+        # The caller normalises the logits, so a sum serves as well as a mean.
+        yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
 
     def select(self, rows: np.ndarray) -> None:
         for member in self._members:
             member.select(rows)
 
 
-def start(
+def incremental_decoder(
     model: Transformer | Ensemble,
     source: Array,
     beam_size: int,
     shortlist: np.ndarray | None = None,
-) -> Stepper:
-    """Begin to decode a batch of sentences with one model or several."""
+) -> IncrementalDecoder:
+    """Encode a batch of sentences and return what decodes them.
+
+    Shapes: source ids [B, S], shortlist of token ids [any]
+    """
     if isinstance(model, Transformer):
         table = model.embedding.table.data
-        stepper = fused_kernel("stepper", (table,), TransformerStepper)
-        return stepper(model, source, beam_size, shortlist)
-    return EnsembleStepper(
-        [TransformerStepper(m, source, beam_size, shortlist) for m in model.members]
+        decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
+        return decoder(model, source, beam_size, shortlist)
+    return EnsembleDecoder(
+        [CachedDecoder(m, source, beam_size, shortlist) for m in model.members]
     )

@@ -1,9 +1,9 @@
-"""Incremental decoding as a CUDA graph: all arrays keep their addresses and shapes."""
+"""Incremental decoding by CUDA graphs: one launch repeats a whole step."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,22 +12,23 @@ from typing import Any
 import numpy as np
 
 from minitransformer.cuda import device
-from minitransformer.cuda.device import THREADS, blocks
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32
 from minitransformer.model.kv_cache import KeyValueCache
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.steppers import TransformerStepper
+from minitransformer.translation.incremental_decoding import CachedDecoder
 
-# Positions that the caches have room for at first; then it is doubled.
+# Positions that a key/value cache has at first. Whenever it is full, they are doubled.
 FIRST_CAPACITY = 16
 
 
 class FixedKeyValueCache(KeyValueCache):
-    """A `KeyValueCache` of fixed capacity, in which a mask shows the positions in use.
+    """A `KeyValueCache` whose arrays stay where they are, as a CUDA graph needs it.
 
-    Shapes: position [1], on the device; mask [1, 1, 1, capacity]
+    A mask shows which of its positions are in use.
+
+    Shapes: position [1], on the GPU; mask [1, 1, 1, capacity]
     """
 
     def __init__(
@@ -46,23 +47,31 @@ class FixedKeyValueCache(KeyValueCache):
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         for cache, new in ((self.keys, key.data), (self.values, value.data)):
             kernel_args = cache, new, self._position, new.size, *cache.shape[1:]
-            device.current().launch(
-                "put_position", cache.dtype, blocks(new.size), THREADS, *kernel_args
-            )
+            grid = device.num_blocks(new.size)
+            device.current().launch("append_to_cache", cache.dtype, grid, *kernel_args)
         return Tensor(self.keys), Tensor(self.values)
 
-    def select(self, rows: Array, moved: Array | None, sentences: Array | None) -> None:
+    def select_beams(self, rows: Array) -> None:
+        keys, values = self.keys[rows], self.values[rows]
         if len(rows) == len(self.keys):
-            self.keys[...], self.values[...] = self.keys[rows], self.values[rows]
+            self.keys[...], self.values[...] = keys, values
         else:
-            super().select(rows, None, sentences)
+            self.keys, self.values = keys, values
 
 
-class GraphStepper(TransformerStepper):
-    """A `TransformerStepper` whose steps are replayed while batch and capacity last.
+class GpuDecoder(CachedDecoder):
+    """A `CachedDecoder` that computes all logits of a step in one product."""
 
-    The first step after a change is computed kernel by kernel, the second is recorded,
-    too, and its replay compared with it.
+    logits_per_block = sys.maxsize
+
+
+class GraphDecoder(GpuDecoder):
+    """A decoder that records a step as a CUDA graph and repeats it.
+
+    A graph serves as long as the number of beams and the capacity of the caches stay
+    the same. After a change, the first step is computed kernel by kernel, which
+    allocates and compiles what is needed. The second one is computed in the same way,
+    then recorded, and the replay is compared with it.
     """
 
     def __init__(
@@ -72,56 +81,56 @@ class GraphStepper(TransformerStepper):
         beam_size: int,
         shortlist: np.ndarray | None = None,
     ) -> None:
-        xp = array_module(source)
-        self._records = xp is not np
-        if self._records:
-            stream, self._memory = _of_thread(xp, threading.get_ident())
-            if not xp.cuda.get_current_stream().ptr:
-                xp.cuda.Device().synchronize()  # the parameters have arrived
-                stream.use()
+        gpu = device.current()
+        self._cuda = gpu.xp.cuda
+        stream, self._memory = _stream_and_memory(gpu.xp, threading.get_ident())
+        if not self._cuda.get_current_stream().ptr:  # the null stream has no graphs
+            self._cuda.Device().synchronize()  # wait for the parameters
+            stream.use()
         super().__init__(model, source, beam_size, shortlist)
-        self._capacity, self._rows, self._runs = 0, 0, 0
+        self._capacity, self._beams, self._computed_steps = 0, 0, 0
         self._graph: Any = None
+        self._graphs_work = True
         self._logits: Array = None
 
     def step(self, tokens: Array) -> Iterator[Array]:
         if self._state.position == 0:
             yield from super().step(tokens)
             return
-        if self._state.position >= self._capacity or self._rows != len(tokens):
-            self._place(len(tokens))
-        known = self._shortlist
-        self._tokens[...] = tokens if known is None else known[tokens]
+        if self._state.position >= self._capacity or self._beams != len(tokens):
+            self._allocate(len(tokens))
+        ids = self._shortlist
+        self._tokens[...] = tokens if ids is None else ids[tokens]
         if self._graph is not None:
             self._graph.launch()
         else:
-            with self._allocator():
+            with self._cuda.using_allocator(self._memory.malloc):
                 self._logits = self._compute()
-            self._runs += 1
-            if self._runs == 2 and self._records:
+            self._computed_steps += 1
+            if self._computed_steps == 2 and self._graphs_work:
                 self._record()
         self._position += 1
         self._state.position += 1
         yield self._logits
 
-    def _place(self, rows: int) -> None:
-        """Make room for what follows; a graph of the old arrays is of no use."""
+    def _allocate(self, beams: int) -> None:
+        """Allocate what the next steps read and write; an older graph is dropped."""
         state, xp = self._state, self._xp
         while state.position >= self._capacity:
             self._capacity = max(2 * self._capacity, FIRST_CAPACITY)
-        self._rows, self._runs, self._graph = rows, 0, None
-        self._tokens = xp.empty(rows, np.int32)
+        self._beams, self._computed_steps, self._graph = beams, 0, None
+        self._tokens = xp.empty(beams, np.int32)
         self._position = xp.full(1, state.position, np.int32)
         self._columns = xp.arange(self._capacity, dtype=np.int32)[None, None, None]
         self._mask = xp.empty(self._columns.shape, bool)
-        self._model.embedding.reserve(self._capacity)
-        self._embeddings = self._model.embedding.positions.data  # others may replace it
+        self._embeddings = self._model.embedding.reserve(self._capacity).data
         state.caches = [
             FixedKeyValueCache(cache, state.position, self._mask, self._position)
             for cache in state.caches
         ]
 
     def _compute(self) -> Array:
+        """Compute the logits of one step from the arrays that `_allocate` made."""
         xp, embedding = self._xp, self._model.embedding
         xp.less_equal(self._columns, self._position, out=self._mask)
         here = Tensor(self._embeddings[self._position])
@@ -131,52 +140,46 @@ class GraphStepper(TransformerStepper):
             x = layer.step(x, cache, self._state.source_mask)
         return as_float32(ops.linear(Tensor(x.data[:, 0]), Tensor(self._table.T)).data)
 
-    def _allocator(self) -> Any:
-        """Memory that a graph may keep to itself."""
-        if not self._records:
-            return contextlib.nullcontext()
-        return self._xp.cuda.using_allocator(self._memory.malloc)
-
     def _record(self) -> None:
-        """Record the step that was just computed; decode on without, if that fails."""
-        stream = self._xp.cuda.get_current_stream()
-        found = "its replay differs"
+        """Record the step that was just computed, or decode without graphs if it fails.
+
+        Appending to a cache again at the same position changes nothing.
+        """
+        problem = "its replay differs"
         try:
-            with self._allocator():
-                stream.begin_capture()
-                try:
-                    logits = self._compute()
-                finally:
-                    graph = stream.end_capture()
+            with self._cuda.using_allocator(self._memory.malloc):
+                stream = self._cuda.get_current_stream()
+                graph, logits = device.record(stream, self._compute)
             graph.launch()
-            self._records = bool((logits == self._logits).all())
+            self._graphs_work = bool((logits == self._logits).all())
         except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
-            self._records, found = False, str(error)
-        if self._records:
+            self._graphs_work, problem = False, str(error)
+        if self._graphs_work:
             self._graph, self._logits = graph, logits
         else:
-            warnings.warn(f"decoding without CUDA graphs: {found}", stacklevel=2)
+            warnings.warn(f"decoding without CUDA graphs: {problem}", stacklevel=2)
 
 
 @functools.cache
-def _of_thread(xp: Any, thread: int) -> tuple[Any, Any]:
-    """A stream that can be recorded, and memory for its graphs.
+def _stream_and_memory(xp: Any, thread: int) -> tuple[Any, Any]:
+    """Return a stream that can be recorded, and a memory pool for its graphs.
 
-    A thread's steppers follow one another, so that all may use the same memory.
+    The decoders of a thread work one after another, so they can share both.
     """
     return xp.cuda.Stream(non_blocking=True), device.graph_memory(xp)
 
 
-def graph_stepper(
+def graph_decoder(
     model: Transformer,
     source: Array,
     beam_size: int,
     shortlist: np.ndarray | None = None,
-) -> TransformerStepper:
-    """Return a stepper of graphs, except for restricted attention.
+) -> CachedDecoder:
+    """Return a decoder that uses CUDA graphs, except for restricted attention.
 
-    The key/value cache of restricted attention is a ring buffer, which has no graph.
+    The key/value cache of restricted attention is a ring buffer, and no graph can hold
+    how it turns.
     """
     restricted = model.config.attention_window is not None
-    kind = TransformerStepper if restricted else GraphStepper
+    kind = GpuDecoder if restricted else GraphDecoder
     return kind(model, source, beam_size, shortlist)

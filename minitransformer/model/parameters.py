@@ -1,0 +1,146 @@
+"""Parameters: drawing them, naming them, and holding them all in flat buffers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import Array, array_module
+
+M = TypeVar("M", bound="Module")
+
+
+class Module:
+    """A part of the model, with parameters: tensors that require a gradient.
+
+    It finds them in its attributes, and in modules and lists of modules there.
+    """
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (dotted name, parameter) in order of construction, tied ones once."""
+        seen: set[int] = set()
+        for name, parameter in self._walk(""):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.requires_grad:
+                yield prefix + name, value
+            elif isinstance(value, Module):
+                yield from value._walk(f"{prefix}{name}.")
+            elif isinstance(value, list):
+                for i, item in enumerate(value):
+                    yield from item._walk(f"{prefix}{name}.{i}.")
+
+    def num_parameters(self) -> int:
+        return sum(p.data.size for _, p in self.named_parameters())
+
+
+class Initializer:
+    """Makes parameters of one dtype. Without a seed they are zero, to be loaded."""
+
+    def __init__(self, seed: int | None, dtype: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self._rng = None if seed is None else np.random.default_rng(seed)
+
+    def constant(self, value: float, *shape: int) -> Tensor:
+        values = np.zeros(shape, self.dtype)
+        if value:
+            values.fill(value)
+        return Tensor(values, requires_grad=True)
+
+    def normal(self, deviation: float, *shape: int) -> Tensor:
+        """Draw from N(0, deviation^2)."""
+        if self._rng is None:
+            return self.constant(0, *shape)
+        return self._parameter(self._rng.normal(0, deviation, shape))
+
+    def glorot_uniform(self, *shape: int, fan_out: int | None = None) -> Tensor:
+        """Draw a matrix from U(-a, a), a = sqrt(6 / (fan_in + fan_out))."""
+        if self._rng is None:
+            return self.constant(0, *shape)
+        bound = math.sqrt(6 / (shape[0] + (fan_out or shape[1])))
+        return self._parameter(self._rng.uniform(-bound, bound, shape))
+
+    def _parameter(self, values: np.ndarray) -> Tensor:
+        return Tensor(values.astype(self.dtype), requires_grad=True)
+
+
+class ParameterBuffer:
+    """All parameters of a module in one flat array, and their gradients in another.
+
+    The parameters become views into `data` and `grad`, so that the optimizer, the
+    gradient norm and an all-reduce each work on one vector. With mixed precision on a
+    GPU, layers read their matrices from `low_precision`, a 16-bit copy of `data`.
+
+    Shapes: data, grad, low_precision [number of parameters]
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.parameters = dict(module.named_parameters())
+        arrays = [p.data for p in self.parameters.values()]
+        xp = array_module(arrays[0])
+        self.data = xp.concatenate([array.reshape(-1) for array in arrays])
+        self.move_to(xp)
+
+    def move_to(
+        self, xp: ModuleType, low_precision: np.dtype[Any] | None = None
+    ) -> None:
+        """Move the parameters to arrays of library `xp`, with gradients of zero.
+
+        If a 16-bit type `low_precision` is given, layers read their matrices in it.
+        Vectors are small and stay as exact as `data`.
+        """
+        self.data = xp.asarray(self.data)
+        self.grad = xp.zeros_like(self.data)
+        self.low_precision: Array = None
+        views = self.views(self.data)
+        if low_precision is not None:
+            self.low_precision = self.data.astype(low_precision)
+            copies = self.views(self.low_precision)
+            views.update({name: c for name, c in copies.items() if c.ndim == 2})
+        gradients = self.views(self.grad)
+        for name, parameter in self.parameters.items():
+            parameter.data, parameter.grad = views[name], gradients[name]
+
+    def update_low_precision(self) -> None:
+        """Copy `data`, which has changed, to the 16-bit copy if there is one."""
+        if self.low_precision is not None:
+            self.low_precision[...] = self.data
+
+    def first_nonfinite_gradient(self) -> str | None:
+        """Return the name of the first parameter with a NaN or infinite gradient."""
+        xp = array_module(self.grad)
+        for name, view in self.views(self.grad).items():
+            if not bool(xp.isfinite(view).all()):
+                return name
+        return None
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """Return the parts of a vector laid out like `data`, by parameter name."""
+        views, start = {}, 0
+        for name, parameter in self.parameters.items():
+            end = start + parameter.data.size
+            views[name] = flat[start:end].reshape(parameter.data.shape)
+            start = end
+        return views
+
+
+def replicate(module: M) -> M:
+    """Return a copy of a module that shares its parameters but not their gradients.
+
+    Threads that work on different sentences each need gradients of their own.
+    """
+    shared = {id(p.data): p.data for _, p in module.named_parameters()}
+    replica = copy.deepcopy(module, shared)
+    for _, parameter in replica.named_parameters():
+        parameter.grad = None
+    return replica

@@ -1,0 +1,18 @@
+"""Libraries that are installed only with an extra of the package."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def import_extra(module: str, extra: str, need: str) -> Any:
+    """Import a module that `pip install 'minitransformer[extra]'` installs.
+
+    Raises: RuntimeError saying so if it cannot be imported, after what `need` says.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        install = f"pip install 'minitransformer[{extra}]'"
+        raise RuntimeError(f"{need}: {install} ({error})") from error

@@ -1,0 +1,101 @@
+"""Translation of token ids, in batches of similar length and on several threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from minitransformer.engine.autograd import no_grad
+from minitransformer.engine.backend import array_module, fused_kernel
+from minitransformer.engine.machine import one_blas_thread
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import DecodingConfig
+from minitransformer.text.ids import Ragged
+from minitransformer.translation.beam_search import Hypothesis, beam_search
+from minitransformer.translation.incremental_decoding import (
+    Ensemble,
+    incremental_decoder,
+)
+
+R = TypeVar("R")
+
+
+def translate_ids(
+    model: Transformer | Ensemble,
+    sources: Sequence[Sequence[int]],
+    config: DecodingConfig,
+    num_threads: int = 1,
+    shortlist: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the `config.nbest` best translations of each sentence, best first.
+
+    An empty sentence has one translation, which is empty and scores 0. The longest
+    output has max_len_a * (source tokens) + max_len_b tokens, EOS counted on neither
+    side. `shortlist` returns the target tokens that a batch of source ids may need,
+    sorted and with the special ones first; probabilities are relative to those tokens.
+    """
+    encoded = Ragged.from_lists(sources)
+    positions = model.config.position_limit or np.iinfo(int).max
+    table = model.embedding.table.data
+    xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
+
+    def translate_batch(batch: np.ndarray) -> list[list[Hypothesis]]:
+        limits = np.floor(config.max_len_a * encoded.lengths[batch] + config.max_len_b)
+        limits = np.minimum(limits.astype(int) + 1, positions)  # EOS counts here
+        source = encoded.pad(batch)
+        tokens = None if shortlist is None else shortlist(source)
+        with no_grad():
+            decoder = incremental_decoder(
+                model, xp.asarray(source), config.beam, tokens
+            )
+            found = search(decoder, limits, config.beam, config.alpha, config.nbest)
+        if tokens is None:
+            return found
+        return [
+            [
+                replace(h, tokens=tuple(tokens[list(h.tokens)].tolist()))
+                for h in hypotheses
+            ]
+            for hypotheses in found
+        ]
+
+    results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
+    tokens_per_thread = math.ceil((encoded.lengths + 1).sum() / num_threads)
+    max_tokens = min(config.decode_tokens // config.beam, tokens_per_thread)
+    for sentence, hypotheses in map_batches(
+        translate_batch, encoded.lengths, max_tokens, num_threads
+    ):
+        results[sentence] = hypotheses
+    return results
+
+
+def map_batches(
+    function: Callable[[np.ndarray], Iterable[R]],
+    lengths: np.ndarray,
+    max_tokens: int,
+    num_threads: int,
+) -> Iterator[tuple[int, R]]:
+    """Apply `function` to batches of sentences of similar length, on threads.
+
+    `function` takes the indices of a batch and returns a result for each of them. A
+    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS.
+    Sentences of length 0 are left out.
+
+    Yields: indices of sentences and their results, longest sentences first
+    """
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    batches, first = [], 0
+    while first < len(order):
+        size = max(1, max_tokens // (int(lengths[order[first]]) + 1))
+        batches.append(order[first : first + size])
+        first += size
+    with one_blas_thread(), ThreadPoolExecutor(num_threads) as pool:
+        results = (pool.map if num_threads > 1 else map)(function, batches)
+        for batch, found in zip(batches, results, strict=True):
+            yield from zip(batch.tolist(), found, strict=True)

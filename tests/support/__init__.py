@@ -1,0 +1,1 @@
+"""What several tests share: oracles, small models, and stand-ins for hardware."""

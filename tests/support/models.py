@@ -1,0 +1,137 @@
+"""Small models and batches, and what they should compute, the slow way."""
+
+import numpy as np
+
+from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
+from minitransformer.text.batches import Batch
+from minitransformer.text.tokenizer import Tokenizer
+from support.closeness import assert_close
+
+CAT_LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)]
+
+
+def small_model(dropout=0.0, dtype="float64"):
+    """A model of one layer on each side, for the ids of `small_batch`."""
+    config = ModelConfig(
+        vocab_size=20,
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=8,
+        d_ff=8,
+        num_heads=2,
+        dropout=dropout,
+    )
+    return Transformer(config, dtype=dtype)
+
+
+def small_batch(seed, sentences):
+    """Sentence pairs of random ids; targets are padded to various lengths."""
+    rng = np.random.default_rng(seed)
+    source, target = (
+        rng.integers(4, 20, (sentences, 6)),
+        rng.integers(4, 20, (sentences, 5)),
+    )
+    for row, end in enumerate(rng.integers(2, 6, sentences)):
+        target[row, end:] = 0
+    return Batch(source, target)
+
+
+def save_small_model(path, **settings):
+    """Save an untrained model whose vocabulary is that of CAT_LINES."""
+    config = ModelConfig(
+        vocab_size=50,
+        encoder_layers=1,
+        decoder_layers=1,
+        d_model=8,
+        d_ff=8,
+        num_heads=2,
+        **settings,
+    )
+    model = Transformer(config, seed=4)
+    parameters = ParameterBuffer(model)
+    tokenizer = Tokenizer.train(CAT_LINES, 50)
+    checkpoint.save(path, Checkpoint(model, tokenizer, parameters))
+    return str(path)
+
+
+def model_with_random_biases(**settings):
+    """A model whose every parameter matters: gains and biases are random too."""
+    config = ModelConfig(
+        vocab_size=64, encoder_layers=2, decoder_layers=3, d_model=32, d_ff=48,
+        num_heads=4, **settings,
+    )  # fmt: skip
+    model, rng = Transformer(config, seed=3), np.random.default_rng(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gain", "bias", "bias_1", "bias_2")):
+            noise = rng.normal(0, 0.3, parameter.shape)
+            parameter.data += noise.astype(np.float32)
+    return model
+
+
+def confident_models(count, vocab_size=9):
+    """Models of different widths, whose probabilities are far from uniform."""
+    found = []
+    for seed in range(count):
+        config = ModelConfig(
+            vocab_size=vocab_size,
+            d_model=8 + 2 * seed,
+            encoder_layers=1,
+            decoder_layers=1,
+            d_ff=8,
+            num_heads=2,
+        )
+        model = Transformer(config, seed=seed + 1, dtype="float64")
+        model.embedding.table.data *= 3
+        found.append(model)
+    return found
+
+
+def mean_next_probabilities(members, source, prefix):
+    """The mean over models of the softmax, from a pass over the whole prefix."""
+    total = 0.0
+    for model in members:
+        with no_grad():
+            outputs = model(
+                np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *prefix]])
+            )
+            logits = model.logits(Tensor(outputs.data[0, -1])).data
+        p = np.exp(logits - logits.max())
+        total = total + p / p.sum()
+    return total / len(members)
+
+
+def check_cached_decoder(model, steps, leaving):
+    """Decode random tokens with a cache: each output is that of the whole history.
+
+    Beams are reordered, and after the steps `leaving` a sentence is dropped. Returns
+    the decoder's state and, for each beam that is left, its sentence.
+    """
+    rng, beam = np.random.default_rng(0), 2
+    source = rng.integers(4, 20, (3, 6))
+    source[1, 4:] = PAD_ID
+    with no_grad():
+        state = model.start_decoding(source)
+        owners, histories = np.arange(3), np.full((3, 1), BOS_ID)
+        for step in range(steps):
+            outputs = model.decode_step(histories[:, -1], state)
+            full = model(source[owners], histories).data[:, -1]
+            assert_close(outputs, full)
+            logits = (model.logits(Tensor(x)).data for x in (outputs, full))
+            assert_close(*logits)
+            tokens = rng.integers(4, 20, (len(owners), 1))
+            histories = np.concatenate([histories, tokens], axis=1)
+            rows = np.arange(len(owners))
+            if step == 0:
+                rows = np.repeat(rows, beam)
+            elif step % 3 == 1:
+                rows = rows.reshape(-1, beam)[:, rng.integers(0, beam, beam)].ravel()
+            if step in leaving:
+                rows = rows[beam:]
+            state.select(rows, beam)
+            owners, histories = owners[rows], histories[rows]
+    return state, owners

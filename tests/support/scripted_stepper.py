@@ -1,0 +1,39 @@
+"""A stepper without a model: its log-probabilities follow a given function."""
+
+import numpy as np
+
+VOCAB = 6  # padding, unknown, begin, end and two words
+
+
+class ScriptedStepper:
+    """A stepper whose log-probabilities are `table(sentence, history)`.
+
+    `counts` has the number of beams of each step.
+    """
+
+    def __init__(self, table, sentences):
+        self.table = table
+        self.rows = [(s, ()) for s in sentences]
+        self.counts = []
+
+    def step(self, tokens):
+        self.counts.append(len(tokens))
+        self.rows = [
+            (s, (*history, int(t)))
+            for (s, history), t in zip(self.rows, tokens, strict=True)
+        ]
+        yield np.stack([self.table(s, history[1:]) for s, history in self.rows])
+
+    def select(self, rows):
+        self.rows = [self.rows[r] for r in rows]
+
+
+def random_log_probs(seed, sharpness=2.0):
+    """Return a table of random but repeatable log-probabilities for every history."""
+
+    def table(sentence, history):
+        rng = np.random.default_rng([seed, sentence, *history])
+        logits = rng.standard_normal(VOCAB) * sharpness
+        return logits - np.log(np.exp(logits).sum())
+
+    return table

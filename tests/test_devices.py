@@ -1,0 +1,95 @@
+"""Which device is opened, and what is said where there is none."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from minitransformer.cuda import device as cuda_device
+from minitransformer.devices import check_device, open_device
+from minitransformer.engine import backend
+
+
+def test_the_processor_is_always_there():
+    check_device("cpu")
+    opened = open_device("cpu", num_threads=3)
+    assert (opened.xp, opened.num_threads, opened.low_precision) == (np, 3, None)
+    assert opened.description == "cpu, 3 threads"
+    assert open_device("cpu").num_threads >= 1
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:one", "cpu:0", ""])
+def test_unknown_devices_are_refused(name):
+    with pytest.raises(ValueError, match="expected a device cpu, cuda or cuda:N"):
+        open_device(name)
+
+
+def fake_cupy(monkeypatch, available, count=2):
+    """Put a module in the place of CuPy; return it and the GPUs that are selected."""
+    used = []
+
+    class Device:
+        compute_capability = "90"
+
+        def __init__(self, index=None):
+            self.index = index
+
+        def use(self):
+            used.append(self.index)
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = type("ndarray", (), {})
+    cupy.cuda = types.SimpleNamespace(
+        is_available=lambda: available,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: count),
+        Device=Device,
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy, used
+
+
+def test_a_gpu_is_selected(monkeypatch):
+    cupy, used = fake_cupy(monkeypatch, available=True)
+    assert cuda_device.select_gpu("cuda") is cupy
+    check_device("cuda:1")
+    assert used == [0, 1]
+    with pytest.raises(RuntimeError, match="cuda:2: expected cuda:0 to cuda:1"):
+        check_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen", "bits", "tf32"),
+    [
+        (None, "bf16", 16, False),
+        ("fp32", "fp32", 32, False),
+        ("tf32", "tf32", 32, True),
+    ],
+)
+def test_an_open_gpu_has_its_kernels(monkeypatch, precision, chosen, bits, tf32):
+    cupy, _ = fake_cupy(monkeypatch, available=True)
+    gpu = types.SimpleNamespace(tf32=None)
+    monkeypatch.setattr(cuda_device, "current", lambda: gpu)
+    monkeypatch.setenv("CUPY_TF32", "0")
+    try:
+        opened = open_device("cuda", precision)
+        assert (opened.name, opened.xp, opened.precision) == ("cuda", cupy, chosen)
+        assert opened.description == f"cuda, {chosen}"
+        assert (opened.low_precision is not None) == (bits == 16)
+        assert gpu.tf32 is tf32
+        array = cupy.ndarray()
+        array.dtype = np.dtype(np.float32)
+        body = backend.fused_kernel("dropout", (array,), "the reference")
+        assert body is not None
+        assert body != "the reference"
+    finally:
+        backend.register_kernels(cupy.ndarray, None)
+
+
+def test_what_a_gpu_needs_is_said(monkeypatch):
+    fake_cupy(monkeypatch, available=False)
+    with pytest.raises(RuntimeError, match="no CUDA driver or no GPU"):
+        open_device("cuda")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(RuntimeError, match="device cuda needs CuPy: pip install"):
+        open_device("cuda")

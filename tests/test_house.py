@@ -1,0 +1,168 @@
+"""Which room of the package imports which, and that tests stand as the package does.
+
+A room is a folder of the package, or a file beside the folders. An import counts
+wherever it stands: at the top, inside a function, for types alone, or by a module's
+name in a string.
+"""
+
+import ast
+import re
+import shutil
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from support.scripts import ROOT
+
+PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
+TO_RUNS = {"settings", "files", "engine", "text", "model", "runs"}
+EVERYTHING = {*TO_RUNS, "training", "translation", "parsing", "cuda", "devices", "api"}
+MAY_IMPORT = {
+    "settings": set(),
+    "files": set(),
+    "engine": {"settings", "files"},
+    "text": {"settings", "files"},
+    "model": {"engine", "settings"},
+    "runs": TO_RUNS,
+    "training": TO_RUNS,
+    "translation": TO_RUNS,
+    "parsing": {"text", "settings", "files"},
+    "cuda": {*TO_RUNS, "training", "translation"},
+    "devices": EVERYTHING,
+    "api": EVERYTHING,
+    "__init__": EVERYTHING,
+    "__main__": EVERYTHING,
+}
+
+
+def module_names(tree, files):
+    """Yield the modules of the package that a file imports or names in a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = "minitransformer." * (node.level > 0)
+            yield from (f"{package}{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"\bminitransformer(?:\.\w+)+", node.value)
+            if "." in node.value and node.value.lstrip(".") in files:
+                yield f"minitransformer.{node.value.lstrip('.')}"
+
+
+def import_graph(package):
+    """Return the files, such as `engine.ops`, that each file of the package imports."""
+    files = {
+        ".".join(path.relative_to(package).with_suffix("").parts): path
+        for path in package.rglob("*.py")
+    }
+
+    def file_of(module):
+        parts = module.split(".")[1:]
+        while parts and ".".join(parts) not in files:
+            if ".".join((*parts, "__init__")) in files:
+                return ".".join((*parts, "__init__"))
+            parts.pop()
+        return ".".join(parts) or "__init__"
+
+    graph = {}
+    for name, path in files.items():
+        modules = module_names(ast.parse(path.read_text(encoding="utf-8")), files)
+        named = {file_of(m) for m in modules if m.split(".")[0] == "minitransformer"}
+        graph[name] = named - {name}
+    return graph
+
+
+def room_of(name):
+    return name.split(".")[0]
+
+
+def violations(package):
+    """Return a line for each import that the table forbids, and for each circle."""
+    graph, rooms, found = import_graph(package), {}, []
+    for name, others in graph.items():
+        room = room_of(name)
+        outside = {other for other in others if room_of(other) != room}
+        rooms.setdefault(room, set()).update(map(room_of, outside))
+        found += [
+            f"{name} imports {other}"
+            for other in outside
+            if room_of(other) not in MAY_IMPORT[room]
+        ]
+    for kind, edges in (("files", graph), ("rooms", rooms)):
+        try:
+            TopologicalSorter(edges).prepare()
+        except CycleError as error:
+            found.append(f"a circle of {kind}: {' -> '.join(error.args[1])}")
+    return found
+
+
+def test_every_room_imports_only_from_those_below_it():
+    assert violations(PACKAGE) == []
+
+
+def test_every_room_is_in_the_table():
+    assert {room_of(name) for name in import_graph(PACKAGE)} == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize(
+    ("file", "planted", "message"),
+    [
+        (
+            "engine/ops.py",
+            "import minitransformer.cuda.ops",
+            "engine.ops imports cuda.ops",
+        ),
+        (
+            "model/loss.py",
+            "def f():\n    from minitransformer.training import parallel",
+            "model.loss imports training.parallel",
+        ),
+        (
+            "text/grammar/words.py",
+            "if TYPE_CHECKING:\n    from minitransformer.engine.autograd import Tensor",
+            "text.grammar.words imports engine.autograd",
+        ),
+        (
+            "translation/beam_search.py",
+            "importlib.import_module('minitransformer.training')",
+            "translation.beam_search imports training.__init__",
+        ),
+        ("engine/backend.py", "HOME = 'cuda.ops'", "engine.backend imports cuda.ops"),
+        ("files.py", "from .cuda import ops", "files imports cuda.ops"),
+        ("settings/presets.py", "import minitransformer", "imports __init__"),
+        (
+            "engine/backend.py",
+            "from minitransformer.engine.ops import linear",
+            "a circle of files: ",
+        ),
+        ("devices.py", "from minitransformer.api import load", "a circle of rooms: "),
+    ],
+)
+def test_a_planted_violation_is_named(tmp_path, file, planted, message):
+    package = tmp_path / "minitransformer"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    with open(package / file, "a", encoding="utf-8") as code:
+        code.write(f"\n{planted}\n")
+    assert [line for line in violations(package) if message in line]
+
+
+def test_no_test_imports_another():
+    for path in TESTS.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        imports = re.findall(
+            r"\b(?:from|import) +((?:tests\.|test_|conftest)\S*)", text
+        )
+        assert imports == [], path
+
+
+def test_tests_mirror_the_rooms():
+    rooms = {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
+    others = {"benchmarks", "docs", "stress", "support"}
+    assert {p.parent.name for p in TESTS.glob("*/*.py")} == rooms | others
+    for path in TESTS.glob("*/test_*.py"):
+        if path.parent.name in rooms:
+            room = f"minitransformer.{path.parent.name}"
+            assert room in path.read_text(encoding="utf-8"), path
+    beside = {f"test_{path.stem.strip('_')}" for path in PACKAGE.glob("*.py")}
+    beside |= {"test_train", "test_translate", "test_house"}
+    assert {path.stem for path in TESTS.glob("test_*.py")} <= beside
