@@ -87,8 +87,8 @@ EXAMPLES = (
     "python train.py --device cuda --config base --gpus 8",
 )
 NOTES = """\
-The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
-checkpoints, which translate.py reads."""
+A preset replaces the defaults above. The run directory receives config.json,
+tokenizer.model, metrics.jsonl, train.log and checkpoints, which translate.py reads."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -96,21 +96,21 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", summary, EXAMPLES, NOTES)
     add = parser.add_argument
     preset = (
-        "all defaults: tiny, multi30k, small, base, big, base-ROW of Table 3, parsing, "
-        "parsing-small, or a JSON or TOML file (default tiny)"
+        "preset: tiny, multi30k, small, base, big, base-en-fr, big-en-fr, base-ROW (of "
+        "Table 3), parsing, parsing-small, or a JSON or TOML file (default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    add("--threads", type=positive, help="CPU threads (default all cores)")
+    add("--threads", type=positive, metavar="N", help="CPU threads (default all cores)")
     eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
     add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
-    add("--attempt", default=0, type=int, help=argparse.SUPPRESS)  # of the launcher
+    add("--attempt", default=0, type=int, help=argparse.SUPPRESS)  # from the launcher
     add("--dry-run", action="store_true", help="say what would be trained, and end")
-    profile = "time N updates by operation and write nothing (default 20)"
+    profile = "time N updates by operation and keep no run (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
@@ -132,7 +132,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
     if args.processes.needs_launcher and (args.profile or args.dry_run):
-        parser.error("--profile and --dry-run use one process, without --ranks")
+        alone = "--profile and --dry-run use one process"
+        parser.error(f"{alone}, without --ranks, --gpus and --restarts")
     return args
 
 
@@ -158,7 +159,7 @@ def new_config(args: argparse.Namespace) -> RunConfig:
 
 
 def choose_run(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
-    """Return the directory to train in, what to train, and whether to continue it."""
+    """Return the run's directory and settings, and whether the run is continued."""
     if args.attempt and RunDirectory(args.run).config.exists():
         return args.run, RunDirectory(args.run).read_config(), True
     if args.resume is None:
@@ -316,7 +317,7 @@ class Trainer:
             self.log(f"resumed     after step {self.state.step:,}")
 
     def train(self) -> None:
-        """Update until the steps, the minutes or the patience are used up."""
+        """Update until steps, minutes or patience are used up, or a signal stops it."""
         training, state = self.training, self.state
         bar = tqdm(
             total=training.steps,
@@ -373,7 +374,7 @@ class Trainer:
         return self.parallel.asynchronous and self.ranks.size > 1
 
     def sync_stop(self) -> None:
-        """Take rank 0's clock, and stop where a rank was asked to: all at one step."""
+        """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
         clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
         asked, number = float(self.signal is not None), float(self.signal or 0)
         clock, asked, number = self.ranks.all_reduce_numbers([clock, asked, number])
@@ -382,11 +383,11 @@ class Trainer:
             self.stopped_by = round(number / asked)
 
     def synchronize(self) -> None:
-        """Wait for all updates so far, and learn what they have found.
+        """Wait for all updates so far, and see whether any were skipped.
 
-        Threads are never behind; a GPU is waited for before a report or a checkpoint.
-        Updates whose loss or gradient was not finite have been skipped; they end the
-        run or are logged (--on-nonfinite).
+        Threads are never behind; a GPU is waited for before a report, a validation or
+        a checkpoint. Updates whose loss or gradient was not finite have been skipped;
+        they end the run or are logged (--on-nonfinite).
         """
         skipped = self.progress.synchronize()
         if self.ranks_wait_for_device:
@@ -446,7 +447,7 @@ class Trainer:
     def translate_split(
         self, split: str, limit: int | None = None
     ) -> TranslationQuality:
-        """Translate (the beginning of) a split and compare with its references."""
+        """Translate a split, or its first `limit` pairs; compare with references."""
         pairs, ranks = self.text[split].first(limit), self.ranks
         mine = [source for source, _ in pairs[ranks.rank :: ranks.size]]
         threads = self.parallel.num_threads
@@ -500,7 +501,7 @@ class Trainer:
 
 
 def try_out(args: argparse.Namespace) -> int:
-    """Print what would be trained, and where the time of an update goes."""
+    """Print what would be trained and, with --profile, where the time goes."""
     with tempfile.TemporaryDirectory() as directory:
         run = RunDirectory(Path(directory))
         trainer = prepare(run, new_config(args), False, args, Communicator())

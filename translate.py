@@ -50,9 +50,9 @@ EXAMPLES = (
 NOTES = """\
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
---nbest N > 1, each translation has a line `number ||| translation ||| score`. The score
-is the natural log-probability divided by ((5 + tokens) / 6)^alpha, where the tokens
-include the end of the sentence."""
+--nbest N > 1, each translation has a line `number ||| translation ||| score`. Numbers,
+those of --json too, begin with 0. The score is the natural log-probability divided by
+((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -63,7 +63,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     source = "text to translate, plain or .gz (default standard input)"
     add("--input", "-i", type=Path, metavar="FILE", help=source)
     add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
-    model = "run or checkpoint (default the newest run); several form an ensemble"
+    model = "run or checkpoint (default the newest run); repeat it for an ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"
     add("--reference", type=Path, metavar="FILE", help=reference)
@@ -77,14 +77,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--attention", type=Path, metavar="FILE", help=heads)
     served = "serve a web page to translate on, at this port (default 8000)"
     add("--serve", nargs="?", const=8000, type=positive, metavar="PORT", help=served)
-    host = "address to serve at (default 127.0.0.1; others require a token)"
+    host = "address to serve at (default 127.0.0.1; with a token if others reach it)"
     add("--host", metavar="NAME", help=host)
     add("--json", action="store_true", help="write a JSON object for each line")
-    add("--threads", type=positive, help="CPU threads (default all cores)")
+    add("--threads", type=positive, metavar="N", help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    precision = "what a GPU computes in (default bf16, or fp32 if it has no bf16)"
+    precision = "number format on a GPU (default bf16, or else fp32)"
     add("--precision", choices=PRECISIONS, help=precision)
-    buffer = "lines translated together when a file is read (default 2000)"
+    buffer = "most lines that are translated together (default 2000)"
     add("--buffer", type=positive, default=2000, metavar="LINES", help=buffer)
     add_arguments(parser, DecodingConfig)
     args = parser.parse_intermixed_args(arguments)

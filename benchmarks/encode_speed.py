@@ -4,8 +4,8 @@
 
 SentencePiece reads the same lines and encodes them with as many threads; this engine
 also checks the text, makes arrays of the ids, computes checksums and writes them. The
-JSON has the sentences of both sides a second, the peak resident memory, and the ratio
-of the times.
+JSON has the sentences per second of each engine, counted on both sides of the corpus,
+the peak resident memory, and the ratio of the times.
 """
 
 from __future__ import annotations

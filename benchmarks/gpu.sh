@@ -6,7 +6,7 @@
 #     bash benchmarks/gpu.sh train       the built-in corpus, trained and translated
 #     bash benchmarks/gpu.sh speed ...   gpu.py, which takes the rest as arguments
 #
-# It needs a checkout, CuPy, PyTorch and pytest; the package need not be installed.
+# It needs a checkout, CuPy, PyTorch and what the tests need, but no installed package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"

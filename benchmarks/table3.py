@@ -5,10 +5,10 @@
 
 Every row is a preset (`minitransformer/settings/presets.py`); widths and numbers of
 layers are divided by the same numbers in all rows. As in the paper's table, checkpoints
-are not averaged: perplexity (a word piece, without label smoothing) and BLEU are those
-of the last checkpoint on the validation text. All further flags are passed to train.py
-for every row. A row whose run is complete in --runs is read from there, and one that
-was interrupted continues. The table goes to standard error.
+are not averaged: perplexity (per word piece, without label smoothing) and BLEU are
+those of the last checkpoint on the validation text. All further flags are passed to
+train.py for every row. A row whose run is complete in --runs is read from there, and
+one that was interrupted continues. The table goes to standard error.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add("--steps", type=int, default=100_000, help="updates (default 100,000)")
     add("--rows", nargs="+", choices=PAPER, default=list(PAPER), metavar="ROW")
     add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="(default 1)")
-    add("--divide-width", type=int, default=1, metavar="N", help="widths, (default 1)")
-    add("--divide-depth", type=int, default=1, metavar="N", help="layers, (default 1)")
+    add("--divide-width", type=int, default=1, metavar="N", help="widths (default 1)")
+    add("--divide-depth", type=int, default=1, metavar="N", help="layers (default 1)")
     add("--runs", type=Path, default=Path("runs/table3"), help="(default runs/table3)")
     add("--cache", type=Path, default=Path("cache"), help="(default cache)")
     return parser.parse_known_args()

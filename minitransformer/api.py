@@ -1,11 +1,9 @@
-"""Use a trained model from Python.
+"""Use a trained model from Python, for example:
 
-An example:
+from minitransformer import load, translate
 
-    from minitransformer import load, translate
-
-    model = load("runs/NAME")
-    translate(model, ["A dog runs."], beam=5)
+model = load("runs/NAME")
+translate(model, ["A dog runs."], beam=5)
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ def load(
     """Load a run directory or a checkpoint, by default the newest run in ./runs.
 
     Several paths make an ensemble, whose probabilities are averaged. `device` is "cpu",
-    "cuda" or "cuda:N"; `precision` and `threads` are those of `devices.open_device`.
+    "cuda" or "cuda:N"; `devices.open_device` explains `precision` and `threads`.
     `shortlist` is a file that `python -m minitransformer lexicon` has written.
 
-    Raises: FileNotFoundError, or ValueError that says what is wrong with a file.
+    Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
     tune_allocator()
     opened = open_device(device, precision, threads)
@@ -61,7 +59,7 @@ def translate(
 ) -> list[str]:
     """Return the best translation of each line.
 
-    `options` are fields of `DecodingConfig`, such as beam=5.
+    `options` are fields of `DecodingConfig`, such as `beam=5`.
 
     Raises: ValueError if an option is unknown or out of range.
     """

@@ -81,12 +81,12 @@ def open_device(
 def connect_ranks(
     device: str, timeout: float, environ: Mapping[str, str] = os.environ
 ) -> Communicator:
-    """Find the other ranks that were started with this one, if any.
+    """Connect this rank with the others that were started with it, if any.
 
     `device` says whether the ranks compute on processors or on GPUs; `timeout` is how
     many seconds a rank waits for the others.
 
-    Raises: RuntimeError if they cannot be reached.
+    Raises: RuntimeError if they cannot be reached, ValueError as `find_world`.
     """
     from minitransformer.training.distributed import connect_processors, find_world
 

@@ -37,14 +37,13 @@ def host_libraries(tmp_path_factory):
 
 
 @pytest.fixture
-def host_gpu(host_libraries, monkeypatch):
+def host_gpu(host_libraries, stand_in, monkeypatch):
     """A device whose kernels are those built for the host; `xp` is NumPy."""
     from minitransformer.cuda import device
-    from support.host_device import HostDevice, record
+    from support.host_device import HostDevice
 
-    host = HostDevice(host_libraries)
+    host = HostDevice(host_libraries, stand_in.xp)
     monkeypatch.setattr(device, "current", lambda: host)
-    monkeypatch.setattr(device, "record", record)
     return host
 
 
@@ -72,7 +71,7 @@ def host_kernels(host_gpu):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """NumPy in the place of CuPy, for training."""
+    """NumPy in the place of CuPy."""
     from support.cuda import StandInCuda
 
     return StandInCuda(monkeypatch)

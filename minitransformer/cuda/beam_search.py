@@ -68,8 +68,7 @@ def beam_search(
         results = log_probs, origins, rows, tokens, done, *finished, nbest
         numbers = beams, beam_size, count, len(history) + 1, EOS_ID
         kernel_args = *results, *best, sentences, *constants, *numbers
-        grid = len(left)
-        gpu.launch("beam_search_step", np.float32, grid, *kernel_args, block=WARP)
+        gpu.launch("beam_search_step", np.float32, len(left), *kernel_args, block=WARP)
         history.append((left, origins, tokens))
         beams = beam_size
         going_on = np.flatnonzero(~to_host(done))  # the only wait for the GPU
@@ -99,9 +98,7 @@ def _hypotheses(
     history: list[tuple[np.ndarray, Array, Array]], finished: FinishedHypotheses
 ) -> list[list[Hypothesis]]:
     """Collect the tokens of each finished hypothesis, from the last to the first."""
-    path = [
-        (left, to_host(origins), to_host(tokens)) for left, origins, tokens in history
-    ]
+    path = [tuple(map(to_host, step)) for step in history]
     scores, log_probs, steps, beams, counts = map(to_host, finished)
     results: list[list[Hypothesis]] = []
     for sentence, count in enumerate(counts):

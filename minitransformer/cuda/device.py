@@ -86,18 +86,16 @@ class Device:
         # cuBLAS stores matrices by columns, so it is asked for out^T = b^T a^T.
         operands = [_operand(self.xp, b), _operand(self.xp, a), _operand(self.xp, out)]
         arrays, transposed, leading_dims = zip(*operands, strict=True)
-        assert arrays[2] is out
         assert not transposed[2]
         types = [CUBLAS_TYPES[array.dtype.name] for array in arrays]
         scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
         self._use_current_stream()
         if out.ndim == 2:
-            call, count = self._blas.cublasGemmEx, []
-            addresses = [_address(array) for array in arrays]
+            call, count, starts = self._blas.cublasGemmEx, [], arrays
         else:
             call, count = self._blas.cublasGemmBatchedEx, [math.prod(out.shape[:2])]
-            pointers = self._matrix_pointers(arrays)
-            addresses = [_address(row) for row in pointers]
+            starts = self._matrix_pointers(arrays)
+        addresses = [_address(start) for start in starts]
         status = call(
             self._handle,
             *transposed[:2],
@@ -112,6 +110,8 @@ class Device:
             DEFAULT_ALGORITHM,
         )
         _check(status, f"a product of shape {out.shape}")
+        if arrays[2] is not out:
+            out[...] = arrays[2]
 
     def _matrix_pointers(self, arrays: tuple[Array, ...]) -> Array:
         """Return the address of each matrix of three batches.
@@ -123,12 +123,10 @@ class Device:
         outer, inner = arrays[2].shape[:2]
         count = outer * inner
         pointers = self.xp.empty((3, count + count % 2), dtype=np.uint64)
-        batches: list[Any] = []
+        kernel_args: list[Any] = [pointers, outer, inner]
         for array in arrays:
-            batches += [array, *map(np.int64, array.strides[:2])]
-        size = outer, inner
-        grid = num_blocks(count)
-        self.launch("matrix_pointers", np.float32, grid, pointers, *size, *batches)
+            kernel_args += [array, *map(np.int64, array.strides[:2])]
+        self.launch("matrix_pointers", np.float32, num_blocks(count), *kernel_args)
         return pointers
 
     def _load_blas(self) -> Any:
@@ -252,9 +250,8 @@ def _device(index: int) -> Device:
 def graph_memory(xp: ModuleType) -> Any:
     """Return a memory pool for CUDA graphs, which use its blocks at fixed addresses.
 
-    The pool never gives a block back to make room, as a pool of CuPy does when memory
-    runs out or its limit is reached. When the driver has no memory left, the default
-    pool's unused blocks are freed instead.
+    A pool of CuPy frees its unused blocks when the driver has no memory left. This one
+    keeps them, and frees those of the default pool instead.
     """
 
     def allocate(size: int) -> Any:
@@ -282,7 +279,7 @@ def record(stream: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
     stream.begin_capture()
     try:
         result = work()
-    except Exception:
+    except BaseException:  # also KeyboardInterrupt: the stream must be usable again
         with contextlib.suppress(Exception):  # only a consequence of the first error
             stream.end_capture()
         raise
@@ -314,15 +311,21 @@ def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
     """Return a matrix, whether cuBLAS must transpose it, and its leading dimension.
 
     The leading dimension is the distance of two rows, or of two columns if they are
-    contiguous, in elements. A matrix with neither contiguous is copied.
+    contiguous, in elements. A matrix with neither contiguous is copied. So are batches
+    with matrices that do not begin at multiples of 16 bytes, as cuBLAS may expect.
     """
     rows, columns = array.shape[-2:]
+    starts = (_address(array), *array.strides[:-2]) if array.ndim > 2 else ()
+    aligned = not any(start % 16 for start in starts)
     down, across = (stride // array.itemsize for stride in array.strides[-2:])
-    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
+    if aligned and (across == 1 or columns == 1) and (down >= columns or rows == 1):
         return array, 0, max(down, columns)
-    if (down == 1 or rows == 1) and (across >= rows or columns == 1):
+    if aligned and (down == 1 or rows == 1) and (across >= rows or columns == 1):
         return array, 1, max(across, rows)
-    return xp.ascontiguousarray(array), 0, columns
+    leading_dim = -(-columns // 8) * 8
+    copy = xp.empty((*array.shape[:-1], leading_dim), dtype=array.dtype)[..., :columns]
+    copy[...] = array
+    return copy, 0, leading_dim
 
 
 def _address(array: Array) -> int:

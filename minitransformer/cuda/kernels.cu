@@ -456,8 +456,8 @@ extern "C" __global__ void layer_norm_backward(
   }
 }
 
-// partial = sums of the columns of g * n and of g: the first stage of the gradients of
-// gain and bias.
+// partial = sums of the columns of g * n, with n as above, and of g: the first stage of
+// the gradients of gain and bias.
 // Shapes: partial [gridDim.y, 2, width], g, h [rows, width], means, inverses [rows]
 extern "C" __global__ void gain_bias_gradients(
     float* partial, const real* g, const real* h, const float* means,
@@ -591,7 +591,8 @@ extern "C" __global__ void cross_entropy(
     losses[row] = total.value() - confidence * target_logit - smoothing * logit_sum;
 }
 
-// out[0] = the sum of `count` values. One block.
+// out = the sum of `values`. One block.
+// Shapes: out [1], values [count]
 extern "C" __global__ void sum_all(float* out, const float* values, int count) {
   float sum = 0.0f;
   for (int i = threadIdx.x; i < count; i += blockDim.x) sum += values[i];

@@ -138,12 +138,10 @@ def embedding(
     ids = xp.ascontiguousarray(ids, dtype=np.int32)
     out = xp.empty((*ids.shape, width), dtype=table.dtype)
     dropout_mask = _draw_mask(out.shape, rate, rng)
-    arrays = out, xp.ascontiguousarray(table), ids, as_float32(positions)
-    size = np.int64(ids.size), ids_shape[-1], width
-    grid = _vector_blocks(out)
-    gpu.launch(
-        "embedding", out.dtype, grid, *arrays, float(scale), *size, *dropout_mask
-    )
+    positions_32 = xp.ascontiguousarray(positions, dtype=np.float32)
+    arrays = out, xp.ascontiguousarray(table), ids, positions_32
+    options = float(scale), np.int64(ids.size), ids_shape[-1], width, *dropout_mask
+    gpu.launch("embedding", out.dtype, _vector_blocks(out), *arrays, *options)
 
     def vjp(g: Array) -> tuple[Array, None, Array]:
         g = _dropout(g, dropout_mask)

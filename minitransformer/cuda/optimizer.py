@@ -61,9 +61,8 @@ class GpuAdam:
         arrays = data, gradient, self.first_moment, self.second_moment, copy
         kernel_args = *arrays, scalars, squares, np.int64(data.size)
         gpu.launch("adam", dtype, num_blocks(data.size), *kernel_args)
-        norm = norm * scalars[6]
         self.scale.update(finite)
-        return norm, finite
+        return norm * scalars[6], finite
 
 
 def _sum_of_squares(gradient: Array) -> Array:

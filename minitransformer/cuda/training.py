@@ -197,14 +197,13 @@ class GpuModel:
         if len(self._in_flight) > MAX_IN_FLIGHT:
             self._in_flight.popleft().wait()
         # Positions outlive a graph, so they may not be in memory that graphs reuse.
-        self.model.embedding.reserve(max(shape[1:]))
+        positions = self.model.embedding.reserve(max(shape[1:])).data
         with self.xp.cuda.using_allocator(self._memory.malloc):
             self._compute(batch, label_smoothing, rng)
             if self._records_graphs and len(self._graphs) < MAX_GRAPHS:
                 rng.reseed(key)
                 work = partial(self._compute, batch, label_smoothing, rng)
                 if graph := self._record(work):
-                    positions = self.model.embedding.positions.data
                     self._graphs[name] = RecordedGraph(graph, batch, rng, positions)
 
     def _compute(

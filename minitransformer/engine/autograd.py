@@ -1,4 +1,4 @@
-"""Reverse-mode automatic differentiation: the graph of operations, and no calculus.
+"""Reverse-mode automatic differentiation: recording operations and walking back.
 
 A primitive is a function on plain arrays that returns its result and its
 vector-Jacobian product (vjp), which maps the gradient of the result to the gradients of
@@ -65,8 +65,8 @@ class Node:
 class Tensor:
     """An array, and the node of the operation that computed it, if one was recorded.
 
-    A tensor without a node is a leaf. If it requires a gradient, `backward` adds this
-    to `grad`, which is None before the first or an array that the caller provides.
+    A tensor without a node is a leaf. If it requires a gradient, `backward` adds the
+    gradient to `grad`, which is None at first unless the caller provides an array.
     """
 
     __slots__ = ("__weakref__", "data", "grad", "node", "requires_grad")
@@ -92,15 +92,15 @@ class Tensor:
         gradient: Array | float | None = None,
         when_complete: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """Add the derivative of this tensor to the `grad` of every leaf it depends on.
+        """Add the gradients that flow from this tensor to the `grad` of its leaves.
 
         `gradient` is the derivative of the final result with respect to this tensor:
         an array of its shape, or a number where this tensor is a scalar (default 1).
-        Each node is released as soon as its vjp has run, so a graph can be walked once.
+        Each node is released as soon as its vjp has run, so a graph is walked once.
         `when_complete` is called with each leaf as soon as its gradient is complete.
 
-        Raises: ValueError if the gradient is missing or of another shape, or if this
-        tensor is not the result of a recorded operation.
+        Raises: ValueError if the gradient is missing or of another shape, or if no
+        operation was recorded; RuntimeError if the graph has been walked before.
         """
         if self.node is None:
             raise ValueError("expected a recorded tensor, got one without a gradient")
@@ -174,7 +174,7 @@ def _is_unshared(array: Array, others: tuple[Array | None, ...]) -> bool:
 def _topological_order(origin: Node) -> tuple[list[Node], dict[int, int]]:
     """Return the nodes that `origin` depends on, inputs first, and the uses of leaves.
 
-    The uses of a leaf, found by its id, are the inputs of nodes that it is. The stack
+    The uses count, by the id of a leaf, how often it is the input of a node. The stack
     replaces recursion, whose depth Python limits.
     """
     order: list[Node] = []

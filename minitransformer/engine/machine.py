@@ -15,8 +15,8 @@ from threadpoolctl import ThreadpoolController
 def tune_allocator() -> bool:
     """Make glibc keep freed memory for reuse, because new pages are slow to obtain.
 
-    All threads then share one heap, as glibc would return the memory of others to the
-    system.
+    All threads then share one heap, because glibc returns the memory of further heaps
+    to the system.
 
     Returns: whether the settings were accepted; without glibc nothing changes
     """
@@ -42,9 +42,9 @@ def _blas() -> ThreadpoolController:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Return a context in which each matrix product runs on one thread.
+    """Limit each matrix product to one thread until the returned context ends.
 
-    It holds for all threads of the process, since the engine has threads of its own.
+    The limit is for a process whose threads each compute matrix products of their own.
     """
     return _blas().limit(limits=1)
 

@@ -22,8 +22,8 @@ MASKED_SCORE = -1e9
 # Added to the variance, inside the square root.
 LAYER_NORM_EPSILON = 1e-6
 
-# Logits computed at a time in the loss: enough for an efficient matrix product, few
-# enough for the processor's cache.
+# The loss computes this many logits at a time, few enough for the processor's cache,
+# but at least this many rows, enough for an efficient matrix product.
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
@@ -222,7 +222,7 @@ def restricted_attention(
     """
     xp, (batch, length, _) = array_module(q), q.shape
     size = min(length, max(before, after, 16))  # small products are slow
-    others = -(-length // size) - 1  # the number of blocks without a query's own
+    others = -(-length // size) - 1  # the number of blocks besides a query's own
     left, right = (min(-(-reach // size), others) for reach in (before, after))
     visible = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
     visible = _to_blocks(visible[..., None], size, left, right)  # [B blocks, keys, 1]

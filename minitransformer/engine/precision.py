@@ -2,9 +2,9 @@
 
 fp32 is float32 throughout. tf32 is float32, too, but matrix products round their
 inputs to 10 bits of mantissa. bf16 and fp16 are mixed precision: layers read a 16-bit
-copy of the weight matrices and compute 16-bit activations, while the master parameters,
-their gradients, Adam's moments, statistics, softmax and loss stay float32. Checkpoints
-hold float32 parameters in every case.
+copy of the weight matrices and compute 16-bit activations. The master parameters, their
+gradients and Adam's moments are float32, and softmax, statistics and loss are computed
+in float32. Checkpoints hold float32 parameters in every case.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random streams for dropout, each of which is identified by a key of integers.
 
-Keys such as (seed, step, shard) make the noise of each training step independent of
+Keys such as (seed, step, part) make the noise of each training step independent of
 everything drawn before, so that resuming a run needs no generator state.
 """
 

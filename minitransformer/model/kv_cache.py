@@ -19,8 +19,8 @@ from minitransformer.engine.backend import Array, array_module
 class KeyValueCache:
     """The keys and values of one decoder layer: of its own positions and of the memory.
 
-    With restricted attention they are a ring buffer: once the neighbourhood is full, a
-    new position overwrites the oldest one. Attention ignores the order of the keys.
+    With restricted attention `keys` and `values` are ring buffers: once these are full,
+    a new position overwrites the oldest. Attention ignores the order of the keys.
 
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
@@ -69,7 +69,7 @@ class KeyValueCache:
             self.keys, self.values = self.keys[rows], self.values[rows]
             return
         # Only beams that change place are copied. A GPU, above, copies all of them
-        # sooner than it could report which ones do.
+        # faster than it could report which ones do.
         changed = np.flatnonzero(rows != np.arange(len(rows)))
         sources, used = rows[changed], self.used
         for array in (self.keys, self.values):
@@ -86,7 +86,7 @@ class DecoderState:
     """The caches of all decoder layers for a batch of sentences.
 
     Each sentence starts with one beam. From the first `select` on it may have K beams,
-    in rows side by side. `position` is that of the next token.
+    in rows side by side. `position` counts the tokens decoded so far.
 
     Shapes: source_mask [B, 1, 1, S]
     """

@@ -48,7 +48,7 @@ class MultiHeadAttention(Module):
     `neighbourhood` restricts self-attention to each position itself and so many
     positions before and after it (section 4).
 
-    Differs: tensor2tensor, fairseq and PyTorch add biases to the projections.
+    Differs: fairseq, PyTorch and tensor2tensor's first versions add biases.
     """
 
     def __init__(

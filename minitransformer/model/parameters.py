@@ -45,7 +45,7 @@ class Module:
 
 
 class Initializer:
-    """Makes parameters of one dtype. Without a seed they are zero, to be loaded."""
+    """Makes parameters of one dtype; without a seed, zeros instead of random ones."""
 
     def __init__(self, seed: int | None, dtype: str) -> None:
         self.dtype = np.dtype(dtype)

@@ -104,7 +104,7 @@ class DecoderLayer(Module):
 class Transformer(Module):
     """The encoder-decoder of Figure 1, with one matrix for both embeddings and logits.
 
-    `seed` determines the initial parameters; with None they are zero, to be loaded.
+    `seed` determines the random parameters; with None these are zero, to be loaded.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Transformer(Module):
     ) -> Tensor:
         """Run both stacks. Output t depends on the source and on target[:, : t + 1].
 
-        Shapes: source ids [B, S], target ids [B, T] -> [B, T, D]
+        Shapes: source ids [B, S], target ids [B, T] -> [B, T, D], the input of `logits`
         """
         memory, source_mask = self.encode(source, rng)
         x = self.embedding(target, rng)
@@ -150,7 +150,7 @@ class Transformer(Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of x (3.4). Shapes: x [..., D] -> [..., V]"""
-        return ops.linear(x, Tensor(self.embedding.table.data.T))
+        return ops.linear(x, Tensor(self.embedding.table.data.T))  # gets no gradient
 
     def start_decoding(self, source: Array) -> DecoderState:
         """Encode the source and project it to each layer's memory keys and values.
@@ -166,7 +166,7 @@ class Transformer(Module):
         return DecoderState(caches, source_mask)
 
     def decode_step(self, tokens: Array, state: DecoderState) -> Array:
-        """Decode one position: feed each beam's last token, return input for `logits`.
+        """Decode the last token of each beam and return the input of `logits`.
 
         Shapes: tokens [B K] -> [B K, D]
         """

@@ -96,7 +96,7 @@ class Score(NamedTuple):
     """The counts of EVALB, for one sentence or for several."""
 
     sentences: int = 0
-    errors: int = 0  # sentences with other words, or with other punctuation
+    errors: int = 0  # sentences whose words differ, punctuation left out
     skipped: int = 0  # sentences of punctuation only
     gold: int = 0  # constituents of the right tree
     test: int = 0  # constituents of the tree that is scored
@@ -239,11 +239,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = command("linearise", "write trees as words and as sequences").add_argument
     add("folder", type=Path, help="folder for the files")
     add("trees", type=Path, nargs="+", help="files of bracketed trees, plain or .gz")
-    splits = "names of splits, and how many trees each takes in turn (default train)"
-    add("--split", nargs="+", default=["train"], help=splits)
-    parts = "labels whose constituents become texts of the first split, too"
+    splits = "splits, and how many trees each takes in turn (default train: all)"
+    add("--split", nargs="+", default=["train"], metavar="NAME[=COUNT]", help=splits)
+    parts = "labels whose constituents are added to the first split as trees"
     add("--parts", nargs="+", default=[], metavar="LABEL", help=parts)
-    add("--numbered", action="store_true", help="write numbers before words and tags")
+    add("--numbered", action="store_true", help="number the tags; write NAME.numbered")
     add = command("restore", "make a tree of each sequence and its words").add_argument
     add("sequences", type=Path, help="the lines that a model wrote")
     add("words", type=Path, help="the lines that it read")

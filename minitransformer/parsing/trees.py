@@ -169,7 +169,7 @@ def linearise_tree(tree: Tree, with_numbers: bool = False) -> str:
 
     bNP and eNP begin and end a constituent. They are no parentheses, because those are
     never joined to a label by SentencePiece: each bracket would be two pieces. With
-    numbers, each tag stands after that of its word, as words do in `number_words`.
+    numbers, each tag follows the number that `number_words` gives its word.
 
     Raises: ValueError if a tag looks like such a bracket or a number.
     """
@@ -244,7 +244,7 @@ def align_words(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]
 
 
 def _agree(tag: str, word: str) -> bool:
-    """Whether a mark has its own tag, or a word no mark's; ' may be either of them."""
+    """Whether a mark has its own tag, and any other word no mark's; ' may have any."""
     return (
         MARK_TAGS.get(word) == (tag if tag in MARK_TAGS.values() else None)
         or word == "'"

@@ -15,7 +15,7 @@ from minitransformer.settings.options import Parser, UsageError, exit_code, posi
 def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
     """Return the last checkpoint, with the mean of the parameters of all (section 6.1).
 
-    Raises: ValueError if there is none, or they differ in shape or tokenizer.
+    Raises: ValueError if there is none, or their settings or tokenizers differ.
     """
     if not paths:
         raise ValueError("expected checkpoints to average, got none")
@@ -46,7 +46,7 @@ def select_checkpoints(paths: Sequence[Path], last: int) -> list[Path]:
     if len(checkpoints) < last:
         raise ValueError(
             f"{paths[0]}: expected at least {last} checkpoints (--last), it has "
-            f"{len(checkpoints)}; --keep-last of train.py says how many are kept"
+            f"{len(checkpoints)}; --keep-last of train.py keeps more"
         )
     return checkpoints[-last:]
 

@@ -56,11 +56,12 @@ class RunDirectory:
                     shutil.rmtree(self.path)
 
     def processes(self) -> list[int]:
-        """Return the ids of the processes that train here, or did last, by rank."""
-        try:
-            return json.loads(self._process_ids.read_bytes())
-        except OSError:
-            return []
+        """Return by rank the ids of the processes that train here, or did last."""
+        with suppress(OSError, ValueError, RecursionError):  # it is missing or damaged
+            ids = json.loads(self._process_ids.read_bytes())
+            if isinstance(ids, list) and all(type(x) is int and x > 0 for x in ids):
+                return ids
+        return []
 
     def _is_empty(self) -> bool:
         return all(path.name.startswith(".") for path in self.path.iterdir())
@@ -96,7 +97,7 @@ class RunDirectory:
             print(f"{path}: a line was lost: {error}", file=sys.stderr)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl, without those that are incomplete.
+        """Return the lines of metrics.jsonl that are complete: objects with a step.
 
         Raises: ValueError if there is no metrics.jsonl.
         """
@@ -105,11 +106,13 @@ class RunDirectory:
         records = []
         for line in self.metrics.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError):  # it is being written, or the disk was full
-                records.append(json.loads(line))
+                record = json.loads(line)
+                if isinstance(record, dict) and type(record.get("step")) is int:
+                    records.append(record)
         return records
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop what a run resumed after `step` measures again, the test included."""
+        """Drop the lines that a run resumed after `step` writes again."""
         if self.metrics.exists():
             lines = [
                 json.dumps(record) + "\n"

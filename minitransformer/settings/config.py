@@ -1,7 +1,7 @@
 """All settings with their defaults and limits, as frozen dataclasses.
 
-Each field becomes a command-line flag: `d_model` becomes `--d-model`. The defaults are
-the paper's base model (Table 3, row base, and section 5); `presets.py` names others.
+The fields become flags: `d_model` becomes `--d-model`. The defaults are those of the
+paper's base model (section 5, Table 3), with smaller batches; `presets.py` has others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import ClassVar
 from minitransformer.settings.options import (
     Config,
     UsageError,
+    build,
     flag_name,
     from_dict,
     given,
@@ -30,7 +31,7 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
 @dataclass(frozen=True)
 class ModelConfig(Config):
-    """The shape of the model, which determines that of its parameters (section 3)."""
+    """The shape of the model (section 3) and its dropout (section 5.4)."""
 
     help_group: ClassVar[str] = "the model (section 3)"
 
@@ -86,9 +87,9 @@ class ModelConfig(Config):
         return self.d_v or self.d_model // self.num_heads
 
     def neighbourhood(self, causal: bool) -> tuple[int, int] | None:
-        """Return how many positions before and after it a query sees, or None for all.
+        """Return how many positions a query sees before and after it, or None for all.
 
-        A neighbourhood is centred (section 4), so an even r covers r + 1 positions.
+        The neighbourhood is centred (section 4), so an even r covers r + 1 positions.
         """
         if self.attention_window is None:
             return None
@@ -108,7 +109,7 @@ class ModelConfig(Config):
 
     @property
     def position_limit(self) -> int | None:
-        """The longest possible sentence in tokens, or None if there is no limit."""
+        """The longest sentence in tokens, EOS counted, or None if there is no limit."""
         return self.max_positions if self.positions == "learned" else None
 
 
@@ -133,7 +134,7 @@ class TrainingConfig(Config):
     minutes: float | None = option(None, "minutes to train for in all", above=0)
     learning_rate: float | None = option(
         None,
-        "at its peak (default (d_model * warmup)^-0.5, equation 3)",
+        "learning rate at its peak (default (d_model * warmup)^-0.5, equation 3)",
         above=0,
         alias="--lr",
     )
@@ -152,9 +153,9 @@ class TrainingConfig(Config):
     label_smoothing: float = option(
         0.1, "probability spread over the vocabulary, epsilon_ls", at_least=0, below=1
     )
-    seed: int = option(1, "seed of everything random", at_least=0)
+    seed: int = option(1, "seed of parameters, batches and dropout", at_least=0)
     max_length: int = option(
-        256, "leave out training pairs with a sentence of more tokens", at_least=2
+        256, "leave out training pairs of more tokens a side, EOS counted", at_least=2
     )
     validate_every: int = option(
         1000,
@@ -174,7 +175,7 @@ class TrainingConfig(Config):
     checkpoint_minutes: float | None = option(
         None, "save every so many minutes, not --save-every (section 6.1: 10)", above=0
     )
-    keep_last: int = option(10, "checkpoints kept besides the best one", at_least=1)
+    keep_last: int = option(10, "checkpoints kept, at least --average", at_least=1)
     average: int = option(
         5, "checkpoints averaged at the end of training; 1 for no average", at_least=1
     )
@@ -248,7 +249,7 @@ class DecodingConfig(Config):
         "split", "what to do with longer input", choices=("split", "truncate", "error")
     )
     decode_tokens: int = option(
-        8192, "source tokens times beam size that are decoded together", at_least=1
+        8192, "source tokens times beam size in a batch of decoding", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -306,8 +307,8 @@ class TextConfig(Config):
         return {split: (s, t) for split, (s, t) in self._pairs().items() if s and t}
 
 
-# What may change when a run is resumed: when it ends and what it reports and keeps, but
-# nothing that would make the updates so far those of another run.
+# What may change when a run is resumed: when it ends, what it reports and keeps, how it
+# treats errors, and its precision.
 RESUMABLE = (
     "steps minutes patience keep_last average log_every precision on_nonfinite "
     "on_save_error"
@@ -331,9 +332,9 @@ class RunConfig:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def resumed(self, namespace: argparse.Namespace) -> RunConfig:
-        """Return the settings with those flags applied that a resumed run may change.
+        """Apply the flags that a resumed run may change (RESUMABLE).
 
-        Raises: UsageError if another flag has a different value than before.
+        Raises: UsageError if another has a new value or names text, or one is wrong.
         """
         refused = list(given(namespace, TextConfig))
         for part in (self.model, self.training, self.decoding):
@@ -346,7 +347,7 @@ class RunConfig:
                 f"what can: {', '.join(map(flag_name, RESUMABLE))}"
             )
         changes = given(namespace, TrainingConfig)
-        training = dataclasses.replace(self.training, **changes)
+        training = build(TrainingConfig, vars(self.training), changes)
         return dataclasses.replace(self, training=training)
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 def import_extra(module: str, extra: str, need: str) -> Any:
     """Import a module that `pip install 'minitransformer[extra]'` installs.
 
-    Raises: RuntimeError saying so if it cannot be imported, after what `need` says.
+    Raises: RuntimeError with `need` and that command if it cannot be imported.
     """
     try:
         return importlib.import_module(module)

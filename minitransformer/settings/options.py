@@ -83,7 +83,7 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
         return work() or 0
     except KeyboardInterrupt:
         return 130
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OverflowError) as error:
         message, code = str(error), 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         place = f"{error.filename}: " if error.strerror and error.filename else ""
@@ -177,9 +177,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
-    """Make a config from a JSON object, which must hold all its fields and no others.
+    """Make a config from a JSON object that has its fields and no others.
 
-    Only fields whose default is None may be missing, as they are in older files.
+    Fields whose default is None may be missing, as some are in older files.
 
     Raises: ValueError naming the fields that are unknown or missing.
     """

@@ -1,4 +1,4 @@
-"""Named settings: how each differs from the defaults, the paper's base model."""
+"""Named settings: how each differs from the defaults in `config.py`."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "average": 20,
         "keep_last": 20,
     },
-    # Table 4. Section 6.3 gives the layers, d_model, vocabulary and decoding, and says
-    # that all else but dropout is base's. Both dropouts are those of tensor2tensor.
+    # Table 4 and section 6.3, which does not give dropout and learning rate: the first
+    # (of both kinds) is that of tensor2tensor, the second is base's.
     "parsing": {
         "vocab_size": 16_000,
         "encoder_layers": 4,
@@ -115,7 +115,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# How the other rows of Table 3 differ from base; all take 100,000 steps there.
+# How the rows of Table 3 between base and big differ from base; steps are the same.
 # (A) heads, (B) d_k, (C) size, (D) dropout and label smoothing, (E) learned positions.
 TABLE_3: dict[str, dict[str, Any]] = {
     "a-h1": {"num_heads": 1, "d_k": 512, "d_v": 512},
@@ -138,14 +138,11 @@ TABLE_3: dict[str, dict[str, Any]] = {
     "e-learned": {"positions": "learned"},
 }
 PRESETS |= {
-    # Table 2, English-French: 32,000 word pieces, and less dropout than big (6.1).
+    # Table 2, English-French: 32,000 word pieces (5.1), and 0.1 as big's dropout (6.1).
     "base-en-fr": {**PRESETS["base"], "vocab_size": 32_000},
     "big-en-fr": {**PRESETS["big"], "vocab_size": 32_000, "dropout": 0.1},
 }
 PRESETS |= {f"base-{row}": {**PRESETS["base"], **v} for row, v in TABLE_3.items()}
-
-# The splits of a run's text in its config.json
-SPLITS = ("train", "val", "test")
 
 
 def find_preset(name: str) -> tuple[str, dict[str, Any]]:
@@ -165,9 +162,10 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
             f"got {name}{suggestion(name, PRESETS)}"
         )
     values = read_settings(path)
-    values.pop("preset", None)
+    for unused in ("preset", "train", "val", "test"):
+        values.pop(unused, None)
     base = values.pop("config", None)
-    if base is not None and base not in PRESETS:
+    if base is not None and str(base) not in PRESETS:
         raise UsageError(
             f"{path}: config: expected the name of a preset, got {base}"
             f"{suggestion(str(base), PRESETS)}"
@@ -177,7 +175,6 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
         for cls in (ModelConfig, TrainingConfig, DecodingConfig)
         for f in dataclasses.fields(cls)
     }
-    values = {key: value for key, value in values.items() if key not in SPLITS}
     if unknown := sorted(values.keys() - known):
         hint = suggestion(unknown[0], known)
         raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")

@@ -37,7 +37,7 @@ class Batch:
         return int((self.target[:, 1:] != PAD_ID).sum())
 
     def split(self, parts: int) -> list[Batch]:
-        """Divide the sentences evenly among `parts` batches, but leave none empty."""
+        """Divide the sentences evenly among `parts` batches; leave out empty ones."""
         sources = np.array_split(self.source, parts)
         targets = np.array_split(self.target, parts)
         return [
@@ -66,7 +66,7 @@ class ParallelCorpus:
         return Batch(self.source.pad(pairs), self.target.pad(pairs, BOS_ID))
 
     def filter_by_length(self, max_length: int) -> np.ndarray:
-        """Return the indices of pairs of at most `max_length` tokens a side and EOS."""
+        """Return the indices of pairs of at most max_length tokens a side, EOS too."""
         longest = np.maximum(self.source.lengths, self.target.lengths)
         return np.flatnonzero(longest < max_length).astype(INDEX)
 
@@ -75,10 +75,10 @@ class ParallelCorpus:
     ) -> list[np.ndarray]:
         """Divide `pairs` into batches of similar lengths: a list of arrays of indices.
 
-        Every pair is in exactly one batch. A batch holds about `max_tokens` source and
-        as many target tokens, and at most 1.25 times as many with padding (a longer
-        pair is a batch of its own). With `rng`, the batches are shuffled, and so are
-        pairs of equal length.
+        Every pair is in exactly one batch. A batch holds about `max_tokens` tokens of
+        its longer side, and at most 1.25 times as many with padding (a longer pair is a
+        batch of its own). With `rng`, the batches are shuffled, and so are pairs of
+        equal length.
         """
         if rng is not None:
             pairs = rng.permutation(pairs)
@@ -94,8 +94,8 @@ class ParallelCorpus:
     def _bisect(self, pairs: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Halve `pairs` by length again and again, until each group fits a batch.
 
-        The source and the target side would divide a group differently: each time that
-        side decides whose halves need less padding.
+        Sorted by source or by target length, a group has other halves: each time, the
+        order whose halves need less padding is taken.
         """
         source, target = self.source.lengths[pairs] + 1, self.target.lengths[pairs] + 1
         total = max(source.sum(), target.sum())
@@ -136,7 +136,7 @@ class BatchStream:
     """The endless sequence of training batches, epoch after epoch.
 
     The seed determines the sequence, so that a checkpoint saves no more than `epoch`
-    and `position`, the number of its batches that have been taken.
+    and `position`, which is how many batches of this epoch have been taken.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Ragged:
             part = slice(first, first + (1 << 20))
             found = np.diff(self.starts[first : part.stop + 1])
             if not 0 <= found.min() <= found.max() < 1 << 31:
-                raise ValueError("the starts of sentences do not rise")
+                raise ValueError("the starts of sentences are out of order")
             lengths[part] = found
         return lengths
 
@@ -83,7 +83,7 @@ class Ragged:
         """Stack the chosen sequences, each ended by EOS and padded to the longest.
 
         With `first`, each sequence begins with that id (BOS).
-        Shapes: chosen [B] -> [B, longest]
+        Shapes: chosen [B] -> [B, longest], EOS and `first` counted
         """
         lengths = self.starts[chosen + 1] - self.starts[chosen]
         columns = np.arange(lengths.max(initial=0))

@@ -7,7 +7,9 @@ import hashlib
 import itertools
 import os
 import select
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -15,11 +17,14 @@ from typing import BinaryIO, cast
 from minitransformer.settings.config import TextConfig
 
 
-def open_text(path: Path) -> BinaryIO:
-    """Open a file to read its bytes, decompressed if its name ends in .gz."""
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path))
-    return open(path, "rb")
+@contextmanager
+def open_text(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of bytes, which are decompressed if its name ends in .gz."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            yield cast(BinaryIO, file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: expected a gzip file, got {error}") from None
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -28,14 +33,11 @@ def read_lines(path: Path) -> Iterator[str]:
     Only a line feed ends a line. A carriage return before it and a byte-order mark at
     the start of the file are dropped.
 
-    Raises: ValueError naming the file and the line that is not UTF-8.
+    Raises: ValueError naming the file, and the line if one is not UTF-8.
     """
     with open_text(path) as file:
-        try:
-            for number, raw in enumerate(file, start=1):
-                yield decode_line(raw.removesuffix(b"\n"), number, str(path))
-        except (gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{path}: expected a gzip file, got {error}") from None
+        for number, raw in enumerate(file, start=1):
+            yield decode_line(raw.removesuffix(b"\n"), number, str(path))
 
 
 def decode_line(raw: bytes, number: int, place: str) -> str:

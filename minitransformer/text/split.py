@@ -35,10 +35,10 @@ def read_pairs(path: Path) -> list[Pair]:
 def split_pairs(
     pairs: Sequence[Pair], held_out: dict[str, int], seed: int
 ) -> dict[str, list[Pair]]:
-    """Draw the number of pairs `held_out` for each split; the others are for training.
+    """Draw `held_out` pairs for each split that it names; the others are for training.
 
     Different source sentences are drawn, each with the first of its translations. Any
-    other pair with a sentence that is in such a split, or was drawn, is left out.
+    other pair with a sentence in such a split, or with a drawn source, is left out.
 
     Raises: ValueError if there are too few different source sentences.
     """
@@ -53,8 +53,7 @@ def split_pairs(
             f"sentences, got {len(drawn):,}"
         )
     splits: dict[str, list[Pair]] = {}
-    used_targets: set[str] = set()
-    used_sources: set[str] = set()
+    used_sources, used_targets = set[str](), set[str]()
     for name, count in held_out.items():
         splits[name] = []
         while len(splits[name]) < count and drawn:
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--target", required=True, metavar="LANG", help="ending of the target files")
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
     add("--test", type=positive, default=2000, help="test pairs (default 2000)")
-    add("--seed", type=int, default=1, help="of the random draw (default 1)")
+    add("--seed", type=int, default=1, help="seed of the draw (default 1)")
     args = parser.parse_args(arguments)
 
     def work() -> None:

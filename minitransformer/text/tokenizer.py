@@ -13,7 +13,7 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
-# A vocabulary is learned from a random sample of this many lines, to limit memory.
+# From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
 
 
@@ -46,7 +46,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn a vocabulary of exactly `vocab_size` pieces.
 
-        Raises: ValueError with the possible sizes if the text supports no such one.
+        Raises: ValueError saying which size is possible if this one is not.
         """
         model = io.BytesIO()
         try:
@@ -116,7 +116,7 @@ def _explain(message: str, vocab_size: int) -> str:
         )
     if lower := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return (
-            f"vocab_size: expected at least {int(lower[1]) + 4} word pieces, one for "
-            f"each character of this text, got {vocab_size}"
+            f"vocab_size: expected at least {lower[1]} word pieces, one for each "
+            f"character of this text and each special symbol, got {vocab_size}"
         )
     return f"could not learn {vocab_size} word pieces: {message.strip()}"

@@ -26,8 +26,8 @@ from minitransformer.settings.presets import find_preset
 # The speed that the paper takes a GPU to sustain (footnote 5). Units: TFLOP/s
 SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 
-# How long a step took on eight P100 (5.2): 12 hours in 100,000 steps of base, 3.5 days
-# in 300,000 of big. Units: seconds
+# How long a step took on eight P100 (5.2): 100,000 steps of base in 12 hours, 300,000
+# of big in 3.5 days. Units: seconds
 SECONDS_PER_STEP = {"base": 0.432, "big": 1.008}
 
 # Memory of the interpreter and the libraries. Units: bytes
@@ -77,7 +77,7 @@ def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
     """Estimate how much memory training takes, to about a fifth. Units: bytes
 
     All numbers are float32. Parameters, gradients and two moments are there all the
-    time. To these come the activations of `tokens` tokens a side with each thread's
+    time. Added to these are the activations of `tokens` tokens a side and each thread's
     logits or, as backward frees them, the gradients of the other threads' replicas.
     """
     d, inner = config.d_model, config.d_ff
@@ -92,7 +92,7 @@ def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
 
 
 def paper_flops(seconds: float, device: str) -> float:
-    """Estimate operations as the paper: time x devices x sustained speed (footnote 5).
+    """Estimate operations as the paper does: time x devices x sustained speed (6.1).
 
     `device` is COUNTxNAME or COUNTxTFLOPS, such as 8xP100 or 8x67.
 
@@ -118,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "5), and\ncounted from the matrix products.",
     )
     add = parser.add_argument
-    add("--config", default="base", metavar="NAME", help="as in train.py (base)")
-    add("--device", default="8xP100", help="COUNTxNAME or COUNTxTFLOPS (8xP100)")
+    add("--config", default="base", metavar="NAME", help="see train.py (default base)")
+    add("--device", default="8xP100", help="COUNTxNAME, COUNTxTFLOPS (default 8xP100)")
     step = "how long a step takes (default for base and big: the paper's)"
     add("--seconds-a-step", type=float, metavar="S", help=step)
     length = "tokens of a sentence, on either side (default 25)"
@@ -130,7 +130,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         name, preset = find_preset(args.config)
-        preset = {"vocab_size": 37_000, **preset}
         config = build(ModelConfig, preset, given(args, ModelConfig))
         training = build(TrainingConfig, preset, given(args, TrainingConfig))
         seconds = args.seconds_a_step or SECONDS_PER_STEP.get(name)

@@ -27,7 +27,7 @@ from minitransformer.settings.extras import import_extra
 Wait = Callable[[], None]
 
 # Gradients are all-reduced in buckets of this size: large enough to use the network
-# well, small enough that the first are on their way while backward computes the rest.
+# well, small enough that the first can be summed while backward computes the rest.
 BYTES_PER_BUCKET = 25 << 20
 
 
@@ -50,11 +50,11 @@ ALONE = World()
 
 
 class Communicator:
-    """The ranks of a run, seen from one of them. This class is for a rank alone.
+    """The ranks of a run, seen from one of them. This class is for a run of one.
 
     All ranks must call the same methods in the same order.
 
-    Raises (all methods): RuntimeError if another rank does not answer in time.
+    Raises: RuntimeError where a method waits and another rank does not answer in time.
     """
 
     def __init__(self, world: World = ALONE) -> None:
@@ -152,7 +152,7 @@ class MpiCommunicator(Communicator):
 def poll(done: Callable[[], bool], timeout: float) -> None:
     """Wait until `done` returns True, asking often at first and less often later.
 
-    Raises: RuntimeError after `timeout` seconds, naming the other ranks.
+    Raises: RuntimeError if it does not within `timeout` seconds.
     """
     began = time.monotonic()
     while not done():
@@ -181,7 +181,7 @@ TORCHRUN = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 def find_world(environ: Mapping[str, str]) -> World:
     """Read from the environment which rank this process is.
 
-    Raises: ValueError if the rank is not below the world size.
+    Raises: ValueError if the rank is no number below the world size.
     """
     for names in (MPICH, OPEN_MPI, TORCHRUN):
         if names[0] not in environ or names[1] not in environ:
@@ -218,7 +218,7 @@ def connect_processors(world: World, timeout: float) -> Communicator:
 
 
 class GradientAllReduce:
-    """All-reduce of the flat gradient in buckets, while backward still computes.
+    """All-reduce of the flat gradient in buckets, which can start during backward.
 
     Backward completes the last parameters first, so the first bucket is at the end of
     the gradient. Every rank starts the buckets in this one order, whichever order its
@@ -244,7 +244,7 @@ class GradientAllReduce:
         self._waits: list[Wait] = []  # one for each bucket that was started
 
     def complete(self, parameter: Tensor) -> None:
-        """Note that the gradient of `parameter` is complete; start full buckets."""
+        """Note that the gradient of `parameter` is complete; start complete buckets."""
         self._missing[self._bucket_of[id(parameter)]] -= 1
         self._start(lambda bucket: not self._missing[bucket])
 

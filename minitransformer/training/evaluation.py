@@ -63,8 +63,8 @@ def validate(
     """Sum up a corpus in batches of `max_tokens`, which the ranks share among them."""
     ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
 
-    def work(sentences: np.ndarray) -> TokenStatistics:
-        batch = corpus.batch(sentences)
+    def work(pairs: np.ndarray) -> TokenStatistics:
+        batch = corpus.batch(pairs)
         source, target = xp.asarray(batch.source), xp.asarray(batch.target)
         return token_statistics(parallel.model, source, target)
 
@@ -81,7 +81,7 @@ class TranslationQuality:
     """How close translations come to their references.
 
     `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
-    text, with its signatures; `exact` is the share of translations that are equal.
+    text, with its signatures; `exact` is the share equal to the reference.
     """
 
     bleu: float
@@ -103,7 +103,7 @@ def translation_quality(
 ) -> TranslationQuality:
     """Compare each translation with one reference.
 
-    Raises: ValueError if there is none, or not one reference for each translation.
+    Raises: ValueError if there are no references, or not as many as translations.
     """
     from sacrebleu.metrics import BLEU, CHRF  # slow to import, and not always needed
 

@@ -39,9 +39,9 @@ FINAL_EXIT_CODES = {0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 class RankProcesses:
-    """The processes of all ranks, started once. `failed` names the rank that ended.
+    """The processes of all ranks, started once. `failed` names the first that failed.
 
-    Each gets a session of its own, so that Ctrl-C reaches the launcher alone.
+    Each process has a session of its own, so that Ctrl-C reaches the launcher alone.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankProcesses:
             ]
 
     def _forward(self, lines: Iterable[str]) -> None:
-        """Show what MPI and the ranks print, and note the first rank that ended."""
+        """Show lines of MPI and the ranks; note the first rank that a signal ended."""
         for line in lines:
             sys.stderr.write(line)
             sys.stderr.flush()
@@ -111,7 +111,7 @@ class RankProcesses:
                     break
                 time.sleep(0.05)
         if self._reader is not None:
-            # Not on every system does a rank end with the process that runs it.
+            # On some systems a rank outlives the process that runs it.
             for process_id in self._run.processes():
                 with suppress(ProcessLookupError):
                     os.kill(process_id, signal.SIGKILL)
@@ -121,13 +121,13 @@ class RankProcesses:
 def launch_training(
     command: Sequence[str], run: RunDirectory, resumes: bool, config: RanksConfig
 ) -> int:
-    """Run a training command as several ranks; return the exit code.
+    """Run a training command as one or more ranks; return the exit code.
 
     When a rank has died, all start again from the last checkpoint, as often as
     `config.restarts` says. The first SIGINT or SIGTERM goes to rank 0, which makes all
     ranks stop after the same step; the second ends them at once.
     """
-    # Of a flag given twice the last counts: each rank runs alone, in this directory.
+    # The last of a repeated flag counts: a rank starts no others, and trains in `run`.
     alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
     ranks: RankProcesses | None = None
     signals = 0

@@ -17,9 +17,9 @@ class LossScale:
     """The factor by which the loss is multiplied before the backward pass.
 
     For fp16 the scale is dynamic: the factor is halved when a gradient is not finite,
-    and doubled after `GROWTH_STEPS` steps whose gradients were. Otherwise it stays 1.
-    `factor` and `finite_steps`, the number of finite steps since the factor changed,
-    are scalars on the device of the gradient, so that nothing waits for a GPU.
+    and doubled after `GROWTH_STEPS` steps whose gradients were. For other precisions
+    it stays 1. `factor` and `finite_steps`, the number of finite steps since the factor
+    changed, are scalars on the device of the gradient, so that nothing waits for a GPU.
     `restored` gives their values where a run is resumed.
     """
 

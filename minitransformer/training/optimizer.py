@@ -1,4 +1,4 @@
-"""Adam, with its first moment and second moment, and the learning rate (5.3)."""
+"""Adam and the learning rate (section 5.3)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Optimizer(Protocol):
     def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         """Update the parameters with learning rate `rate`, clipping the gradient.
 
-        If the loss or the gradient is not finite, nothing changes.
+        If the gradient, or for `Adam` the loss, is not finite, no parameter changes.
 
-        Returns: the norm of the gradient before clipping, and whether the loss and the
-        norm are finite: scalars that a GPU may still be computing
+        Returns: the norm of the gradient before clipping, and whether everything was
+        finite: scalars that a GPU may still be computing
         """
         ...
 
@@ -54,12 +54,12 @@ class Optimizer(Protocol):
 class Adam:
     """Adam (Kingma and Ba, 2015, algorithm 1) over one flat vector of parameters.
 
-    A gradient whose norm is larger than `clip_norm` is scaled down to it.
+    A gradient whose norm is larger than `clip_norm` is scaled down to this norm.
 
     Shapes: parameters, first_moment, second_moment [number of parameters]
 
-    Differs: epsilon is added outside the bias-corrected root, as in the paper's
-    algorithm; Chainer's variant adds it before the correction.
+    Differs: epsilon is added outside the bias-corrected root, as in
+    algorithm 1; Chainer's variant adds it before the correction.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Data parallelism: a batch is divided among threads, and among processes (ranks).
 
 NumPy releases the interpreter's lock while it computes. Threads that each take some
-sentences of a batch through the whole model therefore keep all cores busy, in small
+pairs of a batch through the whole model therefore keep all cores busy, in small
 operations as well as in matrix products. Each thread uses one thread of BLAS and has
-gradients of its own, which are summed at the end. `distributed.py` sums those of ranks.
+gradients of its own, which are then summed. `distributed.py` sums those of ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minitransformer.training.distributed import Communicator, GradientAllReduce
 A = TypeVar("A")
 R = TypeVar("R")
 
-# The size of the part of a batch that a thread takes through the model at once: the
+# About the largest part of a batch that a thread takes through the model at once: the
 # tokens of the longer side, padding included, times d_model. It is large enough for
 # efficient matrix products, and small enough for its activations to need little memory.
 TOKENS_TIMES_WIDTH = 1 << 18
@@ -50,7 +50,7 @@ class ParallelModel(Protocol):
 
         The mean is over all target tokens, so gradient accumulation over several
         batches equals one large batch. `key` seeds the dropout noise. Each rank
-        computes some parts of the batches, and all get the whole gradient and loss. A
+        computes its share of the batches, and all get the whole gradient and loss. A
         loss scale, if the model has one, multiplies the gradient and not the loss.
 
         Returns: the mean loss, a scalar
@@ -68,7 +68,7 @@ class ParallelModel(Protocol):
         ...
 
     def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        """Yield `function(item)` for each item in order, on the threads if several."""
+        """Yield `function(item)` for each item in order, on one thread or several."""
         ...
 
     def synchronize(self) -> None:
@@ -80,8 +80,8 @@ class ThreadedModel:
     """A model and its replicas, one per thread, which share the parameters.
 
     Each part of a batch draws its own dropout noise, and there are as many parts as
-    threads, or a multiple. Equal numbers of threads and ranks therefore give equal
-    results. Without dropout, other numbers change only the last bits.
+    threads of all ranks, or a multiple. Equal numbers of threads and ranks therefore
+    give equal results. Without dropout, other numbers change only the last bits.
     """
 
     asynchronous = False
@@ -134,7 +134,7 @@ class ThreadedModel:
         return total / num_tokens
 
     def _split(self, batch: Batch) -> list[Batch]:
-        """Divide a batch into one part per thread, or more if these would be large."""
+        """Divide a batch into one part per thread of all ranks, or a multiple."""
         tokens = max(batch.source.size, batch.target.size)
         ranks = self.communicator.size
         rounds = math.ceil(tokens / (self.tokens_at_once * ranks))
@@ -148,7 +148,7 @@ class ThreadedModel:
         """Do nothing: parts are too small to need memory in advance."""
 
     def _add_replica_gradients(self, thread: int) -> None:
-        """Add the replicas' gradients to the model's, for one thread's parameters.
+        """Add the replicas' gradients to the model's, for one thread's share of them.
 
         Replicas then release their gradients. The next backward pass allocates new ones
         while it frees activations, so memory never holds all of both.

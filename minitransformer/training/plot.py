@@ -39,11 +39,11 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
 }
 AXES = {"steps": "updates", "tokens": "source and target tokens", "minutes": "minutes"}
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, and add to each line the `tokens` learned from until then.
+    """Read metrics.jsonl, and add to each line the `tokens` so far: speed times time.
 
     Raises: ValueError if there is no metrics.jsonl.
     """
@@ -122,7 +122,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     scale = 7 / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[1 + round((mean - low) * scale)] for mean in means)
+    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
 def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:
@@ -144,7 +144,7 @@ def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str
 
 
 def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
-    """Redraw the screen until Ctrl-C; once, where the output is not a terminal."""
+    """Draw the screen every so many seconds until Ctrl-C, or once if not a terminal."""
     while True:
         width = shutil.get_terminal_size((100, 24)).columns
         if not sys.stdout.isatty():

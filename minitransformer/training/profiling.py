@@ -31,7 +31,7 @@ class Profile:
     """Times every primitive, forward and backward, and whatever `timed` wraps.
 
     `wait` is called before the clock is read, so that a GPU completes what is queued.
-    `entries` are by name and direction, which is empty for what `timed` wraps.
+    `entries` are by name and direction, which is empty for what is no primitive.
     """
 
     def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
@@ -80,9 +80,9 @@ class Profile:
         """Return a line for each operation, the longest time first.
 
         A line has calls and milliseconds a step, the share of a step, and the GFLOP/s
-        of one thread. `seconds` is the wall time of all steps; the part of it that no
-        operation takes is the last line. The times of primitives, which all threads run
-        at once, are divided by the number of threads.
+        of one thread. `seconds` is the wall time of all steps. The last lines are the
+        part that no operation takes, and a whole step. The times of primitives, which
+        all threads run at once, are divided by the number of threads.
         """
         rows, explained = [], 0.0
         for (name, phase), entry in self.entries.items():

@@ -66,14 +66,14 @@ class TrainingState:
     def from_json(cls, stored: dict[str, Any]) -> TrainingState:
         """Read what `to_json` returned.
 
-        Raises: ValueError if a field is missing, unknown or of another type.
+        Raises: ValueError if it is not the state of a run.
         """
         try:
             window = Window(**stored["window"])
             state = cls(**{**stored, "window": window})
             if state.loss_scale is not None:
-                factor, good = state.loss_scale
-                state.loss_scale = float(factor), int(good)
+                factor, finite_steps = state.loss_scale
+                state.loss_scale = float(factor), int(finite_steps)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected the state of a run, got {error!r}") from error
         return state
@@ -95,7 +95,7 @@ class Progress:
         norm: Array,
         finite: Array,
     ) -> None:
-        """Count an update. Shapes: loss, norm, finite scalars, of NumPy or CuPy"""
+        """Count an update. Shapes: loss, norm, finite scalars, on any device"""
         state, window = self.state, self.state.window
         xp = array_module(self.scale.factor)
         state.step += 1
@@ -132,7 +132,7 @@ class Progress:
         return f"step {state.step:,}, epoch {state.epoch}, batch {state.position}"
 
     def report(self) -> tuple[dict[str, float], str]:
-        """Return mean loss and speed since the last report, as values and as a line."""
+        """Return mean loss and speed as values and as a line; begin a new window."""
         state, window = self.state, self.state.window
         counted = window.target - window.left_out
         loss = window.loss / counted if counted else math.nan
@@ -171,9 +171,9 @@ def run_summary(
     blocks = parameters_by_block(parallel.model)
     source = float(corpus.source.lengths[pairs].mean() + 1)
     target = float(corpus.target.lengths[pairs].mean() + 1)
-    sentences = len(pairs) / len(stream) * accumulate
+    num_pairs = len(pairs) / len(stream) * accumulate
     config = parallel.model.config
-    flops = training_flops(config, source, target) * sentences
+    flops = training_flops(config, source, target) * num_pairs
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
     at_once = min(stream.training.max_tokens, parallel.tokens_at_once)
     memory = training_memory(config, at_once, parallel.num_threads)
@@ -183,7 +183,7 @@ def run_summary(
         f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
         f"blank, {len(corpus) - len(pairs):,} longer than "
         f"{stream.training.max_length} tokens",
-        f"update      {source * sentences:,.0f} source + {target * sentences:,.0f} "
+        f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
     ]

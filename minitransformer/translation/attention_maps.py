@@ -45,7 +45,7 @@ class AttentionMaps:
 
 
 def attention_maps(translator: Translator, line: str) -> AttentionMaps:
-    """Translate a line and record the attention weights of every head.
+    """Translate a line by the default beam search, and record every head's weights.
 
     Raises: ValueError if the line is blank or too long, or if there are several models.
     """

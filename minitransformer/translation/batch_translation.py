@@ -35,8 +35,8 @@ def translate_ids(
     """Return the `config.nbest` best translations of each sentence, best first.
 
     An empty sentence has one translation, which is empty and scores 0. The longest
-    output has max_len_a * (source tokens) + max_len_b tokens, EOS counted on neither
-    side. `shortlist` returns the target tokens that a batch of source ids may need,
+    output has max_len_a * (source tokens) + max_len_b tokens and EOS, or another token
+    in its place. `shortlist` returns the target tokens that a batch of sources needs,
     sorted and with the special ones first; probabilities are relative to those tokens.
     """
     encoded = Ragged.from_lists(sources)

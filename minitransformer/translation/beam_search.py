@@ -26,8 +26,8 @@ MIN_GROUPS = 256
 class Hypothesis:
     """One translation: its tokens without EOS, and how good the model finds it.
 
-    `log_prob` is the sum of the log-probabilities of the tokens and of EOS. `score` is
-    log_prob / ((5 + length) / 6)^alpha, where the length counts EOS, too.
+    `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
+    was cut off, EOS; `score` is log_prob / ((5 + number of these) / 6)^alpha.
 
     Units: nats
     """
@@ -136,7 +136,7 @@ class FinishedHypotheses:
 def _best_candidates(
     blocks: Iterable[Array], log_probs: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Extend each beam by each token; return a sentence's `count` best, best first.
+    """Extend each beam by each token; return each sentence's `count` best, best first.
 
     Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
     lower token. The logits are overwritten.

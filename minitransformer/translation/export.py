@@ -43,7 +43,7 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
     width, window = config.d_model // config.num_heads, config.attention_window
     if window or (config.key_width, config.value_width) != (width, width):
         raise ValueError(
-            "CTranslate2: expected attention to all positions and d_k and d_v of "
+            "CTranslate2: expected no attention window, and d_k and d_v of "
             f"d_model / num_heads = {width}, got a window of {window or 'any width'} "
             f"and {config.key_width} and {config.value_width}"
         )
@@ -106,7 +106,7 @@ def to_ctranslate2(
 ) -> None:
     """Write a CTranslate2 model into a new or empty directory.
 
-    Raises: ValueError if the directory holds anything; otherwise as `ctranslate2_spec`.
+    Raises: ValueError if the directory holds anything; else as `ctranslate2_spec`.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"expected a new or empty directory, got {directory}")
@@ -126,9 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("engine", choices=("ctranslate2",))
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
-    parser.add_argument("directory", type=Path, help="a new directory to write")
+    parser.add_argument("directory", type=Path, help="a new or empty directory")
     kinds = ("float32", "int8", "int16", "float16")
-    parser.add_argument("--quantization", choices=kinds, default="float32")
+    help = "number format of the weights (default float32)"
+    parser.add_argument("--quantization", choices=kinds, default="float32", help=help)
     args = parser.parse_args(arguments)
 
     def work() -> None:

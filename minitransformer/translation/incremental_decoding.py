@@ -99,11 +99,10 @@ class Ensemble:
             )
         self.members, first = list(members), members[0]
         self.embedding, self.config = first.embedding, first.config
-        learned = [m.config for m in members if m.config.positions == "learned"]
-        if learned:  # the smallest table of positions limits all members
-            limit = min(config.max_positions for config in learned)
+        limits = [m.config.position_limit for m in members if m.config.position_limit]
+        if limits:  # the smallest table of positions limits all members
             self.config = replace(
-                first.config, positions="learned", max_positions=limit
+                first.config, positions="learned", max_positions=min(limits)
             )
 
 

@@ -27,7 +27,7 @@ from minitransformer.text.tokenizer import Tokenizer
 FORMAT = "minitransformer lexicon 1"
 SPECIAL = np.array(sorted((PAD_ID, UNK_ID, BOS_ID, EOS_ID)))
 
-# The most pairs of a source and a target token that training looks at.
+# The most links, of a target token to a source token, that training looks at.
 MAX_LINKS = 1 << 24
 
 
@@ -91,9 +91,9 @@ def train_lexicon(
 ) -> Lexicon:
     """Estimate translation probabilities by expectation maximisation.
 
-    In IBM's Model 1 (Brown et al., 1993), every target token of a pair is linked to one
-    of its source tokens, in whatever order. A random part of the corpus is used if the
-    possible links are more than MAX_LINKS.
+    In IBM's Model 1 (Brown et al., 1993), every target token of a pair comes from one
+    of its source tokens, whatever their order. A random part of the corpus is used if
+    it has more than MAX_LINKS possible links.
     """
     pairs = np.random.default_rng(1).permutation(len(corpus))
     links = corpus.source.lengths[pairs] * corpus.target.lengths[pairs]
@@ -139,9 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("run", type=Path, help="the run directory whose training text is read")
     add("file", type=Path, help="the lexicon to write")
-    add("--translations", type=positive, default=32, help="per token (default 32)")
-    add("--frequent", type=positive, default=256, help="in every list (default 256)")
-    add("--cache", type=Path, default=Path("cache"), help="as in train.py")
+    kept = "likely translations of each token (default 32)"
+    add("--translations", type=positive, default=32, metavar="N", help=kept)
+    always = "most frequent tokens, which are in every shortlist (default 256)"
+    add("--frequent", type=positive, default=256, metavar="N", help=always)
+    add("--cache", type=Path, default=Path("cache"), help="as in train.py (cache)")
     args = parser.parse_args(arguments)
 
     def work() -> None:

@@ -23,6 +23,7 @@ def score_targets(
 ) -> list[tuple[float, int]]:
     """Return the log-probability and the length of each target, EOS counted in both.
 
+    A pair whose sides are both empty has log-probability 0.
     Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
     """
     source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)

@@ -22,8 +22,8 @@ MAX_BODY = 16_384  # bytes
 MAX_LINES = 50
 MAX_BEAM = 16
 MAX_WAITING = 4  # requests, beside the one that is being answered
-REQUEST_TIMEOUT = 10  # seconds for a browser to send its request
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+REQUEST_TIMEOUT = 10  # seconds that a browser may send nothing
+LOOPBACK = ("127.0.0.1", "localhost")
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -35,7 +35,7 @@ HEADERS = {
 
 
 class RequestError(ValueError):
-    """A request that is refused: an HTTP status, and a line that the page shows."""
+    """A request that is refused: its HTTP status, and a line that the page shows."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Server(ThreadingHTTPServer):
     """A server that translates for one request at a time.
 
     A few requests wait for their turn; further ones are told that the server is busy.
-    Unless it serves this computer alone, a request needs the token in `address`.
+    Unless it serves this computer alone, it translates only with `address`'s token.
     """
 
     daemon_threads = True
@@ -108,13 +108,10 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "minitransformer"
     sys_version = ""
 
-    def do_GET(self) -> None:
-        self._respond()
-
     def do_POST(self) -> None:
-        self._respond()
+        self.do_GET()
 
-    def _respond(self) -> None:
+    def do_GET(self) -> None:
         status, kind = HTTPStatus.OK, "application/json"
         try:
             if self.command == "POST":
@@ -136,12 +133,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _answer(self) -> str:
-        """Answer the page's script. Raises: ValueError if another sent the request."""
+        """Answer the page's script. Raises: ValueError if the request is refused."""
         if self.path not in ("/translate", "/attention"):
             raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
         if self.server.token is None:
-            # Another site's page must not use this one, under whatever name.
-            host = self.headers.get("Host", "").rsplit(":", 1)[0].strip("[]")
+            # DNS rebinding: another site's page must not reach this server.
+            host = self.headers.get("Host", "").rsplit(":", 1)[0]
             if host not in LOOPBACK:
                 raise RequestError(HTTPStatus.FORBIDDEN, f"unknown host {host!r}")
         else:

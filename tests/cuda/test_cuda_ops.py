@@ -37,7 +37,7 @@ from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.incremental_decoding import CachedDecoder
 from support.closeness import assert_close
 from support.cuda import kernels_for
-from support.scripted_stepper import ScriptedStepper, random_log_probs
+from support.scripted_decoder import ScriptedDecoder, random_log_probs
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
@@ -170,6 +170,14 @@ def test_fused_dropout_draws_the_masks_of_its_stream(gpu, dtype):
     fused_stream.reseed((5,))
     again, _ = fused.dropout(x, rate=0.3, rng=fused_stream)
     assert (to_host(again) == out[0]).all()
+
+
+def test_positions_of_any_strides_are_embedded(gpu):
+    xp = gpu.xp
+    table, positions = xp.ones((3, 8), np.float32), xp.arange(40.0).reshape(5, 8)
+    strided = positions.astype(np.float32)[::2]
+    out, _ = fused.embedding(table, xp.asarray([[0, 1, 2]]), strided)
+    assert (to_host(out)[0] == 1 + np.arange(40.0).reshape(5, 8)[::2]).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -382,7 +390,7 @@ def test_the_best_tokens_of_rows(gpu, dtype):
 
 @pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
 def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
-    class Narrow(ScriptedStepper):
+    class Narrow(ScriptedDecoder):
         def step(self, tokens):
             for block in super().step(to_host(tokens)):
                 yield xp.asarray(block.astype(np.float32))
@@ -393,12 +401,12 @@ def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
     limits = np.array([1, 2, 3, 5, 5, 7])
     for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
         table = random_log_probs(seed, sharpness)
-        reference, stepper = Narrow(table, range(6)), Narrow(table, range(6))
+        reference, decoder = Narrow(table, range(6)), Narrow(table, range(6))
         xp = np
         expected = beam_search(reference, limits, beam, 0.6, nbest)
         xp = gpu.xp
-        found = gpu_beam_search.beam_search(stepper, limits, beam, 0.6, nbest)
-        assert len(stepper.counts) == len(reference.counts)
+        found = gpu_beam_search.beam_search(decoder, limits, beam, 0.6, nbest)
+        assert len(decoder.counts) == len(reference.counts)
         for a, b in zip(found, expected, strict=True):
             assert [h.tokens for h in a] == [h.tokens for h in b]
             for got, hypothesis in zip(a, b, strict=True):

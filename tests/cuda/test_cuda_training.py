@@ -169,6 +169,19 @@ def test_the_first_error_of_a_recording_is_reported():
         device.record(stream, lambda: 1)
 
 
+def test_an_interrupted_recording_leaves_the_stream_usable():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    ended = []
+    stream = types.SimpleNamespace(
+        begin_capture=lambda: None, end_capture=lambda: ended.append(True)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        device.record(stream, interrupt)
+    assert ended
+
+
 @given(st.integers(1, 5000))
 def test_padded_lengths_are_few_and_waste_little(count):
     found = padded_length(count)

@@ -196,7 +196,9 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
         other.kill()
         other.wait()
     with run.lock([8]):  # the crash has released it
-        pass
+        for damaged in ("", "[7", "7", '{"a": 1}', '["7"]', "[-1]", "[" * 100_000):
+            (run.path / ".processes").write_text(damaged)
+            assert run.processes() == []
 
 
 def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path):
@@ -226,6 +228,8 @@ def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
     run = RunDirectory(tmp_path)
     for step in (1, 2, 2, 3):
         run.record(step, loss=0.5)
+    for odd in ("5", "[1]", "null", '{"loss": 0.5}', '{"step": "1"}', '{"step": 1'):
+        run.append(run.metrics, odd)
     run.truncate_metrics(2)
     steps = [json.loads(x)["step"] for x in run.metrics.read_text().splitlines()]
     assert steps == [1, 2, 2]

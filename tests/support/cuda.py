@@ -7,6 +7,7 @@ import types
 import numpy as np
 
 from minitransformer.cuda import training
+from minitransformer.cuda.incremental_decoding import GraphDecoder
 from minitransformer.cuda.ops import find_kernel
 from minitransformer.cuda.training import GpuModel
 from minitransformer.engine.backend import register_kernels
@@ -27,15 +28,17 @@ class CudaError(RuntimeError):
 
 
 class StandInCuda:
-    """As much of CuPy as training calls; `calls` names what it was asked to do.
+    """As much of CuPy as training and decoding call, with one stream: this object.
 
-    What is computed while a stream captures has no effect; the work is run again when
-    the graph is launched. With `refuses_capture`, capturing fails as it may on a GPU.
+    `calls` names what it was asked to do. What training computes while the stream
+    captures has no effect; the work is run again when the graph is launched. With
+    `refuses_capture`, capturing fails as it may on a GPU.
     """
 
+    ptr = 1
+
     def __init__(self, monkeypatch):
-        self.calls, self.work, self.watched = [], None, []
-        self.limits = []  # of memory pools
+        self.calls, self.limits = [], []  # limits: of memory pools
         self.refuses_capture = False
         self.xp = types.ModuleType("cupy")
         vars(self.xp).update({k: v for k, v in vars(np).items() if k[0] != "_"})
@@ -60,14 +63,21 @@ class StandInCuda:
         cupyx.empty_pinned = np.empty
         monkeypatch.setitem(sys.modules, "cupyx", cupyx)
         monkeypatch.setattr(training, "array_module", lambda array: self.xp)
-        compute = GpuModel._compute
+        for kind in (GpuModel, GraphDecoder):
+            monkeypatch.setattr(kind, "_compute", self.remembers(kind._compute))
+
+    def remembers(self, compute):
+        """Return `compute`, but what it computes last is known to `end_capture`."""
 
         def remembered(model, *arguments):
+            training = isinstance(model, GpuModel)
             self.work = lambda: compute(model, *arguments)
-            self.watched = [model.parameters.grad, model._loss]
-            self.work()
+            self.watched = [model.parameters.grad, model._loss] if training else []
+            self.before = [array.copy() for array in self.watched]
+            self.result = self.work()
+            return self.result
 
-        monkeypatch.setattr(GpuModel, "_compute", remembered)
+        return remembered
 
     def use(self):
         pass
@@ -82,17 +92,21 @@ class StandInCuda:
         if self.refuses_capture:
             raise CudaError("operation not permitted when stream is capturing")
         self.calls.append("captured")
-        self.before = [array.copy() for array in self.watched]
 
     def end_capture(self):
         if self.refuses_capture:
             raise CudaError("operation would result in a merge")
         for array, before in zip(self.watched, self.before, strict=True):
             array[...] = before
-        work = self.work
-        return types.SimpleNamespace(
-            launch=lambda: (self.calls.append("launched"), work())
-        )
+        work, result = self.work, self.result
+
+        def launch():
+            self.calls.append("launched")
+            found = work()
+            if result is not None:
+                result[...] = found
+
+        return types.SimpleNamespace(launch=launch)
 
 
 @contextlib.contextmanager

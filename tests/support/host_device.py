@@ -1,6 +1,5 @@
 """A `Device` without a GPU: kernels built for the host, cuBLAS's calls by NumPy."""
 
-import contextlib
 import ctypes
 import re
 import subprocess
@@ -37,44 +36,14 @@ def build(compiler: str, folder: Path) -> dict[str, ctypes.CDLL]:
         return dict(pool.map(compile_for, device.C_TYPES.items()))
 
 
-# The stream of decoding, and how any other stream is recorded.
-STREAM, RECORD = types.SimpleNamespace(ptr=1), device.record
-
-
-def numpy_as_cupy():
-    """NumPy with as much of `cupy.cuda` as decoding calls: a stream, its memory."""
-    xp = types.ModuleType("cupy")
-    vars(xp).update({k: v for k, v in vars(np).items() if k[0] != "_"})
-    pool = types.SimpleNamespace(malloc=None, set_limit=lambda size: None)
-    xp.cuda = types.SimpleNamespace(
-        Stream=lambda non_blocking: STREAM,
-        get_current_stream=lambda: STREAM,
-        using_allocator=lambda malloc: contextlib.nullcontext(),
-        MemoryPool=lambda allocate: pool,
-    )
-    return xp
-
-
-def record(stream, work):
-    """Do as `device.record`; a launch of the graph computes the work again."""
-    if stream is not STREAM:
-        return RECORD(stream, work)
-    result = work()
-
-    def launch():
-        result[...] = work()
-
-    return types.SimpleNamespace(launch=launch), result
-
-
 class HostDevice(device.Device):
     """Runs launches on NumPy arrays; `backwards` has a block's last thread begin."""
 
-    def __init__(self, libraries: dict[str, ctypes.CDLL]) -> None:
+    def __init__(self, libraries: dict[str, ctypes.CDLL], xp: types.ModuleType) -> None:
         self._libraries = libraries
         self.backwards = False
         self.launched: set[str] = set()
-        super().__init__(numpy_as_cupy())
+        super().__init__(xp)
 
     def _load_blas(self):
         return HostBlas()
@@ -127,6 +96,8 @@ class HostBlas:
         *head, count, compute, algorithm = arguments
         assert all(head[i] % 16 == 0 for i in (7, 10, 14)), "cuBLAS refuses these"
         a, b, c = (_matrix(head[i], None, count, 1, count)[:, 0] for i in (7, 10, 14))
+        addresses = np.concatenate([a, b, c])
+        assert not (addresses % 16).any(), "cuBLAS may read vectors of 16 bytes there"
         for i in range(count):
             head[7], head[10], head[14] = int(a[i]), int(b[i]), int(c[i])
             self.cublasGemmEx(*head, compute, algorithm)

@@ -33,11 +33,16 @@ def test_bad_utf8_is_named_by_file_and_line(tmp_path):
         list(read_lines(path))
 
 
-def test_a_file_that_is_not_gzip_is_named(tmp_path):
+WHOLE = gzip.compress(b"some text\n" * 99)
+
+
+@pytest.mark.parametrize("data", [b"plain", WHOLE[:-9], WHOLE[:12] + b"x" * 30])
+def test_a_file_that_is_not_gzip_is_named(tmp_path, data):
     path = tmp_path / "x.en.gz"
-    path.write_bytes(b"plain")
-    with pytest.raises(ValueError, match=r"x\.en\.gz: expected a gzip file"):
-        list(read_lines(path))
+    path.write_bytes(data)
+    for read in (lambda: list(read_lines(path)), TextPair(path, path).digest):
+        with pytest.raises(ValueError, match=r"x\.en\.gz: expected a gzip file"):
+            read()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The joint vocabulary of both languages."""
 
+import re
+
 import pytest
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -35,8 +37,10 @@ def test_a_vocabulary_too_large_is_refused_with_the_limit():
 
 
 def test_a_vocabulary_too_small_is_refused_with_the_limit():
-    with pytest.raises(ValueError, match=r"expected at least \d+ word pieces.*got 12"):
+    with pytest.raises(ValueError, match=r"at least \d+ word pieces.*got 12") as error:
         Tokenizer.train(LINES, 12)
+    least = int(re.search(r"\d+", str(error.value))[0])
+    assert Tokenizer.train(LINES, least).vocab_size == least
 
 
 def test_no_text_is_refused():

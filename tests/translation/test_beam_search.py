@@ -25,15 +25,15 @@ from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import check_cached_decoder
-from support.scripted_stepper import VOCAB, ScriptedStepper, random_log_probs
+from support.scripted_decoder import VOCAB, ScriptedDecoder, random_log_probs
 
 FREE = [i for i in range(VOCAB) if i not in (PAD_ID, BOS_ID, EOS_ID)]
 
 
 def search(table, limits, beam, alpha, nbest=1, sentences=None):
     sentences = range(len(limits)) if sentences is None else sentences
-    stepper = ScriptedStepper(table, sentences)
-    return beam_search(stepper, np.array(limits), beam, alpha, nbest), stepper
+    decoder = ScriptedDecoder(table, sentences)
+    return beam_search(decoder, np.array(limits), beam, alpha, nbest), decoder
 
 
 def all_hypotheses(table, sentence, limit, alpha):
@@ -137,10 +137,10 @@ def test_the_length_penalty_prefers_longer_translations():
 
 def test_a_beam_that_never_ends_is_returned_as_it_stands():
     table = scripted({}, {4: 0.9, 5: 0.1})
-    [[found]], stepper = search(table, [7], 2, 0.6)
+    [[found]], decoder = search(table, [7], 2, 0.6)
     assert found.tokens == (4,) * 7
     assert_close(found.score, 7 * math.log(0.9) / 2**0.6)
-    assert len(stepper.counts) == 7
+    assert len(decoder.counts) == 7
 
 
 def test_finished_sentences_leave_the_batch():
@@ -149,9 +149,9 @@ def test_finished_sentences_leave_the_batch():
         row[EOS_ID if len(history) >= 2 * sentence else 4] = -0.01
         return row
 
-    found, stepper = search(table, [20, 20, 20], 2, 0.6)
+    found, decoder = search(table, [20, 20, 20], 2, 0.6)
     assert [len(h[0].tokens) for h in found] == [0, 2, 4]
-    assert stepper.counts == [3, 4, 4, 2, 2]  # one beam at first
+    assert decoder.counts == [3, 4, 4, 2, 2]  # one beam at first
 
 
 def model(positions="sinusoidal", dtype="float64"):

@@ -39,7 +39,7 @@ EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein", "his": "sein", "our": "unse
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """A determiner, an optional adjective (its English and German stem) and a noun."""
+    """A determiner, an adjective (English word, German stem) or none, and a noun."""
 
     determiner: str
     noun: Noun

@@ -46,7 +46,7 @@ def cardinal_en(n: int) -> str:
 def cardinal_de(n: int, last: str = "eins") -> str:
     """342107 -> dreihundertzweiundvierzigtausendeinhundertsieben.
 
-    `last` is how a final one is written: eins if no noun follows.
+    `last` is how a 1 at the end is written: eins if no noun follows.
     """
     _check("cardinal", n, 0, 1_000_000)
     if n == 1_000_000:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Noun(NamedTuple):
-    """A noun of gender m, f or n; a `weak` one ends in -n or -en in other cases."""
+    """A noun of gender m, f or n; `weak`: -n or -en in all cases but the nominative."""
 
     english: str
     english_plural: str

@@ -1,12 +1,12 @@
-"""A stepper without a model: its log-probabilities follow a given function."""
+"""A decoder without a model: its log-probabilities follow a given function."""
 
 import numpy as np
 
 VOCAB = 6  # padding, unknown, begin, end and two words
 
 
-class ScriptedStepper:
-    """A stepper whose log-probabilities are `table(sentence, history)`.
+class ScriptedDecoder:
+    """A decoder whose log-probabilities are `table(sentence, history)`.
 
     `counts` has the number of beams of each step.
     """
