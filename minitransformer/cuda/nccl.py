@@ -17,7 +17,7 @@ class NcclCommunicator(Communicator):
     """A rank that computes on a GPU and reaches the others by NCCL, through CuPy.
 
     Ranks that MPI started find each other by MPI, others at the `address` of rank 0.
-    Sums run on a stream of their own, while backward computes on the current one.
+    Sums run on a stream of their own, after the work queued so far.
     """
 
     def __init__(self, world: World, address: str, timeout: float) -> None:

@@ -346,7 +346,8 @@ def projected_cross_entropy(
     dx.reshape(-1, width)[used] = drows
 
     def vjp(g: Array) -> tuple[Array, Array, None]:
-        return dx * g, dweight * g, None
+        # In place, since dweight is large: a second call would scale it once more.
+        return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
 

@@ -278,4 +278,4 @@ def run(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
-    return exit_code("parse", lambda: run(args))
+    return exit_code("minitransformer parse", lambda: run(args))

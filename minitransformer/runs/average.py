@@ -74,4 +74,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         save(args.output, average_checkpoints(paths))
         print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 
-    return exit_code("average", work)
+    return exit_code(parser.prog, work)

@@ -106,4 +106,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
         print(f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs")
 
-    return exit_code("split", work)
+    return exit_code(parser.prog, work)

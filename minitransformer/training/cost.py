@@ -149,4 +149,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{'FLOP, by time (the paper)':<28}{paper:>16.2e}")
         print(f"{'FLOP, counted':<28}{counted:>16.2e}")
 
-    return exit_code("cost", work)
+    return exit_code(parser.prog, work)

@@ -140,4 +140,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (args.directory / "tokenizer.model").write_bytes(trained.tokenizer.model)
         print(f"wrote {source} to {args.directory} in {args.quantization}")
 
-    return exit_code("export", work)
+    return exit_code(parser.prog, work)

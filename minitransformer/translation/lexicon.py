@@ -155,4 +155,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train_lexicon(corpus, size, count, args.frequent).save(args.file)
         print(f"wrote {args.file} from {len(corpus):,} pairs")
 
-    return exit_code("lexicon", work)
+    return exit_code(parser.prog, work)

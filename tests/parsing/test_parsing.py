@@ -360,7 +360,7 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     (tmp_path / "gold").write_text(GOLD)
     assert parsing.main(arguments.split()) == code
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("parse: error: ")
+    assert line.startswith("minitransformer parse: error: ")
     assert message in line
 
 

@@ -247,7 +247,7 @@ def test_multi30k_end_to_end(server, tmp_path, monkeypatch, capsys):
     (tmp_path / "data" / "train.en.gz").unlink()
     assert corpora.main(flags) == 1
     error = capsys.readouterr().err
-    assert error.startswith("corpora: error: ")
+    assert error.startswith("minitransformer corpora: error: ")
     assert error.count("\n") == 1
 
 
