@@ -304,5 +304,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mirror", metavar="URL", help="another server with the files")
     args = parser.parse_args(arguments)
     return exit_code(
-        "corpora", lambda: download_corpus(args.corpus, args.folder, args.mirror)
+        parser.prog, lambda: download_corpus(args.corpus, args.folder, args.mirror)
     )
