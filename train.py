@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -275,35 +276,33 @@ def logger(run: RunDirectory, ranks: Communicator) -> Callable[[str], None]:
 # Training (5.2 to 5.4)
 
 
+@dataclass
 class Trainer:
     """One training run, from its first update or from its last checkpoint."""
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        settings: RunConfig,
-        device: Device,
-        tokenizer: Tokenizer,
-        corpora: dict[str, ParallelCorpus],
-        stream: BatchStream,
-        parallel: ParallelModel,
-        adam: Optimizer,
-        progress: Progress,
-        log: Callable[[str], None],
-    ) -> None:
-        self.run, self.settings, self.training = run, settings, settings.training
-        self.device, self.ranks = device, parallel.communicator
-        self.model, self.parameters = parallel.model, parallel.parameters
-        self.tokenizer, self.corpora, self.stream = tokenizer, corpora, stream
-        self.text = text_pairs(settings.text)
-        self.parallel, self.adam = parallel, adam
-        self.progress, self.state, self.log = progress, progress.state, log
-        self.batches = Prefetcher(stream) if parallel.asynchronous else stream
+    run: RunDirectory
+    settings: RunConfig
+    device: Device
+    tokenizer: Tokenizer
+    corpora: dict[str, ParallelCorpus]
+    stream: BatchStream
+    parallel: ParallelModel
+    adam: Optimizer
+    progress: Progress
+    log: Callable[[str], None]
+    signal: int | None = None  # that this process received
+    stopped_by: int | None = None  # the signal that stops all ranks
+
+    def __post_init__(self) -> None:
+        self.training, self.state = self.settings.training, self.progress.state
+        self.model, self.parameters = self.parallel.model, self.parallel.parameters
+        self.ranks = self.parallel.communicator
+        self.text = text_pairs(self.settings.text)
+        prefetches = self.parallel.asynchronous
+        self.batches = Prefetcher(self.stream) if prefetches else self.stream
         self.peak = self.training.learning_rate or peak_learning_rate(
-            settings.model.d_model, self.training.warmup
+            self.settings.model.d_model, self.training.warmup
         )
-        self.signal: int | None = None  # that this process received
-        self.stopped_by: int | None = None  # the signal that stops all ranks
         self.began = time.monotonic() - self.state.seconds
 
     def describe(self) -> None:
