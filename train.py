@@ -217,11 +217,9 @@ def prepare(
     if not ranks.rank:
         write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
+    encoded = start.tokenizer, text, corpora, stream
     progress = Progress(state, scale)
-    tokenizer = start.tokenizer
-    return Trainer(
-        run, settings, device, tokenizer, corpora, stream, parallel, adam, progress, log
-    )
+    return Trainer(run, settings, device, *encoded, parallel, adam, progress, log)
 
 
 def first_checkpoint(
@@ -284,6 +282,7 @@ class Trainer:
     settings: RunConfig
     device: Device
     tokenizer: Tokenizer
+    text: dict[str, TextPair]
     corpora: dict[str, ParallelCorpus]
     stream: BatchStream
     parallel: ParallelModel
@@ -297,7 +296,6 @@ class Trainer:
         self.training, self.state = self.settings.training, self.progress.state
         self.model, self.parameters = self.parallel.model, self.parallel.parameters
         self.ranks = self.parallel.communicator
-        self.text = text_pairs(self.settings.text)
         prefetches = self.parallel.asynchronous
         self.batches = Prefetcher(self.stream) if prefetches else self.stream
         self.peak = self.training.learning_rate or peak_learning_rate(
@@ -325,9 +323,7 @@ class Trainer:
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
         finished = state.step >= training.steps
-        self.parallel.reserve_memory(
-            self.stream.largest_batches(), training.label_smoothing
-        )
+        self.parallel.reserve_memory(self.stream, training.label_smoothing)
         while not finished and self.stopped_by is None:
             before = state.seconds
             self.update()

@@ -29,7 +29,6 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
-from minitransformer.training.plot import read_metrics
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -116,7 +115,7 @@ def last_validation(run: Path) -> Result | None:
     directory = RunDirectory(run)
     if not directory.metrics.is_file():
         return None
-    for found in read_metrics(directory):
+    for found in directory.read_metrics():
         if "validation_bleu" in found:
             return Result(
                 found["validation_perplexity"],

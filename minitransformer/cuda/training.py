@@ -26,7 +26,7 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
-from minitransformer.text.batches import Batch
+from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 from minitransformer.training.loss_scale import LossScale
 
@@ -138,12 +138,12 @@ class GpuModel:
     def synchronize(self) -> None:
         self._stream.synchronize()
 
-    def reserve_memory(self, batches: list[Batch], label_smoothing: float) -> None:
+    def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Fill the memory pools: compute the largest batches and discard the results.
 
         All later batches then find the memory that they need.
         """
-        for batch in batches:
+        for batch in stream.largest_batches():
             self.gradient([batch], label_smoothing, (0,))
 
     def gradient(

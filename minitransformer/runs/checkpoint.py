@@ -88,7 +88,7 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
     try:
         with safe_open(path, framework="np") as file:
             return _read(file, path.stat().st_size, with_moments)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:  # whatever a damaged or malicious file may cause
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error

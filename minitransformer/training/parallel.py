@@ -19,7 +19,7 @@ from minitransformer.engine.random_streams import HostStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer, replicate
 from minitransformer.model.transformer import Transformer
-from minitransformer.text.batches import Batch
+from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 
 A = TypeVar("A")
@@ -63,8 +63,8 @@ class ParallelModel(Protocol):
         """Return how many tokens of one side the model computes at once, at most."""
         ...
 
-    def reserve_memory(self, batches: list[Batch], label_smoothing: float) -> None:
-        """Compute the largest batches once, so that memory suffices for all others."""
+    def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
+        """Take the memory that the stream's largest batches need, if that helps."""
         ...
 
     def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
@@ -144,7 +144,7 @@ class ThreadedModel:
     def tokens_at_once(self) -> int:
         return TOKENS_TIMES_WIDTH // self.model.config.d_model * self.num_threads
 
-    def reserve_memory(self, batches: list[Batch], label_smoothing: float) -> None:
+    def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Do nothing: parts are too small to need memory in advance."""
 
     def _add_replica_gradients(self, thread: int) -> None:

@@ -165,6 +165,15 @@ def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
         average_checkpoints([other, saved])
 
 
+def test_a_shortage_of_memory_is_not_called_damage(saved, monkeypatch):
+    def short_of_memory(config, seed):
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, "Transformer", short_of_memory)
+    with pytest.raises(MemoryError):
+        checkpoint.load(saved)
+
+
 def test_a_run_directory_is_never_reused(tmp_path):
     run = RunDirectory(tmp_path / "run")
     with run.lock([7]):
