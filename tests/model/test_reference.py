@@ -1,0 +1,183 @@
+"""The model and its gradient against the Transformer in plain NumPy, in float64."""
+
+import ast
+
+import numpy as np
+import pytest
+
+from minitransformer.engine.autograd import Tensor
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import ModelConfig
+from support import reference
+from support.closeness import assert_close
+from support.reference import ReferenceTransformer, derivative
+
+SMALL = {
+    "vocab_size": 11,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "d_model": 8,
+    "d_ff": 12,
+    "num_heads": 2,
+}
+EVERYWHERE = {"dropout": 0.25, "attention_dropout": 0.5, "relu_dropout": 0.375}
+NOWHERE = dict.fromkeys(EVERYWHERE, 0.0)
+
+CASES = {
+    "no dropout": NOWHERE,
+    "dropout of sub-layers and embeddings": NOWHERE | {"dropout": 0.25},
+    "dropout of attention weights": NOWHERE | {"attention_dropout": 0.5},
+    "dropout inside feed-forward": NOWHERE | {"relu_dropout": 0.375},
+    "all dropouts": EVERYWHERE,
+    "one head": EVERYWHERE | {"num_heads": 1},
+    "eight heads": EVERYWHERE | {"num_heads": 8},
+    "d_k below d_v": EVERYWHERE | {"num_heads": 3, "d_k": 2, "d_v": 5},
+    "d_k above d_v": EVERYWHERE | {"num_heads": 3, "d_k": 4, "d_v": 1},
+    "one and three layers": EVERYWHERE | {"encoder_layers": 1, "decoder_layers": 3},
+    "learned": EVERYWHERE | {"positions": "learned", "max_positions": 9},
+    "a window of 2": EVERYWHERE | {"attention_window": 2},
+    "a window of 5": EVERYWHERE | {"attention_window": 5, "positions": "learned"},
+}
+
+
+def dropout_sites(config, batch, source, target):
+    """Each dropout in the order of Figure 1: its name, its shape and its rate."""
+    heads, width, rate = config.num_heads, config.d_model, config.dropout
+
+    def stack(side, layers, length, memories):
+        yield f"{side}.embedding", (batch, length, width), rate
+        for i in range(layers):
+            for name, seen in memories.items():
+                site, weights = f"{side}.{i}.{name}", (batch, heads, length, seen)
+                yield f"{site}.weights", weights, config.attention_dropout
+                yield site, (batch, length, width), rate
+            site = f"{side}.{i}.feed_forward"
+            yield f"{site}.relu", (batch, length, config.d_ff), config.relu_dropout
+            yield site, (batch, length, width), rate
+
+    self_only = {"self_attention": source}
+    both = {"self_attention": target, "cross_attention": source}
+    yield from stack("encoder", config.encoder_layers, source, self_only)
+    yield from stack("decoder", config.decoder_layers, target, both)
+
+
+class KnownMasks:
+    """A stream of noise that is none: it hands out masks in the order of the sites.
+
+    A site that asks for another shape or rate than the next in this order, one that
+    asks twice and one that never asks are noticed.
+    """
+
+    def __init__(self, sites, seed):
+        rng = np.random.default_rng(seed)
+        self.sites = [(*site, rng.random(site[1]) >= site[2]) for site in sites]
+        self.asked = 0
+
+    def keep_mask(self, shape, rate):
+        assert self.asked < len(self.sites), f"one more dropout, of shape {shape}"
+        name, *expected, keep = self.sites[self.asked]
+        assert [shape, rate] == expected, f"asked for in the place of {name}"
+        self.asked += 1
+        return keep, 1 / (1 - rate)
+
+    def multipliers(self):
+        """What the reference multiplies by, for each site that has asked."""
+        assert [name for name, *_ in self.sites[self.asked :]] == []
+        return {name: keep / (1 - rate) for name, _, rate, keep in self.sites}
+
+
+def random_ids(rng, lengths):
+    """Rows of random ids, each padded to the longest. Shapes: -> [B, longest]"""
+    ids = rng.integers(1, 11, (len(lengths), max(lengths)))
+    for row, length in zip(ids, lengths, strict=True):
+        row[length:] = 0
+    return ids
+
+
+def check_against_reference(config, sources, targets, label_smoothing=0.1):
+    """Compare logits, loss, and the gradient along a direction in each parameter.
+
+    `sources` and `targets` are the lengths of the sentences.
+    """
+    rng = np.random.default_rng(0)
+    source, target = random_ids(rng, sources), random_ids(rng, targets)
+    model = Transformer(config, seed=3, dtype="float64")
+    buffer = ParameterBuffer(model)
+    buffer.data += rng.normal(0, 0.2, buffer.data.shape)  # gains and biases matter, too
+    parameters = buffer.views(buffer.data)
+    sites = dropout_sites(config, *source.shape, target.shape[1] - 1)
+    sites = [site for site in sites if site[2] > 0]
+
+    stream = KnownMasks(sites, seed=1)
+    logits = model.logits(model(source, target[:, :-1], stream))
+    layers = config.encoder_layers, config.decoder_layers
+    shape = layers, config.num_heads, stream.multipliers(), config.attention_window
+    expected = ReferenceTransformer(parameters, *shape).logits(source, target[:, :-1])
+    assert_close(logits.data, expected)
+
+    def expected_loss(parameters):
+        model = ReferenceTransformer(parameters, *shape)
+        return model.loss(source, target, label_smoothing)
+
+    loss = training_loss(model, source, target, label_smoothing, KnownMasks(sites, 1))
+    loss.backward()
+    assert_close(loss.data, expected_loss(parameters))
+    for name, gradient in buffer.views(buffer.grad).items():
+        direction = rng.standard_normal(gradient.shape)
+        slope = derivative(expected_loss, parameters, {name: direction})
+        np.testing.assert_allclose(
+            (gradient * direction).sum(), slope, rtol=1e-9, atol=1e-10, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_loss_and_gradient_are_those_of_the_reference(name):
+    config = ModelConfig(**SMALL | CASES[name])
+    check_against_reference(config, sources=(7, 4, 1), targets=(3, 9, 6))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+def test_smoothed_labels_are_those_of_the_reference(label_smoothing):
+    config = ModelConfig(**SMALL | NOWHERE)
+    check_against_reference(config, (5, 3), (4, 6), label_smoothing)
+
+
+@pytest.mark.parametrize("window", [4, 40])
+def test_long_sentences_with_a_window_are_those_of_the_reference(window):
+    settings = SMALL | {"dropout": 0.25, "attention_window": window}
+    check_against_reference(ModelConfig(**settings), (53, 20), (37, 70))
+
+
+def test_without_noise_there_is_no_dropout():
+    model = Transformer(ModelConfig(**SMALL | EVERYWHERE), dtype="float64")
+    source, target = np.array([[5, 6, 7, 3]]), np.array([[2, 8, 9]])
+    parameters = {name: p.data for name, p in model.named_parameters()}
+    expected = ReferenceTransformer(parameters, (2, 2), 2).logits(source, target)
+    assert_close(model.logits(Tensor(model(source, target).data)).data, expected)
+
+
+def test_the_reference_stands_alone():
+    with open(reference.__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(n) for n in imports] == ["import math", "import numpy as np"]
+
+
+def test_the_reference_differentiates_as_finite_differences_do():
+    rng, step = np.random.default_rng(0), 1e-6
+    start = Transformer(ModelConfig(**SMALL), dtype="float64").named_parameters()
+    parameters = {name: p.data for name, p in start}
+    direction = {n: rng.standard_normal(p.shape) for n, p in parameters.items()}
+    ids = random_ids(rng, (6, 3)), random_ids(rng, (2, 5))
+
+    def loss(parameters):
+        return ReferenceTransformer(parameters, (2, 2), 2).loss(*ids, 0.1)
+
+    up, down = (
+        loss({n: p + side * direction[n] for n, p in parameters.items()})
+        for side in (step, -step)
+    )
+    slope = derivative(loss, parameters, direction)
+    assert slope == pytest.approx((up - down) / (2 * step), rel=1e-6)
