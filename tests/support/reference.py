@@ -3,9 +3,11 @@
 This file follows "Attention Is All You Need" line by line and shares no code with the
 package. Parameters come in a dictionary of arrays; dropout masks come in another, so
 that nothing here is random. Every step is an analytic function of the parameters, and
-complex numbers therefore pass through: `derivative` relies on that.
+complex numbers therefore pass through: `derivative` relies on that. It also moves
+parameters in several directions at once, which is what the dots in shapes stand for.
 
-Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary.
+Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary. In `einsum`,
+lower-case letters name the same axes; e and f are other widths, d also that of a head.
 """
 
 import math
@@ -41,48 +43,57 @@ class ReferenceTransformer:
         return x * self.dropout.get(site, 1.0)  # 5.4
 
     def embed(self, ids, side):
-        """Embeddings times sqrt(D), plus positions (3.4, 3.5). Shapes: -> [B, T, D]"""
+        """Embeddings times sqrt(D), plus positions (3.4, 3.5). -> [..., B, T, D]"""
         table, length = self.parameters["embedding.table"], ids.shape[1]
-        width = table.shape[1]
+        width = table.shape[-1]
         positions = self.parameters.get("embedding.positions")
         if positions is None:
             positions = sinusoids(length, width)
-        embedded = table[ids] * math.sqrt(width) + positions[:length]
+        positions = positions[..., None, :length, :]  # the same for each sentence
+        embedded = table[..., ids, :] * math.sqrt(width) + positions
         return self.drop(embedded, f"{side}.embedding")
 
+    def linear(self, x, weight, bias=None):
+        """x W + b. Shapes: x [..., B, T, D], weight [..., D, E], bias [..., E]"""
+        out = np.einsum("...btd,...de->...bte", x, self.parameters[weight])
+        return out if bias is None else out + self.vector(bias)
+
+    def vector(self, name):
+        """The same vector for each position of each sentence: [..., 1, 1, D]"""
+        return self.parameters[name][..., None, None, :]
+
     def attention(self, name, queries, memory, mask):
-        """Multi-head attention (3.2). Shapes: mask to [B, H, T, S] -> [B, T, D]"""
+        """Multi-head attention (3.2). Shapes: mask [B, 1, T, S] -> [..., B, T, D]"""
 
-        def heads(x, matrix):
-            projected = x @ self.parameters[f"{name}.{matrix}"]  # [B, S, H d]
-            split = projected.reshape(*x.shape[:2], self.num_heads, -1)
-            return split.transpose(0, 2, 1, 3)  # [B, H, S, d]
+        def project(x, matrix):
+            heads = self.linear(x, f"{name}.{matrix}")  # side by side
+            return heads.reshape(*heads.shape[:-1], self.num_heads, -1)
 
-        q, k, v = heads(queries, "query"), heads(memory, "key"), heads(memory, "value")
-        scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(q.shape[-1])  # [B, H, T, S]
+        q, k = project(queries, "query"), project(memory, "key")
+        v = project(memory, "value")  # [..., B, S, H, d_v]
+        scores = np.einsum("...bthd,...bshd->...bhts", q, k) / math.sqrt(q.shape[-1])
         weights = np.exp(scores) * mask
         weights = weights / weights.sum(axis=-1, keepdims=True)  # a softmax
-        attended = self.drop(weights, f"{name}.weights") @ v  # [B, H, T, d_v]
-        side_by_side = attended.transpose(0, 2, 1, 3).reshape(*queries.shape[:2], -1)
-        return side_by_side @ self.parameters[f"{name}.output"]
+        weights = self.drop(weights, f"{name}.weights")
+        heads = np.einsum("...bhts,...bshd->...bthd", weights, v)
+        side_by_side = heads.reshape(*heads.shape[:-2], -1)  # [..., B, T, H d_v]
+        return self.linear(side_by_side, f"{name}.output")
 
     def feed_forward(self, name, x):
         """max(0, x W_1 + b_1) W_2 + b_2 (equation 2)"""
-        w1, b1, w2, b2 = (
-            self.parameters[f"{name}.{part}"]
-            for part in ("weight_1", "bias_1", "weight_2", "bias_2")
-        )
-        hidden = x @ w1 + b1
+        hidden = self.linear(x, f"{name}.weight_1", f"{name}.bias_1")
         hidden = self.drop(hidden * (hidden.real > 0), f"{name}.relu")
-        return hidden @ w2 + b2
+        return self.linear(hidden, f"{name}.weight_2", f"{name}.bias_2")
 
     def add_and_norm(self, name, x, output):
         """LayerNorm(x + Dropout(output)), around each sub-layer `name` (3.1, 5.4)"""
         total = x + self.drop(output, name)
         centred = total - total.mean(axis=-1, keepdims=True)
         variance = (centred**2).mean(axis=-1, keepdims=True)
-        gain, bias = (self.parameters[f"{name}_norm.{p}"] for p in ("gain", "bias"))
-        return centred / np.sqrt(variance + 1e-6) * gain + bias
+        normal = centred / np.sqrt(variance + 1e-6)
+        return normal * self.vector(f"{name}_norm.gain") + self.vector(
+            f"{name}_norm.bias"
+        )
 
     def attention_sublayer(self, name, x, memory, mask):
         return self.add_and_norm(name, x, self.attention(name, x, memory, mask))
@@ -97,7 +108,7 @@ class ReferenceTransformer:
         return abs(positions[:, None] - positions) <= reach
 
     def logits(self, source, target):
-        """Shapes: source ids [B, S], target ids [B, T] -> [B, T, V]"""
+        """Shapes: source ids [B, S], target ids [B, T] -> [..., B, T, V]"""
         is_token = (source != PADDING)[:, None, None, :]
         see_source = is_token & self.neighbours(source.shape[1])
         # Nobody looks at padding but itself, so that its weights, too, have a sum.
@@ -117,19 +128,20 @@ class ReferenceTransformer:
             x = self.attention_sublayer(f"{name}.self_attention", x, x, see_target)
             x = self.attention_sublayer(f"{name}.cross_attention", x, memory, is_token)
             x = self.feed_forward_sublayer(f"{name}.feed_forward", x)
-        return x @ self.parameters["embedding.table"].T  # the same matrix (3.4)
+        table = self.parameters["embedding.table"]  # the same matrix (3.4)
+        return np.einsum("...btd,...vd->...btv", x, table)
 
     def loss(self, source, target, label_smoothing):
         """Cross-entropy with smoothed labels, summed over target tokens (5.4).
 
-        Shapes: source ids [B, S], target ids [B, T + 1] from BOS to EOS
+        Shapes: source ids [B, S], target ids [B, T + 1] from BOS to EOS -> [...]
         """
         logits, expected = self.logits(source, target[:, :-1]), target[:, 1:]
         log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         size = logits.shape[-1]
         labels = (1 - label_smoothing) * np.eye(size)[expected] + label_smoothing / size
-        per_token = -(labels * log_probs).sum(axis=-1)  # [B, T]
-        return per_token[expected != PADDING].sum()
+        per_token = -(labels * log_probs).sum(axis=-1)  # [..., B, T]
+        return (per_token * (expected != PADDING)).sum(axis=(-2, -1))
 
 
 def derivative(function, parameters, direction, step=1e-20):
@@ -137,7 +149,8 @@ def derivative(function, parameters, direction, step=1e-20):
 
     For an analytic function, f(x + ih) = f(x) + ih f'(x) - ..., so that f'(x) is the
     imaginary part over h. Nothing is subtracted: the step can be as small as one likes
-    (Squire and Trapp, 1998). `direction` has an array for each parameter that moves.
+    (Squire and Trapp, 1998). `direction` has an array for each parameter that moves, of
+    its shape or, for several directions at once, with one more axis in front.
     """
     moved = {name: parameters[name] + 1j * step * direction[name] for name in direction}
     return function({**parameters, **moved}).imag / step
