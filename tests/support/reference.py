@@ -3,11 +3,11 @@
 This file follows "Attention Is All You Need" line by line and shares no code with the
 package. Parameters come in a dictionary of arrays; dropout masks come in another, so
 that nothing here is random. Every step is an analytic function of the parameters, and
-complex numbers therefore pass through: `derivative` relies on that. It also moves
-parameters in several directions at once, which is what the dots in shapes stand for.
+complex numbers therefore pass through: `derivative` relies on that. It may also move
+the parameters in several directions at once: the dots in shapes are an axis for them.
 
 Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary. In `einsum`,
-lower-case letters name the same axes; e and f are other widths, d also that of a head.
+lower-case letters name the same axes; e is any width, and d that of a head, too.
 """
 
 import math
@@ -40,7 +40,8 @@ class ReferenceTransformer:
         self.dropout, self.window = dropout or {}, window
 
     def drop(self, x, site):
-        return x * self.dropout.get(site, 1.0)  # 5.4
+        """Dropout (5.4)"""
+        return x * self.dropout.get(site, 1.0)
 
     def embed(self, ids, side):
         """Embeddings times sqrt(D), plus positions (3.4, 3.5). -> [..., B, T, D]"""
@@ -90,10 +91,8 @@ class ReferenceTransformer:
         total = x + self.drop(output, name)
         centred = total - total.mean(axis=-1, keepdims=True)
         variance = (centred**2).mean(axis=-1, keepdims=True)
-        normal = centred / np.sqrt(variance + 1e-6)
-        return normal * self.vector(f"{name}_norm.gain") + self.vector(
-            f"{name}_norm.bias"
-        )
+        gain, bias = (self.vector(f"{name}_norm.{part}") for part in ("gain", "bias"))
+        return centred / np.sqrt(variance + 1e-6) * gain + bias
 
     def attention_sublayer(self, name, x, memory, mask):
         return self.add_and_norm(name, x, self.attention(name, x, memory, mask))
@@ -111,7 +110,7 @@ class ReferenceTransformer:
         """Shapes: source ids [B, S], target ids [B, T] -> [..., B, T, V]"""
         is_token = (source != PADDING)[:, None, None, :]
         see_source = is_token & self.neighbours(source.shape[1])
-        # Nobody looks at padding but itself, so that its weights, too, have a sum.
+        # Nothing else looks at padding, which sees itself so that no row is empty.
         see_source = see_source | np.eye(source.shape[1], dtype=bool)
         see_target = np.tri(target.shape[1]) * self.neighbours(target.shape[1])
 
