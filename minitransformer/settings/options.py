@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import operator
+import os
 import sys
 import types
 import typing
@@ -87,6 +88,8 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     and 130 after Ctrl-C. `who`, such as a rank, is put before the message.
     """
     code = 1
+    if sys.stderr is None:  # it was closed, and print would take standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         return work() or 0
     except KeyboardInterrupt:
