@@ -115,10 +115,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--attention: expected .html, .png, .svg, got {args.attention}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
-    if args.host and not args.serve:
-        parser.error("--host does nothing without --serve")
-    if args.compound_split and not args.reference:
-        parser.error("--compound-split does nothing without --reference")
+    for name, needed in (("host", "serve"), ("compound_split", "reference")):
+        if name in named and needed not in named:
+            parser.error(f"{flag_name(name)} does nothing without --{needed}")
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
     return args

@@ -327,7 +327,7 @@ def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
         ("x", "> /dev/full", 1, "error: standard output: No space left on device"),
         ("x --output out", "<&- >&-", 0, ""),
         ("x", "2>&-", 0, ""),
-        ("", "<&- 2>&-", 1, ""),
+        ("--input none", "2>&-", 1, ""),
     ],
 )
 def test_closed_and_full_streams(model_path, tmp_path, flags, streams, code, error):

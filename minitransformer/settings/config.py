@@ -371,5 +371,5 @@ class RunConfig:
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (s, t) for split, (s, t) in stored["text"].items()},
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

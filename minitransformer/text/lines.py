@@ -24,7 +24,7 @@ from minitransformer.settings.config import TextConfig
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
 # times as much memory.
-MAX_LINE = 1 << 24
+MAX_LINE = 1 << 22
 
 
 @contextmanager

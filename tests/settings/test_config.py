@@ -112,6 +112,12 @@ def test_a_whole_number_is_a_float_too():
     assert TrainingConfig(minutes=3).minutes == 3.0  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", '{"preset": "x"}'])
+def test_other_json_is_no_run_configuration(text):
+    with pytest.raises(ValueError, match="expected a run's configuration"):
+        RunConfig.from_json(text)
+
+
 def run_config():
     configs = [options.build(cls, PRESETS["tiny"], {}) for cls in ALL]
     return RunConfig("tiny", *configs, {"train": ("a", "b")})

@@ -94,10 +94,11 @@ def test_attention_is_that_of_the_beam_asked_for(server, model_path, monkeypatch
 
 def test_the_address_may_be_of_ipv6(model_path):
     try:
-        server = Server("::1", 0, load(model_path), SHORT)
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
     except OSError:
         pytest.skip("no IPv6 on this machine")
-    with server:
+    with Server("::1", 0, load(model_path), SHORT) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert re.fullmatch(r"http://\[::1\]:\d+/", server.address)
         for host in ("[::1]:80", "[::1]", "localhost"):
