@@ -195,12 +195,9 @@ class RunMachine(RuleBasedStateMachine):
             assert found in moments
         assert "Traceback" not in ended.err, ended.err
         assert ended.err == "", ended.err
-        ends = {
-            0: "finished",
-            128 + signal.SIGTERM: "stopped",
-            -signal.SIGKILL: "killed",
-        }
-        self.world.done[ends.get(ended.code, "interrupted")] += 1
+        killed = "killed" if ended.code < 0 else "interrupted"
+        end = "finished" if ended.code == 0 else "stopped" if stopped else killed
+        self.world.done[f"trainings {end}"] += 1
         run.contents = found
 
     def check_best(self, run: Run, found: Contents) -> None:
