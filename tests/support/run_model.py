@@ -176,7 +176,7 @@ class Reference:
         """Say what a training writes into a directory that holds `now`.
 
         Returns: the contents after each write, and those with which a signal may leave
-        the directory: after each step, saved
+        the directory: after each step, or where it began, saved
         """
         moments, stops = [now], []
 
@@ -197,6 +197,8 @@ class Reference:
         write(begun=True)
         write(metrics=tuple(past))
         finished = at.step >= plan.steps
+        if at.step:
+            stops.append(save(moments[-1], at)[-1])
         while not finished:
             at = replace(at, step=at.step + 1)
             finished = at.step >= plan.steps
