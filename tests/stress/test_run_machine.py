@@ -500,3 +500,15 @@ def test_run_directories_hold_what_their_histories_say(world):
 @pytest.mark.stress
 def test_run_directories_survive_long_histories(world):
     drive(world, settings.get_profile("long"), examples=100, steps=40)
+
+
+@forks
+def test_what_was_lost_is_done_again_and_nothing_twice(state):
+    plan = Plan(steps=9, save_every=2, validate_every=3, keep_last=3, average=2)
+    state.begin(name="a", variant=1, plan=plan, interruption=(40, (signal.SIGKILL,)))
+    state.cut_the_metrics(number=0, cut=30)
+    state.copy(number=0, name="b")
+    state.prune(number=0, gone={1})
+    state.resume(number=0, changed={})
+    state.resume(number=1, changed={"steps": 12})
+    state.translate_with_the_newest()
