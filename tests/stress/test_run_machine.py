@@ -498,7 +498,7 @@ def drive(world: World, parent: settings, examples: int, steps: int) -> None:
 
 @forks
 def test_run_directories_hold_what_their_histories_say(world):
-    drive(world, settings.get_profile("repeatable"), examples=8, steps=15)
+    drive(world, settings.get_profile("repeatable"), examples=6, steps=15)
 
 
 @forks
