@@ -504,7 +504,7 @@ def test_run_directories_hold_what_their_histories_say(world):
 @forks
 @pytest.mark.stress
 def test_run_directories_survive_long_histories(world):
-    drive(world, settings.get_profile("long"), examples=60, steps=40)
+    drive(world, settings.get_profile("long"), examples=100, steps=40)
 
 
 @forks
