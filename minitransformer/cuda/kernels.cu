@@ -652,12 +652,12 @@ __device__ Candidate<Value> warp_best(Candidate<Value> own) {
 }
 
 // The best `count` tokens of each row of logits, best first, with their logits as
-// values; log_totals = log(sum(exp(logits))) over all tokens. The tokens `pad` and
-// `bos` are never among the best; where too few others are left, a value is -infinity.
-// One block for each row, which it searches once for each of the best.
+// values; log_totals = log(sum(exp(logits))) over all tokens. Tokens below `first` are
+// never among the best; where too few others are left, a value is -infinity. One block
+// for each row, which it searches once for each of the best.
 // Shapes: values, tokens [N, count], log_totals [N], logits [N, V]; V = width
 extern "C" __global__ void top_tokens(float* values, int* tokens, float* log_totals,
-                                      const real* logits, int count, int pad, int bos,
+                                      const real* logits, int count, int first,
                                       int width) {
   __shared__ Candidate<float> warps[WARPS];
   i64 row = blockIdx.x;
@@ -668,9 +668,9 @@ extern "C" __global__ void top_tokens(float* values, int* tokens, float* log_tot
   Candidate<float> last{INFINITY, -1};
   for (int k = 0; k < count; k++) {
     Candidate<float> best{-INFINITY, 0x7fffffff};
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    for (int i = first + threadIdx.x; i < width; i += blockDim.x) {
       Candidate<float> here{(float)logits[i], i};
-      if (i != pad && i != bos && last.before(here) && here.before(best)) best = here;
+      if (last.before(here) && here.before(best)) best = here;
     }
     best = warp_best(best);
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = best;

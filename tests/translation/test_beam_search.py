@@ -27,7 +27,7 @@ from support.closeness import assert_close
 from support.models import check_cached_decoder
 from support.scripted_decoder import VOCAB, ScriptedDecoder, random_log_probs
 
-FREE = [i for i in range(VOCAB) if i not in (PAD_ID, BOS_ID, EOS_ID)]
+FREE = [i for i in range(VOCAB) if i not in (PAD_ID, UNK_ID, BOS_ID, EOS_ID)]
 
 
 def search(table, limits, beam, alpha, nbest=1, sentences=None):
@@ -67,7 +67,7 @@ def test_beam_1_is_greedy(seed, alpha):
     words, log_prob = [], 0.0
     while len(words) < limit:
         log_probs = table(0, tuple(words)).copy()
-        log_probs[[PAD_ID, BOS_ID]] = -np.inf
+        log_probs[[PAD_ID, UNK_ID, BOS_ID]] = -np.inf
         token = int(log_probs.argmax())
         log_prob += log_probs[token]
         if token == EOS_ID:
@@ -146,6 +146,7 @@ def test_a_beam_that_never_ends_is_returned_as_it_stands():
 def test_finished_sentences_leave_the_batch():
     def table(sentence, history):
         row = np.full(VOCAB, -50.0)
+        row[EOS_ID] = -60.0
         row[EOS_ID if len(history) >= 2 * sentence else 4] = -0.01
         return row
 
