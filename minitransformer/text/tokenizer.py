@@ -29,8 +29,8 @@ class Tokenizer:
     as <0xE2>; in vocabularies of fewer than BYTES_FROM_SIZE pieces, it is unknown.
 
     Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
-    2016). SentencePiece normalises text by NFKC, so that a ligature becomes its letters,
-    and it drops spaces that follow another space.
+    2016). SentencePiece normalises text by NFKC, so that a ligature becomes its
+    letters, and it joins spaces that follow one another.
     """
 
     def __init__(self, model: bytes) -> None:

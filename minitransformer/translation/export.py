@@ -1,8 +1,9 @@
 """Export of a trained model to CTranslate2, another inference engine.
 
 Greedy output is the same there: a bias of the logits makes the tokens impossible that
-beam search here never produces, and they do not count in probabilities. Its beam search divides scores by length^p instead of
-the paper's penalty, so scores differ and long sentences may come out differently.
+beam search here never produces, and they have no part in probabilities. Its beam search
+divides scores by length^p instead of the paper's penalty, so scores differ and long
+sentences may come out differently.
 """
 
 from __future__ import annotations

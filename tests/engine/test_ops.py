@@ -218,6 +218,16 @@ def test_attention_is_equation_1_in_each_head(seed, masked):
                 assert_close(out[i, j, h * d_v : (h + 1) * d_v], expected)
 
 
+@pytest.mark.parametrize("d_k", [4, 64, 512])
+def test_scores_have_variance_1_for_any_d_k(d_k):
+    """As footnote 4 wants it, for queries and keys of mean 0 and variance 1."""
+    rng, heads, keys = np.random.default_rng(0), 2, 400
+    q, k = (rng.standard_normal((1, keys, heads * d_k)) for _ in range(2))
+    scores = np.log(ops.attention_weights(q, k, None, num_heads=heads))
+    scores -= scores.mean(axis=-1, keepdims=True)
+    assert scores.var() == pytest.approx(1, rel=0.1)
+
+
 @given(seed=st.integers(0, 1000))
 def test_layer_norm_is_its_formula(seed):
     rng = np.random.default_rng(seed)

@@ -3,10 +3,13 @@
 import itertools
 import random
 import re
+from collections import Counter
 
 import pytest
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.text.cache import cached_tokenizer
+from minitransformer.text.lines import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
@@ -54,6 +57,47 @@ def test_a_smaller_vocabulary_has_no_bytes(tokenizer):
     [ids] = tokenizer.encode(["der \u4f60"])
     assert UNK_ID in ids
     assert not [p for p in tokenizer.pieces(range(80)) if p.startswith("<0x")]
+
+
+def merges(text, count):
+    """The first pieces that byte-pair encoding joins (Sennrich et al., 2016)."""
+    words = Counter("\u2581" + word for word in text.split())
+    symbols = {word: tuple(word) for word in words}
+    found = []
+    for _ in range(count):
+        pairs = Counter()
+        for word, parts in symbols.items():
+            for pair in itertools.pairwise(parts):
+                pairs[pair] += words[word]
+        (best, most), (_, second) = pairs.most_common(2)
+        assert most > second  # else it is arbitrary which pair is joined
+        found.append("".join(best))
+        for word, parts in symbols.items():
+            joined, rest = [], list(parts)
+            while rest:
+                size = 2 if tuple(rest[:2]) == best else 1
+                joined.append("".join(rest[:size]))
+                del rest[:size]
+            symbols[word] = tuple(joined)
+    return found
+
+
+def test_both_languages_share_the_pieces_that_byte_pair_encoding_joins(tmp_path):
+    sides = {
+        "en": "banana than than the than than and ten",
+        "de": "der esse an und hat um man um",
+    }
+    for side, text in sides.items():
+        (tmp_path / f"train.{side}").write_text(f"{text}\n" * 7, encoding="utf-8")
+    expected = merges(" ".join(sides.values()), 5)
+    assert "\u2581th" in expected  # which only English has
+    assert "\u2581u" in expected  # and only German
+    characters = set("\u2581".join(sides.values())) - {" "}
+    size = 4 + len(expected) + len(characters)
+    pair = TextPair(tmp_path / "train.en", tmp_path / "train.de")
+    learned = cached_tokenizer(pair, size, tmp_path, 1)
+    assert learned.vocab_size == size
+    assert learned.pieces(range(4, 9)) == expected
 
 
 def test_the_serialised_model_is_the_same_tokenizer(tokenizer):

@@ -205,6 +205,22 @@ def test_translations_do_not_depend_on_order_threads_or_batches():
     assert together[0][0].tokens == together[3][0].tokens == ()
 
 
+def test_the_longest_output_is_the_input_length_plus_50_tokens():
+    """Section 6.1, for a model to which the end always is the least likely."""
+    net = model()
+    inputs = [[5], [4, 5, 6], [7] * 9]
+    one = np.zeros(16)
+    one[0] = 1.0
+    for layer in net.decoder:  # whose outputs are the same for any input
+        layer.feed_forward_norm.gain.data[:] = 0
+        layer.feed_forward_norm.bias.data[:] = one
+    table = net.embedding.table.data
+    table[:, 0] = np.arange(20) / 20
+    table[EOS_ID, 0] = -5
+    found = translate_ids(net, inputs, DecodingConfig())
+    assert [len(h[0].tokens) for h in found] == [1 + 50 + 1, 3 + 50 + 1, 9 + 50 + 1]
+
+
 def test_learned_positions_bound_the_output():
     net = model("learned")
     config = DecodingConfig(beam=1, max_len_b=500)
