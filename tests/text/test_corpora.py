@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_be_written_is_named(server, tmp_path, capsys):
 def test_the_parts_are_those_of_wmt_2014(language):
     """About 4.5 million pairs for German; newstest2013 and newstest2014 (5.1, 6)."""
     splits = CORPORA[f"wmt14-en-{language}"].splits
-    names = [Path(part.members[language]).name for part in splits["train"]]
+    names = [p.members[language].split("/")[-1] for p in splits["train"]]
     pair = f"{language}-en.{language}"
     expected = [f"europarl-v7.{pair}", f"commoncrawl.{pair}"]
     expected += [f"undoc.2000.{pair}"] if language == "fr" else []
