@@ -39,10 +39,10 @@ def test_any_bytes_become_one_line_of_text(translator):
     assert text_of(translator, f"{EMOJI} \u4f60".encode()) == f"{EMOJI} \u4f60"
     assert text_of(translator, b"a\xe4\xbd!\n\r") == "a\ufffd\ufffd!  "
     rng = np.random.default_rng(0)
-    for length in range(40):
+    for length in range(1, 40):
         text = text_of(translator, rng.bytes(length))
         assert "\n" not in text
-        assert text.encode()
+        text.encode()  # there is no lone surrogate in it
 
 
 def test_a_sentence_with_unknown_characters_is_translated(translator):
