@@ -162,11 +162,21 @@ def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
     Values of other classes are ignored. Raises: UsageError if one is out of range.
     """
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    merged = {**preset, **values}
+    settings = overridden(preset, values)
     try:
-        return cls(**{k: v for k, v in merged.items() if k in names})
+        return cls(**{k: v for k, v in settings.items() if k in names})
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def overridden(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a preset with those of `values` in their place.
+
+    A number of updates between checkpoints replaces a number of minutes, too.
+    """
+    if "save_every" in values:
+        preset = {k: v for k, v in preset.items() if k != "checkpoint_minutes"}
+    return {**preset, **values}
 
 
 def read_settings(path: Path) -> dict[str, Any]:

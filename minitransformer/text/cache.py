@@ -36,7 +36,7 @@ def cached_tokenizer(
         lines = itertools.chain.from_iterable(text.lines())
         partial.write_bytes(Tokenizer.train(lines, vocab_size, num_threads).model)
 
-    path = build_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
+    path = build_once(cache / f"{text.digest()}-bpe{vocab_size}-bytes.model", build)
     return Tokenizer(path.read_bytes())
 
 

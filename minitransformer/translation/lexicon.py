@@ -93,7 +93,8 @@ def train_lexicon(
 
     In IBM's Model 1 (Brown et al., 1993), every target token of a pair comes from one
     of its source tokens, whatever their order. A random part of the corpus is used if
-    it has more than MAX_LINKS possible links.
+    it has more than MAX_LINKS possible links. A token that this source text lacks, such
+    as a byte of a rare character, is its own translation, so that it can be copied.
     """
     pairs = np.random.default_rng(1).permutation(len(corpus))
     links = corpus.source.lengths[pairs] * corpus.target.lengths[pairs]
@@ -120,10 +121,14 @@ def train_lexicon(
     by_probability = np.lexsort((-probability, from_token))
     rank = np.arange(len(keys)) - np.searchsorted(from_token, from_token)
     best = by_probability[rank < translations]
-    starts = np.searchsorted(from_token[best], np.arange(vocab_size + 1))
+    absent = np.setdiff1d(np.arange(vocab_size), from_token)
+    from_token = np.concatenate([from_token[best], absent])
+    order = np.argsort(from_token, kind="stable")
+    to_token = np.concatenate([to_token[best], absent])[order]
+    starts = np.searchsorted(from_token[order], np.arange(vocab_size + 1))
     counts = np.bincount(target, minlength=vocab_size)
     most = np.argsort(-counts, kind="stable")[:frequent]
-    return Lexicon(Ragged(to_token[best], starts), most[counts[most] > 0])
+    return Lexicon(Ragged(to_token, starts), most[counts[most] > 0])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

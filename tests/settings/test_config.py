@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -36,19 +36,12 @@ def test_presets_are_in_range_and_hold_known_fields(name):
         options.build(cls, PRESETS[name], {})
 
 
-def test_the_defaults_are_the_papers_base_model():
-    config = options.build(ModelConfig, PRESETS["base"], {})
-    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
-    assert (config.d_model, config.d_ff, config.num_heads) == (512, 2048, 8)
-    assert (config.key_width, config.value_width, config.dropout) == (64, 64, 0.1)
-    training = options.build(TrainingConfig, PRESETS["base"], {})
-    assert (training.beta1, training.beta2, training.epsilon) == (0.9, 0.98, 1e-9)
-    assert (training.warmup, training.steps) == (4000, 100_000)
-    assert training.label_smoothing == 0.1
-    big = options.build(ModelConfig, PRESETS["big"], {})
-    assert (big.d_model, big.d_ff, big.num_heads, big.dropout) == (1024, 4096, 16, 0.3)
-    decoding = DecodingConfig()
-    assert (decoding.beam, decoding.alpha, decoding.max_len_b) == (4, 0.6, 50)
+def test_the_defaults_are_those_of_base_but_for_batches_and_checkpoints():
+    for cls in ALL:
+        base, default = options.build(cls, PRESETS["base"], {}), cls()
+        names = (f.name for f in fields(cls))
+        differ = {n for n in names if getattr(base, n) != getattr(default, n)}
+        assert differ <= {"max_tokens", "checkpoint_minutes"}
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -211,6 +204,29 @@ def test_checkpoints_are_saved_by_steps_or_by_the_clock():
         n for n in range(1, 6) if by_clock.checkpoint_due(n, times[n - 1], times[n])
     ]
     assert saved == [2, 4, 5]
+
+
+def test_steps_between_checkpoints_replace_a_presets_minutes(tmp_path):
+    def minutes(*flags, preset=PRESETS["base"]):
+        values = options.given(parse(*flags), TrainingConfig)
+        return build(TrainingConfig, preset, values).checkpoint_minutes
+
+    assert minutes() == 10
+    assert minutes("--save-every", "7") is None
+    assert minutes("--checkpoint-minutes", "3") == 3
+    assert minutes("--checkpoint-minutes", "3", "--save-every", "7") == 3
+    assert minutes("--checkpoint-minutes", "3", preset=PRESETS["multi30k"]) == 3
+    mine = tmp_path / "mine.toml"
+    mine.write_text('config = "base"\nsave_every = 7\n')
+    assert minutes(preset=find_preset(str(mine))[1]) is None
+    mine.write_text('config = "base"\nsteps = 7\n')
+    assert minutes(preset=find_preset(str(mine))[1]) == 10
+
+
+def test_a_resumed_run_keeps_its_minutes():
+    training = build(TrainingConfig, PRESETS["base"], {})
+    run = replace(run_config(), training=training)
+    assert run.resumed(parse("--save-every", "1000")).training == training
 
 
 def test_running_out_of_memory_is_an_error_of_one_line(capsys):

@@ -288,6 +288,28 @@ def test_a_folder_that_cannot_be_written_is_named(server, tmp_path, capsys):
     assert "file/x" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_the_parts_are_those_of_wmt_2014(language):
+    """About 4.5 million pairs for German; newstest2013 and newstest2014 (5.1, 6)."""
+    splits = CORPORA[f"wmt14-en-{language}"].splits
+    names = [p.members[language].split("/")[-1] for p in splits["train"]]
+    pair = f"{language}-en.{language}"
+    expected = [f"europarl-v7.{pair}", f"commoncrawl.{pair}"]
+    expected += [f"undoc.2000.{pair}"] if language == "fr" else []
+    expected += [f"news-commentary-v9.{pair}"]
+    expected += ["giga-fren.release2.fixed.fr.gz"] if language == "fr" else []
+    assert names == expected
+    if language == "de":
+        lines = [part.lines for part in splits["train"]]
+        assert sum(lines) == pytest.approx(4.5e6, rel=0.01)
+    [[val], [test]] = splits["val"], splits["test"]
+    assert val.members[language] == f"dev/newstest2013.{language}"
+    assert (val.lines, test.lines) == (3000, 3003)
+    for side, kind in (("en", "src"), (language, "ref")):
+        name = f"test-full/newstest2014-{language}en-{kind}.{side}.sgm"
+        assert test.members[side] == name
+
+
 def test_an_unknown_corpus_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as error:
         corpora.main(["wmt99", "x"])
