@@ -10,14 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from errno import EIO
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
 
 from minitransformer.engine.backend import to_host
 from minitransformer.files import atomic_write
@@ -61,21 +59,44 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         name: np.ascontiguousarray(to_host(view))
         for name, view in parameters.views(parameters.data).items()
     }
-    tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     if checkpoint.moments is not None:
         moments = map(to_host, checkpoint.moments)
         tensors.update(zip(MOMENTS, moments, strict=True))
+    tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     metadata = {
         "format": FORMAT,
         "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
-    with atomic_write(path) as partial:
-        try:
-            save_file(tensors, partial, metadata)
-        except SafetensorError as error:
-            raise OSError(EIO, f"could not be written: {error}") from error
+    write_tensors(path, tensors, metadata)
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]
+) -> None:
+    """Write contiguous arrays as a safetensors file, with text beside them.
+
+    The library's own writer leaves a temporary file behind when it is killed, and lets
+    nobody but the owner read the result.
+
+    Raises: OSError if the file cannot be written; an older one stays as it is.
+    """
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": f"{tensor.dtype.kind.upper()}{8 * tensor.itemsize}",  # like F32
+            "shape": tensor.shape,
+            "data_offsets": (start, end),
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    with atomic_write(path) as partial, open(partial, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.data)
 
 
 def load(path: Path, with_moments: bool = False) -> Checkpoint:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from minitransformer.files import atomic_write
+from minitransformer.runs.checkpoint import write_tensors
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import Parser, exit_code, positive
@@ -50,12 +49,11 @@ class Lexicon:
 
     def save(self, path: Path) -> None:
         tensors: dict[str, np.ndarray] = {
-            "ids": np.asarray(self.translations.ids, np.int32),
             "starts": np.asarray(self.translations.starts, np.int64),
+            "ids": np.asarray(self.translations.ids, np.int32),
             "frequent": np.asarray(self.frequent, np.int32),
         }
-        with atomic_write(path) as partial:
-            save_file(tensors, partial, {"format": FORMAT})
+        write_tensors(path, tensors, {"format": FORMAT})
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> Lexicon:

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import stat
 import subprocess
 import sys
 
@@ -65,6 +67,31 @@ def test_everything_comes_back_bit_for_bit(saved, tokenizer):
     assert loaded.model.config == CONFIG
     assert loaded.tokenizer.model == tokenizer.model
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_checkpoint_is_as_readable_as_the_umask_says(tmp_path, tokenizer):
+    before = os.umask(0o027)
+    try:
+        checkpoint.save(tmp_path / "x.safetensors", make(tokenizer))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.safetensors").stat().st_mode) == 0o640
+
+
+def test_the_library_reads_what_is_written(tmp_path):
+    tensors = {
+        "wide": np.arange(6, dtype=np.int64).reshape(2, 3),
+        "none": np.zeros((0, 4), np.float32),
+        "bytes": np.frombuffer(b"abc", np.uint8),
+    }
+    checkpoint.write_tensors(tmp_path / "x", tensors, {"text": 'ü"\n'})
+    found = load_file(tmp_path / "x")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(found[name], tensor)
+    with checkpoint.safe_open(tmp_path / "x", framework="np") as file:
+        assert file.metadata() == {"text": 'ü"\n'}
 
 
 def test_a_failed_save_leaves_the_old_file(saved, tokenizer, monkeypatch):
