@@ -217,6 +217,7 @@ def prepare(
     if not ranks.rank:
         write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
+    run.prune(training.num_kept)
     encoded = start.tokenizer, text, corpora, stream
     progress = Progress(state, scale)
     return Trainer(run, settings, device, *encoded, parallel, adam, progress, log)
@@ -456,7 +457,7 @@ class Trainer:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
         self.save_as(self.run.checkpoint(self.state.step))
-        self.run.prune(max(self.training.keep_last, self.training.average))
+        self.run.prune(self.training.num_kept)
 
     def save_as(self, path: Path, with_moments: bool = True) -> None:
         """Write a checkpoint, or say that it cannot be written (--on-save-error)."""
@@ -465,6 +466,7 @@ class Trainer:
         moments = self.adam.first_moment, self.adam.second_moment
         at = self.model, self.tokenizer, self.parameters, self.state.to_json()
         try:
+            self.run.sync_metrics()
             checkpoint.save(path, Checkpoint(*at, moments if with_moments else None))
         except OSError as error:
             if self.training.on_save_error == "stop":

@@ -18,21 +18,34 @@ def atomic_write(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
+        sync(partial)
         os.replace(partial, path)
-        if os.name == "posix":  # the new name has to reach the disk, too
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync(path.parent)  # the new name has to reach the disk, too
     except OSError as error:
         if error.filename in (None, str(partial)):  # None if the disk is full
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # only POSIX opens folders
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, and those above it, so that a crash does not lose them."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -44,19 +57,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 def build_once(path: Path, build: Callable[[Path], None]) -> Path:
     """Return the file or folder `path`; if it does not exist, `build(name)` makes it.
 
-    It is built under a temporary name and then renamed. Of several processes one builds
-    while the others wait.
+    It is built under a temporary name, synced to disk and then renamed. Of several
+    processes one builds while the others wait.
     """
     if path.exists():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
         if not path.exists():
             partial = path.with_name(f".{path.name}.partial")
             _remove(partial)  # a crash may have left one
             try:
                 build(partial)
+                for made in (*partial.rglob("*"), partial):
+                    sync(made)
                 partial.replace(path)
+                sync(path.parent)
             finally:
                 _remove(partial)
     return path

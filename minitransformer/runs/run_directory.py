@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minitransformer.files import file_lock, write_bytes
+from minitransformer.files import file_lock, make_folder, sync, write_bytes
 from minitransformer.runs.checkpoint import SUFFIX
 from minitransformer.settings.config import RunConfig
 
@@ -39,7 +39,7 @@ class RunDirectory:
 
         Raises: ValueError if another training is running here.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         with ExitStack() as stack:
             try:
                 stack.enter_context(file_lock(self.path / ".lock", wait=False))
@@ -87,6 +87,11 @@ class RunDirectory:
     def record(self, step: int, **values: float | str) -> None:
         """Append a line to metrics.jsonl."""
         self.append(self.metrics, json.dumps({"step": step, **values}))
+
+    def sync_metrics(self) -> None:
+        """Wait until metrics.jsonl is on the disk, as a checkpoint presumes."""
+        if self.metrics.exists():
+            sync(self.metrics)
 
     def append(self, path: Path, line: str) -> None:
         """Append a line to a log; a full disk costs the line and not the run."""
