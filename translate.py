@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import itertools
 import json
 import math
@@ -153,11 +154,10 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
         return
-    with (
-        atomic_write(path) as partial,
-        open(partial, "w", encoding="utf-8", newline="\n") as file,
-    ):
-        yield file
+    with atomic_write(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        yield text
+        text.detach()
 
 
 def write_translations(

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
@@ -59,44 +59,41 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         name: np.ascontiguousarray(to_host(view))
         for name, view in parameters.views(parameters.data).items()
     }
+    tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     if checkpoint.moments is not None:
         moments = map(to_host, checkpoint.moments)
         tensors.update(zip(MOMENTS, moments, strict=True))
-    tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     metadata = {
         "format": FORMAT,
         "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
-    write_tensors(path, tensors, metadata)
+    metadata["checksum"] = _checksum(metadata)
+    with atomic_write(path) as file:
+        write_tensors(file, tensors, metadata)
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]
+    file: BinaryIO, tensors: dict[str, np.ndarray], metadata: dict[str, str]
 ) -> None:
-    """Write contiguous arrays as a safetensors file, with text beside them.
-
-    The library's own writer leaves a temporary file behind when it is killed, and lets
-    nobody but the owner read the result.
-
-    Raises: OSError if the file cannot be written; an older one stays as it is.
-    """
-    header: dict[str, object] = {"__metadata__": metadata}
+    """Write a safetensors file: the size of a JSON header, the header, the tensors."""
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": f"{tensor.dtype.kind.upper()}{8 * tensor.itemsize}",  # like F32
-            "shape": tensor.shape,
-            "data_offsets": (start, end),
-        }
+        kind = f"{tensor.dtype.kind.upper()}{8 * tensor.itemsize}"  # such as F32
+        offsets = end, end + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": offsets}
+        end += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    with atomic_write(path) as partial, open(partial, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            file.write(tensor.data)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor.data)
+
+
+def _checksum(metadata: dict[str, str]) -> str:
+    return str(crc32(json.dumps(metadata, sort_keys=True).encode()))
 
 
 def load(path: Path, with_moments: bool = False) -> Checkpoint:
@@ -120,6 +117,9 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     metadata = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(f"expected format {FORMAT!r}, got {metadata.get('format')!r}")
+    checksum = metadata.pop("checksum", None)  # checkpoints written earlier have none
+    if checksum not in (None, _checksum(metadata)):
+        raise ValueError("the checksum of its metadata differs from the one written")
     config = from_dict(ModelConfig, json.loads(metadata["config"]))
     least = 4 * config.num_parameters  # checked before memory is taken for them
     if file_size < least:
@@ -151,7 +151,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     if missing := sorted(views.keys() - names):
         raise ValueError(f"expected a tensor {missing[0]}, found none")
     if extra := names - views.keys() - {TOKENIZER, *MOMENTS}:
-        raise ValueError(f"expected no tensor {min(extra)}")
+        raise ValueError(f"expected no tensor {min(extra)!r}")
     for name, view in views.items():
         view[...] = read(name, view)
     state, moments = json.loads(metadata["state"]), None

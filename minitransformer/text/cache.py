@@ -10,6 +10,9 @@ import functools
 import hashlib
 import itertools
 import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from zlib import crc32
 
@@ -29,15 +32,61 @@ def cached_tokenizer(
 ) -> Tokenizer:
     """Learn the joint vocabulary of both sides, or read it from the cache.
 
-    Raises: ValueError as `Tokenizer.train`.
+    A checksum of four bytes follows it in its file.
+
+    Raises: ValueError as `Tokenizer.train` and `TextPair.lines`.
     """
 
     def build(partial: Path) -> None:
-        lines = itertools.chain.from_iterable(text.lines())
-        partial.write_bytes(Tokenizer.train(lines, vocab_size, num_threads).model)
+        model = _learn(text, vocab_size, num_threads).model
+        partial.write_bytes(model + crc32(model).to_bytes(4, "little"))
 
-    path = build_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
-    return Tokenizer(path.read_bytes())
+    def read(path: Path) -> Tokenizer:
+        data = path.read_bytes()
+        model = data[:-4]
+        if crc32(model).to_bytes(4, "little") != data[-4:]:
+            raise ValueError(f"{path}: a damaged vocabulary, or one without checksum")
+        return Tokenizer(model)
+
+    name = f"{text.digest()}-bpe{vocab_size}.model"
+    return build_once(cache / name, build, read)
+
+
+def _learn(text: TextPair, vocab_size: int, num_threads: int) -> Tokenizer:
+    """Learn a vocabulary in a thread, for which Ctrl-C need not wait.
+
+    Python's signals wait until a call of C++ returns, as long as it is in this thread.
+    """
+    learned: Future[Tokenizer] = Future()
+    stopped = threading.Event()
+
+    def lines() -> Iterator[str]:
+        try:
+            for pair in text.lines():
+                if stopped.is_set():
+                    raise InterruptedError
+                yield from pair
+        except Exception as error:
+            learned.set_exception(error)  # which SentencePiece would not report well
+            raise
+
+    def learn() -> None:
+        try:
+            tokenizer = Tokenizer.train(lines(), vocab_size, num_threads)
+        except Exception as error:
+            if not learned.done():
+                learned.set_exception(error)
+        else:
+            learned.set_result(tokenizer)
+
+    thread = threading.Thread(target=learn, daemon=True)
+    thread.start()
+    try:
+        return learned.result()
+    except KeyboardInterrupt:
+        stopped.set()
+        thread.join(0.2)  # it ends at the next line, if it still reads
+        raise
 
 
 def encoded_corpus(
@@ -51,13 +100,13 @@ def encoded_corpus(
     """
     key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
     build = functools.partial(_encode, text, tokenizer, num_threads)
-    return read_corpus(build_once(cache / key.hexdigest(), build))
+    return build_once(cache / key.hexdigest(), build, read_corpus)
 
 
 def read_corpus(folder: Path) -> ParallelCorpus:
     """Open the ids that `encoded_corpus` wrote, and verify their checksums.
 
-    Raises: ValueError if a file is damaged.
+    Raises: ValueError if a file is damaged, FileNotFoundError if it is missing.
     """
     try:
         header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
@@ -77,10 +126,8 @@ def read_corpus(folder: Path) -> ParallelCorpus:
         if len(sides[0]) != len(sides[1]):
             raise ValueError("the sides differ in length")
         return ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
-    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-        raise ValueError(
-            f"{folder}: damaged cache ({error}), delete it and start again"
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder}: a damaged cache ({error})") from error
 
 
 def _checksum(path: Path) -> int:

@@ -8,6 +8,7 @@ and equal the published ones where there are any.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import html
@@ -30,13 +31,14 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from minitransformer.files import atomic_write
+from minitransformer.files import atomic_write, file_lock, replace
 from minitransformer.settings.options import Parser, exit_code
 
 ATTEMPTS = 5
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
 TIMEOUT = 60.0  # seconds without an answer
 BLOCK = 1 << 16
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, ...
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ def fetch(download: Download, path: Path) -> None:
             return
         path.unlink()
     part = path.with_name(path.name + ".part")
+    if part.is_symlink() or not part.is_file():
+        part.unlink(missing_ok=True)
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(FIRST_DELAY * 2 ** (attempt - 1))
@@ -167,13 +171,15 @@ def fetch(download: Download, path: Path) -> None:
         except (http.client.HTTPException, OSError) as error:
             if getattr(error, "filename", None) is not None:  # not the network's fault
                 raise CorpusError(str(error)) from error
+            if getattr(error, "errno", None) in DISK_ERRORS:
+                raise CorpusError(f"{part}: {error}") from error
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
     else:
         raise CorpusError(f"{download.url}: {reason}, after {ATTEMPTS} attempts")
     if expected is not None and (found := _sha256(part)) != expected:
         part.unlink()
         raise CorpusError(f"{download.url}: expected sha256 {expected}, got {found}")
-    part.replace(path)
+    replace(part, path)
 
 
 def _receive(url: str, part: Path) -> None:
@@ -223,8 +229,8 @@ def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -
     counts: list[list[int]] = []  # of each language, by part
     with ExitStack() as stack:
         for side in parts[0].members:
-            partial = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
-            with gzip.open(partial, "wb", compresslevel=6) as out:
+            file = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
                 copied = [
                     _copy_member(downloads / part.archive.name, part.members[side], out)
                     for part in parts
@@ -271,9 +277,12 @@ def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
 
     Raises: CorpusError, OSError.
     """
-    corpus = CORPORA[name]
     folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder, wait=True):
+        _download(CORPORA[name], folder, mirror)
 
+
+def _download(corpus: PublicCorpus, folder: Path, mirror: str | None) -> None:
     def fetch_into(target: Path, download: Download) -> None:
         if mirror is not None:
             url = mirror.rstrip("/") + urlsplit(download.url).path

@@ -119,18 +119,19 @@ class TextPair:
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
     """Return the pair of files of each split, from their (source, target) names.
 
-    Raises: ValueError if a file does not exist.
+    Raises: FileNotFoundError if a file does not exist.
     """
     for path in itertools.chain.from_iterable(files.values()):
         if not Path(path).is_file():
-            raise ValueError(f"expected a text file, found none at {path}")
+            raise FileNotFoundError(f"expected a text file, found none at {path}")
     return {split: TextPair(*map(Path, pair)) for split, pair in files.items()}
 
 
 def find_text(config: TextConfig) -> dict[str, TextPair]:
     """Find the pairs of files that settings name, or that are in the folder they name.
 
-    Raises: ValueError if there is no training text or a side of a split is missing.
+    Raises: ValueError if there is no training text or a side of a split is missing,
+    FileNotFoundError if a file that is named does not exist.
     """
     if config.files:
         return text_pairs(config.files)

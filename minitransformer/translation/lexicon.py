@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from minitransformer.files import atomic_write
 from minitransformer.runs.checkpoint import write_tensors
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -49,11 +50,12 @@ class Lexicon:
 
     def save(self, path: Path) -> None:
         tensors: dict[str, np.ndarray] = {
-            "starts": np.asarray(self.translations.starts, np.int64),
             "ids": np.asarray(self.translations.ids, np.int32),
+            "starts": np.asarray(self.translations.starts, np.int64),
             "frequent": np.asarray(self.frequent, np.int32),
         }
-        write_tensors(path, tensors, {"format": FORMAT})
+        with atomic_write(path) as file:
+            write_tensors(file, tensors, {"format": FORMAT})
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> Lexicon:
