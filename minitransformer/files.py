@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import itertools
 import os
 import shutil
@@ -42,6 +43,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     partial = _partial_name(target)
     try:
         with name_errors(path, partial):
+            unique = "[0-9a-f]" * 16
+            sweep(target.parent, f".{glob.escape(target.name[:50])}.{unique}.partial")
             with open(_create(partial), "wb") as file:
                 if old:
                     _copy_permissions(old, file)

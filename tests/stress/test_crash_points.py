@@ -8,7 +8,6 @@ goes on there.
 import contextlib
 import gzip
 import io
-import itertools
 
 import numpy as np
 import pytest
@@ -80,7 +79,8 @@ class Training:
         self.saved = {}  # by the name of a checkpoint, all versions of its parameters
         self.recorder = self.record(root, self.begin, monkeypatch)
         ended = RunDirectory(root / "runs" / "a")
-        self.metrics, self.names = metrics(ended), names(root)
+        self.metrics, self.names = metrics(ended), names(ended.path)
+        self.cached = names(root / "cache")
         self.parameters = {
             path.name: parameters(path) for path in ended.path.glob("*.safetensors")
         }
@@ -126,7 +126,8 @@ class Training:
         else:
             self.begin(root)
         assert metrics(directory) == self.metrics
-        assert names(root) == self.names
+        assert names(directory.path) == self.names
+        assert names(root / "cache") <= self.cached
         for name, expected in self.parameters.items():
             np.testing.assert_array_equal(parameters(directory.path / name), expected)
 
@@ -309,25 +310,35 @@ def test_an_output(model_path, tmp_path, sample, old, what):
 
 
 def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
-    """Without one call of fsync a promise is broken, so that the replay can be trusted.
+    """Without its calls of fsync no promise is kept, so that the replay can be trusted.
 
     Before each promise a file is synced and then its folder; before a checkpoint to
     resume from, also the metrics.
     """
-    recorder, forgotten = training.recorder, 0
+    recorder, noticed, unnoticed = training.recorder, 0, []
     promises = [(done, value[0]) for done, value in recorder.promises if value]
-    for (start, _), (done, name) in itertools.pairwise([(0, ""), *promises]):
-        syncs = [i for i in range(start, done) if recorder.operations[i].kind == "sync"]
-        needed = 3 if name.startswith("step-") else 2
-        for sync in syncs[-needed:]:
-            with pytest.raises(AssertionError, match=" after "):
+    for done, name in promises:
+        syncs = {}  # by file, the one that was synced last at the end
+        for number, operation in enumerate(recorder.operations[:done]):
+            if operation.kind == "sync":
+                before = syncs.pop(operation.file, [])
+                syncs[operation.file] = [*before, number]
+        *_, metrics_file, saved_file, folder = syncs.values()
+        forgotten = [saved_file, folder[-1:]]
+        if name.startswith("step-"):
+            forgotten.append(metrics_file)
+        for numbers in forgotten:
+            try:
                 replay(
                     recorder,
                     tmp_path / "crash",
                     training.check_promises,
                     between=(done, done),
-                    forget=sync,
+                    forget=numbers,
                 )
-            forgotten += 1
-    print(f"forgotten calls of fsync that were noticed: {forgotten}")
-    assert forgotten > 2
+            except AssertionError:
+                noticed += 1
+            else:
+                unnoticed.append((name, str(recorder.operations[numbers[-1]])))
+    print(f"calls of fsync whose lack was noticed: {noticed}")
+    assert not unnoticed

@@ -17,7 +17,7 @@ import random
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -405,17 +405,17 @@ def replay(
     check: Callable[[Path, list[Any]], None],
     sample: int | None = None,
     between: tuple[int, float] = (0, math.inf),
-    forget: int | None = None,
+    forget: Sequence[int] = (),
 ) -> str:
     """Call `check` with each crash laid out in `folder`, and the promises made before.
 
     Each folder is tried once, and only `sample` of them if that is given. `between`:
-    of which operations. `forget`: a call of fsync that is taken out. Returns: how many
+    of which operations. `forget`: calls of fsync that are taken out. Returns: how many
     there were. Raises: AssertionError naming the first crash that fails.
     """
     operations = list(recorder.operations)
-    if forget is not None:
-        operations[forget] = dataclasses.replace(operations[forget], kind="nothing")
+    for number in forget:
+        operations[number] = dataclasses.replace(operations[number], kind="nothing")
     found: dict[object, tuple[Crash, list[Any]]] = {}
     variants = 0
     for crash in crashes(recorder.start, operations):
