@@ -8,6 +8,12 @@ goes on there.
 import contextlib
 import gzip
 import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +30,7 @@ from minitransformer.text.lines import TextPair
 from support.corpus_server import archive, running_server, sha256
 from support.crash_points import crashes, recording, replay
 from support.models import CAT_LINES
-from support.scripts import SHORT, TIMINGS, write_random_text
+from support.scripts import SHORT, TIMINGS, with_tests_on_path, write_random_text
 
 FLAGS = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
@@ -342,3 +348,101 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
                 unnoticed.append((name, str(recorder.operations[numbers[-1]])))
     print(f"calls of fsync whose lack was noticed: {noticed}")
     assert not unnoticed
+
+
+SYSTEM_CALLS = (
+    "openat,write,pwrite64,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
+    "rmdir,link,linkat,symlink,symlinkat,fsync,fdatasync,ftruncate,truncate,open,creat,"
+    "writev,pwritev,sendfile,copy_file_range,fallocate"
+)
+KINDS = {
+    "openat": "open",
+    "fsync": "sync",
+    "unlinkat": "unlink",
+    "mkdirat": "mkdir",
+    "renameat": "rename",
+    "renameat2": "rename",
+}
+TRACED_RUN = """
+import json, sys
+from pathlib import Path
+import train
+from support.crash_points import narrate, recording
+with recording(Path(sys.argv[1])) as recorder:
+    assert train.main(sys.argv[2:]) == 0
+print("operations", json.dumps(narrate(recorder)))
+"""
+
+
+@pytest.mark.stress
+def test_the_kernel_saw_the_same_operations(tmp_path):
+    """strace lists the system calls below the folder: none more, in the same order."""
+    if shutil.which("strace") is None:
+        pytest.skip("no strace")
+    root, log = tmp_path / "root", tmp_path / "log"
+    root.mkdir()
+    where = "--run", str(root / "runs" / "a"), "--cache", str(root / "cache")
+    flags = [str(root), *write_random_text(tmp_path), *FLAGS, *where]
+    strace = ["strace", "-f", "-y", "-s", "0", "-e", f"trace={SYSTEM_CALLS}"]
+    ended = subprocess.run(
+        [*strace, "-o", str(log), sys.executable, "-c", TRACED_RUN, *flags],
+        env=with_tests_on_path(),
+        capture_output=True,
+        text=True,
+    )
+    if "ptrace" in ended.stderr:
+        pytest.skip("strace may not trace here")
+    assert ended.returncode == 0, ended.stderr
+    recorded = json.loads(ended.stdout.partition("operations ")[2])
+    traced = read_trace(log.read_text(), root)
+    assert len(traced) > 100
+    assert recorded == traced
+    print(f"operations that strace saw, too: {len(traced)}")
+
+
+def whole_calls(trace):
+    """Yield the lines of strace; what another thread interrupted is joined again."""
+    unfinished = {}
+    for line in trace.splitlines():
+        thread, _, call = line.partition(" ")
+        if call.endswith(" <unfinished ...>"):
+            unfinished[thread] = call.removesuffix(" <unfinished ...>")
+            continue
+        if resumed := re.match(r" *<\.\.\. \w+ resumed>", call):
+            call = unfinished.pop(thread) + call[resumed.end() :]
+        yield call.strip()
+    assert not unfinished
+
+
+def read_trace(trace, root):
+    """Return the operations below a folder as `narrate` writes them."""
+    lines, known = [], {"."}
+    for line in whole_calls(trace):
+        call = re.match(r"(\w+)\((.*)\) += (-?\d+)", line)
+        if call is None or int(call[3]) < 0:
+            continue
+        found = re.findall(r'"([^"]*)"|\d+<([^>]*)>', call[2])
+        full = [name or opened for name, opened in found]
+        below = [Path(x) for x in full if x == str(root) or x.startswith(f"{root}/")]
+        if not below:
+            continue
+        names = [str(path.relative_to(root)) for path in below]
+        kind = KINDS.get(call[1], call[1])
+        if kind == "unlink" and "AT_REMOVEDIR" in call[2]:
+            kind = "rmdir"
+        if kind == "open":
+            if "O_CREAT" not in call[2] or names[-1] in known:
+                assert "O_TRUNC" not in call[2]
+                continue
+            kind = "create"
+        if kind in ("create", "mkdir", "rename"):
+            known.add(names[-1])
+        if kind in ("unlink", "rmdir", "rename"):
+            known.discard(names[0])
+        if kind == "write":
+            size = int(call[3])
+            if lines and lines[-1][:2] == [kind, *names]:
+                size += int(lines.pop()[2])
+            names.append(str(size))
+        lines.append([kind, *names])
+    return lines
