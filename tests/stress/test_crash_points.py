@@ -194,6 +194,20 @@ def test_a_resume(training, tmp_path, monkeypatch, sample):
     print(f"resume: {report}")
 
 
+def test_a_resume_deletes_the_checkpoints_that_a_crash_spared(training, tmp_path):
+    """The crash comes after the last save, and before the oldest is deleted."""
+    recorder = training.recorder
+    at = [when for when, x in recorder.promises if x and x[0].startswith("step-")][-1]
+    crash = next(
+        x for x in crashes(recorder.start, recorder.operations) if x.done == at
+    )
+    crash.tree.lay_out(tmp_path)
+    directory = RunDirectory(tmp_path / "runs" / "a")
+    assert len(directory.checkpoints()) == 3
+    training.resume(tmp_path)
+    assert names(directory.path) == training.names
+
+
 def promised(recorder, done):
     return [value for when, value in recorder.promises if when <= done and value]
 
@@ -319,7 +333,7 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
     """Without its calls of fsync no promise is kept, so that the replay can be trusted.
 
     Before each promise a file is synced and then its folder; before a checkpoint to
-    resume from, also the metrics.
+    resume from, also the metrics; and at the beginning the folders above.
     """
     recorder, noticed, unnoticed = training.recorder, 0, []
     promises = [(done, value[0]) for done, value in recorder.promises if value]
@@ -329,8 +343,10 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
             if operation.kind == "sync":
                 before = syncs.pop(operation.file, [])
                 syncs[operation.file] = [*before, number]
-        *_, metrics_file, saved_file, folder = syncs.values()
+        above, runs, *_, metrics_file, saved_file, folder = syncs.values()
         forgotten = [saved_file, folder[-1:]]
+        if name == "config.json":
+            forgotten += above, runs
         if name.startswith("step-"):
             forgotten.append(metrics_file)
         for numbers in forgotten:
