@@ -248,7 +248,10 @@ def test_the_cache(tmp_path, monkeypatch, sample):
 @pytest.mark.parametrize("digests", [True, False], ids=["digests", "no digests"])
 @pytest.mark.parametrize("sample", HOW_MANY)
 def test_downloads(tmp_path, monkeypatch, sample, digests):
-    """An archive is fetched, its connection breaks once, and its members are joined."""
+    """A connection breaks once; the members of an archive are joined.
+
+    Without digests the first attempt after a crash may find that an archive is damaged.
+    """
     rng = np.random.default_rng(0)
     words = ["".join(map(chr, rng.integers(97, 123, 9))) for _ in range(20_000)]
     text = "".join(f"{word}\n" for word in words).encode()
@@ -256,19 +259,28 @@ def test_downloads(tmp_path, monkeypatch, sample, digests):
     digest = sha256(content) if digests else None
     download = Download("https://host/x.tgz", digest)
     part = Part(download, {"en": "t.en", "de": "t.de"}, 20_000)
-    corpus = PublicCorpus((download,), {"train": (part,)})
+    files = (Download("https://host/plain.gz", sha256(content)),) if digests else ()
+    corpus = PublicCorpus(files, {"train": (part,)})
     monkeypatch.setitem(CORPORA, "multi30k", corpus)
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.0)
     (tmp_path / "recorded").mkdir()
     with running_server() as server:
-        server.files["/x.tgz"] = content
+        server.files["/x.tgz"] = server.files["/plain.gz"] = content
 
         def fetch(root):
             run(corpora.main, "multi30k", root / "data", "--mirror", server.url)
 
         def check(root, promises):
-            fetch(root)
+            try:
+                fetch(root)
+            except AssertionError as error:
+                if digests or "start again" not in str(error):
+                    raise
+                fetch(root)
             assert names(root) == expected
+            for name in expected:
+                if name.endswith(("plain.gz", ".tgz")):
+                    assert (root / name).read_bytes() == content
             for side in ("en", "de"):
                 joined = (root / "data" / f"train.{side}.gz").read_bytes()
                 plain = gzip.decompress(joined)
@@ -349,19 +361,16 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
             forgotten += above, runs
         if name.startswith("step-"):
             forgotten.append(metrics_file)
-        for numbers in forgotten:
+        check = training.check_promises
+        for numbers in [], *forgotten:
             try:
-                replay(
-                    recorder,
-                    tmp_path / "crash",
-                    training.check_promises,
-                    between=(done, done),
-                    forget=numbers,
-                )
+                replay(recorder, tmp_path / "crash", check, None, (done, done), numbers)
             except AssertionError:
+                if not numbers:
+                    raise
                 noticed += 1
             else:
-                unnoticed.append((name, str(recorder.operations[numbers[-1]])))
+                unnoticed += [(name, str(recorder.operations[x])) for x in numbers]
     print(f"calls of fsync whose lack was noticed: {noticed}")
     assert not unnoticed
 
