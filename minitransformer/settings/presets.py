@@ -157,7 +157,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
         return name, PRESETS[name]
     path = Path(name)
     if path.suffix not in (".json", ".toml"):
-        hint = suggestion(name, PRESETS) or f" among {', '.join(PRESETS)}"
+        hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"
         raise UsageError(
             f"--config: expected FILE.json, FILE.toml or a preset, got {name}{hint}"
         )

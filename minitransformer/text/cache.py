@@ -6,10 +6,12 @@ changed text is encoded anew.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import itertools
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -53,39 +55,35 @@ def cached_tokenizer(
 
 
 def _learn(text: TextPair, vocab_size: int, num_threads: int) -> Tokenizer:
-    """Learn a vocabulary in a thread, for which Ctrl-C need not wait.
+    """Learn a vocabulary in a thread of its own.
 
-    Python's signals wait until a call of C++ returns, as long as it is in this thread.
+    In the main thread, Ctrl-C would have no effect until C++ returns.
     """
     learned: Future[Tokenizer] = Future()
-    stopped = threading.Event()
 
     def lines() -> Iterator[str]:
         try:
-            for pair in text.lines():
-                if stopped.is_set():
-                    raise InterruptedError
-                yield from pair
+            yield from itertools.chain.from_iterable(text.lines())
         except Exception as error:
             learned.set_exception(error)  # which SentencePiece would not report well
             raise
 
     def learn() -> None:
         try:
-            tokenizer = Tokenizer.train(lines(), vocab_size, num_threads)
+            learned.set_result(Tokenizer.train(lines(), vocab_size, num_threads))
         except Exception as error:
             if not learned.done():
-                learned.set_exception(error)
-        else:
-            learned.set_result(tokenizer)
+                files = f"{text.source}, {text.target}"
+                learned.set_exception(ValueError(f"{files}: {error}"))
+        finally:
+            atexit.unregister(os._exit)
 
-    thread = threading.Thread(target=learn, daemon=True)
-    thread.start()
     try:
+        threading.Thread(target=learn, daemon=True).start()
         return learned.result()
     except KeyboardInterrupt:
-        stopped.set()
-        thread.join(0.2)  # it ends at the next line, if it still reads
+        # Python cannot end in an orderly way while the thread is in C++.
+        atexit.register(os._exit, 130)
         raise
 
 

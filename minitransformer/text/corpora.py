@@ -15,7 +15,6 @@ import html
 import http.client
 import os
 import re
-import shutil
 import sys
 import tarfile
 import time
@@ -38,6 +37,7 @@ ATTEMPTS = 5
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
 TIMEOUT = 60.0  # seconds without an answer
 BLOCK = 1 << 16
+UNSYNCED = 1 << 24  # bytes of a download at most that are not known to be on disk
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, ...
 
 
@@ -142,7 +142,8 @@ class CorpusError(RuntimeError):
 def fetch(download: Download, path: Path) -> None:
     """Download a file to `path` and verify it, unless a verified one is there.
 
-    What has arrived so far is in `path`.part, and another attempt goes on from there.
+    What has arrived so far is in `path`.part, and another attempt goes on from there, or
+    another process from what is certainly on disk.
     Temporary failures are retried a few times.
 
     Raises: CorpusError.
@@ -155,6 +156,8 @@ def fetch(download: Download, path: Path) -> None:
     part = path.with_name(path.name + ".part")
     if part.is_symlink() or not part.is_file():
         part.unlink(missing_ok=True)
+    else:  # a crash may have damaged its end
+        os.truncate(part, max(part.stat().st_size - UNSYNCED, 0))
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(FIRST_DELAY * 2 ** (attempt - 1))
@@ -205,12 +208,23 @@ def _receive(url: str, part: Path) -> None:
                 disable=not sys.stderr.isatty(),
             ) as progress,
         ):
-            shutil.copyfileobj(response, progress)
-            file.flush()
-            os.fsync(file.fileno())
+            synced = have
+            try:
+                while block := response.read(BLOCK):
+                    progress.write(block)
+                    if file.tell() - synced >= UNSYNCED:
+                        synced = file.tell()
+                        _sync(file)
+            finally:
+                _sync(file)
     have = part.stat().st_size
     if total is not None and have != total:
         raise http.client.IncompleteRead(b"", total - have)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sha256(path: Path) -> str:

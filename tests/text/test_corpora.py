@@ -1,6 +1,10 @@
 """Downloads from a local server: resumed, verified and joined."""
 
+import errno
 import gzip
+import os
+import threading
+import time
 
 import pytest
 
@@ -21,6 +25,7 @@ CONTENT = bytes(range(256)) * 600
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(corpora, "UNSYNCED", 0)
     with running_server() as server:
         server.files["/x"] = CONTENT
         yield server
@@ -49,6 +54,15 @@ def test_a_partial_file_of_an_earlier_run_is_resumed(server, tmp_path):
     assert server.ranges == ["bytes=5000-"]
 
 
+def test_the_end_of_an_earlier_part_is_fetched_again(server, tmp_path, monkeypatch):
+    """After a power failure bytes that were not synced may be zeros."""
+    monkeypatch.setattr(corpora, "UNSYNCED", 1000)
+    (tmp_path / "x.part").write_bytes(CONTENT[:4500] + bytes(500))
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert server.ranges == ["bytes=4000-"]
+
+
 def test_without_range_requests_a_download_starts_again(server, tmp_path):
     server.resumable = False
     (tmp_path / "x.part").write_bytes(b"something else")
@@ -60,6 +74,47 @@ def test_a_partial_file_that_is_too_long_is_fetched_again(server, tmp_path):
     (tmp_path / "x.part").write_bytes(CONTENT + b"more")
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_planted_partial_file_is_not_written_to(server, tmp_path, kind):
+    part, victim = tmp_path / "x.part", tmp_path / "victim"
+    part.symlink_to(victim) if kind == "link" else os.mkfifo(part)
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_full_disk_is_named_at_the_first_attempt(server, tmp_path, monkeypatch):
+    def full(response, file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(corpora.shutil, "copyfileobj", full)
+    with pytest.raises(CorpusError, match=r"x\.part: .*No space left on device"):
+        fetch(Download(server.url + "/x"), tmp_path / "x")
+    assert len(server.ranges) == 1
+
+
+def test_two_downloads_into_one_folder_take_turns(tmp_path, monkeypatch):
+    active, entered = [], []
+
+    def download(corpus, folder, mirror):
+        active.append(1)
+        entered.append(len(active))
+        time.sleep(0.01)
+        active.pop()
+
+    monkeypatch.setattr(corpora, "_download", download)
+    arguments = ("multi30k", tmp_path / "data")
+    threads = [
+        threading.Thread(target=corpora.download_corpus, args=arguments)
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert entered == [1, 1, 1]
 
 
 def test_a_busy_server_is_tried_again(server, tmp_path):
