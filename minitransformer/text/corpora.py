@@ -142,9 +142,9 @@ class CorpusError(RuntimeError):
 def fetch(download: Download, path: Path) -> None:
     """Download a file to `path` and verify it, unless a verified one is there.
 
-    What has arrived so far is in `path`.part, and another attempt goes on from there, or
-    another process from what is certainly on disk.
-    Temporary failures are retried a few times.
+    What has arrived so far is in `path`.part, and another attempt goes on from there;
+    another process goes on from what is certainly on disk. Temporary failures are
+    retried a few times.
 
     Raises: CorpusError.
     """
@@ -211,10 +211,10 @@ def _receive(url: str, part: Path) -> None:
             synced = have
             try:
                 while block := response.read(BLOCK):
-                    progress.write(block)
-                    if file.tell() - synced >= UNSYNCED:
-                        synced = file.tell()
+                    if file.tell() + len(block) - synced > UNSYNCED:
                         _sync(file)
+                        synced = file.tell()
+                    progress.write(block)
             finally:
                 _sync(file)
     have = part.stat().st_size

@@ -86,10 +86,10 @@ def test_a_planted_partial_file_is_not_written_to(server, tmp_path, kind):
 
 
 def test_a_full_disk_is_named_at_the_first_attempt(server, tmp_path, monkeypatch):
-    def full(response, file):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(corpora.shutil, "copyfileobj", full)
+    monkeypatch.setattr(corpora.os, "fsync", full)
     with pytest.raises(CorpusError, match=r"x\.part: .*No space left on device"):
         fetch(Download(server.url + "/x"), tmp_path / "x")
     assert len(server.ranges) == 1
