@@ -250,17 +250,18 @@ def test_the_cache(tmp_path, monkeypatch, sample):
 def test_downloads(tmp_path, monkeypatch, sample, digests):
     """A connection breaks once; the members of an archive are joined."""
     rng = np.random.default_rng(0)
-    words = ["".join(map(chr, rng.integers(97, 123, 9))) for _ in range(20_000)]
+    words = ["".join(map(chr, rng.integers(97, 123, 9))) for _ in range(4000)]
     text = "".join(f"{word}\n" for word in words).encode()
     content = archive({"t.en": text, "t.de": text[::-1].lstrip() + b"\n"})
     digest = sha256(content) if digests else None
     download = Download("https://host/x.tgz", digest)
-    part = Part(download, {"en": "t.en", "de": "t.de"}, 20_000)
+    part = Part(download, {"en": "t.en", "de": "t.de"}, 4000)
     files = (Download("https://host/plain.gz", sha256(content)),) if digests else ()
     corpus = PublicCorpus(files, {"train": (part,)})
     monkeypatch.setitem(CORPORA, "multi30k", corpus)
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.0)
-    monkeypatch.setattr(corpora, "UNSYNCED", 80_000)
+    monkeypatch.setattr(corpora, "BLOCK", 4096)
+    monkeypatch.setattr(corpora, "UNSYNCED", 16_000)
     (tmp_path / "recorded").mkdir()
     with running_server() as server:
         server.files["/x.tgz"] = server.files["/plain.gz"] = content
