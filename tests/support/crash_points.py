@@ -353,7 +353,9 @@ class Crash:
     tree: Tree
 
 
-def crashes(start: Tree, operations: list[Operation]) -> Iterator[Crash]:
+def crashes(
+    start: Tree, operations: list[Operation], between: tuple[int, float] = (0, math.inf)
+) -> Iterator[Crash]:
     """Yield what may be found after a crash at every point of the operations.
 
     The process may be killed: everything that was done is there, and the write that was
@@ -361,53 +363,70 @@ def crashes(start: Tree, operations: list[Operation]) -> Iterator[Crash]:
     disk in their order, all of them or the first few, but certainly those of a folder
     that was synced since. What was written to a file since its last sync is there, or
     lost, or zeros have come in its place, or it is there in part; in all files or in
-    the one that was written last.
+    the one that was written last. `between`: how many operations were done.
     """
     now, synced = start.copy(), dict(start.contents)
     names, waiting = start.copy(), list[Operation]()
     written = list[int]()  # files, the newest last
     for done in range(len(operations) + 1):
-        yield Crash(done, "killed", now.copy())
-        for number in range(len(waiting) + 1):
-            partly = names.copy()
-            for operation in waiting[:number]:
-                partly.rename(operation)
-            reachable = set(partly.entries.values())
-            unsynced = [
-                file
-                for file in written
-                if file in reachable and now.contents[file] != synced.get(file, b"")
-            ]
-            for how, contents in _losses(now.contents, synced, unsynced):
-                tree = Tree(dict(partly.entries), contents, dict(now.modes))
-                kept = f"{number} of {len(waiting)} unsynced names kept"
-                yield Crash(done, f"power lost, {kept}, {how}", tree)
-        if done == len(operations):
+        operation = operations[done] if done < len(operations) else None
+        if between[0] <= done <= between[1]:
+            yield Crash(done, "killed", now.copy())
+            yield from _powerless(done, now, synced, names, waiting, written)
+            if operation is not None and operation.kind == "write":
+                yield from _cut_short(done, now, operation)
+        if operation is None:
             return
-        last = operations[done]
-        if last.kind == "write":
-            size = len(last.data)
-            for length in sorted({1, size // 2, size - 1} - {0, size}):
-                tree = now.copy()
-                part = last.data[:length]
-                tree.do(Operation("write", last.file, offset=last.offset, data=part))
-                yield Crash(done, f"killed {length} bytes into {last}", tree)
-        now.do(last)
-        if last.kind in ("write", "truncate"):
-            written = [x for x in written if x != last.file] + [last.file]
-        if last.kind != "sync":
-            if last.at is not None:
-                waiting.append(last)
-        elif now.contents[last.file] is not None:
-            synced[last.file] = now.contents[last.file]
+        now.do(operation)
+        if operation.kind in ("write", "truncate"):
+            written = [x for x in written if x != operation.file] + [operation.file]
+        if operation.kind != "sync":
+            if operation.at is not None:
+                waiting.append(operation)
+        elif now.contents[operation.file] is not None:
+            synced[operation.file] = now.contents[operation.file]
         else:
             left = []
-            for operation in waiting:
-                if (operation.to or operation.at)[0] == last.file:
-                    names.rename(operation)
+            for change in waiting:
+                if (change.to or change.at)[0] == operation.file:
+                    names.rename(change)
                 else:
-                    left.append(operation)
+                    left.append(change)
             waiting = left
+
+
+def _cut_short(done: int, now: Tree, write: Operation) -> Iterator[Crash]:
+    """Yield crashes in the middle of a write."""
+    size = len(write.data)
+    for length in sorted({1, size // 2, size - 1} - {0, size}):
+        tree = now.copy()
+        tree.do(dataclasses.replace(write, data=write.data[:length]))
+        yield Crash(done, f"killed {length} bytes into {write}", tree)
+
+
+def _powerless(
+    done: int,
+    now: Tree,
+    synced: dict[int, bytes | None],
+    names: Tree,
+    waiting: list[Operation],
+    written: list[int],
+) -> Iterator[Crash]:
+    """Yield what is on the disk: `synced` data and `names`, and perhaps what waits."""
+    for number in range(len(waiting) + 1):
+        partly = names.copy()
+        for change in waiting[:number]:
+            partly.rename(change)
+        reachable = set(partly.entries.values())
+        unsynced = [
+            file
+            for file in written
+            if file in reachable and now.contents[file] != synced.get(file, b"")
+        ]
+        for how, contents in _losses(now.contents, synced, unsynced):
+            tree = Tree(dict(partly.entries), contents, dict(now.modes))
+            kept = f"{number} of {len(waiting)} unsynced names kept"
+            yield Crash(done, f"power lost, {kept}, {how}", tree)
 
 
 def _losses(
@@ -454,12 +473,11 @@ def replay(
         operations[number] = dataclasses.replace(operations[number], kind="nothing")
     found: dict[object, tuple[Crash, list[Any]]] = {}
     variants = 0
-    for crash in crashes(recorder.start, operations):
-        if between[0] <= crash.done <= between[1]:
-            variants += 1
-            promises = [x for done, x in recorder.promises if done <= crash.done and x]
-            key = len(promises), frozenset(crash.tree.files().items())
-            found.setdefault(key, (crash, promises))
+    for crash in crashes(recorder.start, operations, between):
+        variants += 1
+        promises = [x for done, x in recorder.promises if done <= crash.done and x]
+        key = len(promises), frozenset(crash.tree.files().items())
+        found.setdefault(key, (crash, promises))
     chosen = list(found.values())
     if sample is not None and sample < len(chosen):
         chosen = random.Random(0).sample(chosen, sample)
