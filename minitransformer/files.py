@@ -227,10 +227,10 @@ def _create(path: Path) -> int:
 
 
 def _copy_permissions(old: os.stat_result, file: BinaryIO) -> None:
-    with suppress(PermissionError):  # only root may give a file away
+    with suppress(OSError):  # only root may give a file away
         os.fchown(file.fileno(), old.st_uid, old.st_gid)
-    with suppress(PermissionError):  # a file system without modes
-        os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+    with suppress(OSError):  # a file system without modes
+        os.fchmod(file.fileno(), old.st_mode & 0o777)
 
 
 def _remove(path: Path) -> None:

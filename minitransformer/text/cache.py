@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minitransformer.files import build_once
+from minitransformer.files import build_once, name_errors
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair
@@ -116,7 +116,9 @@ def read_corpus(folder: Path) -> ParallelCorpus:
                 if _checksum(folder / name) != header["checksums"][name]:
                     raise ValueError(f"{name} has another checksum")
             ids = StoredIds(folder / f"{side}.ids", dtype)
-            starts = np.asarray(np.memmap(folder / f"{side}.starts", "int64", mode="r"))
+            place = folder / f"{side}.starts"
+            with name_errors(place):
+                starts = np.asarray(np.memmap(place, "int64", mode="r"))
             ragged = Ragged(ids, starts)
             if starts[0] != 0 or starts[-1] != len(ids) or len(ragged.lengths) < 1:
                 raise ValueError(f"{side}.starts does not fit {side}.ids")
