@@ -35,6 +35,7 @@ from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import (
     ReadOnlyRunDirectory,
     RunDirectory,
+    new_directory,
     newest_run,
 )
 from minitransformer.settings.config import (
@@ -57,8 +58,8 @@ from minitransformer.settings.options import (
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.grammar.corpus import built_in_corpus
-from minitransformer.text.lines import TextPair, find_text, text_pairs
+from minitransformer.text.grammar.corpus import built_in_corpus, text_of_run
+from minitransformer.text.lines import TextPair, find_text
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.distributed import Communicator, checksum
@@ -159,14 +160,17 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     return RunConfig(name, model, training, decoding, files)
 
 
-def choose_run(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
-    """Return the run's directory and settings, and whether the run is continued."""
+def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
+    """Return the run's directory and settings, and whether the run is continued.
+
+    Rank 0 alone names and makes the directory of a new run.
+    """
     if args.attempt and RunDirectory(args.run).config.exists():
         return args.run, RunDirectory(args.run).read_config(), True
     if args.resume is None:
         settings = new_config(args)
-        name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-        return args.run or Path("runs") / name, settings, False
+        new = args.run or (Path() if rank else new_directory(settings.preset))
+        return new, settings, False
     run = newest_run() if args.resume is True else RunDirectory(args.resume)
     return run.path, run.read_config().resumed(args), True
 
@@ -185,10 +189,12 @@ def prepare(
     training = settings.training
     cores = args.threads or max(num_cores() // ranks.local_size, 1)
     device = open_device(ranks.device(args.device), training.precision, cores)
-    text = text_pairs(settings.text)
+    if not resumes:
+        run.require_empty()
+    text = text_of_run(settings.text, args.cache)
     last = run.checkpoints()[-1:] if resumes else []
     if last:
-        start = checkpoint.load(last[0], with_moments=True)
+        start = run.load_to_resume(last[0])
     else:
         start = first_checkpoint(settings, text["train"], args.cache, cores)
     state = TrainingState.from_json(start.state)
@@ -217,6 +223,7 @@ def prepare(
     if not ranks.rank:
         write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
+    run.prune(training.num_kept)
     encoded = start.tokenizer, text, corpora, stream
     progress = Progress(state, scale)
     return Trainer(run, settings, device, *encoded, parallel, adam, progress, log)
@@ -456,7 +463,7 @@ class Trainer:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
         self.save_as(self.run.checkpoint(self.state.step))
-        self.run.prune(max(self.training.keep_last, self.training.average))
+        self.run.prune(self.training.num_kept)
 
     def save_as(self, path: Path, with_moments: bool = True) -> None:
         """Write a checkpoint, or say that it cannot be written (--on-save-error)."""
@@ -465,6 +472,7 @@ class Trainer:
         moments = self.adam.first_moment, self.adam.second_moment
         at = self.model, self.tokenizer, self.parameters, self.state.to_json()
         try:
+            self.run.sync_metrics()
             checkpoint.save(path, Checkpoint(*at, moments if with_moments else None))
         except OSError as error:
             if self.training.on_save_error == "stop":
@@ -509,8 +517,8 @@ def try_out(args: argparse.Namespace) -> int:
 
 def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
     """Begin a run or continue one; return the exit code."""
-    path, settings, resumes = choose_run(args)
-    path = Path(ranks.all_gather(bytes(path))[0].decode())  # its name has the time
+    path, settings, resumes = choose_run(args, ranks.rank)
+    path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
     run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
     with run.lock(ids):
@@ -537,9 +545,13 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Check the flags once, here, and start ranks that do the work."""
     processes = args.processes
     check_device(f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device)
-    path, _, resumes = choose_run(args)
+    path, _, resumes = choose_run(args, 0)
+    run = RunDirectory(path)
     command = [sys.executable, str(Path(__file__).absolute()), *arguments]
-    return launch_training(command, RunDirectory(path), resumes, processes)
+    try:
+        return launch_training(command, run, resumes, processes)
+    finally:
+        run.remove_if_empty(keep_folder=args.run is not None)
 
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -135,9 +135,9 @@ def test_patience_and_minutes_end_a_run(tmp_path, folder):
     result = train_small(tmp_path, folder, "patience", *flags, "--dropout", "0")
     assert "done" in result.stdout
     result = train_small(
-        tmp_path, folder, "minutes", "--minutes", "0.01", "--steps", "100000"
+        tmp_path, folder, "minutes\udcff", "--minutes", "0.01", "--steps", "100000"
     )
-    assert "done" in result.stdout
+    assert r"done        minutes\udcff" in result.stdout  # a name that is no UTF-8
 
 
 def test_checkpoints_are_saved_by_the_clock(tmp_path, folder):
@@ -225,6 +225,7 @@ def test_a_run_in_use_is_not_overwritten(tmp_path, folder, unbroken):
     result = train(tmp_path, *data, *SMALL_RUN, "--run", str(run))
     assert result.returncode == 1
     assert "expected a new or empty run directory" in result.stderr
+    assert not (tmp_path / "cache").exists()  # it is refused before the text is read
     assert before == {path.name: path.read_bytes() for path in run.glob("[!.]*")}
 
 

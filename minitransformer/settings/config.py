@@ -209,6 +209,11 @@ class TrainingConfig(Config):
         interval = 60 * self.checkpoint_minutes
         return before // interval < after // interval
 
+    @property
+    def num_kept(self) -> int:
+        """The number of checkpoints that are kept to resume from and to average."""
+        return max(self.keep_last, self.average)
+
 
 @dataclass(frozen=True)
 class RanksConfig(Config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import io
 import json
 import operator
 import os
@@ -90,10 +91,12 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     code = 1
     if sys.stderr is None:  # it was closed, and print would take standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return work() or 0
     except KeyboardInterrupt:
-        return 130
+        message, code = "interrupted", 130
     except (ValueError, RuntimeError, OverflowError) as error:
         message, code = str(error), 2 if isinstance(error, UsageError) else 1
     except OSError as error:
@@ -102,6 +105,7 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
         message = f"out of memory, {advice}: {error}"
+    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
     print(f"{prog}: error: {who}{message}", file=sys.stderr)
     return code
 

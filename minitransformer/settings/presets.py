@@ -168,9 +168,9 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
         return name, PRESETS[name]
     path = Path(name)
     if path.suffix not in (".json", ".toml"):
+        hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"
         raise UsageError(
-            f"--config: expected {', '.join(PRESETS)}, FILE.json or FILE.toml, "
-            f"got {name}{suggestion(name, PRESETS)}"
+            f"--config: expected FILE.json, FILE.toml or a preset, got {name}{hint}"
         )
     values = read_settings(path)
     for unused in ("preset", "train", "val", "test"):

@@ -133,4 +133,6 @@ def _explain(message: str, vocab_size: int) -> str:
             f"vocab_size: expected at least {lower[1]} word pieces, one for each "
             f"character of this text and each special symbol, got {vocab_size}"
         )
+    if "sentences_.empty()" in message or "all_chars_count) > (0)" in message:
+        return f"expected text to learn {vocab_size} word pieces from, found none"
     return f"could not learn {vocab_size} word pieces: {message.strip()}"

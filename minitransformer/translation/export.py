@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.files import write_bytes
 from minitransformer.model.layers import LayerNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
@@ -146,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trained = checkpoint.load(source)
         pieces = trained.tokenizer.pieces(range(trained.tokenizer.vocab_size))
         to_ctranslate2(trained.model, pieces, args.directory, args.quantization)
-        (args.directory / "tokenizer.model").write_bytes(trained.tokenizer.model)
+        write_bytes(args.directory / "tokenizer.model", trained.tokenizer.model)
         print(f"wrote {source} to {args.directory} in {args.quantization}")
 
     return exit_code(parser.prog, work)

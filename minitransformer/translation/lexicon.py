@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from minitransformer.files import atomic_write
+from minitransformer.runs.checkpoint import write_tensors
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import Parser, exit_code, positive
@@ -54,8 +54,8 @@ class Lexicon:
             "starts": np.asarray(self.translations.starts, np.int64),
             "frequent": np.asarray(self.frequent, np.int32),
         }
-        with atomic_write(path) as partial:
-            save_file(tensors, partial, {"format": FORMAT})
+        with atomic_write(path) as file:
+            write_tensors(file, tensors, {"format": FORMAT})
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> Lexicon:

@@ -1,6 +1,7 @@
 """Settings: their ranges, presets, flags and files, and the errors of commands."""
 
 import argparse
+import io
 import json
 import re
 from dataclasses import fields, replace
@@ -168,7 +169,8 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("multi3ok", None, "got multi3ok; did you mean multi30k?"),
+        ("multi3ok", None, "or a preset, got multi3ok; did you mean multi30k?"),
+        ("own", None, "or a preset, got own; presets are tiny, multi30k, "),
         ("none.json", None, "No such file"),
         ("x.json", "{", "x.json: "),
         ("x.json", "[1]", "expected an object of settings"),
@@ -236,3 +238,29 @@ def test_running_out_of_memory_is_an_error_of_one_line(capsys):
     assert options.exit_code("train.py", work) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "out of memory, try a lower --max-tokens" in line
+
+
+def test_control_characters_and_lone_surrogates_are_not_printed(capsys):
+    def work():
+        raise ValueError("a tensor \x1b[2J\nü, a file \udcff")
+
+    assert options.exit_code("train.py", work) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == r"train.py: error: a tensor \x1b[2J\nü, a file \udcff"
+
+
+def test_ctrl_c_is_reported(capsys):
+    def work():
+        raise KeyboardInterrupt
+
+    assert options.exit_code("train.py", work) == 130
+    assert capsys.readouterr().err == "train.py: error: interrupted\n"
+
+
+def test_a_name_that_is_no_utf8_can_be_printed(monkeypatch):
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, encoding="utf-8") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert options.exit_code("train.py", lambda: print("run \udcff")) == 0
+        stdout.flush()
+        assert written.getvalue() == b"run \\udcff\n"

@@ -121,7 +121,7 @@ def test_a_vocabulary_too_small_is_refused_with_the_limit():
 
 
 def test_no_text_is_refused():
-    with pytest.raises(ValueError, match="could not learn 100 word pieces"):
+    with pytest.raises(ValueError, match="expected text to learn 100 word pieces from"):
         Tokenizer.train([], 100)
 
 
