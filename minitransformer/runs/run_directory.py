@@ -216,10 +216,11 @@ class ReadOnlyRunDirectory(RunDirectory):
 def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
     """Make a directory PRESET-TIME in `runs`; if there is one, PRESET-TIME-2, ..."""
     name = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = runs / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):
-            path.mkdir(parents=True)
+            path.mkdir()
             break
     (path / ".processes").touch()  # `lock` removes it if nothing begins here
     return path
