@@ -41,14 +41,13 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         return
     partial = _partial_name(target)
     try:
-        with name_errors(path, partial):
-            with open(_create(partial), "wb") as file:
-                if old:
-                    _copy_permissions(old, file)
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            replace(partial, target)
+        with name_errors(path, partial), open(_create(partial), "wb") as file:
+            if old:
+                _copy_permissions(old, file)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            replace(partial, target)  # while it is locked
     finally:
         with suppress(OSError):
             partial.unlink()

@@ -168,6 +168,18 @@ def test_a_file_that_a_sweep_deleted_too_early_is_created_again(tmp_path, monkey
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
+def test_a_sweep_just_before_the_renaming_does_no_harm(tmp_path, monkeypatch):
+    real = os.replace
+
+    def replace(partial, path):
+        files.sweep(tmp_path, ".*partial")
+        real(partial, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_bytes(tmp_path / "a", b"whole")
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def read(path):
     if not path.exists():
         raise FileNotFoundError(path)
