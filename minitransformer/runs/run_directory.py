@@ -47,8 +47,8 @@ class RunDirectory:
             try:
                 # Somebody may delete the file, but its lock keeps out other machines
                 # on a network file system, which that of the folder need not do.
-                for path in (self.path, self._lock):
-                    stack.enter_context(file_lock(path, wait=False))
+                stack.enter_context(file_lock(self.path, wait=False))
+                stack.enter_context(file_lock(self._lock, wait=False, create=True))
             except TimeoutError as error:
                 ids = ", ".join(map(str, self.processes())) or "unknown"
                 raise ValueError(
