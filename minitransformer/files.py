@@ -51,7 +51,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            replace(partial, target)
+                replace(partial, target)  # while it is locked
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -109,7 +109,7 @@ def build_once(
     with suppress(FileNotFoundError, ValueError):
         return read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
+    with file_lock(path.with_name(f".{path.name}.lock"), wait=True, create=True):
         try:
             return read(path)  # another process has built it
         except FileNotFoundError:
@@ -132,10 +132,10 @@ def build_once(
 
 
 @contextmanager
-def file_lock(path: Path, wait: bool) -> Iterator[None]:
+def file_lock(path: Path, wait: bool, create: bool = False) -> Iterator[None]:
     """Hold a lock that only one process can hold; a crash releases it.
 
-    The lock is on a folder, or on a file, which is created if it is missing.
+    The lock is on a folder, or on a file, which `create` makes if it is missing.
 
     Raises: TimeoutError if another process holds it and `wait` is False, OSError if
     `path` is a symbolic link or no regular file.
@@ -144,7 +144,7 @@ def file_lock(path: Path, wait: bool) -> Iterator[None]:
         if path.is_dir():
             descriptor = os.open(path, os.O_RDONLY)
         else:
-            descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
+            descriptor = open_no_link(path, os.O_RDWR | create * os.O_CREAT)
         try:
             with name_errors(path):
                 _acquire(descriptor, path, wait)

@@ -168,6 +168,18 @@ def test_a_file_that_a_sweep_deleted_too_early_is_created_again(tmp_path, monkey
     assert (tmp_path / "a").read_bytes() == b"whole"
 
 
+def test_a_sweep_just_before_the_renaming_does_no_harm(tmp_path, monkeypatch):
+    real = os.replace
+
+    def replace(partial, path):
+        files.sweep(tmp_path, ".*partial")
+        real(partial, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_bytes(tmp_path / "a", b"whole")
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def read(path):
     if not path.exists():
         raise FileNotFoundError(path)
@@ -276,7 +288,7 @@ def test_too_many_open_files_are_not_damage(tmp_path):
 
 HOLD = """
 import sys; from pathlib import Path; from minitransformer.files import file_lock
-with file_lock(Path(sys.argv[1]), wait=False):
+with file_lock(Path(sys.argv[1]), wait=False, create=True):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -314,7 +326,13 @@ def test_a_lock_whose_file_was_deleted_meanwhile_is_taken_again(tmp_path, monkey
             deleted.append(lock.unlink())
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
-    with file_lock(lock, wait=False):
+    with file_lock(lock, wait=False, create=True):
         assert lock.exists()
         with pytest.raises(TimeoutError), file_lock(lock, wait=False):
             pass
+
+
+def test_a_folder_that_has_gone_is_not_locked_as_a_file(tmp_path):
+    with pytest.raises(FileNotFoundError), file_lock(tmp_path / "run", wait=False):
+        pass
+    assert os.listdir(tmp_path) == []

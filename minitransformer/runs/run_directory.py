@@ -56,8 +56,8 @@ class RunDirectory:
             try:
                 # Somebody may delete the file, but its lock keeps out other machines
                 # on a network file system, which that of the folder need not do.
-                for path in (self.path, self._lock):
-                    stack.enter_context(file_lock(path, wait=False))
+                stack.enter_context(file_lock(self.path, wait=False))
+                stack.enter_context(file_lock(self._lock, wait=False, create=True))
             except TimeoutError as error:
                 ids = ", ".join(map(str, self.processes())) or "unknown"
                 raise ValueError(
@@ -230,6 +230,7 @@ class ReadOnlyRunDirectory(RunDirectory):
 def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
     """Make a directory PRESET-TIME in `runs`; if there is one, PRESET-TIME-2, ..."""
     name = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = runs / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):

@@ -357,6 +357,12 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
     assert list((tmp_path / "runs").iterdir()) == runs[:1]
 
 
+def test_a_runs_folder_that_leads_nowhere_is_an_error(tmp_path):
+    (tmp_path / "runs").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match="runs"):
+        new_directory("tiny", tmp_path / "runs")
+
+
 def test_only_rank_0_refuses_a_directory_in_use(tmp_path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(ValueError, match="expected a new or empty run directory"):
