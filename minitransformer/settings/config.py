@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from typing import ClassVar
@@ -355,12 +356,16 @@ class RunConfig:
         """Raises: ValueError if something is missing, unknown or out of range."""
         try:
             stored = json.loads(text)
+            files = {split: (s, t) for split, (s, t) in stored["text"].items()}
+            for path in (*files["train"], *itertools.chain(*files.values())):
+                if not isinstance(path, str):
+                    raise TypeError(f"text: expected names of files, got {path!r}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
-                {split: (s, t) for split, (s, t) in stored["text"].items()},
+                files,
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

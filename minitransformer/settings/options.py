@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import operator
+import os
 import sys
 import types
 import typing
@@ -23,6 +24,9 @@ else:
 C = TypeVar("C")
 
 METAVARS = {int: "N", float: "X", str: "NAME"}
+
+# No setting is a whole number of more than 64 bits.
+LIMIT = 1 << 63
 
 # How values are compared with the limits of `option`
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
@@ -72,19 +76,25 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
-def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
+def exit_code(
+    prog: str, work: Callable[[], int | None], who: str = "", lasting_error: int = 1
+) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
     That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage
-    and 130 after Ctrl-C. `who`, such as a rank, is put before the message.
+    and 130 after Ctrl-C. `who`, such as a rank, is put before the message. An error
+    that would come again, such as damaged data, may have another code than 1.
     """
     code = 1
+    open_standard_streams()
     try:
         return work() or 0
     except KeyboardInterrupt:
         return 130
     except (ValueError, RuntimeError, OverflowError) as error:
-        message, code = str(error), 2 if isinstance(error, UsageError) else 1
+        message = str(error)
+        if isinstance(error, ValueError):
+            code = 2 if isinstance(error, UsageError) else lasting_error
     except OSError as error:
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
@@ -93,6 +103,21 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
         message = f"out of memory, {advice}: {error}"
     print(f"{prog}: error: {who}{message}", file=sys.stderr)
     return code
+
+
+def open_standard_streams() -> None:
+    """Open the null device for each standard stream that is closed.
+
+    Otherwise the next file to be opened would get its number, and what libraries print.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+        if getattr(sys, name) is None:
+            file = os.fdopen(number, "w" if number else "r", closefd=False)
+            setattr(sys, name, file)
 
 
 def option(
@@ -128,6 +153,8 @@ class Config:
             kind, optional = _value_type(hints[f.name])
             if value is None and optional:
                 continue
+            if type(value) is int and abs(value) >= LIMIT:
+                raise ValueError(f"{f.name}: expected below 2^63, got a larger number")
             if kind is float and type(value) is int:
                 object.__setattr__(self, f.name, float(value))
             elif type(value) is not kind:
@@ -218,9 +245,9 @@ def flag_name(field_name: str) -> str:
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1, as the `type` of an argument."""
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least 1, got {text!r}"
+            f"expected a whole number of at least 1, got {text[:40]!r}"
         )
     return int(text)
 

@@ -58,9 +58,10 @@ def test_all_gather_returns_the_bytes_of_each_rank():
 
 def test_ranks_that_differ_are_named():
     def work(ranks):
-        ranks.assert_equal("colour", b"red")
+        ranks.assert_equal({"size": 1, "colour": "red"})
         with pytest.raises(RuntimeError, match=r"same colour.* differs .* on 1, 2$"):
-            ranks.assert_equal("colour", b"red" if ranks.rank in (0, 3) else b"blue")
+            mine = "red" if ranks.rank in (0, 3) else "blue"
+            ranks.assert_equal({"size": 1, "colour": mine})
 
     run_ranks(4, work)
 
@@ -287,7 +288,7 @@ for step in range(20):
     losses.append(loss)
     first = parameters.grad.copy() if first is None else first
     adam.update(parameters.grad, 1e-3)
-ranks.assert_equal("parameters", checksum(parameters.data))
+ranks.assert_equal({"parameters": checksum(parameters.data)})
 if ranks.rank == 0:
     np.savez(sys.argv[1], losses=losses, gradient=first, parameters=parameters.data)
 threaded.close()
