@@ -104,8 +104,10 @@ class RunDirectory:
         if not self.metrics.is_file():
             raise ValueError(f"expected a run directory, found no {self.metrics}")
         records = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # it is being written, or the disk was full
+        text = self.metrics.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
+            # A line may be incomplete: it is being written, or the disk was full.
+            with suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict) and type(record.get("step")) is int:
                     records.append(record)

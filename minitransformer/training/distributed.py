@@ -174,7 +174,7 @@ def _unlink_mpich_memory() -> None:
     """
     with suppress(OSError):  # only Linux says what is mapped
         mapped = Path("/proc/self/maps").read_text().splitlines()
-        for name in {line.split()[-1] for line in mapped if "/dev/shm/mpich" in line}:
+        for name in {line.split()[5] for line in mapped if "/dev/shm/mpich" in line}:
             Path(name).unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -205,10 +205,11 @@ class RankProcesses:
             forwarder.join(GRACE_PERIOD)
 
 
-def _forward(lines: Iterable[str], stream: TextIO) -> None:
-    for line in lines:
-        stream.write(line)
-        stream.flush()
+def _forward(pipe: TextIO, stream: TextIO) -> None:
+    with pipe:
+        for line in pipe:
+            stream.write(line)
+            stream.flush()
 
 
 def launch_training(
