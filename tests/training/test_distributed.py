@@ -480,7 +480,7 @@ def test_ranks_with_other_settings_are_refused(tmp_path, data):
     assert done.returncode == 1
     expected = "expected all ranks to have the same seed; it differs from rank 0's on 1"
     assert expected in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 # A rank that never connects: rank 1 ends as it is told, and rank 0 waits for ever.
