@@ -13,14 +13,12 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from tqdm import tqdm
 
@@ -68,7 +66,13 @@ from minitransformer.training.evaluation import (
     translation_quality,
     validate,
 )
-from minitransformer.training.launch import launch_training
+from minitransformer.training.launch import (
+    LASTING_ERROR,
+    STOP_SIGNALS,
+    end_at_second_signal,
+    launch_training,
+    stop_signals_handled,
+)
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import (
     Adam,
@@ -78,7 +82,15 @@ from minitransformer.training.optimizer import (
 )
 from minitransformer.training.parallel import ParallelModel, ThreadedModel
 from minitransformer.training.profiling import profile_updates
-from minitransformer.training.progress import Progress, TrainingState, run_summary
+from minitransformer.training.progress import (
+    Progress,
+    TrainingState,
+    check_positions,
+    drop_failed_output,
+    last_checkpoint,
+    logger,
+    run_summary,
+)
 from minitransformer.translation.translator import Translator
 
 EXAMPLES = (
@@ -110,7 +122,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
-    add("--attempt", default=0, type=int, help=argparse.SUPPRESS)  # from the launcher
+    add("--attempt", type=int, help=argparse.SUPPRESS)  # from the launcher
     add("--dry-run", action="store_true", help="say what would be trained, and end")
     profile = "time N updates by operation and keep no run (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
@@ -127,6 +139,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.resume is not None and new_only:
         names = "--run, --config, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
+    args.lasting = 1 if args.attempt is None else LASTING_ERROR
     if args.processes.ranks > 1 and args.device != "cpu":
         parser.error("--ranks starts processes on CPUs: use --gpus with --device cuda")
     if args.processes.gpus > 1 and args.device != "cuda":
@@ -165,7 +178,7 @@ def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bo
 
     Rank 0 alone names and makes the directory of a new run.
     """
-    if args.attempt and RunDirectory(args.run).config.exists():
+    if args.attempt and args.run and RunDirectory(args.run).config.exists():
         return args.run, RunDirectory(args.run).read_config(), True
     if args.resume is None:
         settings = new_config(args)
@@ -192,18 +205,14 @@ def prepare(
     if not resumes:
         run.require_empty()
     text = text_of_run(settings.text, args.cache)
-    last = run.checkpoints()[-1:] if resumes else []
-    if last:
-        start = run.load_to_resume(last[0])
-    else:
+    start = last_checkpoint(run, settings) if resumes else None
+    if start is None:
         start = first_checkpoint(settings, text["train"], args.cache, cores)
     state = TrainingState.from_json(start.state)
-    if state.text != text["train"].digest():
-        raise ValueError(
-            f"{text['train'].source}: the training text has changed since this run "
-            "began, so the run cannot be resumed"
-        )
-    ranks.assert_equal("text and state", json.dumps(start.state).encode())
+    state.check_text(text)
+    shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
+    shared |= {"threads": cores, "precision": device.precision, "text": state.text}
+    ranks.assert_equal({**shared, "state": state.to_json()})
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
     start.parameters.update_low_precision()
@@ -211,9 +220,10 @@ def prepare(
         split: encoded_corpus(pair, start.tokenizer, args.cache, cores)
         for split, pair in text.items()
     }
+    check_positions(settings, corpora)
     stream = BatchStream(corpora["train"], training, state.epoch, state.position)
     scale = LossScale(device.xp, device.precision, state.loss_scale)
-    log = logger(run, ranks)
+    log = logger(run, is_first=not ranks.rank)
     graphs = not (args.eager or args.profile)
     parallel, adam = parallel_model(start, device, training, scale, ranks, graphs, log)
     if start.moments is not None:
@@ -236,7 +246,7 @@ def first_checkpoint(
     config = settings.model
     tokenizer = cached_tokenizer(train, config.vocab_size, cache, cores)
     model = Transformer(config, settings.training.seed)
-    state = TrainingState(train.digest()).to_json()
+    state = TrainingState({}).to_json()
     return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
 
 
@@ -260,22 +270,6 @@ def parallel_model(
 
     gpu_model = GpuModel(model, parameters, scale, ranks, graphs, log)
     return gpu_model, GpuAdam(parameters, training, scale)
-
-
-def logger(run: RunDirectory, ranks: Communicator) -> Callable[[str], None]:
-    """Return a function that prints a line and appends it to the run's log.
-
-    Rank 0 alone writes; the line appears above the progress bar.
-    """
-
-    def log(line: str) -> None:
-        if ranks.rank:
-            return
-        tqdm.write(line, file=sys.stdout)
-        sys.stdout.flush()
-        run.append(run.path / "train.log", line)
-
-    return log
 
 
 # Training (5.2 to 5.4)
@@ -346,6 +340,7 @@ class Trainer:
                 finished |= state.validations_since_best >= patience
             if training.checkpoint_due(state.step, before, state.seconds) or finished:
                 self.save()
+        self.sync_stop()
         if self.stopped_by is not None:
             self.save()
         bar.close()
@@ -378,11 +373,11 @@ class Trainer:
     def sync_stop(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
         clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
-        asked, number = float(self.signal is not None), float(self.signal or 0)
-        clock, asked, number = self.ranks.all_reduce_numbers([clock, asked, number])
+        received = [float(number == self.signal) for number in STOP_SIGNALS]
+        clock, *received = self.ranks.all_reduce_numbers([clock, *received])
         self.state.seconds = clock
-        if asked:
-            self.stopped_by = round(number / asked)
+        asked = [n for n, ranks in zip(STOP_SIGNALS, received, strict=True) if ranks]
+        self.stopped_by = max(asked, default=None)
 
     def synchronize(self) -> None:
         """Wait for all updates so far, and see whether any were skipped.
@@ -411,7 +406,7 @@ class Trainer:
         """Record the mean loss and the speed since the last report."""
         self.synchronize()
         if self.ranks.size > 1:
-            self.ranks.assert_equal("parameters", checksum(self.parameters.data))
+            self.ranks.assert_equal({"parameters": checksum(self.parameters.data)})
         values, line = self.progress.report()
         self.run.record(self.state.step, **values)
         self.log(line)
@@ -434,8 +429,7 @@ class Trainer:
             values["validation_bleu"] = self.translate_split("val", count).bleu
             bleu = f"  BLEU {values['validation_bleu']:.2f}"
         self.run.record(state.step, **values)
-        better = total.loss < state.best_loss
-        state.best_loss = min(total.loss, state.best_loss)
+        best_so_far, better = state.best_loss, total.loss < state.best_loss
         state.validations_since_best += 1
         self.log(
             f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
@@ -443,8 +437,10 @@ class Trainer:
             f"{'  best' * better}"
         )
         if better:
-            state.validations_since_best = 0
-            self.save_as(self.run.best, with_moments=False)
+            state.best_loss, state.validations_since_best = total.loss, 0
+            saved = float(self.save_as(self.run.best, with_moments=False))
+            if self.ranks.all_reduce_numbers([saved]) == [0.0]:
+                state.best_loss = best_so_far
 
     def translate_split(
         self, split: str, limit: int | None = None
@@ -465,10 +461,13 @@ class Trainer:
         self.save_as(self.run.checkpoint(self.state.step))
         self.run.prune(self.training.num_kept)
 
-    def save_as(self, path: Path, with_moments: bool = True) -> None:
-        """Write a checkpoint, or say that it cannot be written (--on-save-error)."""
+    def save_as(self, path: Path, with_moments: bool = True) -> bool:
+        """Write a checkpoint, or say that it cannot be written (--on-save-error).
+
+        Returns: whether it was written; False on the ranks above 0, which write none
+        """
         if self.ranks.rank:
-            return
+            return False
         moments = self.adam.first_moment, self.adam.second_moment
         at = self.model, self.tokenizer, self.parameters, self.state.to_json()
         try:
@@ -478,15 +477,16 @@ class Trainer:
             if self.training.on_save_error == "stop":
                 raise
             self.log(f"not saved   {error}; training continues")
+            return False
+        return True
 
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
         paths = self.run.checkpoints()[-self.training.average :]
         if len(paths) > 1 and not self.ranks.rank:
-            averaged = average_checkpoints(paths)
-            checkpoint.save(self.run.averaged, averaged)
-            values = self.device.xp.asarray(averaged.parameters.data)
-            self.parameters.data[...] = values
+            averaged = average_checkpoints(paths).parameters.data
+            self.parameters.data[...] = self.device.xp.asarray(averaged)
+            self.save_as(self.run.averaged, with_moments=False)
             self.log(f"averaged    the last {len(paths)} checkpoints")
         self.ranks.broadcast(self.parameters.data)
         self.parameters.update_low_precision()
@@ -524,19 +524,16 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
     with run.lock(ids):
         trainer = prepare(run, settings, resumes, args, ranks)
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int) -> None:
             trainer.signal = number  # finish the step, save, exit
-            signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+            end_at_second_signal()
 
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
-        trainer.describe()
-        trainer.train()
+        with stop_signals_handled(stop):
+            trainer.describe()
+            trainer.train()
         if trainer.stopped_by:
             trainer.log("stopped     and saved: train.py --resume continues")
             return 128 + trainer.stopped_by
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trainer.finish()
     return 0
 
@@ -547,6 +544,8 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     check_device(f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device)
     path, _, resumes = choose_run(args, 0)
     run = RunDirectory(path)
+    if not resumes:
+        run.require_empty()
     command = [sys.executable, str(Path(__file__).absolute()), *arguments]
     try:
         return launch_training(command, run, resumes, processes)
@@ -556,16 +555,17 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
-    if args.processes.needs_launcher:
-        return start_ranks(args, arguments)
     if args.profile or args.dry_run:
         return try_out(args)
+    drop_failed_output()
+    if args.processes.needs_launcher:
+        return start_ranks(args, arguments)
     ranks = connect_ranks(args.device, args.processes.peer_timeout)
     if ranks.size == 1:
         return run_training(args, ranks)
     name = f"rank {ranks.rank}: "
-    code = exit_code("train.py", lambda: run_training(args, ranks), name)
-    if code in (1, 2):
+    code = exit_code("train.py", lambda: run_training(args, ranks), name, args.lasting)
+    if code in (1, 2, LASTING_ERROR):
         ranks.abort(code)
     return code
 
@@ -574,7 +574,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     tune_allocator()
     given_flags = sys.argv[1:] if arguments is None else arguments
-    return exit_code("train.py", lambda: work(args, given_flags))
+    return exit_code("train.py", lambda: work(args, given_flags), "", args.lasting)
 
 
 if __name__ == "__main__":

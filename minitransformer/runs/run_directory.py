@@ -40,6 +40,7 @@ class RunDirectory:
         self.best = path / f"best{SUFFIX}"
         self.averaged = path / f"averaged{SUFFIX}"
         self._lock, self._process_ids = path / ".lock", path / ".processes"
+        self._unsaved = path / ".unsaved"  # until there is a checkpoint to resume from
 
     @contextmanager
     def lock(self, processes: Sequence[int]) -> Iterator[None]:
@@ -102,7 +103,12 @@ class RunDirectory:
     def create(self, settings: RunConfig) -> None:
         """Write config.json. Raises: ValueError as `require_empty`."""
         self.require_empty()
+        self._unsaved.touch()
         write_bytes(self.config, settings.to_json().encode())
+
+    def is_unsaved(self) -> bool:
+        """Whether the run began, but never saved a checkpoint to resume from."""
+        return self._unsaved.exists()
 
     def read_config(self) -> RunConfig:
         """Read config.json. Raises: ValueError if it is missing or unusable."""
@@ -138,8 +144,10 @@ class RunDirectory:
         if not self.metrics.is_file():
             raise ValueError(f"expected a run directory, found no {self.metrics}")
         records = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # it is being written, or the disk was full
+        text = self.metrics.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
+            # A line may be incomplete: it is being written, or the disk was full.
+            with suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict) and type(record.get("step")) is int:
                     records.append(record)
@@ -184,8 +192,11 @@ class RunDirectory:
 
     def prune(self, keep_last: int) -> None:
         """Delete all but the newest `keep_last` checkpoints named by their step."""
-        for path in self.checkpoints()[:-keep_last]:
+        checkpoints = self.checkpoints()
+        for path in checkpoints[:-keep_last]:
             path.unlink()
+        if checkpoints:
+            self._unsaved.unlink(missing_ok=True)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.

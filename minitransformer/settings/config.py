@@ -82,6 +82,11 @@ class ModelConfig(Config):
                 f"d_model: expected a multiple of num_heads ({self.num_heads}), "
                 f"got {self.d_model}; or give d_k and d_v"
             )
+        if self.num_parameters >= 1 << 40:
+            raise ValueError(
+                f"expected a model of less than 2^40 parameters, got one of "
+                f"{self.num_parameters:,}: --d-model, --d-ff, --vocab-size and others"
+            )
 
     @property
     def key_width(self) -> int:
@@ -375,12 +380,16 @@ class RunConfig:
         """Raises: ValueError if something is missing, unknown or out of range."""
         try:
             stored = json.loads(text)
+            files = stored["text"]
+            for pair in (files["train"], *files.values()):
+                if [type(name) for name in pair] != [str, str]:
+                    raise TypeError(f"text: expected names of two files, got {pair}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
-                {split: (s, t) for split, (s, t) in stored["text"].items()},
+                {split: (source, target) for split, (source, target) in files.items()},
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -82,15 +82,17 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
-def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
+def exit_code(
+    prog: str, work: Callable[[], int | None], who: str = "", lasting_error: int = 1
+) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
     That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage
-    and 130 after Ctrl-C. `who`, such as a rank, is put before the message.
+    and 130 after Ctrl-C. `who`, such as a rank, is put before the message. An error
+    that would come again, such as damaged data, may have another code than 1.
     """
     code = 1
-    if sys.stderr is None:  # it was closed, and print would take standard output
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -98,7 +100,9 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     except KeyboardInterrupt:
         message, code = "interrupted", 130
     except (ValueError, RuntimeError, OverflowError) as error:
-        message, code = str(error), 2 if isinstance(error, UsageError) else 1
+        message = str(error)
+        if isinstance(error, ValueError):
+            code = 2 if isinstance(error, UsageError) else lasting_error
     except OSError as error:
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
@@ -108,6 +112,21 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
     print(f"{prog}: error: {who}{message}", file=sys.stderr)
     return code
+
+
+def open_standard_streams() -> None:
+    """Open the null device for each standard stream that is closed.
+
+    Otherwise the next file to be opened would get its number, and what libraries print;
+    and `print` would write to standard output what is meant for standard error.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def option(

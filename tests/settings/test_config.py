@@ -125,12 +125,26 @@ def test_a_run_config_survives_json():
 def test_a_damaged_run_config_is_refused(part):
     stored = json.loads(run_config().to_json())
     for damage in ({}, {"x": 1}, None, [1]):
-        if part == "text" and damage == {}:
-            continue
         with pytest.raises(ValueError, match=r"expected|unknown or missing"):
             RunConfig.from_json(json.dumps({**stored, part: damage}))
     with pytest.raises(ValueError, match="Expecting value"):
         RunConfig.from_json("")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"val": ["a", "b"]},
+        {"train": ["a", 5]},
+        {"train": ["a", "b"], "test": [["a"], None]},
+        {"train": [{}, []]},
+        {"train": ["a"]},
+    ],
+)
+def test_a_run_config_needs_the_names_of_training_files(text):
+    stored = json.loads(run_config().to_json())
+    with pytest.raises(ValueError, match="expected a run's configuration: "):
+        RunConfig.from_json(json.dumps({**stored, "text": text}))
 
 
 def test_a_resumed_run_changes_its_length_only():
