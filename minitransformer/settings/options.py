@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +25,15 @@ C = TypeVar("C")
 METAVARS = {int: "N", float: "X", str: "NAME"}
 
 # How values are compared with the limits of `option`
-COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+COMPARISONS = {
+    "at_least": operator.ge,
+    "at_most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+}
+
+# What numbers stay below, so that they fit into arrays and counters.
+TOO_LARGE = 2**63
 
 
 class UsageError(ValueError):
@@ -63,6 +71,9 @@ class Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
 
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
     def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
             flag = next((x for x in unknown if x.startswith("-")), unknown[0])
@@ -91,8 +102,14 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
         message = f"out of memory, {advice}: {error}"
+    message = printable(message)
     print(f"{prog}: error: {who}{message}", file=sys.stderr)
     return code
+
+
+def printable(text: str) -> str:
+    """Escape line feeds, and what else could confuse a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def option(
@@ -100,6 +117,7 @@ def option(
     help: str,
     *,
     at_least: float | None = None,
+    at_most: float | None = None,
     below: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
@@ -107,7 +125,7 @@ def option(
     alias: str | None = None,
 ) -> Any:
     """Return a dataclass field that becomes a flag; `alias` is another name of it."""
-    limits = {"at_least": at_least, "below": below, "above": above}
+    limits = {"at_least": at_least, "at_most": at_most, "below": below, "above": above}
     flag = {"help": help, "choices": choices, "metavar": metavar}
     metadata = {"limits": limits, "alias": alias, "flag": flag}
     return field(default=default, metadata=metadata)
@@ -128,12 +146,12 @@ class Config:
             kind, optional = _value_type(hints[f.name])
             if value is None and optional:
                 continue
-            if kind is float and type(value) is int:
-                object.__setattr__(self, f.name, float(value))
-            elif type(value) is not kind:
+            if type(value) is not kind and (kind, type(value)) != (float, int):
                 raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
-            if value != value:
-                raise ValueError(f"{f.name}: expected a number, got {value}")
+            if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
+                got = f"{value}"[:40]
+                raise ValueError(f"{f.name}: expected a number below 2^63, got {got}")
+            object.__setattr__(self, f.name, kind(value))
             for name, limit in f.metadata["limits"].items():
                 if limit is not None and not COMPARISONS[name](value, limit):
                     expected = f"{name.replace('_', ' ')} {limit}"
@@ -168,7 +186,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         values: Any = read(text)
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -218,9 +236,10 @@ def flag_name(field_name: str) -> str:
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1, as the `type` of an argument."""
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least 1, got {text!r}"
+            "expected a whole number of at least 1 and at most nine digits, "
+            f"got {text[:40]!r}"
         )
     return int(text)
 

@@ -84,7 +84,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenised text of each list of ids."""
-        return self._processor.decode([[int(i) for i in line] for line in ids])
+        # One by one: for a list of lists, SentencePiece starts threads at every call.
+        return [self._processor.decode([int(i) for i in line]) for line in ids]
 
     def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
         """Cut ids into parts of at most `limit`, between words if possible.

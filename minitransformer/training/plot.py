@@ -51,10 +51,10 @@ def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
     tokens, seconds = 0.0, 0.0
     for record in records:
         if "loss" in record:
-            elapsed = max(record["seconds"] - seconds, 0.0)
+            elapsed = max(record.get("seconds", seconds) - seconds, 0.0)
             speeds = QUANTITIES["tokens-per-second"][1]
-            tokens += elapsed * sum(record[name] for name in speeds)
-            seconds = record["seconds"]
+            tokens += elapsed * sum(record.get(name, 0.0) for name in speeds)
+            seconds += elapsed
         record["tokens"] = tokens
     return records
 
@@ -114,7 +114,11 @@ def _line_style(name: str, alone: bool) -> dict[str, Any]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values as blocks of eight heights, averaged into at most `width` columns."""
+    """Draw values as blocks of eight heights, averaged into at most `width` columns.
+
+    Those that are infinite or no numbers, as after a training diverged, are left out.
+    """
+    values = [value for value in values if abs(value) < 1e300]
     if not values:
         return ""
     width = min(width, len(values))
