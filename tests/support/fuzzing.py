@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from support.scripts import ROOT, with_tests_on_path
 
@@ -43,6 +44,9 @@ SHARES = {
 }
 
 FIGURES = {"inputs": 0, "seconds": 0.0, "slowest_ms": 0.0, "peak_mb": 0.0}
+
+
+Row: TypeAlias = dict[str, Any]
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -159,6 +163,23 @@ def random_inputs(target, count: int, seed: int) -> Iterator[bytes]:
         yield changed or mutated(data, rng)
 
 
+def fuzz_randomly(folder: Path, count: int, seed: int) -> list[Row]:
+    """Feed each target `count` random inputs in this process; return their rows."""
+    from support.fuzz_targets import TARGETS
+
+    rows = []
+    for name, kind in TARGETS.items():
+        place = folder / name
+        place.mkdir(parents=True)
+        target = kind(place)
+        judge = Judge(target.run, place)
+        for data in random_inputs(target, count, seed):
+            judge(data)
+        judge.write()
+        rows.append({"target": name, **judge.figures, "failures": [*judge.failures]})
+    return rows
+
+
 def limit_memory() -> None:
     """Let the process have MAX_BYTES more than now; beyond, there is a MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -174,11 +195,10 @@ def fuzz(name: str, inputs: int, folder: Path, seed: int) -> None:
         from support.fuzz_targets import TARGETS, hasten
 
     hasten()
-    work = tempfile.TemporaryDirectory(dir=folder)
     in_memory = Path("/dev/shm")
-    if in_memory.is_dir():
-        work = tempfile.TemporaryDirectory(dir=in_memory)
-    target, rng = TARGETS[name](Path(work.name)), random.Random(seed)
+    place = in_memory if in_memory.is_dir() else folder
+    work = tempfile.TemporaryDirectory(prefix="fuzz", dir=place)
+    target, rng = TARGETS[name](Path(work.name)), random.Random()
     corpus = folder / "corpus"
     corpus.mkdir(exist_ok=True)
     for number, data in enumerate(target.seeds):
@@ -212,7 +232,7 @@ def fuzz(name: str, inputs: int, folder: Path, seed: int) -> None:
     atheris.Fuzz()
 
 
-def run_target(name: str, inputs: int, folder: Path) -> dict[str, float | str]:
+def run_target(name: str, inputs: int, folder: Path) -> Row:
     """Fuzz a target in processes of its own, and return its row of the table.
 
     A process that ends before its inputs do, which is a failure, is followed by others.
@@ -248,7 +268,7 @@ def run_target(name: str, inputs: int, folder: Path) -> dict[str, float | str]:
     return {"target": name, **figures, **measured}
 
 
-def table(rows: list[dict[str, float | str]]) -> str:
+def table(rows: list[Row]) -> str:
     """Return the table of all targets, and their sum, as Markdown."""
     head = "kind inputs inputs/s edges features slowest,ms peak,MB failures".split()
     lines = ["| " + " | ".join(name.replace(",", ", ") for name in head) + " |"]
@@ -267,7 +287,7 @@ def table(rows: list[dict[str, float | str]]) -> str:
     )
 
 
-def fuzz_all(inputs: int, folder: Path, jobs: int = 2) -> list[dict[str, float | str]]:
+def fuzz_all(inputs: int, folder: Path, jobs: int = 2) -> list[Row]:
     """Divide `inputs` among all targets, and return the rows of the table."""
     total = sum(SHARES.values())
     shares = {name: share * inputs // total for name, share in SHARES.items()}
