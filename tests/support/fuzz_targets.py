@@ -627,7 +627,7 @@ class Requests(Target):
 class Lines(Target):
     """Text to translate: from files, plain and .gz, and pipes, to every output."""
 
-    max_length = 400
+    max_length = 300
 
     def __init__(self, folder):
         super().__init__(folder)

@@ -32,21 +32,31 @@ MAX_BYTES = 512 << 20
 
 # How many inputs of five million each target gets, by what they cost and may find.
 SHARES = {
-    "lines": 300_000,
-    "checkpoints": 350_000,
+    "lines": 200_000,
+    "checkpoints": 250_000,
     "caches": 400_000,
-    "requests": 600_000,
-    "metrics": 800_000,
-    "settings": 800_000,
-    "trees": 650_000,
-    "tokenizers": 1_050_000,
-    "arguments": 50_000,
+    "requests": 650_000,
+    "metrics": 900_000,
+    "settings": 900_000,
+    "trees": 700_000,
+    "tokenizers": 970_000,
+    "arguments": 30_000,
 }
+
+# How many inputs a process takes. The fuzzer itself loses up to 4 kB at each of them.
+INPUTS_PER_PROCESS = 50_000
 
 FIGURES = {"inputs": 0, "seconds": 0.0, "slowest_ms": 0.0, "peak_mb": 0.0}
 
 
 Row: TypeAlias = dict[str, Any]
+
+
+def read_figures(folder: Path) -> Row:
+    """Return what a target's folder says of the inputs that it has had so far."""
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads((folder / "figures.json").read_text())
+    return dict(FIGURES)
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -82,9 +92,7 @@ class Judge:
 
     def __init__(self, run: Callable[[bytes], None], folder: Path) -> None:
         self.run, self.folder = run, folder
-        self.figures = dict(FIGURES)
-        with contextlib.suppress(FileNotFoundError):
-            self.figures |= json.loads((folder / "figures.json").read_text())
+        self.figures = read_figures(folder)
         self.failures: dict[str, int] = {}
         self.started = time.monotonic()
 
@@ -187,7 +195,7 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def fuzz(name: str, inputs: int, folder: Path, seed: int) -> None:
+def fuzz(name: str, inputs: int, folder: Path) -> None:
     """Feed a target until it has had so many inputs in all. This ends the process."""
     import atheris
 
@@ -207,11 +215,12 @@ def fuzz(name: str, inputs: int, folder: Path, seed: int) -> None:
     quoted = ("".join(f"\\x{b:02x}" for b in w.encode()) for w in target.words)
     words.write_text("".join(f'"{word}"\n' for word in quoted))
     judge = Judge(target.run, folder)
-    left = inputs - judge.figures["inputs"]
+    done = judge.figures["inputs"]
+    last = min(inputs, done + INPUTS_PER_PROCESS)
 
     def one_input(data: bytes) -> None:
         judge(data)
-        if judge.figures["inputs"] >= inputs:
+        if judge.figures["inputs"] >= last:
             judge.write()
             work.cleanup()
 
@@ -224,9 +233,9 @@ def fuzz(name: str, inputs: int, folder: Path, seed: int) -> None:
 
     limits = [f"-max_len={max(target.max_length, *map(len, target.seeds))}"]
     limits += [f"-timeout={10 * MAX_SECONDS}", f"-rss_limit_mb={2 * MAX_BYTES >> 20}"]
-    limits += [f"-runs={left}", f"-seed={seed}", f"-dict={words}", "-close_fd_mask=3"]
-    limits += [f"-artifact_prefix={folder}/native-", "-reload=0", "-len_control=0"]
-    arguments = [sys.argv[0], *limits, str(corpus)]
+    limits += [f"-runs={last - done}", f"-seed={1 + done}", f"-dict={words}"]
+    limits += [f"-artifact_prefix={folder}/native-", "-close_fd_mask=3"]
+    arguments = [sys.argv[0], *limits, "-reload=0", "-len_control=0", str(corpus)]
     atheris.Setup(arguments, one_input, custom_mutator=mutate)
     limit_memory()
     atheris.Fuzz()
@@ -235,30 +244,24 @@ def fuzz(name: str, inputs: int, folder: Path, seed: int) -> None:
 def run_target(name: str, inputs: int, folder: Path) -> Row:
     """Fuzz a target in processes of its own, and return its row of the table.
 
-    A process that ends before its inputs do, which is a failure, is followed by others.
+    A process that ends before its inputs do is a failure; the next one goes on, unless
+    it does not get further either.
     """
     folder = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "support.fuzzing", "--folder", str(folder)]
     command += ["--inputs", str(inputs), "--target", name]
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    figures = dict(FIGURES)
-    for seed in range(1, 10):
-        with contextlib.suppress(FileNotFoundError):
-            figures |= json.loads((folder / "figures.json").read_text())
-        if figures["inputs"] >= inputs:
-            break
-        with open(folder / "log", "ab") as log:
-            done = subprocess.run(
-                [*command, "--seed", str(seed)],
-                env=with_tests_on_path() | threads,
-                stdout=log,
-                stderr=log,
-                check=False,
+    figures, before, log = read_figures(folder), -1, folder / "log"
+    while before < figures["inputs"] < inputs:
+        before = figures["inputs"]
+        with open(log, "ab") as file:
+            ended = subprocess.run(
+                command, env=with_tests_on_path() | threads, stdout=file, stderr=file
             )
-        if done.returncode and not list(folder.glob("native-*")):
-            (folder / "native-exit").write_text(f"{done.returncode}, see log")
-    log = folder / "log"
+        if ended.returncode and not list(folder.glob("native-*")):
+            (folder / "native-exit").write_text(f"{ended.returncode}, see log")
+        figures = read_figures(folder)
     said = log.read_text(errors="replace") if log.exists() else ""
     covered = [tuple(map(int, x)) for x in re.findall(r"cov: (\d+) ft: (\d+)", said)]
     edges, features = max(covered, default=(0, 0))
@@ -301,10 +304,9 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=5_000_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--target", choices=SHARES, help="used by the command itself")
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.target:
-        fuzz(args.target, args.inputs, args.folder, args.seed)
+        fuzz(args.target, args.inputs, args.folder)
     rows = fuzz_all(args.inputs, args.folder.absolute(), args.jobs)
     print(table(rows))
     return int(any(row["failures"] for row in rows))
