@@ -32,14 +32,14 @@ MAX_BYTES = 512 << 20
 
 # How many inputs of five million each target gets, by what they cost and may find.
 SHARES = {
-    "lines": 200_000,
-    "checkpoints": 250_000,
-    "caches": 400_000,
     "requests": 650_000,
     "metrics": 900_000,
     "settings": 900_000,
+    "caches": 400_000,
     "trees": 700_000,
     "tokenizers": 970_000,
+    "checkpoints": 250_000,
+    "lines": 200_000,
     "arguments": 30_000,
 }
 
