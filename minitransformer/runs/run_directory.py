@@ -97,7 +97,7 @@ class RunDirectory:
             print(f"{path}: a line was lost: {error}", file=sys.stderr)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl that are complete: a step, other numbers.
+        """Return the lines of metrics.jsonl that are complete: objects with a step.
 
         Raises: ValueError if there is no metrics.jsonl.
         """
@@ -107,7 +107,8 @@ class RunDirectory:
         for line in self.metrics.read_bytes().splitlines():
             # It may be that a line is being written, or that the disk was full.
             with suppress(ValueError, RecursionError):
-                if _is_record(record := json.loads(line)):
+                record = json.loads(line)
+                if isinstance(record, dict) and type(record.get("step")) is int:
                     records.append(record)
         return records
 
@@ -143,18 +144,6 @@ class RunDirectory:
             if path.exists():
                 return path
         raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
-
-
-def _is_record(value: Any) -> bool:
-    """Whether a line of metrics.jsonl has a step, and numbers that fit into a float."""
-    return (
-        isinstance(value, dict)
-        and type(value.get("step")) is int
-        and all(
-            type(x) is float or (type(x) is int and abs(x) < 1 << 63)
-            for x in value.values()
-        )
-    )
 
 
 class ReadOnlyRunDirectory(RunDirectory):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 from dataclasses import dataclass
 from typing import ClassVar
@@ -352,20 +351,16 @@ class RunConfig:
         return dataclasses.replace(self, training=training)
 
     @classmethod
-    def from_json(cls, document: str) -> RunConfig:
+    def from_json(cls, text: str) -> RunConfig:
         """Raises: ValueError if something is missing, unknown or out of range."""
         try:
-            stored = json.loads(document)
-            text = {split: (s, t) for split, (s, t) in stored["text"].items()}
-            for name in (stored["preset"], *itertools.chain(*text.values())):
-                if type(name) is not str:
-                    raise TypeError(f"a name: {name!r:.40}")
+            stored = json.loads(text)
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
-                text,
+                {split: (s, t) for split, (s, t) in stored["text"].items()},
             )
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -51,10 +51,10 @@ def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
     tokens, seconds = 0.0, 0.0
     for record in records:
         if "loss" in record:
-            elapsed = max(record.get("seconds", seconds) - seconds, 0.0)
+            elapsed = max(record["seconds"] - seconds, 0.0)
             speeds = QUANTITIES["tokens-per-second"][1]
-            tokens += elapsed * sum(record.get(name, 0.0) for name in speeds)
-            seconds += elapsed
+            tokens += elapsed * sum(record[name] for name in speeds)
+            seconds = record["seconds"]
         record["tokens"] = tokens
     return records
 
@@ -114,19 +114,14 @@ def _line_style(name: str, alone: bool) -> dict[str, Any]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values as blocks of eight heights, averaged into at most `width` columns.
-
-    Those that are infinite or no numbers, as after a training diverged, are left out.
-    """
-    values = [value for value in values if abs(value) < 1e300]
+    """Draw values as blocks of eight heights, averaged into at most `width` columns."""
     if not values:
         return ""
     width = min(width, len(values))
     edges = [round(i * len(values) / width) for i in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = 7 / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+    low, span = min(means), max(means) - min(means)
+    return "".join(BLOCKS[round(7 * ((x - low) / span if span else 0))] for x in means)
 
 
 def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:

@@ -162,8 +162,6 @@ def _best_candidates(
         found.append((rows, tokens + first, values))
         log_totals = np.logaddexp(log_totals, log_total)
         first += width
-    if np.isnan(log_totals).any():
-        raise ValueError("the model's outputs are no numbers: its training diverged")
     row, token, value = map(np.concatenate, zip(*found, strict=True))
     log_prob = value + (log_probs.reshape(-1) - log_totals)[row]
     sentence = row // beams
