@@ -48,7 +48,12 @@ from minitransformer.settings.options import UsageError, build, given, printable
 from minitransformer.settings.presets import find_preset
 from minitransformer.text import cache
 from minitransformer.text.batches import BatchStream
-from minitransformer.text.lines import TextPair, read_available_lines, read_lines
+from minitransformer.text.lines import (
+    TextPair,
+    read_available_lines,
+    read_lines,
+    text_pairs,
+)
 from minitransformer.text.split import read_pairs
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import plot
@@ -406,8 +411,8 @@ class Settings(Target):
             self.run_directory.config.write_bytes(data)
             with refusals():
                 settings = self.run_directory.read_config()
-                translate_text = train.text_pairs(settings.text)
-                assert isinstance(translate_text, dict)
+                pairs = text_pairs(settings.text)
+                assert pairs.keys() == settings.text.keys()
                 again = RunConfig.from_json(settings.to_json())
                 assert again == settings, (again, settings)
             return
