@@ -108,7 +108,8 @@ class RunDirectory:
             # It may be that a line is being written, or that the disk was full.
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                if isinstance(record, dict) and type(record.get("step")) is int:
+                step = record.get("step") if isinstance(record, dict) else None
+                if type(step) is int and 0 <= step < 1 << 63:
                     records.append(record)
         return records
 

@@ -51,6 +51,8 @@ FOUND = [
     ("metrics", metrics(gradient_norm=10**400)),  # OverflowError
     ("metrics", metrics(gradient_norm=float("nan"))),  # ValueError: NaN to integer
     ("metrics", metrics(seconds={})),  # TypeError
+    ("metrics", metrics(step=10**400)),  # OverflowError
+    ("metrics", b'\x00{"step": 1, "loss": 0}\n{"step": 2, "loss": 1e-320}'),
     ("metrics", metrics(loss=float("inf"), seconds=[])),  # TypeError
     ("metrics", state(epoch={})),  # TypeError
     ("metrics", state(epoch=-1)),  # ValueError of NumPy
