@@ -27,7 +27,9 @@ class Tokenizer:
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            # All pieces are read once, because those of a damaged model may be no text.
+            self._processor.id_to_piece(list(range(len(self._processor))))
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(
                 "expected a SentencePiece model, got other bytes"
             ) from error
