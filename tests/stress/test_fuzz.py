@@ -105,7 +105,7 @@ def test_randomly_changed_input_of_every_kind_gets_one_error(tmp_path):
 
 @pytest.mark.stress
 def test_many_randomly_changed_inputs_get_one_error_each(tmp_path):
-    for seed in range(1, 6):
+    for seed in (1, 2):
         print(run(tmp_path / str(seed), 1000, seed))
 
 
