@@ -144,12 +144,12 @@ class RunDirectory:
         if not self.metrics.is_file():
             raise ValueError(f"expected a run directory, found no {self.metrics}")
         records = []
-        text = self.metrics.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            # A line may be incomplete: it is being written, or the disk was full.
+        for line in self.metrics.read_bytes().splitlines():
+            # It may be that a line is being written, or that the disk was full.
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                if isinstance(record, dict) and type(record.get("step")) is int:
+                step = record.get("step") if isinstance(record, dict) else None
+                if type(step) is int and 0 <= step < 1 << 63:
                     records.append(record)
         return records
 

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,6 +48,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def printable(text: str) -> str:
+    """Escape line feeds, and what else could confuse a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests a known flag for an unknown one.
 
@@ -72,6 +77,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
     def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
@@ -213,7 +221,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         values: Any = read(text)
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
     flat: dict[str, Any] = {}
     for name, value in values.items():

@@ -37,7 +37,9 @@ class Tokenizer:
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            # All pieces are read once, because those of a damaged model may be no text.
+            self._processor.id_to_piece(list(range(len(self._processor))))
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(
                 "expected a SentencePiece model, got other bytes"
             ) from error
@@ -98,7 +100,8 @@ class Tokenizer:
 
         Pieces of bytes that are no UTF-8 become U+FFFD.
         """
-        return self._processor.decode([[int(i) for i in line] for line in ids])
+        # One by one: for a list of lists, SentencePiece starts threads at every call.
+        return [self._processor.decode([int(i) for i in line]) for line in ids]
 
     def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
         """Cut ids into parts of at most `limit`, between words if possible.

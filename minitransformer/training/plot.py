@@ -127,9 +127,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     width = min(width, len(values))
     edges = [round(i * len(values) / width) for i in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = 7 / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+    low, span = min(means), max(means) - min(means)
+    return "".join(BLOCKS[round(7 * ((x - low) / span if span else 0))] for x in means)
 
 
 def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:

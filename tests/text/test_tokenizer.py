@@ -128,3 +128,9 @@ def test_no_text_is_refused():
 def test_bytes_that_are_no_tokenizer_are_refused():
     with pytest.raises(ValueError, match="expected a SentencePiece model"):
         Tokenizer(b"not a model")
+
+
+def test_a_model_whose_pieces_are_no_text_is_refused_when_it_is_loaded(tokenizer):
+    damaged = tokenizer.model.replace("ß".encode(), b"\xff\xff", 1)
+    with pytest.raises(ValueError, match="expected a SentencePiece model"):
+        Tokenizer(damaged)
