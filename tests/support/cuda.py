@@ -1,6 +1,7 @@
 """Stand-ins for a GPU: NumPy in the place of CuPy, kernels for arrays of NumPy."""
 
 import contextlib
+import functools
 import sys
 import types
 
@@ -71,11 +72,12 @@ class StandInCuda:
 
         def remembered(model, *arguments):
             training = isinstance(model, GpuModel)
-            self.work = lambda: compute(model, *arguments)
+            work = functools.partial(compute, model, *arguments)
             self.watched = [model.parameters.grad, model._loss] if training else []
             self.before = [array.copy() for array in self.watched]
-            self.result = self.work()
-            return self.result
+            result = work()  # which other threads may be doing at the same time
+            self.work, self.result = work, result
+            return result
 
         return remembered
 
