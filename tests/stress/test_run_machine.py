@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -283,11 +283,17 @@ class RunMachine(RuleBasedStateMachine):
         before, now = tree(), run.contents
         flags = self.resume_flags(name, **changed)
         ended = run_forked(train.main, flags, str(RUNS / name), at, numbers)
-        if ended.code == 1 and not (now.begun and now.checkpoints):
-            assert_one_line(ended.code, ended.err)
-            assert not now.begun or now.metrics or now.best or now.averaged
+        results = "metrics.jsonl", "best.safetensors", "averaged.safetensors"
+        loses = not (now.checkpoints or now.unsaved) and any(
+            RUNS / name / result in before for result in results
+        )
+        if loses or not now.begun:  # neither goes on nor begins again
+            assert ended.code
             assert tree() == before
-            return
+            if ended.code == 1:
+                assert_one_line(ended.code, ended.err)
+                self.world.done["resumes refused"] += 1
+                return
         self.check(name, run, replace(run.plan, **changed), ended)
 
     @precondition(lambda self: self.runs)
@@ -495,7 +501,9 @@ def drive(world: World, parent: settings, examples: int, steps: int) -> None:
 
 @forks
 def test_run_directories_hold_what_their_histories_say(world):
-    drive(world, settings.get_profile("repeatable"), examples=6, steps=15)
+    # A history that fails is not made shorter here, which may take minutes.
+    chosen = settings(settings.get_profile("repeatable"), phases=[Phase.generate])
+    drive(world, chosen, examples=6, steps=15)
 
 
 @forks

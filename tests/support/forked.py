@@ -5,6 +5,7 @@ and it can be killed as any process can. Its operations on files are counted by 
 hook, which Python calls before each of them.
 """
 
+import gc
 import os
 import select
 import signal
@@ -48,6 +49,8 @@ class Forked:
 
     def _be_the_script(self, main, flags, prefix, at, signals):
         code = 70
+        # Collecting garbage would write to, and so copy, every page of the parent.
+        gc.freeze()
         try:
             for (_, end), stream in zip(self._printed, (1, 2), strict=True):
                 os.dup2(end, stream)

@@ -70,17 +70,24 @@ def kind(record: dict[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run directory holds: checkpoints by step, lines of metrics, best, mean."""
+    """What a run directory holds: checkpoints by step, lines of metrics, best, mean.
+
+    A run that has begun is unsaved until its first checkpoint is complete.
+    """
 
     begun: bool = False
+    unsaved: bool = False
     checkpoints: tuple[Saved, ...] = ()
     metrics: tuple[tuple[int, str], ...] = ()
     best: int | None = None
     averaged: str | None = None
 
     def pruned(self, keep: int) -> Iterator["Contents"]:
+        """Say what is there after each step of pruning."""
         for first in range(1, len(self.checkpoints) - keep + 1):
             yield replace(self, checkpoints=self.checkpoints[first:])
+        if self.checkpoints:
+            yield replace(self, checkpoints=self.checkpoints[-keep:], unsaved=False)
 
 
 @dataclass(frozen=True)
@@ -148,8 +155,10 @@ class Reference:
             assert found.saved.best_loss == self.loss[best]
         if (run / "averaged.safetensors").exists():
             averaged = CheckpointFile(run / "averaged.safetensors").parameters
+        begun = (run / "config.json").exists()
         return Contents(
-            (run / "config.json").exists(),
+            begun,
+            begun and (run / ".unsaved").exists(),
             tuple(checkpoints),
             self.observe_metrics(run / "metrics.jsonl"),
             best,
@@ -179,12 +188,13 @@ class Reference:
         the directory: after each step, or where it began, saved
         """
         moments, stops = [now], []
+        kept = max(plan.keep_last, plan.average)
 
         def save(now: Contents, saved: Saved) -> list[Contents]:
             others = (s for s in now.checkpoints if s.step != saved.step)
-            kept = tuple(sorted((*others, saved), key=lambda s: s.step))
-            now = replace(now, checkpoints=kept)
-            return [now, *now.pruned(max(plan.keep_last, plan.average))]
+            steps = tuple(sorted((*others, saved), key=lambda s: s.step))
+            now = replace(now, checkpoints=steps)
+            return [now, *now.pruned(kept)]
 
         def write(**changes: object) -> None:
             moments.append(replace(moments[-1], **changes))
@@ -194,8 +204,9 @@ class Reference:
 
         at = now.checkpoints[-1] if now.checkpoints else Saved(0)
         past = (x for x in now.metrics if x[0] <= at.step and x[1] != "test")
-        write(begun=True)
+        write(begun=True, unsaved=now.unsaved or not now.begun)
         write(metrics=tuple(past))
+        moments += moments[-1].pruned(kept)
         finished = at.step >= plan.steps
         if at.step:
             stops.append(save(moments[-1], at)[-1])
