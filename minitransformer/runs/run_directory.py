@@ -76,6 +76,7 @@ class RunDirectory:
         """Remove the directory, or only what `lock` wrote, if no run began here."""
         with suppress(OSError):
             if self._is_empty():
+                self._unsaved.unlink(missing_ok=True)
                 self._process_ids.unlink(missing_ok=True)
                 self._lock.unlink(missing_ok=True)
                 if not keep_folder:
@@ -90,6 +91,8 @@ class RunDirectory:
         return []
 
     def _is_empty(self) -> bool:
+        if not self.path.exists():
+            return True
         return all(path.name.startswith(".") for path in self.path.iterdir())
 
     def require_empty(self) -> None:

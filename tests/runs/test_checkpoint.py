@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from minitransformer import files
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs import checkpoint
+from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.average import average_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import (
@@ -266,6 +266,18 @@ def test_a_run_directory_is_never_reused(tmp_path):
         assert run.read_config() == RUN
         with pytest.raises(ValueError, match="expected a new or empty run directory"):
             run.create(RUN)
+
+
+def test_a_run_whose_settings_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    run = RunDirectory(tmp_path / "run")
+    with run.lock([7]):
+        monkeypatch.setattr(run_directory, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            run.create(RUN)
+    assert not run.path.exists()
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
