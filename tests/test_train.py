@@ -191,7 +191,7 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
         ("--dropout 1", 2, "dropout: expected below 1, got 1.0"),
         ("--steps 0", 2, "steps: expected at least 1, got 0"),
         ("--steps many", 2, "--steps"),
-        (f"--steps 1{'0' * 400}", 2, "steps: expected below 2^63"),
+        (f"--steps 1{'0' * 400}", 2, "steps: expected a number below 2^63"),
         ("--encoder-layers 999999999999", 2, "a model of less than 2^40 parameters"),
         (f"--threads 1{'0' * 400}", 2, "--threads: expected a whole number"),
         ("--config huge", 2, "--config"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import reprlib
 import sys
 import time
@@ -321,6 +322,8 @@ class LossyStream:
 
 def drop_failed_output() -> None:
     """Let no print to standard output or standard error fail from now on."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
 
 
