@@ -1,0 +1,199 @@
+"""train.py as a whole against a replay of its updates in plain NumPy.
+
+The run computes in float64 here, so that what is compared has to agree to ten digits.
+"""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+from safetensors.numpy import load_file
+
+import train as train_script
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.settings.config import ModelConfig
+from minitransformer.text.batches import BatchStream
+from minitransformer.training import parallel
+from support.closeness import assert_close
+from support.noise import RecordedNoise, dropout_sites
+from support.reference import ReferenceTransformer
+from support.reference_training import replay
+
+MODEL = {
+    "vocab_size": 10,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "d_model": 4,
+    "d_ff": 3,
+    "num_heads": 2,
+}
+PADDING, BEGIN, END = 0, 2, 3
+
+
+def write_text(folder):
+    """Write a few short lines of few letters, and return the flags that name them."""
+    rng, flags = np.random.default_rng(5), []
+    for split, count in (("train", 24), ("val", 8)):
+        for side in ("source", "target"):
+            words = rng.choice(["ab", "ba", "c"], (count, 3))
+            lengths = rng.integers(1, 4, count)
+            lines = [" ".join(w[:n]) for w, n in zip(words, lengths, strict=True)]
+            path = folder / f"{split}.{side}"
+            path.write_text("".join(line + "\n" for line in lines))
+            flags += [f"--{split}-{side}", str(path)]
+    return flags
+
+
+def padded(rows, first=()):
+    """Stack rows of ids that end with END. Shapes: -> [B, longest]"""
+    rows = [[*first, *row, END] for row in rows]
+    out = np.full((len(rows), max(map(len, rows))), PADDING)
+    for line, row in zip(out, rows, strict=True):
+        line[: len(row)] = row
+    return out
+
+
+class Watched:
+    """A run of train.py in this process: what it drew, read and wrote."""
+
+    def __init__(self, folder, monkeypatch, *flags):
+        self.batches, self.noise = [], {}
+        take = BatchStream.__next__
+
+        def remember(stream):
+            self.batches.append(take(stream))
+            return self.batches[-1]
+
+        def draw(key):
+            return self.noise.setdefault(key, RecordedNoise(key))
+
+        exact = functools.partial(Transformer, dtype="float64")
+        monkeypatch.setattr(train_script, "Transformer", exact)
+        monkeypatch.setattr(checkpoint, "Transformer", exact)
+        monkeypatch.setattr(BatchStream, "__next__", remember)
+        monkeypatch.setattr(parallel, "HostStream", draw)
+        self.folder, self.run = folder, folder / "run"
+        places = ("--run", str(self.run), "--cache", str(folder / "cache"))
+        flags = (*flags, *write_text(folder), *places, "--threads", "1")
+        assert train_script.main([str(flag) for flag in flags]) == 0
+        model = str(self.run / "tokenizer.model")
+        self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
+
+    def ids(self, split):
+        """The sources and targets of a split, encoded."""
+        paths = [self.folder / f"{split}.{side}" for side in ("source", "target")]
+        lines = [path.read_text().splitlines() for path in paths]
+        return [self.tokenizer.encode(side) for side in lines]
+
+    def metrics(self, name):
+        """What the run recorded by this name, by step."""
+        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return {r["step"]: r[name] for r in records if name in r}
+
+    def weights(self, name, expected):
+        """The parameters in a checkpoint."""
+        tensors = load_file(self.run / f"{name}.safetensors")
+        return {name: tensors[name] for name in expected}
+
+
+def check_run(watched, config, *, seed, accumulate, label_smoothing, **settings):
+    """Replay a run and compare everything that it wrote."""
+    start = Transformer(config, seed, dtype="float64")
+    start = {name: p.data.copy() for name, p in start.named_parameters()}
+    batches = watched.batches
+    model = functools.partial(ReferenceTransformer, layers=(1, 1), num_heads=2)
+
+    def loss(parameters, step):
+        total, tokens = 0, 0
+        for i in range(accumulate):
+            batch = batches[(step - 1) * accumulate + i]
+            lengths = batch.source.shape[1], batch.target.shape[1] - 1
+            sites = dropout_sites(config, len(batch.source), *lengths)
+            masks = watched.noise[seed, step, i].masks(sites)
+            total = total + model(parameters, dropout=masks).loss(
+                batch.source, batch.target, label_smoothing
+            )
+            tokens += (batch.target[:, 1:] != PADDING).sum()
+        return total / tokens
+
+    sources, targets = watched.ids("val")
+    val = padded(sources), padded(targets, [BEGIN])
+    val_tokens = (val[1][:, 1:] != PADDING).sum()
+
+    def validation_loss(parameters):
+        return model(parameters).loss(*val, label_smoothing=0) / val_tokens
+
+    records, averaged = replay(
+        start, loss, validation_loss, d_model=config.d_model, **settings
+    )
+    steps = range(1, len(records) + 1)
+    assert len(batches) == len(records) * accumulate
+    assert watched.noise.keys() == {
+        (seed, t, i) for t in steps for i in range(accumulate)
+    }
+    for name in ("loss", "gradient_norm", "learning_rate", "validation_loss"):
+        expected = {t: records[t - 1][name] for t in steps if name in records[t - 1]}
+        assert watched.metrics(name) == pytest.approx(expected, rel=1e-9), name
+    best = min(expected, key=expected.get)  # by the validation loss
+    written = {f"step-{t:08d}": records[t - 1]["parameters"] for t in steps}
+    written |= {"averaged": averaged, "best": records[best - 1]["parameters"]}
+    assert {p.stem for p in watched.run.glob("*.safetensors")} == written.keys()
+    for name, parameters in written.items():
+        found = watched.weights(name, parameters)
+        for parameter in parameters:
+            assert_close(found[parameter], parameters[parameter])
+    return records
+
+
+def test_a_run_with_the_papers_settings_is_that_of_the_reference(tmp_path, monkeypatch):
+    (tmp_path / "own.json").write_text(json.dumps(MODEL))
+    flags = "--warmup 2 --steps 4 --average 2 --max-tokens 60 --save-every 1 "
+    flags += "--log-every 1 --validate-every 3 --validate-bleu 0 --config"
+    run = Watched(tmp_path, monkeypatch, *flags.split(), tmp_path / "own.json")
+    papers = {"label_smoothing": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+    others = {"warmup": 2, "steps": 4, "average": 2, "validate_every": 3}
+    config = ModelConfig(**MODEL, dropout=0.1)
+    check_run(run, config, seed=1, accumulate=1, **papers, **others)
+
+    # The four batches are an epoch: each pair once, in the word pieces of the run.
+    pairs = zip(*run.ids("train"), strict=True)
+    expected = [([*source, END], [BEGIN, *target, END]) for source, target in pairs]
+    rows = [row for b in run.batches for row in zip(b.source, b.target, strict=True)]
+    found = [tuple(ids[ids != PADDING].tolist() for ids in row) for row in rows]
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_run_with_other_settings_is_that_of_the_reference(tmp_path, monkeypatch):
+    dropouts = {"dropout": 0.25, "relu_dropout": 0.5, "attention_dropout": 0.125}
+    model = {**MODEL, **dropouts, "d_k": 1, "d_v": 3}
+    settings = {
+        "seed": 4,
+        "accumulate": 2,
+        "label_smoothing": 0.2,
+        "learning_rate": 0.7,
+        "warmup": 2,
+        "beta1": 0.7,
+        "beta2": 0.9,
+        "epsilon": 1e-3,
+        "clip_norm": 0.5,
+        "steps": 9,
+        "patience": 2,
+        "average": 2,
+    }
+    flags = "--max-tokens 40 --save-every 1 --log-every 1 --validate-every 1".split()
+    flags += ["--validate-bleu", 0]
+    for name, value in {**model, **settings}.items():
+        flags += [f"--{name.replace('_', '-')}", value]
+    run = Watched(tmp_path, monkeypatch, *flags)
+    records = check_run(run, ModelConfig(**model), **settings)
+    # The run is one of which these settings matter: two validations in a row without
+    # a lower loss end it, not two in all, and one of its gradients needs no clipping.
+    losses = [record["validation_loss"] for record in records]
+    assert [x == min(losses[: i + 1]) for i, x in enumerate(losses)] == [
+        True, False, True, False, False,
+    ]  # fmt: skip
+    assert [record["gradient_norm"] > 0.5 for record in records].count(False) == 1
