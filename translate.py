@@ -10,18 +10,15 @@ The flag --help lists all settings.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from minitransformer.api import load
-from minitransformer.files import atomic_write, write_bytes
+from minitransformer.files import write_bytes
 from minitransformer.runs.run_directory import find_checkpoint, is_model
 from minitransformer.settings.config import PRECISIONS, DecodingConfig
 from minitransformer.settings.options import (
@@ -29,10 +26,16 @@ from minitransformer.settings.options import (
     add_arguments,
     build,
     exit_code,
+    flag_name,
     given,
     positive,
 )
-from minitransformer.text.lines import read_available_lines, read_lines
+from minitransformer.text.lines import (
+    compare_lengths,
+    open_output,
+    read_available_lines,
+    read_lines,
+)
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator
 
@@ -48,11 +51,21 @@ EXAMPLES = (
     "python translate.py --serve",
 )
 NOTES = """\
+Beam search takes its defaults from the run that is loaded (of several, from the first);
+those above are for a checkpoint outside a run. Flags override both.
+
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
 --nbest N > 1, each translation has a line `number ||| translation ||| score`. Numbers,
 those of --json too, begin with 0. The score is the natural log-probability divided by
 ((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence."""
+
+# What each of these flags leaves without effect.
+IGNORED = {
+    "serve": "input output score attention reference json buffer",
+    "attention": "input output score reference json buffer nbest max_input long_input",
+    "score": "reference json shortlist beam alpha nbest max_len_a max_len_b long_input",
+}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,27 +98,26 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     precision = "number format on a GPU (default bf16, or else fp32)"
     add("--precision", choices=PRECISIONS, help=precision)
     buffer = "most lines that are translated together (default 2000)"
-    add("--buffer", type=positive, default=2000, metavar="LINES", help=buffer)
+    add("--buffer", type=positive, metavar="LINES", help=buffer)
     add_arguments(parser, DecodingConfig)
     args = parser.parse_intermixed_args(arguments)
     while args.model and args.sentence and is_model(args.sentence[0]):
         args.model.append(Path(args.sentence.pop(0)))  # --model A B
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
-    ignored = given(args, DecodingConfig).keys() - {"decode_tokens", "max_input"}
-    ignored |= {x for x in ("reference", "json", "shortlist") if getattr(args, x)}
-    if args.score and ignored:
-        parser.error(f"--{min(ignored).replace('_', '-')} does nothing with --score")
-    if args.attention and (len(args.sentence) != 1 or args.score or args.serve):
-        parser.error("--attention expects one sentence and neither --score nor --serve")
+    named = {name for name, x in vars(args).items() if x is not None and x is not False}
+    for mode, ignored in IGNORED.items():
+        if mode in named and (useless := named.intersection(ignored.split())):
+            parser.error(f"{flag_name(min(useless))} does nothing with --{mode}")
+    if args.attention and len(args.sentence) != 1:
+        parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
     if args.attention and args.attention.suffix not in (".html", ".png", ".svg"):
         parser.error(f"--attention: expected .html, .png, .svg, got {args.attention}")
-    if args.serve and (args.sentence or args.input or args.score or args.output):
+    if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
-    if args.host and not args.serve:
-        parser.error("--host does nothing without --serve")
-    if args.compound_split and not args.reference:
-        parser.error("--compound-split does nothing without --reference")
+    for name, needed in (("host", "serve"), ("compound_split", "reference")):
+        if name in named and needed not in named:
+            parser.error(f"{flag_name(name)} does nothing without --{needed}")
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
     return args
@@ -119,64 +131,54 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
 
     Lines from a terminal or a pipe are translated as soon as no more are waiting.
     """
-    if args.sentence:
-        yield [sentence.replace("\n", " ") for sentence in args.sentence]
-    elif args.input:
-        lines = read_lines(args.input)
-        while part := list(itertools.islice(lines, args.buffer)):
+    together = args.buffer or 2000
+    if args.sentence or args.input:
+        sentences = (sentence.replace("\n", " ") for sentence in args.sentence)
+        lines = read_lines(args.input) if args.input else sentences
+        while part := list(itertools.islice(lines, together)):
             yield part
+    elif sys.stdin is None:
+        raise ValueError("standard input: expected an open file, it is closed")
     else:
-        yield from read_available_lines(sys.stdin.fileno(), args.buffer)
+        yield from read_available_lines(sys.stdin.fileno(), together)
 
 
 def load_model(args: argparse.Namespace) -> Translator:
-    """Load what --model names; without it, the newest run, and say which that is."""
+    """Load what --model names, or else the newest run; flags say how it decodes."""
     paths = args.model or [find_checkpoint(None)]
     if not args.model:
         print(f"translate.py: using {paths[0]}", file=sys.stderr)
-    return load(
+    translator = load(
         *paths,
         device=args.device,
         precision=args.precision,
         threads=args.threads,
         shortlist=args.shortlist,
     )
+    defaults, flags = vars(translator.decoding), given(args, DecodingConfig)
+    translator.decoding = build(DecodingConfig, defaults, flags)
+    return translator
 
 
 # Translations, and how they compare with references (6.1)
 
 
-@contextlib.contextmanager
-def open_output(path: Path | None) -> Iterator[TextIO]:
-    """Open standard output, or a file that appears once it is complete."""
-    if path is None:
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-        yield sys.stdout
-        return
-    with (
-        atomic_write(path) as partial,
-        open(partial, "w", encoding="utf-8", newline="\n") as file,
-    ):
-        yield file
-
-
-def write_translations(
-    args: argparse.Namespace, config: DecodingConfig, out: TextIO
-) -> None:
-    references = list(read_lines(args.reference)) if args.reference else None
-    translator, outputs, number = load_model(args), list[str](), 0
-    for lines in source_lines(args):
-        for found in translator.hypotheses(lines, config, number + 1):
-            texts = translator.text(found)
-            if references is not None:
-                outputs.append(texts[0])
-            out.writelines(output_lines(args, number, texts, found))
-            number += 1
-        out.flush()
-    if references is None:
+def write_translations(args: argparse.Namespace, translator: Translator) -> None:
+    outputs, number = list[str](), 0
+    with open_output(args.output) as out:
+        for lines in source_lines(args):
+            for found in translator.hypotheses(lines, translator.decoding, number + 1):
+                texts = translator.text(found)
+                if args.reference:
+                    outputs.append(texts[0])
+                out.writelines(output_lines(args, number, texts, found))
+                number += 1
+            out.flush()
+    if not args.reference:
         return
     from minitransformer.training import evaluation
 
+    references = list(read_lines(args.reference))
     print(evaluation.translation_quality(outputs, references), file=sys.stderr)
     if language := args.compound_split:
         bleu = evaluation.compound_split_bleu(outputs, references, language)
@@ -205,23 +207,23 @@ def output_lines(
 # Scores of given translations
 
 
-def write_scores(args: argparse.Namespace, config: DecodingConfig, out: TextIO) -> None:
+def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     """Write `log-probability TAB tokens` for each translation in --score."""
-    translator, targets = load_model(args), read_lines(args.score)
-    total, tokens, number = 0.0, 0, 0
+    targets, total, tokens, number = read_lines(args.score), 0.0, 0, 0
     expected = f"{args.score}: expected a line for each source line"
-    for lines in source_lines(args):
-        translations = list(itertools.islice(targets, len(lines)))
-        if len(translations) < len(lines):
-            raise ValueError(f"{expected}, got {number + len(translations)}")
-        scores = translator.score(lines, translations, config, number + 1)
-        for log_prob, length in scores:
-            out.write(f"{log_prob:.4f}\t{length}\n")
-            total, tokens = total + log_prob, tokens + length
-        number += len(lines)
-        out.flush()
-    if next(targets, None) is not None:
-        raise ValueError(f"{expected}, got more than {number}")
+    with open_output(args.output) as out:
+        for lines in source_lines(args):
+            pairs = lines, list(itertools.islice(targets, len(lines)))
+            if len(pairs[1]) < len(lines):
+                raise ValueError(f"{expected}, got {number + len(pairs[1])}")
+            scores = translator.score(*pairs, translator.decoding, number + 1)
+            for log_prob, length in scores:
+                out.write(f"{log_prob:.4f}\t{length}\n")
+                total, tokens = total + log_prob, tokens + length
+            number += len(lines)
+            out.flush()
+        if next(targets, None) is not None:
+            raise ValueError(f"{expected}, got more than {number}")
     perplexity = math.exp(min(-total / max(tokens, 1), 700))
     print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
 
@@ -229,11 +231,11 @@ def write_scores(args: argparse.Namespace, config: DecodingConfig, out: TextIO) 
 # Attention (Figures 3 to 5)
 
 
-def write_attention(args: argparse.Namespace) -> None:
+def write_attention(args: argparse.Namespace, translator: Translator) -> None:
     from minitransformer.translation import attention_maps, attention_picture
 
     line = args.sentence[0].replace("\n", " ")
-    maps = attention_maps.attention_maps(load_model(args), line)
+    maps = attention_maps.attention_maps(translator, line)
     if args.attention.suffix == ".html":
         write_bytes(args.attention, attention_maps.attention_page(maps).encode())
     else:
@@ -245,21 +247,19 @@ def write_attention(args: argparse.Namespace) -> None:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the flags ask for; return the exit code."""
-    config = build(DecodingConfig, {}, given(args, DecodingConfig))
-    try:
-        if args.serve:
-            from minitransformer.translation.serve import serve
+    compare_lengths(args.input, args.reference or args.score)
+    translator = load_model(args)
+    if args.serve:
+        from minitransformer.translation.serve import serve
 
-            serve(load_model(args), config, args.host or "127.0.0.1", args.serve)
-        elif args.attention:
-            write_attention(args)
-        else:
-            with open_output(args.output) as out:
-                (write_scores if args.score else write_translations)(args, config, out)
+        serve(translator, args.host or "127.0.0.1", args.serve)
+        return 0
+    write = write_scores if args.score else write_translations
+    write = write_attention if args.attention else write
+    try:
+        write(args, translator)
     except BrokenPipeError:
-        # The reader has gone, as with `| head`: end as other Unix tools do.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 141  # the reader has gone, as with `| head`: end as other Unix tools do
     return 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from minitransformer.devices import open_device
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.runs import checkpoint
-from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.runs.run_directory import decoding_defaults, find_checkpoint
 from minitransformer.settings.config import DecodingConfig
 from minitransformer.settings.options import build
 from minitransformer.translation.incremental_decoding import Ensemble
@@ -32,7 +32,8 @@ def load(
 ) -> Translator:
     """Load a run directory or a checkpoint, by default the newest run in ./runs.
 
-    Several paths make an ensemble, whose probabilities are averaged. `device` is "cpu",
+    Several paths make an ensemble, whose probabilities are averaged, and which decodes
+    as the run of the first. `device` is "cpu",
     "cuda" or "cuda:N"; `devices.open_device` explains `precision` and `threads`.
     `shortlist` is a file that `python -m minitransformer lexicon` has written.
 
@@ -41,7 +42,9 @@ def load(
     tune_allocator()
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
-    checkpoints = [checkpoint.load(find_checkpoint(place)) for place in places]
+    found = [find_checkpoint(place) for place in places]
+    decoding = decoding_defaults(found[0])
+    checkpoints = [checkpoint.load(path) for path in found]
     tokenizer, lexicon = checkpoints[0].tokenizer, None
     for place, loaded in zip(places, checkpoints, strict=True):
         if loaded.tokenizer.model != tokenizer.model:
@@ -51,7 +54,7 @@ def load(
         lexicon = Lexicon.load(Path(shortlist), tokenizer.vocab_size)
     models = [loaded.model for loaded in checkpoints]
     model = models[0] if len(models) == 1 else Ensemble(models)
-    return Translator(model, tokenizer, opened.num_threads, lexicon)
+    return Translator(model, tokenizer, opened.num_threads, lexicon, decoding)
 
 
 def translate(
@@ -59,7 +62,8 @@ def translate(
 ) -> list[str]:
     """Return the best translation of each line.
 
-    `options` are fields of `DecodingConfig`, such as `beam=5`.
+    `options` are fields of `DecodingConfig`, such as `beam=5`; what is not given is as
+    in the run that was loaded.
 
     Raises: ValueError if an option is unknown or out of range.
     """
@@ -67,4 +71,5 @@ def translate(
         raise ValueError("expected a list of lines, got one string")
     if unknown := options.keys() - {field.name for field in fields(DecodingConfig)}:
         raise ValueError(f"expected options of DecodingConfig, got {min(unknown)}")
-    return translator.translate(lines, build(DecodingConfig, {}, options))
+    config = build(DecodingConfig, vars(translator.decoding), options)
+    return translator.translate(lines, config)

@@ -5,13 +5,28 @@ fails the tests of that room alone.
 """
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+# The same cases each time, for every change. `pytest --hypothesis-profile long` draws
+# new ones; what fails is kept in a folder and tried first the next time.
+FAILURES = Path(__file__).parents[1] / ".hypothesis" / "examples"
 
 settings.register_profile(
     "repeatable", deadline=None, max_examples=25, derandomize=True
+)
+settings.register_profile(
+    "long",
+    deadline=None,
+    max_examples=2000,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(FAILURES),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
 

@@ -7,7 +7,7 @@ import pytest
 
 import minitransformer
 from support.in_process import run_translate
-from support.models import CAT_LINES
+from support.models import CAT_LINES, save_small_run
 from support.scripts import SHORT
 
 
@@ -18,6 +18,19 @@ def test_load_and_translate_equal_the_command(model_path, capfd):
     code, out, _ = run_translate(capfd, "--model", model_path, *SHORT, *CAT_LINES[:3])
     assert code == 0
     assert found == out.splitlines()
+
+
+def test_what_is_not_given_is_as_in_the_run(tmp_path):
+    run = save_small_run(tmp_path / "run", beam=3, max_len_a=0, max_len_b=4)
+    translator = minitransformer.load(run, threads=1)
+    assert (translator.decoding.beam, translator.decoding.max_len_b) == (3, 4)
+    options = {"beam": 3, "max_len_a": 0, "max_len_b": 4}
+    alone = minitransformer.load(next((tmp_path / "run").glob("*.safetensors")))
+    alone.decoding = minitransformer.DecodingConfig()
+    expected = minitransformer.translate(alone, CAT_LINES[:3], **options)
+    assert minitransformer.translate(translator, CAT_LINES[:3]) == expected
+    longer = minitransformer.translate(translator, CAT_LINES[:3], max_len_b=9)
+    assert list(map(len, longer)) > list(map(len, expected))
 
 
 @pytest.mark.parametrize(

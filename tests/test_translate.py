@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import translate
 from minitransformer.runs import checkpoint
+from minitransformer.translation import batch_translation
 from support.in_process import run_translate
-from support.models import CAT_LINES, save_small_model
+from support.models import CAT_LINES, save_small_model, save_small_run
 from support.scripts import SHORT, TRANSLATE
 
 
@@ -152,12 +153,9 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
     assert result.stdout.count(b"\n") == 1
 
 
-def test_the_newest_run_is_used_and_named(model_path, tmp_path):
+def test_the_newest_run_is_used_and_named(tmp_path):
     for name in ("old", "new"):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-        (folder / "best.safetensors").write_bytes(Path(model_path).read_bytes())
+        save_small_run(tmp_path / "runs" / name)
     result = run(*SHORT, "the cat", cwd=tmp_path)
     assert result.returncode == 0
     assert b"translate.py: using runs/" in result.stderr
@@ -179,6 +177,31 @@ def test_the_newest_run_is_used_and_named(model_path, tmp_path):
         ("--model MODEL --score bad --alpha 1 x", 2, "--alpha does nothing with"),
         ("--model MODEL --compound-split de x", 2, "nothing without --reference"),
         ("--model MODEL --score bad --json x", 2, "--json does nothing with --score"),
+        ("--attention x.html --beam 2 --json x", 2, "--json does nothing with --att"),
+        ("--attention x.html --output y x", 2, "--output does nothing with --att"),
+        ("--attention x.html --nbest 2 x", 2, "--nbest does nothing with --attention"),
+        ("--attention x.html", 2, "--attention expects one sentence, got 0"),
+        ("--serve --json", 2, "--json does nothing with --serve"),
+        ("--serve --reference two", 2, "--reference does nothing with --serve"),
+        ("--serve --buffer 5", 2, "--buffer does nothing with --serve"),
+        ("--model MODEL --serve 99999", 2, "expected a port of at most 65535, got 99"),
+        ("--model MODEL --serve 8 --host no.host.", 1, "cannot serve at no.host., por"),
+        ("--model MODEL --max-len-a inf x", 2, "max_len_a: expected a number below"),
+        ("--model MODEL --max-len-a 1e18 x", 2, "max_len_a: expected at most 100, got"),
+        (
+            f"--model MODEL --max-len-b {2**63 - 1} x",
+            2,
+            "max_len_b: expected at most",
+        ),
+        ("--model MODEL --beam 1000000000 x", 2, "beam: expected at most 1000, got 1"),
+        ("--model MODEL --alpha 5000 x", 2, "alpha: expected at most 10, got 5000"),
+        (f"--model MODEL --max-input {9**400} x", 2, "expected a number below 2^63"),
+        (f"--model MODEL --threads {9**400} x", 2, "--threads: expected a whole numb"),
+        ("--model MODEL --output . x", 1, "expected a file to write, got the folder ."),
+        ("--model MODEL --input two --score bad", 1, "bad, line 2: expected UTF-8"),
+        ("--model MODEL --reference none x", 1, "none: No such file or directory"),
+        ("--model none --input two --reference one", 1, "in one as in two, got 1 and"),
+        ("--model none --input two --score one", 1, "in one as in two, got 1 and 2"),
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
@@ -193,28 +216,137 @@ def test_the_newest_run_is_used_and_named(model_path, tmp_path):
         ("--model MODEL --device cuda:x x", 1, "expected a device cpu, cuda or cuda:N"),
         ("--model MODEL --precision bf16 x", 2, "expected fp32 with --device cpu"),
         (
-            "--model LEARNED --long-input error",
+            "--model LEARNED --long-input error --input long",
             1,
             "line 2: expected at most 5 word pieces",
         ),
     ],
 )
-def test_bad_input_gets_one_line(model_path, tmp_path, flags, code, message):
-    (tmp_path / "bad").write_bytes(b"fine\n\xff\n")
-    (tmp_path / "two").write_bytes(b"a\nb\n")
-    learned = "LEARNED" in flags
-    if learned:
-        path = tmp_path / "learned.safetensors"
-        flags = flags.replace(
-            "LEARNED", save_small_model(path, positions="learned", max_positions=6)
+def test_bad_input_gets_one_line(
+    model_path, tmp_path, monkeypatch, capfd, flags, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("bad").write_bytes(b"fine\n\xff\n")
+    Path("one").write_bytes(b"a\n")
+    Path("two").write_bytes(b"a\nb\n")
+    Path("long").write_bytes(b"cat\nthe cat number 7 sat on the mat and looked\n")
+    if "LEARNED" in flags:
+        save_small_model(
+            Path("learned.safetensors"), positions="learned", max_positions=6
         )
-    stdin = b"cat\nthe cat number 7 sat on the mat and looked\n" if learned else b""
-    found = run(*flags.replace("MODEL", model_path).split(), cwd=tmp_path, stdin=stdin)
-    error = found.stderr.decode()
-    assert (found.returncode, message in error) == (code, True), error
-    assert "Traceback" not in error
+        flags = flags.replace("LEARNED", "learned.safetensors")
+    flags = flags.replace("MODEL", model_path).split()
+    found, _, error = run_translate(capfd, *flags)
+    assert (found, message in error) == (code, True), error
     last = error.rstrip("\n").split("\n")[-1]
     assert last.startswith("translate.py: error: ")
+
+
+def test_defaults_of_beam_search_are_those_of_the_run(tmp_path, monkeypatch, capfd):
+    """Of several runs, those of the first; flags win; a lone checkpoint has its own."""
+    used = []
+
+    def translate_ids(model, sources, config, *rest):
+        used.append(config)
+        return batch_translation.translate_ids(model, sources, config, *rest)
+
+    monkeypatch.setattr(
+        "minitransformer.translation.translator.translate_ids", translate_ids
+    )
+    parsing = {"beam": 7, "alpha": 0.3, "max_len_b": 3, "nbest": 2}
+    run = save_small_run(tmp_path / "runs" / "a", **parsing)
+    other = save_small_run(tmp_path / "runs" / "b", beam=5, max_len_b=4)
+    alone = tmp_path / "best.safetensors"
+    alone.write_bytes((tmp_path / "runs" / "a" / "best.safetensors").read_bytes())
+    page = str(tmp_path / "x.html")
+    for flags, expected in [
+        (["--model", run], (7, 0.3, 3, 1)),
+        (["--model", f"{run}/best.safetensors"], (7, 0.3, 3, 1)),
+        (["--model", run, "--beam", "1", "--alpha", "0"], (1, 0, 3, 1)),
+        (["--model", run, other], (7, 0.3, 3, 1)),
+        (["--model", other, run, "--nbest", "2"], (5, 0.6, 4, 2)),
+        (["--model", run, "--attention", page, "--beam", "2"], (2, 0.3, 3, 1)),
+        (["--model", str(alone)], (4, 0.6, 50, 1)),
+    ]:
+        assert run_translate(capfd, *flags, "the cat")[0] == 0
+        found = used[-1]
+        assert (found.beam, found.alpha, found.max_len_b, found.nbest) == expected
+    (tmp_path / "runs" / "a" / "config.json").write_text('{"preset": "x"}')
+    code, out, err = run_translate(capfd, "--model", run, "the cat")
+    assert (code, out) == (1, "")
+    assert "config.json: expected a run's configuration" in err
+
+
+def test_too_many_references_cost_no_output(model_path, tmp_path, capfd):
+    """Found before translating where both are files, and else after writing."""
+    (tmp_path / "references").write_text("a\nb\n")
+    output, reference = str(tmp_path / "out"), str(tmp_path / "references")
+    flags = ("--model", model_path, *SHORT, "-o", output, "--reference", reference)
+    code, _, err = run_translate(capfd, *flags, "the cat")
+    assert code == 1
+    assert "as many references as translations and at least one, got 2 and 1" in err
+    assert Path(output).read_text().count("\n") == 1
+
+
+def test_a_sentence_need_not_be_a_possible_file_name(model_path, monkeypatch, capfd):
+    flags = ("--model", model_path, *SHORT)
+    for sentence in ("the cat " * 40, "x" * 5000 + "/y", "\0"):
+        assert run_translate(capfd, *flags, sentence)[0] == 0
+
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert run_translate(capfd, *flags, "a folder")[0] == 0
+    monkeypatch.setattr("os.stat", refuse)
+    args = translate.parse_arguments([*flags, "a folder"])
+    assert args.sentence == ["a folder"]
+
+
+@pytest.mark.parametrize("largest", [3.4e38, 1e30])
+def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
+    path = Path(save_small_model(tmp_path / "x.safetensors"))
+    model = checkpoint.load(path)
+    model.parameters.data[...] = np.where(model.parameters.data > 0, largest, -largest)
+    checkpoint.save(path, model)
+    (tmp_path / "target").write_text("the cat")
+    flags = ("--model", str(path), "the cat sat")
+    for more in ((), ("--beam", "1"), ("--score", str(tmp_path / "target"))):
+        code, out, err = run_translate(capfd, *flags, *more)
+        assert (code, out) == (1, "")
+        expected = "expected a model whose outputs are finite: this one's training"
+        assert err.startswith(f"translate.py: error: {expected}")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "streams", "code", "error"),
+    [
+        ("", "<&-", 1, "translate.py: error: standard input: expected an open file"),
+        ("", "0> x", 1, "translate.py: error: standard input: Bad file descriptor"),
+        ("x", ">&-", 1, "translate.py: error: standard output: expected an open fil"),
+        ("x", "> /dev/full", 1, "error: standard output: No space left on device"),
+        ("x --output out", "<&- >&-", 0, ""),
+        ("x", "2>&-", 0, ""),
+        ("--input none", "2>&-", 1, ""),
+    ],
+)
+def test_closed_and_full_streams(model_path, tmp_path, flags, streams, code, error):
+    command = " ".join([*TRANSLATE, "--model", model_path, *SHORT, flags, streams])
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert error in done.stderr.decode()
+    assert done.stderr.count(b"\n") == bool(error)
+    assert done.stdout.count(b"\n") == (code == 0 and ">&- " not in f"{streams} "[4:])
+
+
+def test_optimised_python_translates(model_path):
+    command = [*TRANSLATE, "--model", model_path, *SHORT, "the cat"]
+    plain = subprocess.run(command, capture_output=True, check=True)
+    command.insert(1, "-OO")
+    optimised = subprocess.run(command, capture_output=True, check=True)
+    assert (optimised.stdout, optimised.stderr) == (plain.stdout, b"")
 
 
 def test_an_incomplete_output_is_not_left(model_path, tmp_path):

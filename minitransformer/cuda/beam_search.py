@@ -13,7 +13,11 @@ from minitransformer.cuda import device
 from minitransformer.cuda.device import WARP
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
-from minitransformer.translation.beam_search import Hypothesis, length_penalty
+from minitransformer.translation.beam_search import (
+    NOT_FINITE,
+    Hypothesis,
+    length_penalty,
+)
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 # Sentences that are done leave the batch when at most this share of it is left.
@@ -100,6 +104,8 @@ def _hypotheses(
     """Collect the tokens of each finished hypothesis, from the last to the first."""
     path = [tuple(map(to_host, step)) for step in history]
     scores, log_probs, steps, beams, counts = map(to_host, finished)
+    if not counts.all():  # the kernel keeps no hypothesis where a logit is not finite
+        raise ValueError(NOT_FINITE)
     results: list[list[Hypothesis]] = []
     for sentence, count in enumerate(counts):
         results.append([])

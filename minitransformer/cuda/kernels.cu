@@ -744,6 +744,7 @@ extern "C" __global__ void append_to_cache(real* cache, const real* latest,
 // - `sentences` [B'], the indices of the sentences in the whole batch; the step limits
 //   of all sentences [B], and the length penalties of all lengths;
 // - `beams`, K, `count`, the number of this step (from 1) and the id of EOS.
+// A sentence with a logit that is not finite is done and has no hypothesis.
 extern "C" __global__ void beam_search_step(
     double* next, int* origins, int* rows, int* chosen, bool* done, double* end_scores,
     double* end_log_probs, int* end_steps, int* end_beams, int* end_counts, int nbest,
@@ -780,6 +781,11 @@ extern "C" __global__ void beam_search_step(
     next[k] = -INFINITY, origins[k] = chosen[k] = 0;
   for (int k = 0; k < beam_size; k++) rows[k] = b * beams + origins[k];
   if (done[b]) return;
+  for (int k = 0; k < beams; k++) {
+    if (isfinite(log_totals[k])) continue;  // all are, unless the training diverged
+    end_counts[sentence] = 0, done[b] = true;
+    return;
+  }
   bool at_limit = step == limits[sentence], none = end_counts[sentence] == 0;
   for (int k = 0; at_limit && none && k < live; k++)
     finished.add(sentence, next[k] / penalties[step], next[k], step, k);

@@ -30,7 +30,7 @@ from minitransformer.parsing.trees import (
     words,
 )
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
-from minitransformer.text.lines import TextPair
+from minitransformer.text.lines import TextPair, open_output
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
 PUNCTUATION = (",", ":", "``", "''", ".")
@@ -263,10 +263,8 @@ def run(args: argparse.Namespace) -> None:
     elif args.command == "restore":
         pairs = TextPair(args.sequences, args.words).lines()
         lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
-        if args.output:
-            _write(args.output, lines)
-        else:
-            print(*lines, sep="\n")
+        with open_output(args.output) as out:
+            out.writelines(f"{line}\n" for line in lines)
     else:
         everything, shorter = score_files(args.gold, args.trees, args.cutoff)
         print(f"{'words':<20}{'any':>10}{f'<= {args.cutoff}':>10}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minitransformer.files import file_lock, write_bytes
 from minitransformer.runs.checkpoint import SUFFIX
-from minitransformer.settings.config import RunConfig
+from minitransformer.settings.config import DecodingConfig, RunConfig
 
 
 class RunDirectory:
@@ -191,6 +193,19 @@ def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
 
 def is_model(text: str) -> bool:
     """Return whether an argument names a run directory or a checkpoint file."""
-    path = Path(text)
-    is_checkpoint = path.suffix == SUFFIX and path.is_file()
-    return is_checkpoint or RunDirectory(path).config.is_file()
+    # os.path.isfile is False for what is no name or cannot be read; Path raises.
+    is_checkpoint = text.endswith(SUFFIX) and os.path.isfile(text)
+    return is_checkpoint or os.path.isfile(RunDirectory(Path(text)).config)
+
+
+def decoding_defaults(checkpoint: Path) -> DecodingConfig:
+    """Return how the run of a checkpoint decodes, with one translation a sentence.
+
+    A checkpoint outside a run has the defaults of `DecodingConfig`.
+
+    Raises: ValueError if config.json lies beside the checkpoint and is unusable.
+    """
+    run = RunDirectory(checkpoint.parent)
+    if not run.config.is_file():
+        return DecodingConfig()
+    return replace(run.read_config().decoding, nbest=1)

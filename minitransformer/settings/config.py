@@ -228,19 +228,28 @@ class DecodingConfig(Config):
 
     help_group: ClassVar[str] = "beam search (section 6.1)"
 
-    beam: int = option(4, "beam size; 1 is greedy", at_least=1, alias="--beam-size")
+    beam: int = option(
+        4, "beam size; 1 is greedy", at_least=1, at_most=1000, alias="--beam-size"
+    )
     alpha: float = option(
         0.6,
         "length penalty: scores are divided by ((5 + length) / 6)^alpha",
         at_least=0,
+        at_most=10,
         alias="--length-penalty",
     )
     nbest: int = option(1, "translations per sentence, at most the beam", at_least=1)
     max_len_a: float = option(
-        1.0, "a in the longest output, a * input length + b tokens", at_least=0
+        1.0,
+        "a in the longest output, a * input length + b tokens",
+        at_least=0,
+        at_most=100,
     )
     max_len_b: int = option(
-        50, "b in the longest output, a * input length + b tokens", at_least=0
+        50,
+        "b in the longest output, a * input length + b tokens",
+        at_least=0,
+        at_most=10_000,
     )
     max_input: int = option(
         1024, "longest input that is translated in one piece, in tokens", at_least=1
@@ -362,5 +371,5 @@ class RunConfig:
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (s, t) for split, (s, t) in stored["text"].items()},
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import json
 import operator
+import os
 import sys
 import types
 import typing
@@ -25,7 +26,15 @@ C = TypeVar("C")
 METAVARS = {int: "N", float: "X", str: "NAME"}
 
 # How values are compared with the limits of `option`
-COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
+COMPARISONS = {
+    "at_least": operator.ge,
+    "at_most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+}
+
+# What numbers stay below, so that they fit into arrays and counters.
+TOO_LARGE = 2**63
 
 
 class UsageError(ValueError):
@@ -79,6 +88,8 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     and 130 after Ctrl-C. `who`, such as a rank, is put before the message.
     """
     code = 1
+    if sys.stderr is None:  # it was closed, and print would take standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         return work() or 0
     except KeyboardInterrupt:
@@ -100,6 +111,7 @@ def option(
     help: str,
     *,
     at_least: float | None = None,
+    at_most: float | None = None,
     below: float | None = None,
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
@@ -107,7 +119,7 @@ def option(
     alias: str | None = None,
 ) -> Any:
     """Return a dataclass field that becomes a flag; `alias` is another name of it."""
-    limits = {"at_least": at_least, "below": below, "above": above}
+    limits = {"at_least": at_least, "at_most": at_most, "below": below, "above": above}
     flag = {"help": help, "choices": choices, "metavar": metavar}
     metadata = {"limits": limits, "alias": alias, "flag": flag}
     return field(default=default, metadata=metadata)
@@ -128,12 +140,12 @@ class Config:
             kind, optional = _value_type(hints[f.name])
             if value is None and optional:
                 continue
-            if kind is float and type(value) is int:
-                object.__setattr__(self, f.name, float(value))
-            elif type(value) is not kind:
+            if type(value) is not kind and (kind, type(value)) != (float, int):
                 raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
-            if value != value:
-                raise ValueError(f"{f.name}: expected a number, got {value}")
+            if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
+                got = f"{value}"[:40]
+                raise ValueError(f"{f.name}: expected a number below 2^63, got {got}")
+            object.__setattr__(self, f.name, kind(value))
             for name, limit in f.metadata["limits"].items():
                 if limit is not None and not COMPARISONS[name](value, limit):
                     expected = f"{name.replace('_', ' ')} {limit}"
@@ -218,9 +230,10 @@ def flag_name(field_name: str) -> str:
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1, as the `type` of an argument."""
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least 1, got {text!r}"
+            "expected a whole number of at least 1 and at most nine digits, "
+            f"got {text[:40]!r}"
         )
     return int(text)
 

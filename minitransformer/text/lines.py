@@ -1,4 +1,7 @@
-"""Text files, plain or .gz: lines of UTF-8, and pairs of files that are parallel."""
+"""Text files, plain or .gz, and standard input and output: lines of UTF-8.
+
+Two files that are translations of each other, line by line, are a `TextPair`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,21 @@ import hashlib
 import itertools
 import os
 import select
+import stat
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TextIO, cast
 
+from minitransformer.files import atomic_write
 from minitransformer.settings.config import TextConfig
+
+# The longest line that is read, in bytes. To cut it into word pieces takes about sixty
+# times as much memory.
+MAX_LINE = 1 << 22
 
 
 @contextmanager
@@ -25,6 +35,38 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, file)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: expected a gzip file, got {error}") from None
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[TextIO]:
+    """Open standard output, or a file that appears once it is complete.
+
+    Raises: ValueError if standard output is closed, OSError naming what cannot be
+    written.
+    """
+    if path is not None:
+        if path.is_dir():
+            raise ValueError(f"expected a file to write, got the folder {path}")
+        with (
+            atomic_write(path) as partial,
+            open(partial, "w", encoding="utf-8", newline="\n") as file,
+        ):
+            yield file
+        return
+    if sys.stdout is None:
+        raise ValueError("standard output: expected an open file, it is closed")
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is None:  # at exit, Python would fail to write the rest again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            error.filename = "standard output"
+        raise
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -33,15 +75,22 @@ def read_lines(path: Path) -> Iterator[str]:
     Only a line feed ends a line. A carriage return before it and a byte-order mark at
     the start of the file are dropped.
 
-    Raises: ValueError naming the file, and the line if one is not UTF-8.
+    Raises: ValueError naming the file, and the line if one is not UTF-8 or has more
+    than MAX_LINE bytes.
     """
     with open_text(path) as file:
-        for number, raw in enumerate(file, start=1):
+        lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
+        for number, raw in enumerate(lines, start=1):
             yield decode_line(raw.removesuffix(b"\n"), number, str(path))
 
 
-def decode_line(raw: bytes, number: int, place: str) -> str:
+def decode_line(raw: bytes | bytearray, number: int, place: str) -> str:
     """Decode line `number` (from 1) of the text that `place` names."""
+    if len(raw) > MAX_LINE:
+        raise ValueError(
+            f"{place}, line {number}: expected at most {MAX_LINE:,} bytes before a "
+            "line feed, got more"
+        )
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -61,22 +110,36 @@ def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
 
     Raises: ValueError as `read_lines`.
     """
-    lines: list[str] = []
-    rest, number, at_end = b"", 0, False
-    while not at_end or lines:
-        ready = not lines or bool(select.select([descriptor], [], [], 0)[0])
-        if at_end or not ready or len(lines) >= limit:
-            yield lines[:limit]
-            lines = lines[limit:]
-            continue
-        block = os.read(descriptor, 1 << 16)
-        *complete, rest = (rest + block).split(b"\n")
-        at_end = not block
-        if at_end and rest:
-            complete.append(rest)
+    lines, number, place = list[str](), 0, "standard input"
+    rest = bytearray()  # a line whose end has not been read yet
+    while block := _read_block(descriptor, place):
+        rest += block
+        complete: list[bytearray] = []
+        if b"\n" in block:
+            *complete, rest = rest.split(b"\n")
         for raw in complete:
             number += 1
-            lines.append(decode_line(raw, number, "standard input"))
+            lines.append(decode_line(raw, number, place))
+            if len(lines) == limit:
+                yield lines
+                lines = []
+        if len(rest) > MAX_LINE:
+            break
+        if lines and not select.select([descriptor], [], [], 0)[0]:
+            yield lines
+            lines = []
+    if rest:
+        lines.append(decode_line(rest, number + 1, place))
+    if lines:
+        yield lines
+
+
+def _read_block(descriptor: int, place: str) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError as error:
+        error.filename = place
+        raise
 
 
 @dataclass(frozen=True)
@@ -114,6 +177,17 @@ class TextPair:
     def first(self, limit: int | None = None) -> list[tuple[str, str]]:
         """Return the first `limit` pairs of lines, or all of them."""
         return list(itertools.islice(self.lines(), limit))
+
+
+def compare_lengths(source: Path | None, target: Path | None) -> None:
+    """Compare two files before they are used, unless one is a pipe or is not named.
+
+    Raises: ValueError if one has more lines, OSError if one does not exist.
+    """
+    paths = [path for path in (source, target) if path is not None]
+    if [stat.S_ISREG(os.stat(path).st_mode) for path in paths] == [True, True]:
+        for _ in TextPair(*paths).lines():
+            pass
 
 
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from minitransformer.engine.autograd import PRIMITIVES, no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.engine.machine import one_blas_thread
 from minitransformer.settings.config import BOS_ID, EOS_ID, DecodingConfig
 from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
@@ -44,13 +45,19 @@ class AttentionMaps:
         return json.dumps(values).replace("<", "\\u003c")
 
 
-def attention_maps(translator: Translator, line: str) -> AttentionMaps:
-    """Translate a line by the default beam search, and record every head's weights.
+def attention_maps(
+    translator: Translator, line: str, config: DecodingConfig | None = None
+) -> AttentionMaps:
+    """Translate a line of at most 256 word pieces, and record every head's weights.
+
+    Without `config` the translator decodes as it does by default.
 
     Raises: ValueError if the line is blank or too long, or if there are several models.
     """
     model, tokenizer = translator.single_model, translator.tokenizer
-    config = DecodingConfig(long_input="error", max_input=256)
+    config = replace(
+        config or translator.decoding, nbest=1, long_input="error", max_input=256
+    )
     [[source]] = translator.encode([line], config)
     if not source:
         raise ValueError("expected a sentence, got a blank line")
@@ -76,7 +83,7 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
 
         return recording
 
-    with no_grad(), wrap_primitives(observer):
+    with one_blas_thread(), no_grad(), wrap_primitives(observer):
         model(xp.asarray([[*source, EOS_ID]]), xp.asarray([[BOS_ID, *target]]))
     layers = model.config.encoder_layers
     names = [*tokenizer.pieces(target), "end"]
@@ -92,4 +99,4 @@ def attention_maps(translator: Translator, line: str) -> AttentionMaps:
 
 def attention_page(maps: AttentionMaps) -> str:
     """Return an HTML document that shows the maps and needs no network."""
-    return page("attention.html", maps.to_json())
+    return page("attention.html", DATA=maps.to_json())

@@ -49,7 +49,7 @@ def translate_ids(
         limits = np.minimum(limits.astype(int) + 1, positions)  # EOS counts here
         source = encoded.pad(batch)
         tokens = None if shortlist is None else shortlist(source)
-        with no_grad():
+        with no_grad(), np.errstate(all="ignore"):  # the search refuses what overflows
             decoder = incremental_decoder(
                 model, xp.asarray(source), config.beam, tokens
             )

@@ -18,6 +18,8 @@ from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
+NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
+
 # Groups of tokens whose maxima bound the best logits of a row, at least.
 MIN_GROUPS = 256
 
@@ -139,7 +141,7 @@ def _best_candidates(
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
     Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
-    lower token. The logits are overwritten.
+    lower token. The logits are overwritten. Raises: ValueError if one is not finite.
 
     Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
     the tokens (7, 8) are (-0.1, -2.5) after the first and (-0.7, -0.7) after the
@@ -162,6 +164,8 @@ def _best_candidates(
         found.append((rows, tokens + first, values))
         log_totals = np.logaddexp(log_totals, log_total)
         first += width
+    if not np.isfinite(log_totals).all():
+        raise ValueError(NOT_FINITE)
     row, token, value = map(np.concatenate, zip(*found, strict=True))
     log_prob = value + (log_probs.reshape(-1) - log_totals)[row]
     sentence = row // beams

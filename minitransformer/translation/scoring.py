@@ -12,6 +12,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.batch_translation import map_batches
+from minitransformer.translation.beam_search import NOT_FINITE
 
 
 def score_targets(
@@ -23,7 +24,8 @@ def score_targets(
 ) -> list[tuple[float, int]]:
     """Return the log-probability and the length of each target, EOS counted in both.
 
-    A pair whose sides are both empty has log-probability 0.
+    A pair whose sides are both empty has log-probability 0. Raises: ValueError if a
+    log-probability is not finite.
     Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
     """
     source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
@@ -31,8 +33,12 @@ def score_targets(
 
     def score_batch(batch: np.ndarray) -> list[float]:
         ids = source.pad(batch), target.pad(batch, BOS_ID)
-        log_probs, _ = token_log_probs(model, *map(xp.asarray, ids))
-        return to_host(log_probs).sum(axis=1, dtype=np.float64).tolist()
+        with np.errstate(all="ignore"):
+            log_probs, _ = token_log_probs(model, *map(xp.asarray, ids))
+        totals = to_host(log_probs).sum(axis=1, dtype=np.float64)
+        if not np.isfinite(totals).all():
+            raise ValueError(NOT_FINITE)
+        return totals.tolist()
 
     results = [(0.0, 1)] * len(sources)
     lengths = np.maximum(source.lengths, target.lengths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -12,18 +13,20 @@ from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 from minitransformer.settings.config import DecodingConfig
+from minitransformer.settings.options import UsageError
 from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
 MAX_BODY = 16_384  # bytes
 MAX_LINES = 50
-MAX_BEAM = 16
+MAX_BEAM = 16  # unless the default is larger
 MAX_WAITING = 4  # requests, beside the one that is being answered
 REQUEST_TIMEOUT = 10  # seconds that a browser may send nothing
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -54,8 +57,11 @@ class Server(ThreadingHTTPServer):
     def __init__(
         self, host: str, port: int, translator: Translator, config: DecodingConfig
     ) -> None:
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
         self.translator, self.config = translator, config
+        self.max_beam = max(MAX_BEAM, config.beam)
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self._translating = threading.Lock()
         self._admitted = threading.Semaphore(1 + MAX_WAITING)
@@ -63,9 +69,19 @@ class Server(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """The address of the page, with the token if there is one."""
-        host, port = self.server_address[:2]
+        host, port = str(self.server_address[0]), self.server_address[1]
         query = f"?token={self.token}" if self.token else ""
-        return f"http://{host!s}:{port}/{query}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/{query}"
+
+    def page(self) -> str:
+        """Return the page, which begins with the default beam size."""
+        beam, nbest = self.config.beam, self.config.nbest
+        return page("translate.html", MAX=self.max_beam, BEAM=beam, NBEST=nbest)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing about a browser that has gone away or stopped sending."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     def answer(self, path: str, request: dict[str, Any]) -> str:
         """Return the JSON that answers a request. Raises: ValueError."""
@@ -76,7 +92,8 @@ class Server(ThreadingHTTPServer):
                 if path == "/translate":
                     return self._translate(request)
                 text = _field(request, "text", str)
-                return attention_maps(self.translator, text).to_json()
+                config = self._decoding(request | {"nbest": 1})
+                return attention_maps(self.translator, text, config).to_json()
         finally:
             self._admitted.release()
 
@@ -84,11 +101,8 @@ class Server(ThreadingHTTPServer):
         lines = _field(request, "text", str).split("\n")
         if len(lines) > MAX_LINES:
             raise ValueError(f"expected at most {MAX_LINES} lines, got {len(lines)}")
-        wanted = {n: _field(request, n, int) for n in ("beam", "nbest") if n in request}
-        if max(wanted.values(), default=1) > MAX_BEAM:
-            raise ValueError(f"expected a beam of at most {MAX_BEAM}")
         started = time.perf_counter()
-        found = self.translator.hypotheses(lines, replace(self.config, **wanted))
+        found = self.translator.hypotheses(lines, self._decoding(request))
         answers = [
             [
                 {"text": text, "score": hypothesis.score}
@@ -98,6 +112,13 @@ class Server(ThreadingHTTPServer):
         ]
         seconds = time.perf_counter() - started
         return json.dumps({"lines": answers, "seconds": seconds})
+
+    def _decoding(self, request: dict[str, Any]) -> DecodingConfig:
+        """Return how a request asks to decode. Raises: ValueError."""
+        wanted = {n: _field(request, n, int) for n in ("beam", "nbest") if n in request}
+        if max(wanted.values(), default=1) > self.max_beam:
+            raise ValueError(f"expected a beam of at most {self.max_beam}")
+        return replace(self.config, **wanted)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -117,10 +138,10 @@ class Handler(BaseHTTPRequestHandler):
             if self.command == "POST":
                 data = self._answer().encode()
             elif self.path.partition("?")[0] == "/":
-                data, kind = page("translate.html").encode(), "text/html"
+                data, kind = self.server.page().encode(), "text/html"
             else:
                 raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:
             status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
             data = json.dumps({"error": str(error)}).encode()
             self.close_connection = True  # the request's body may not have been read
@@ -138,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
         if self.server.token is None:
             # DNS rebinding: another site's page must not reach this server.
-            host = self.headers.get("Host", "").rsplit(":", 1)[0]
+            host = urlsplit("//" + self.headers.get("Host", "")).hostname
             if host not in LOOPBACK:
                 raise RequestError(HTTPStatus.FORBIDDEN, f"unknown host {host!r}")
         else:
@@ -169,8 +190,18 @@ def _field(request: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def serve(translator: Translator, config: DecodingConfig, host: str, port: int) -> None:
-    """Serve the page until Ctrl-C. Raises: OSError if the port is taken."""
-    with Server(host, port, translator, config) as server:
+def serve(translator: Translator, host: str, port: int) -> None:
+    """Serve the page until Ctrl-C.
+
+    Raises: OSError or ValueError naming a host or port that cannot be used.
+    """
+    if port > 65_535:
+        raise UsageError(f"--serve: expected a port of at most 65535, got {port}")
+    try:
+        server = Server(host, port, translator, translator.decoding)
+    except (OSError, UnicodeError) as error:  # a name may be no possible host
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
+    with server:
         print(f"translate.py: open {server.address} (Ctrl-C ends)", file=sys.stderr)
         server.serve_forever()

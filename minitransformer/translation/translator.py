@@ -20,7 +20,8 @@ from minitransformer.translation.scoring import score_targets
 class Translator:
     """A model or an ensemble with its tokenizer, and a lexicon for shortlists if any.
 
-    It translates on `num_threads` threads. Where a method takes `first_line`, that is
+    It translates on `num_threads` threads; `decoding` is how it decodes unless it is
+    told otherwise. Where a method takes `first_line`, that is
     the number by which errors call the first of its lines.
     """
 
@@ -30,9 +31,10 @@ class Translator:
         tokenizer: Tokenizer,
         num_threads: int = 1,
         lexicon: Lexicon | None = None,
+        decoding: DecodingConfig | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.num_threads = num_threads
+        self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
         self.shortlist = lexicon.shortlist if lexicon else None
 
     @property

@@ -388,6 +388,32 @@ def test_the_best_tokens_of_rows(gpu, dtype):
     assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad):
+    """A row of them or one NaN, in the first step or later."""
+
+    class Diverging(ScriptedDecoder):
+        def step(self, tokens):
+            [logits] = super().step(to_host(tokens))
+            if len(self.counts) == when:
+                logits[-1, 4 if np.isnan(bad) else slice(None)] = bad
+            logits = logits.astype(np.float32)
+            yield logits if search is beam_search else gpu.xp.asarray(logits)
+
+        def select(self, rows):
+            super().select(to_host(rows))
+
+    for when in (1, 3):
+        for search in (beam_search, gpu_beam_search.beam_search):
+            decoder = Diverging(random_log_probs(1, 0.5), range(2))
+            with (
+                pytest.raises(ValueError, match="a model whose outputs are finite"),
+                np.errstate(all="ignore"),
+            ):
+                search(decoder, np.array([9, 9]), 3, 0.6)
+            assert len(decoder.counts) >= when
+
+
 @pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
 def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
     class Narrow(ScriptedDecoder):

@@ -314,6 +314,15 @@ def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
     assert rows[6].split() == ["F1", "100.00", "100.00"]
 
 
+def test_restore_writes_a_line_a_line(tmp_path, capsys):
+    (tmp_path / "none").write_text("")
+    none = str(tmp_path / "none")
+    assert parsing.main(["restore", none, none]) == 0
+    assert capsys.readouterr().out == ""
+    assert parsing.main(["restore", none, none, "--output", str(tmp_path)]) == 1
+    assert "expected a file to write, got the folder" in capsys.readouterr().err
+
+
 def test_constituents_become_training_pairs_of_their_own(tmp_path):
     """Only of the first split, of two words or more, and once each."""
     (tmp_path / "penn.mrg").write_text(PENN + GOLD + GOLD)

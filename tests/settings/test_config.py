@@ -74,6 +74,19 @@ def test_flags_are_known_by_other_names():
         (ModelConfig, {"d_model": "64"}, "d_model: expected int, got '64'"),
         (ModelConfig, {"positions": "rotary"}, "sinusoidal, learned, got rotary"),
         (ModelConfig, {"dropout": float("nan")}, "dropout: expected a number"),
+        (DecodingConfig, {"max_len_a": float("inf")}, "max_len_a: expected a number"),
+        (DecodingConfig, {"max_len_a": 10**400}, r"number below 2\^63, got 1000"),
+        (TrainingConfig, {"steps": 10**400}, r"steps: expected a number below 2\^63"),
+        (
+            DecodingConfig,
+            {"beam": 10**9},
+            "beam: expected at most 1000, got 10000",
+        ),
+        (
+            DecodingConfig,
+            {"max_len_b": 2**62},
+            "max_len_b: expected at most 10000",
+        ),
         (TrainingConfig, {"minutes": 0.0}, "minutes: expected above 0, got 0"),
         (TrainingConfig, {"label_smoothing": -0.1}, "expected at least 0, got -0.1"),
         (TextConfig, {"data": "x"}, "--data expects --source and --target"),
@@ -97,6 +110,12 @@ def test_wrong_values_are_refused(cls, values, message):
 
 def test_a_whole_number_is_a_float_too():
     assert TrainingConfig(minutes=3).minutes == 3.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", '{"preset": "x"}'])
+def test_other_json_is_no_run_configuration(text):
+    with pytest.raises(ValueError, match="expected a run's configuration"):
+        RunConfig.from_json(text)
 
 
 def run_config():

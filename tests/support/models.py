@@ -7,7 +7,16 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close
@@ -57,6 +66,17 @@ def save_small_model(path, **settings):
     tokenizer = Tokenizer.train(CAT_LINES, 50)
     checkpoint.save(path, Checkpoint(model, tokenizer, parameters))
     return str(path)
+
+
+def save_small_run(folder, **decoding):
+    """Save the small model in a run directory that decodes as `decoding` says."""
+    run = RunDirectory(folder)
+    folder.mkdir(parents=True)
+    settings = TrainingConfig(), DecodingConfig(**decoding)
+    config = RunConfig("tiny", ModelConfig(), *settings, {"train": ("a", "b")})
+    run.config.write_text(config.to_json())
+    save_small_model(run.best)
+    return str(folder)
 
 
 def model_with_random_biases(**settings):

@@ -1,7 +1,9 @@
 """Lines of text files, and where files are found."""
 
 import gzip
+import io
 import os
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,82 @@ def test_a_pipe_gives_at_most_so_many_lines():
     os.close(writing)
     assert [len(part) for part in read_available_lines(reading, 3)] == [3, 3, 1]
     os.close(reading)
+
+
+def test_a_pipe_in_small_blocks_gives_the_lines_of_a_file(tmp_path, monkeypatch):
+    data = "\ufeffä b\r\n\n\nthird line\nlast".encode()
+    (tmp_path / "x").write_bytes(data)
+    blocks = [data[i : i + 3] for i in range(0, len(data), 3)] + [b""]
+    monkeypatch.setattr(os, "read", lambda descriptor, size: blocks.pop(0))
+    monkeypatch.setattr("select.select", lambda *lists: lists)
+    found = list(read_available_lines(0, 2))
+    assert found == [["ä b", ""], ["", "third line"], ["last"]]
+    assert list(chain(*found)) == list(read_lines(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("read", ["file", "pipe"])
+def test_a_line_without_end_is_refused(monkeypatch, read):
+    """The device gives zeros for ever; a line as long as the limit is read."""
+    monkeypatch.setattr(text, "MAX_LINE", 1 << 17)
+    with open("/dev/zero", "rb") as zeros:
+        lines = {
+            "file": lambda: read_lines(Path("/dev/zero")),
+            "pipe": lambda: read_available_lines(zeros.fileno(), 2),
+        }[read]()
+        message = "line 1: expected at most 131,072 bytes before a line feed, got more"
+        with pytest.raises(ValueError, match=message):
+            next(lines)
+
+
+def test_a_line_as_long_as_the_limit_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "MAX_LINE", 5)
+    path = tmp_path / "x"
+    for end, ok in (("", True), ("\n", True), ("x", False), ("x\n", False)):
+        path.write_text("abc\n12345" + end)
+        with open(path, "rb") as file:
+            readings = [
+                lambda: list(read_lines(path)),
+                lambda: list(chain(*read_available_lines(file.fileno(), 9))),
+            ]
+            for reading in readings:
+                if ok:
+                    assert reading() == ["abc", "12345"]
+                else:
+                    with pytest.raises(ValueError, match="line 2: expected at most 5"):
+                        reading()
+
+
+def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capfd):
+    path = tmp_path / "x"
+    path.write_text("a\n")
+
+    class Failing(io.BytesIO):
+        def readline(self, size=-1):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("builtins.open", lambda *args, **kwargs: Failing())
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        list(read_lines(path))
+    assert caught.value.filename == str(path)
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="Bad file descriptor") as caught:
+        list(read_available_lines(1 << 20, 1))
+    assert caught.value.filename == "standard input"
+    with pytest.raises(ValueError, match="expected a file to write, got the folder"):
+        text.open_output(tmp_path).__enter__()
+
+
+def test_lengths_of_files_are_compared_and_pipes_left_alone(tmp_path):
+    one, two, pipe = (tmp_path / name for name in ("one", "two", "pipe"))
+    one.write_text("a\n")
+    two.write_text("a\nb\n")
+    os.mkfifo(pipe)
+    for pair in ((one, one), (one, None), (None, two), (None, None), (pipe, one)):
+        text.compare_lengths(*pair)
+    with pytest.raises(ValueError, match=r"as many lines in .*one as in .*two"):
+        text.compare_lengths(two, one)
+    with pytest.raises(FileNotFoundError):
+        text.compare_lengths(None, tmp_path / "none")
 
 
 def test_text_is_found_in_a_folder(tmp_path):

@@ -2,7 +2,11 @@
 
 import http.client
 import json
+import re
+import socket
+import struct
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +65,70 @@ def test_the_page_is_whole_and_loads_nothing(server):
     assert "default-src 'none'" in headers["Content-Security-Policy"]
 
 
+def test_the_page_begins_with_the_defaults(model_path):
+    """They are those of the run; a larger beam than usual may then be asked for."""
+    parsing = DecodingConfig(beam=21, nbest=2, max_len_a=0, max_len_b=1)
+    with Server("127.0.0.1", 0, load(model_path), parsing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        _, text, _ = request(server, "GET", "/")
+        fields = re.findall(r'id="(beam|nbest)" .* max="(\d+)" value="(\d+)"', text)
+        assert fields == [("beam", "21", "21"), ("nbest", "21", "2")]
+        for beam, status in ((21, 200), (22, 400)):
+            body = {"text": "a", "beam": beam}
+            assert request(server, "POST", "/translate", body)[0] == status
+        server.shutdown()
+
+
+def test_attention_is_that_of_the_beam_asked_for(server, model_path, monkeypatch):
+    used = []
+    plain = serve.attention_maps
+
+    def attention_maps(translator, line, config):
+        used.append(config)
+        return plain(translator, line, config)
+
+    monkeypatch.setattr(serve, "attention_maps", attention_maps)
+    assert request(server, "POST", "/attention", {"text": LINE, "beam": 2})[0] == 200
+    assert used == [replace(SHORT, beam=2)]
+
+
+def test_the_address_may_be_of_ipv6(model_path):
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with Server("::1", 0, load(model_path), SHORT) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert re.fullmatch(r"http://\[::1\]:\d+/", server.address)
+        for host in ("[::1]:80", "[::1]", "localhost"):
+            headers = {"Host": host}
+            body = {"text": LINE}
+            assert request(server, "POST", "/translate", body, **headers)[0] == 200
+        server.shutdown()
+
+
+def test_an_address_that_is_taken_is_named(server):
+    host, port = server.server_address[:2]
+    with pytest.raises(OSError, match=f"at {host}, port {port}: Address already"):
+        serve.serve(server.translator, host, port)
+
+
+@pytest.mark.parametrize("sent", [b"POST /translate HTTP/1.1\r\nHost: x", b"", None])
+def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd, sent):
+    """It closes the connection by a reset while it asks, before, or before reading."""
+    handled = threading.Event()
+    plain = server.shutdown_request
+    monkeypatch.setattr(server, "shutdown_request", lambda r: (plain(r), handled.set()))
+    monkeypatch.setattr(serve, "page", lambda name, **values: "x" * 10_000_000)
+    with socket.create_connection(server.server_address[:2]) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n" if sent is None else sent)
+        linger = struct.pack("ii", 1, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert handled.wait(30)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status", "message"),
     [
@@ -75,6 +143,8 @@ def test_the_page_is_whole_and_loads_nothing(server):
         ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
         ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
         ("/attention", {"text": " "}, {}, 400, "got a blank line"),
+        ("/attention", {"text": "a", "beam": 17}, {}, 400, "a beam of at most 16"),
+        ("/translate", {"text": "a"}, {"Host": "[::1"}, 400, "Invalid IPv6 URL"),
         ("/translate", {"text": "a"}, {"Host": "evil.example"}, 403, "unknown host"),
         ("/translate", {"text": "a"}, {"Content-Type": "text/plain"}, 415, "JSON"),
     ],

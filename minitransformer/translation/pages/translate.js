@@ -59,7 +59,7 @@ async function update() {
     showTranslations(lines);
     showStatus(`${seconds.toFixed(2)} s`);
     if (!currentLine().trim()) return;
-    const maps = await post("attention", { text: currentLine() });
+    const maps = await post("attention", { text: currentLine(), beam });
     if (number === requests) showAttention(element("attention"), maps);
   } catch (error) {
     if (number === requests) showStatus(error.message, "error");

@@ -1,0 +1,223 @@
+"""What the directory of a training run must hold, after whatever was done to it.
+
+The model knows a reference, a training that was never interrupted, and the order in
+which a training writes its files. After a kill the directory must be as it was after
+one of these writes.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+from support.scripts import TIMINGS
+
+MOMENTS = ("adam.mean", "adam.square")
+
+
+def digest(tensors: dict[str, np.ndarray]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(name.encode() + tensors[name].tobytes())
+    return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint: the step, and what the run knew of its validations."""
+
+    step: int
+    best_loss: float = math.inf
+    validations_since_best: int = 0
+
+
+class CheckpointFile:
+    """The tensors and the state in a checkpoint, read without the package."""
+
+    def __init__(self, path: Path) -> None:
+        with safe_open(path, framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = json.loads(file.metadata()["state"])
+        held = {name: tensors.pop(name) for name in MOMENTS if name in tensors}
+        self.moments = digest(held) if held else None
+        self.tensors, self.parameters = tensors, digest(tensors)
+        self.saved = Saved(
+            state["step"], state["best_loss"], state["validations_since_best"]
+        )
+
+
+def read_metrics(path: Path) -> list[dict[str, object]]:
+    """Return the lines of metrics.jsonl that are whole."""
+    records = []
+    for line in path.read_text().split("\n") if path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def kind(record: dict[str, object]) -> str:
+    if "validation_loss" in record:
+        return "validation"
+    return "test" if "test_bleu" in record else "report"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a run directory holds: checkpoints by step, lines of metrics, best, mean."""
+
+    begun: bool = False
+    checkpoints: tuple[Saved, ...] = ()
+    metrics: tuple[tuple[int, str], ...] = ()
+    best: int | None = None
+    averaged: str | None = None
+
+    def pruned(self, keep: int) -> Iterator["Contents"]:
+        for first in range(1, len(self.checkpoints) - keep + 1):
+            yield replace(self, checkpoints=self.checkpoints[first:])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The flags of a training that decide what it writes, and when."""
+
+    steps: int
+    save_every: int
+    validate_every: int
+    keep_last: int
+    average: int
+    patience: int | None = None
+
+    def flags(self) -> list[str]:
+        named = {k: v for k, v in vars(self).items() if v is not None}
+        pairs = ((f"--{k.replace('_', '-')}", str(v)) for k, v in named.items())
+        return [text for pair in pairs for text in pair]
+
+
+class Reference:
+    """A training that was never interrupted and kept everything, by step."""
+
+    def __init__(self, run: Path, log_every: int) -> None:
+        files = [CheckpointFile(path) for path in sorted(run.glob("step-*"))]
+        self.files = {file.saved.step: file for file in files}
+        self.log_every = log_every
+        self.lines = {
+            (line["step"], kind(line)): self.without_timings(line)
+            for line in read_metrics(run / "metrics.jsonl")
+        }
+        self.loss = {
+            step: line["validation_loss"]
+            for (step, what), line in self.lines.items()
+            if what == "validation"
+        }
+
+    @staticmethod
+    def without_timings(line: dict[str, object]) -> dict[str, object]:
+        return {k: v for k, v in line.items() if k not in TIMINGS}
+
+    def mean(self, steps: list[int]) -> str:
+        """Return the digest of the mean of the parameters after these steps."""
+        tensors = [self.files[step].tensors for step in steps]
+        means = dict(tensors[-1])
+        for name, tensor in means.items():
+            if tensor.dtype == np.float32:
+                each = [t[name].astype(np.float64) for t in tensors]
+                means[name] = np.mean(each, axis=0).astype(np.float32)
+        return digest(means)
+
+    def observe(self, run: Path) -> Contents:
+        """Return what a directory holds; every tensor must be that of its step."""
+        checkpoints, best, averaged = [], None, None
+        for path in sorted(run.glob("step-*")):
+            found = CheckpointFile(path)
+            assert path.name == f"step-{found.saved.step:08d}.safetensors"
+            expected = self.files[found.saved.step]
+            assert found.parameters == expected.parameters, path
+            assert found.moments == expected.moments, path
+            checkpoints.append(found.saved)
+        if (run / "best.safetensors").exists():
+            found = CheckpointFile(run / "best.safetensors")
+            best = found.saved.step
+            assert found.parameters == self.files[best].parameters, "best"
+            assert found.saved.best_loss == self.loss[best]
+        if (run / "averaged.safetensors").exists():
+            averaged = CheckpointFile(run / "averaged.safetensors").parameters
+        return Contents(
+            (run / "config.json").exists(),
+            tuple(checkpoints),
+            self.observe_metrics(run / "metrics.jsonl"),
+            best,
+            averaged,
+        )
+
+    def observe_metrics(self, path: Path) -> tuple[tuple[int, str], ...]:
+        records = read_metrics(path)
+        seconds = [record["seconds"] for record in records if "seconds" in record]
+        assert seconds == sorted(seconds), "the clock went back"
+        lines = []
+        for record in records:
+            line = record["step"], kind(record)
+            if line[1] != "test":
+                assert self.without_timings(record) == self.lines[line]
+            lines.append(line)
+        assert len(set(lines)) == len(lines), "a step is recorded twice"
+        assert [step for step, _ in lines] == sorted(step for step, _ in lines)
+        return tuple(lines)
+
+    def training(
+        self, now: Contents, plan: Plan
+    ) -> tuple[list[Contents], list[Contents]]:
+        """Say what a training writes into a directory that holds `now`.
+
+        Returns: the contents after each write, and those with which a signal may leave
+        the directory: after each step, or where it began, saved
+        """
+        moments, stops = [now], []
+
+        def save(now: Contents, saved: Saved) -> list[Contents]:
+            others = (s for s in now.checkpoints if s.step != saved.step)
+            kept = tuple(sorted((*others, saved), key=lambda s: s.step))
+            now = replace(now, checkpoints=kept)
+            return [now, *now.pruned(max(plan.keep_last, plan.average))]
+
+        def write(**changes: object) -> None:
+            moments.append(replace(moments[-1], **changes))
+
+        def record(step: int, what: str) -> None:
+            write(metrics=(*moments[-1].metrics, (step, what)))
+
+        at = now.checkpoints[-1] if now.checkpoints else Saved(0)
+        past = (x for x in now.metrics if x[0] <= at.step and x[1] != "test")
+        write(begun=True)
+        write(metrics=tuple(past))
+        finished = at.step >= plan.steps
+        if at.step:
+            stops.append(save(moments[-1], at)[-1])
+        while not finished:
+            at = replace(at, step=at.step + 1)
+            finished = at.step >= plan.steps
+            if at.step % self.log_every == 0:
+                record(at.step, "report")
+            if at.step % plan.validate_every == 0 or finished:
+                record(at.step, "validation")
+                if self.loss[at.step] < at.best_loss:
+                    at = Saved(at.step, self.loss[at.step])
+                    write(best=at.step)
+                else:
+                    since = at.validations_since_best + 1
+                    at = replace(at, validations_since_best=since)
+                finished |= at.validations_since_best >= (plan.patience or math.inf)
+            if at.step % plan.save_every == 0 or finished:
+                moments += save(moments[-1], at)
+            stops.append(save(moments[-1], at)[-1])
+        last = [saved.step for saved in moments[-1].checkpoints[-plan.average :]]
+        if len(last) > 1:
+            write(averaged=self.mean(last))
+        record(at.step, "test")
+        return moments, stops
