@@ -13,14 +13,12 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from tqdm import tqdm
 
@@ -35,6 +33,7 @@ from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import (
     ReadOnlyRunDirectory,
     RunDirectory,
+    new_directory,
     newest_run,
 )
 from minitransformer.settings.config import (
@@ -57,8 +56,8 @@ from minitransformer.settings.options import (
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.grammar.corpus import built_in_corpus
-from minitransformer.text.lines import TextPair, find_text, text_pairs
+from minitransformer.text.grammar.corpus import built_in_corpus, text_of_run
+from minitransformer.text.lines import TextPair, find_text
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.distributed import Communicator, checksum
@@ -67,7 +66,13 @@ from minitransformer.training.evaluation import (
     translation_quality,
     validate,
 )
-from minitransformer.training.launch import launch_training
+from minitransformer.training.launch import (
+    LASTING_ERROR,
+    STOP_SIGNALS,
+    end_at_second_signal,
+    launch_training,
+    stop_signals_handled,
+)
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import (
     Adam,
@@ -77,7 +82,15 @@ from minitransformer.training.optimizer import (
 )
 from minitransformer.training.parallel import ParallelModel, ThreadedModel
 from minitransformer.training.profiling import profile_updates
-from minitransformer.training.progress import Progress, TrainingState, run_summary
+from minitransformer.training.progress import (
+    Progress,
+    TrainingState,
+    check_positions,
+    drop_failed_output,
+    last_checkpoint,
+    logger,
+    run_summary,
+)
 from minitransformer.translation.translator import Translator
 
 EXAMPLES = (
@@ -109,7 +122,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
-    add("--attempt", default=0, type=int, help=argparse.SUPPRESS)  # from the launcher
+    add("--attempt", type=int, help=argparse.SUPPRESS)  # from the launcher
     add("--dry-run", action="store_true", help="say what would be trained, and end")
     profile = "time N updates by operation and keep no run (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
@@ -126,6 +139,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.resume is not None and new_only:
         names = "--run, --config, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
+    args.lasting = 1 if args.attempt is None else LASTING_ERROR
     if args.processes.ranks > 1 and args.device != "cpu":
         parser.error("--ranks starts processes on CPUs: use --gpus with --device cuda")
     if args.processes.gpus > 1 and args.device != "cuda":
@@ -159,14 +173,17 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     return RunConfig(name, model, training, decoding, files)
 
 
-def choose_run(args: argparse.Namespace) -> tuple[Path, RunConfig, bool]:
-    """Return the run's directory and settings, and whether the run is continued."""
-    if args.attempt and RunDirectory(args.run).config.exists():
+def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
+    """Return the run's directory and settings, and whether the run is continued.
+
+    Rank 0 alone names and makes the directory of a new run.
+    """
+    if args.attempt and args.run and RunDirectory(args.run).config.exists():
         return args.run, RunDirectory(args.run).read_config(), True
     if args.resume is None:
         settings = new_config(args)
-        name = f"{settings.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-        return args.run or Path("runs") / name, settings, False
+        new = args.run or (Path() if rank else new_directory(settings.preset))
+        return new, settings, False
     run = newest_run() if args.resume is True else RunDirectory(args.resume)
     return run.path, run.read_config().resumed(args), True
 
@@ -185,19 +202,17 @@ def prepare(
     training = settings.training
     cores = args.threads or max(num_cores() // ranks.local_size, 1)
     device = open_device(ranks.device(args.device), training.precision, cores)
-    text = text_pairs(settings.text)
-    last = run.checkpoints()[-1:] if resumes else []
-    if last:
-        start = checkpoint.load(last[0], with_moments=True)
-    else:
+    if not resumes:
+        run.require_empty()
+    text = text_of_run(settings.text, args.cache)
+    start = last_checkpoint(run, settings) if resumes else None
+    if start is None:
         start = first_checkpoint(settings, text["train"], args.cache, cores)
     state = TrainingState.from_json(start.state)
-    if state.text != text["train"].digest():
-        raise ValueError(
-            f"{text['train'].source}: the training text has changed since this run "
-            "began, so the run cannot be resumed"
-        )
-    ranks.assert_equal("text and state", json.dumps(start.state).encode())
+    state.check_text(text)
+    shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
+    shared |= {"threads": cores, "precision": device.precision, "text": state.text}
+    ranks.assert_equal({**shared, "state": state.to_json()})
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
     start.parameters.update_low_precision()
@@ -205,9 +220,10 @@ def prepare(
         split: encoded_corpus(pair, start.tokenizer, args.cache, cores)
         for split, pair in text.items()
     }
+    check_positions(settings, corpora)
     stream = BatchStream(corpora["train"], training, state.epoch, state.position)
     scale = LossScale(device.xp, device.precision, state.loss_scale)
-    log = logger(run, ranks)
+    log = logger(run, is_first=not ranks.rank)
     graphs = not (args.eager or args.profile)
     parallel, adam = parallel_model(start, device, training, scale, ranks, graphs, log)
     if start.moments is not None:
@@ -217,6 +233,7 @@ def prepare(
     if not ranks.rank:
         write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
+    run.prune(training.num_kept)
     encoded = start.tokenizer, text, corpora, stream
     progress = Progress(state, scale)
     return Trainer(run, settings, device, *encoded, parallel, adam, progress, log)
@@ -229,7 +246,7 @@ def first_checkpoint(
     config = settings.model
     tokenizer = cached_tokenizer(train, config.vocab_size, cache, cores)
     model = Transformer(config, settings.training.seed)
-    state = TrainingState(train.digest()).to_json()
+    state = TrainingState({}).to_json()
     return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
 
 
@@ -253,22 +270,6 @@ def parallel_model(
 
     gpu_model = GpuModel(model, parameters, scale, ranks, graphs, log)
     return gpu_model, GpuAdam(parameters, training, scale)
-
-
-def logger(run: RunDirectory, ranks: Communicator) -> Callable[[str], None]:
-    """Return a function that prints a line and appends it to the run's log.
-
-    Rank 0 alone writes; the line appears above the progress bar.
-    """
-
-    def log(line: str) -> None:
-        if ranks.rank:
-            return
-        tqdm.write(line, file=sys.stdout)
-        sys.stdout.flush()
-        run.append(run.path / "train.log", line)
-
-    return log
 
 
 # Training (5.2 to 5.4)
@@ -339,6 +340,7 @@ class Trainer:
                 finished |= state.validations_since_best >= patience
             if training.checkpoint_due(state.step, before, state.seconds) or finished:
                 self.save()
+        self.sync_stop()
         if self.stopped_by is not None:
             self.save()
         bar.close()
@@ -371,11 +373,11 @@ class Trainer:
     def sync_stop(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
         clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
-        asked, number = float(self.signal is not None), float(self.signal or 0)
-        clock, asked, number = self.ranks.all_reduce_numbers([clock, asked, number])
+        received = [float(number == self.signal) for number in STOP_SIGNALS]
+        clock, *received = self.ranks.all_reduce_numbers([clock, *received])
         self.state.seconds = clock
-        if asked:
-            self.stopped_by = round(number / asked)
+        asked = [n for n, ranks in zip(STOP_SIGNALS, received, strict=True) if ranks]
+        self.stopped_by = max(asked, default=None)
 
     def synchronize(self) -> None:
         """Wait for all updates so far, and see whether any were skipped.
@@ -404,7 +406,7 @@ class Trainer:
         """Record the mean loss and the speed since the last report."""
         self.synchronize()
         if self.ranks.size > 1:
-            self.ranks.assert_equal("parameters", checksum(self.parameters.data))
+            self.ranks.assert_equal({"parameters": checksum(self.parameters.data)})
         values, line = self.progress.report()
         self.run.record(self.state.step, **values)
         self.log(line)
@@ -427,8 +429,7 @@ class Trainer:
             values["validation_bleu"] = self.translate_split("val", count).bleu
             bleu = f"  BLEU {values['validation_bleu']:.2f}"
         self.run.record(state.step, **values)
-        better = total.loss < state.best_loss
-        state.best_loss = min(total.loss, state.best_loss)
+        best_so_far, better = state.best_loss, total.loss < state.best_loss
         state.validations_since_best += 1
         self.log(
             f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
@@ -436,8 +437,10 @@ class Trainer:
             f"{'  best' * better}"
         )
         if better:
-            state.validations_since_best = 0
-            self.save_as(self.run.best, with_moments=False)
+            state.best_loss, state.validations_since_best = total.loss, 0
+            saved = float(self.save_as(self.run.best, with_moments=False))
+            if self.ranks.all_reduce_numbers([saved]) == [0.0]:
+                state.best_loss = best_so_far
 
     def translate_split(
         self, split: str, limit: int | None = None
@@ -456,29 +459,34 @@ class Trainer:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
         self.save_as(self.run.checkpoint(self.state.step))
-        self.run.prune(max(self.training.keep_last, self.training.average))
+        self.run.prune(self.training.num_kept)
 
-    def save_as(self, path: Path, with_moments: bool = True) -> None:
-        """Write a checkpoint, or say that it cannot be written (--on-save-error)."""
+    def save_as(self, path: Path, with_moments: bool = True) -> bool:
+        """Write a checkpoint, or say that it cannot be written (--on-save-error).
+
+        Returns: whether it was written; False on the ranks above 0, which write none
+        """
         if self.ranks.rank:
-            return
+            return False
         moments = self.adam.first_moment, self.adam.second_moment
         at = self.model, self.tokenizer, self.parameters, self.state.to_json()
         try:
+            self.run.sync_metrics()
             checkpoint.save(path, Checkpoint(*at, moments if with_moments else None))
         except OSError as error:
             if self.training.on_save_error == "stop":
                 raise
             self.log(f"not saved   {error}; training continues")
+            return False
+        return True
 
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
         paths = self.run.checkpoints()[-self.training.average :]
         if len(paths) > 1 and not self.ranks.rank:
-            averaged = average_checkpoints(paths)
-            checkpoint.save(self.run.averaged, averaged)
-            values = self.device.xp.asarray(averaged.parameters.data)
-            self.parameters.data[...] = values
+            averaged = average_checkpoints(paths).parameters.data
+            self.parameters.data[...] = self.device.xp.asarray(averaged)
+            self.save_as(self.run.averaged, with_moments=False)
             self.log(f"averaged    the last {len(paths)} checkpoints")
         self.ranks.broadcast(self.parameters.data)
         self.parameters.update_low_precision()
@@ -509,26 +517,23 @@ def try_out(args: argparse.Namespace) -> int:
 
 def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
     """Begin a run or continue one; return the exit code."""
-    path, settings, resumes = choose_run(args)
-    path = Path(ranks.all_gather(bytes(path))[0].decode())  # its name has the time
+    path, settings, resumes = choose_run(args, ranks.rank)
+    path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
     run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
     with run.lock(ids):
         trainer = prepare(run, settings, resumes, args, ranks)
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int) -> None:
             trainer.signal = number  # finish the step, save, exit
-            signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+            end_at_second_signal()
 
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
-        trainer.describe()
-        trainer.train()
+        with stop_signals_handled(stop):
+            trainer.describe()
+            trainer.train()
         if trainer.stopped_by:
             trainer.log("stopped     and saved: train.py --resume continues")
             return 128 + trainer.stopped_by
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trainer.finish()
     return 0
 
@@ -537,23 +542,30 @@ def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Check the flags once, here, and start ranks that do the work."""
     processes = args.processes
     check_device(f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device)
-    path, _, resumes = choose_run(args)
+    path, _, resumes = choose_run(args, 0)
+    run = RunDirectory(path)
+    if not resumes:
+        run.require_empty()
     command = [sys.executable, str(Path(__file__).absolute()), *arguments]
-    return launch_training(command, RunDirectory(path), resumes, processes)
+    try:
+        return launch_training(command, run, resumes, processes)
+    finally:
+        run.remove_if_empty(keep_folder=args.run is not None)
 
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
-    if args.processes.needs_launcher:
-        return start_ranks(args, arguments)
     if args.profile or args.dry_run:
         return try_out(args)
+    drop_failed_output()
+    if args.processes.needs_launcher:
+        return start_ranks(args, arguments)
     ranks = connect_ranks(args.device, args.processes.peer_timeout)
     if ranks.size == 1:
         return run_training(args, ranks)
     name = f"rank {ranks.rank}: "
-    code = exit_code("train.py", lambda: run_training(args, ranks), name)
-    if code in (1, 2):
+    code = exit_code("train.py", lambda: run_training(args, ranks), name, args.lasting)
+    if code in (1, 2, LASTING_ERROR):
         ranks.abort(code)
     return code
 
@@ -562,7 +574,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     tune_allocator()
     given_flags = sys.argv[1:] if arguments is None else arguments
-    return exit_code("train.py", lambda: work(args, given_flags))
+    return exit_code("train.py", lambda: work(args, given_flags), "", args.lasting)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
         --steps 3000 --divide-width 4 --divide-depth 2 --vocab-size 4000
 
 Every row is a preset (`minitransformer/settings/presets.py`); widths and numbers of
-layers are divided by the same numbers in all rows. As in the paper's table, checkpoints
-are not averaged: perplexity (per word piece, without label smoothing) and BLEU are
+layers are divided by the same numbers in all rows. As in the paper, big is trained for
+three times as many steps as the other rows (300,000 and 100,000), and checkpoints are
+not averaged: perplexity (per word piece, without label smoothing) and BLEU are
 those of the last checkpoint on the validation text. All further flags are passed to
 train.py for every row. A row whose run is complete in --runs is read from there, and
 one that was interrupted continues. The table goes to standard error.
@@ -87,9 +88,14 @@ def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
     return settings
 
 
+def steps_of(row: str, steps: int) -> int:
+    """Return the updates of a row if most have `steps`; big has three times as many."""
+    return 3 * steps if row == "big" else steps
+
+
 def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -> Path:
     """Train one row with one seed, or continue where its run stopped."""
-    run = args.runs / f"{row}-seed{seed}"
+    run, steps = args.runs / f"{row}-seed{seed}", str(steps_of(row, args.steps))
     command = [sys.executable, str(TRAIN), "--cache", str(args.cache)]
     if (run / "config.json").exists():
         command += ["--resume", str(run)]
@@ -100,8 +106,8 @@ def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -
         settings.write_text(json.dumps(whole, indent=2) + "\n")
         command += ["--config", str(settings), "--data", str(args.data)]
         command += ["--source", args.source, "--target", args.target]
-        command += ["--steps", str(args.steps), "--seed", str(seed), "--run", str(run)]
-        command += ["--validate-every", str(args.steps), "--validate-bleu", "1000000"]
+        command += ["--steps", steps, "--seed", str(seed), "--run", str(run)]
+        command += ["--validate-every", steps, "--validate-bleu", "1000000"]
         command += ["--average", "1", "--keep-last", "1", *flags]
     if last_validation(run) is None:
         print(" ".join(command), file=sys.stderr)
@@ -156,7 +162,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add("--data", type=Path, required=True, help="folder of train.LANG and val.LANG")
     add("--source", default="en", metavar="LANG", help="(default en)")
     add("--target", default="de", metavar="LANG", help="(default de)")
-    add("--steps", type=int, default=100_000, help="updates (default 100,000)")
+    steps = "updates; the row big has three times as many (default 100,000)"
+    add("--steps", type=int, default=100_000, metavar="N", help=steps)
     add("--rows", nargs="+", choices=PAPER, default=list(PAPER), metavar="ROW")
     add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="(default 1)")
     add("--divide-width", type=int, default=1, metavar="N", help="widths (default 1)")

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 
 class TorchDecoder:
@@ -141,7 +141,7 @@ class TorchDecoder:
                 tokens[:, :, -1].reshape(-1), length - 1, caches, memories, mask
             )
             log_probs = torch.log_softmax(logits.float(), -1)
-            log_probs[:, [PAD_ID, BOS_ID]] = -math.inf
+            log_probs[:, [PAD_ID, UNK_ID, BOS_ID]] = -math.inf
             total = log_probs.view(len(sentences), beam, -1)
             total += scores[:, :, None]
             found, index = total.flatten(1).topk(2 * beam)

@@ -2,78 +2,239 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
+import itertools
 import os
 import shutil
+import stat
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+T = TypeVar("T")
+
+# How often a lock is tried, and after how many attempts the user is told of it.
+POLL_INTERVAL = 0.05  # seconds
+SILENT_ATTEMPTS = 40
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary name to write to; then sync that file and rename it to `path`.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that becomes `path`, whole and synced to disk, after the block.
+
+    An old file passes on its mode and owner. If `path` is a symbolic link, what it
+    leads to is replaced. A device, a pipe or /dev/stdout is written directly.
 
     Raises: OSError naming `path` if it cannot be written; its old content remains.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        if os.name == "posix":  # the new name has to reach the disk, too
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError as error:
-        if error.filename in (None, str(partial)):  # None if the disk is full
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        old: os.stat_result | None = path.stat()
+    except FileNotFoundError:
+        old = None
+    target = _follow_links(path)
+    if target.is_symlink() or (old and not stat.S_ISREG(old.st_mode)):
+        with name_errors(path), open(path, "ab") as file:
+            yield file
+        return
+    partial = _partial_name(target)
+    try:
+        with name_errors(path, partial):
+            unique = "[0-9a-f]" * 16
+            sweep(target.parent, f".{glob.escape(target.name[:50])}.{unique}.partial")
+            with open(_create(partial), "wb") as file:
+                if old:
+                    _copy_permissions(old, file)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                replace(partial, target)  # while it is locked
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace a small file atomically."""
-    with atomic_write(path) as partial:
-        partial.write_bytes(data)
+    with atomic_write(path) as file:
+        file.write(data)
 
 
-def build_once(path: Path, build: Callable[[Path], None]) -> Path:
-    """Return the file or folder `path`; if it does not exist, `build(name)` makes it.
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
-    It is built under a temporary name and then renamed. Of several processes one builds
-    while the others wait.
+
+def make_folder(path: Path, exist_ok: bool = True) -> None:
+    """Create a folder, and those above it, so that a crash does not lose them."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=exist_ok)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def replace(partial: Path, path: Path) -> None:
+    """Rename a file or folder to `path`, and sync the new name to disk."""
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+@contextmanager
+def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
+    """Name `path` in any OSError that names `unfinished`, or no file (a full disk)."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror and error.filename in (None, str(unfinished)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def build_once(
+    path: Path, build: Callable[[Path], None], read: Callable[[Path], T]
+) -> T:
+    """Return `read(path)`; if there is nothing to read, `build(name)` makes it first.
+
+    It is a file or folder, which is built under a temporary name and then renamed. Of
+    several processes one builds while the others wait. `read` raises FileNotFoundError
+    if it is missing, or ValueError if it is damaged and has to be built again.
     """
-    if path.exists():
-        return path
+    with suppress(FileNotFoundError, ValueError):
+        return read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(path.with_name(f".{path.name}.lock"), wait=True):
-        if not path.exists():
-            partial = path.with_name(f".{path.name}.partial")
-            _remove(partial)  # a crash may have left one
-            try:
+    with file_lock(path.with_name(f".{path.name}.lock"), wait=True, create=True):
+        try:
+            return read(path)  # another process has built it
+        except FileNotFoundError:
+            pass
+        except ValueError as error:
+            print(f"{error}; it is made again", file=sys.stderr)
+        partial = _partial_name(path)
+        sweep(path.parent, f".{path.name[:50]}.*partial")
+        try:
+            with name_errors(path):
                 build(partial)
-                partial.replace(path)
-            finally:
-                _remove(partial)
+                for part in partial.iterdir() if partial.is_dir() else ():
+                    sync(part)
+                sync(partial)
+                _remove(path)
+                replace(partial, path)
+        finally:
+            _remove(partial)
+    return read(path)
+
+
+@contextmanager
+def file_lock(path: Path, wait: bool, create: bool = False) -> Iterator[None]:
+    """Hold a lock that only one process can hold; a crash releases it.
+
+    The lock is on a folder, or on a file, which `create` makes if it is missing.
+
+    Raises: TimeoutError if another process holds it and `wait` is False, OSError if
+    `path` is a symbolic link or no regular file.
+    """
+    while True:
+        if path.is_dir():
+            descriptor = os.open(path, os.O_RDONLY)
+        else:
+            descriptor = open_no_link(path, os.O_RDWR | create * os.O_CREAT)
+        try:
+            with name_errors(path):
+                _acquire(descriptor, path, wait)
+            if _is_open_as(descriptor, path):  # nobody has deleted it meanwhile
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def open_no_link(path: Path | str, flags: int) -> int:
+    """Open a regular file as `os.open` does; do not follow a link or wait for a pipe.
+
+    Raises: OSError if it is a link or no regular file.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path}: expected a regular file")
+    return descriptor
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Delete the unfinished files and folders of processes that were killed."""
+    for path in folder.glob(pattern):
+        with suppress(OSError), file_lock(path, wait=False):  # its writer holds a lock
+            _remove(path)
+
+
+def _acquire(descriptor: int, path: Path, wait: bool) -> None:
+    for attempt in itertools.count():
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not wait:
+                raise TimeoutError(f"{path}: another process holds this lock") from None
+        if attempt == SILENT_ATTEMPTS:
+            print(f"waiting for another process, which locks {path}", file=sys.stderr)
+        time.sleep(POLL_INTERVAL)
+
+
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _follow_links(path: Path) -> Path:
+    """Return the file that symbolic links lead to, or a link of /proc to an open file.
+
+    /dev/stdout is such a link: even if standard output is a file, the link's text need
+    not be its name.
+    """
+    while path.is_symlink():
+        folder = os.path.realpath(path.parent)
+        path = Path(folder, path.name)
+        if folder.startswith("/proc/"):
+            break
+        path = Path(folder, os.readlink(path))
     return path
 
 
-def file_lock(path: Path, wait: bool) -> AbstractContextManager[object]:
-    """Return a lock on a file that only one process can hold; a crash releases it.
+def _partial_name(path: Path) -> Path:
+    """Return a name that nobody can predict, of at most 255 bytes."""
+    return path.with_name(f".{path.name[:50]}.{os.urandom(8).hex()}.partial")
 
-    Raises: TimeoutError on entering if another process holds it and `wait` is False.
-    """
-    from filelock import FileLock  # here, because importing it takes 12 ms
 
-    return FileLock(path, blocking=wait)
+def _create(path: Path) -> int:
+    """Create a file and lock it, so that `sweep` sees that its writer is alive."""
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # a sweep was faster than the lock
+
+
+def _copy_permissions(old: os.stat_result, file: BinaryIO) -> None:
+    with suppress(OSError):  # only root may give a file away
+        os.fchown(file.fileno(), old.st_uid, old.st_gid)
+    with suppress(OSError):  # a file system without modes
+        os.fchmod(file.fileno(), old.st_mode & 0o777)
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

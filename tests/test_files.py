@@ -1,12 +1,19 @@
 """Files that are written whole or not at all, and caches that are built once."""
 
+import errno
 import multiprocessing
 import os
+import stat
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
-from minitransformer.files import atomic_write, build_once, write_bytes
+from minitransformer import files
+from minitransformer.files import atomic_write, build_once, file_lock, write_bytes
+from support.scripts import with_tests_on_path
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
@@ -14,14 +21,173 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     write_bytes(path, b"old")
 
     def fails():
-        with atomic_write(path) as partial:
-            partial.write_bytes(b"ne")
+        with atomic_write(path) as file:
+            file.write(b"ne")
             raise KeyError
 
     with pytest.raises(KeyError):
         fails()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_old_file_keeps_its_mode_and_a_new_one_gets_that_of_the_umask(tmp_path):
+    for mode in (0o600, 0o644, 0o751, 0o400):
+        path = tmp_path / oct(mode)
+        path.write_bytes(b"old")
+        path.chmod(mode)
+        write_bytes(path, b"new")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert path.read_bytes() == b"new"
+    before = os.umask(0o027)
+    try:
+        write_bytes(tmp_path / "new", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_an_old_file_keeps_its_owner(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    os.chown(path, 12, 34)
+    write_bytes(path, b"new")
+    assert (path.stat().st_uid, path.stat().st_gid) == (12, 34)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_target_of_links_is_replaced(tmp_path, exists):
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "folder" / "target"
+    if exists:
+        target.write_bytes(b"old")
+    (tmp_path / "near").symlink_to("folder/far")
+    (tmp_path / "folder" / "far").symlink_to("target")
+    write_bytes(tmp_path / "near", b"new")
+    assert (tmp_path / "near").is_symlink()
+    assert (tmp_path / "folder" / "far").is_symlink()
+    assert target.read_bytes() == b"new"
+    assert not target.is_symlink()
+
+
+def test_links_in_a_circle_are_an_error(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match=r"symbolic links.*/a"):
+        write_bytes(tmp_path / "a", b"")
+
+
+def test_a_device_and_a_pipe_are_written_directly(tmp_path):
+    write_bytes(files.Path("/dev/null"), b"nothing")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_bytes(files.Path("/dev/full"), b"x" * 100_000)
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_bytes(pipe, b"through")
+    reader.join()
+    assert found == [b"through"]
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_an_open_file_is_written_after_what_it_holds(tmp_path):
+    """What `--output >(command)` and `--output /dev/stdout >> FILE` name."""
+    (tmp_path / "file").write_bytes(b"before ")
+    with open(tmp_path / "file", "ab") as file:
+        name = f"/proc/self/fd/{file.fileno()}"
+        (tmp_path / "link").symlink_to(name)
+        write_bytes(files.Path(name), b"one ")
+        write_bytes(tmp_path / "link", b"two")
+    assert (tmp_path / "file").read_bytes() == b"before one two"
+    reading, writing = os.pipe()
+    write_bytes(files.Path(f"/proc/self/fd/{writing}"), b"through")
+    assert os.read(reading, 99) == b"through"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_folder_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)), atomic_write(tmp_path):
+        pytest.fail("it was opened")
+
+
+def test_of_two_writers_the_last_wins_and_nothing_is_mixed(tmp_path):
+    path = tmp_path / "a"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        for _ in range(1000):
+            first.write(b"first\n")
+            second.write(b"second\n")
+    assert path.read_bytes() == b"first\n" * 1000
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.urandom", lambda count: bytes(count))  # guessed
+    (tmp_path / f".a.{bytes(8).hex()}.partial").symlink_to("victim")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "a", b"")
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 127])
+def test_the_longest_names_can_be_written(tmp_path, name):
+    write_bytes(tmp_path / name, b"x")
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_sweep_leaves_files_that_are_being_written(tmp_path):
+    with atomic_write(tmp_path / "a") as file:
+        (tmp_path / ".b.0.partial").mkdir()
+        (tmp_path / ".c.0.partial").write_bytes(b"x")
+        (tmp_path / ".d.0.partial").symlink_to(tmp_path)
+        os.mkfifo(tmp_path / ".e.0.partial")
+        files.sweep(tmp_path, ".[abc].*partial")
+        files.sweep(tmp_path, ".[de].*partial")
+        file.write(b"whole")
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    assert set(os.listdir(tmp_path)) <= {"a", ".e.0.partial"}
+
+
+def test_a_file_that_a_sweep_deleted_too_early_is_created_again(tmp_path, monkeypatch):
+    real, swept = files.fcntl.flock, []
+
+    def flock(descriptor, how):
+        if not swept:
+            swept.extend(os.listdir(tmp_path))
+            (tmp_path / swept[0]).unlink()
+        real(descriptor, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    write_bytes(tmp_path / "a", b"whole")
+    assert swept
+    assert (tmp_path / "a").read_bytes() == b"whole"
+
+
+def test_a_sweep_just_before_the_renaming_does_no_harm(tmp_path, monkeypatch):
+    real = os.replace
+
+    def replace(partial, path):
+        files.sweep(tmp_path, ".*partial")
+        real(partial, path)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_bytes(tmp_path / "a", b"whole")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def read(path):
+    if not path.exists():
+        raise FileNotFoundError(path)
+    if path.is_dir():
+        return sorted(p.name for p in path.iterdir())
+    if (text := path.read_text()) == "damaged":
+        raise ValueError(f"{path}: damaged")
+    return text
 
 
 def _build(path, log):
@@ -33,8 +199,7 @@ def _build(path, log):
         time.sleep(0.3)
         (partial / "rest").write_text("two")
 
-    found = build_once(path, build)
-    assert sorted(p.name for p in found.iterdir()) == ["part", "rest"]
+    assert build_once(path, build, read) == ["part", "rest"]
 
 
 def test_of_several_processes_one_builds_and_all_see_it_whole(tmp_path):
@@ -50,15 +215,124 @@ def test_of_several_processes_one_builds_and_all_see_it_whole(tmp_path):
 
 
 def test_leftovers_of_a_crash_are_built_anew(tmp_path):
-    (tmp_path / ".x.partial").mkdir()
-    (tmp_path / ".x.partial" / "half").write_text("")
+    for name in (".x.partial", ".x.01234567.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("")
     _build(tmp_path / "x", tmp_path / "log")
+    assert not list(tmp_path.glob(".x*partial"))
 
     def fails(partial):
         partial.write_text("half")
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        build_once(tmp_path / "y", fails)
+        build_once(tmp_path / "y", fails, read)
     assert not (tmp_path / "y").exists()
-    assert not (tmp_path / ".y.partial").exists()
+    assert not list(tmp_path.glob(".y*partial"))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link to a folder"])
+def test_what_is_damaged_is_built_again(tmp_path, capsys, kind):
+    path, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "file":
+        path.write_text("damaged")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(elsewhere)
+
+    def read_file(path):
+        if path.is_dir():
+            raise ValueError(f"{path}: damaged")
+        return read(path)
+
+    assert build_once(path, lambda p: p.write_text("whole"), read_file) == "whole"
+    assert capsys.readouterr().err == f"{path}: damaged; it is made again\n"
+    assert elsewhere.is_dir()
+
+
+def test_what_is_built_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    def build(partial):
+        partial.mkdir()
+        (partial / "part").write_text("one")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    build_once(tmp_path / "x", build, read)
+    part, folder, parent = synced
+    assert (part, parent) == ("part", tmp_path.name)
+    assert folder.startswith(".x.")
+
+
+def test_a_full_disk_is_reported_with_the_name(tmp_path):
+    def build(partial):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
+        build_once(tmp_path / "x", build, read)
+
+
+def test_too_many_open_files_are_not_damage(tmp_path):
+    def fails(path):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with pytest.raises(OSError, match=r"Too many open files: '.*/x'"):
+        build_once(tmp_path / "x", lambda path: None, fails)
+
+
+HOLD = """
+import sys; from pathlib import Path; from minitransformer.files import file_lock
+with file_lock(Path(sys.argv[1]), wait=False, create=True):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A lock that another process holds until its standard input is closed."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=with_tests_on_path(), **pipes) as process:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+
+
+def test_a_lock_that_is_held_is_waited_for_and_the_user_told(
+    held, tmp_path, capsys, monkeypatch
+):
+    with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", wait=False):
+        pass
+    monkeypatch.setattr(files, "SILENT_ATTEMPTS", 0)
+    monkeypatch.setattr("time.sleep", lambda seconds: held.communicate())
+    with file_lock(tmp_path / "lock", wait=True):
+        pass
+    message = f"waiting for another process, which locks {tmp_path / 'lock'}\n"
+    assert capsys.readouterr().err == message
+
+
+def test_a_lock_whose_file_was_deleted_meanwhile_is_taken_again(tmp_path, monkeypatch):
+    lock, real, deleted = tmp_path / "lock", files.fcntl.flock, []
+
+    def flock(descriptor, how):
+        real(descriptor, how)
+        if not deleted:
+            deleted.append(lock.unlink())
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with file_lock(lock, wait=False, create=True):
+        assert lock.exists()
+        with pytest.raises(TimeoutError), file_lock(lock, wait=False):
+            pass
+
+
+def test_a_folder_that_has_gone_is_not_locked_as_a_file(tmp_path):
+    with pytest.raises(FileNotFoundError), file_lock(tmp_path / "run", wait=False):
+        pass
+    assert os.listdir(tmp_path) == []

@@ -1,18 +1,27 @@
 """train.py as a user runs it: what it writes, resuming, and what it refuses."""
 
+import io
 import json
+import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from errno import ENOSPC
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import train as train_script
+from minitransformer.runs import checkpoint
+from minitransformer.training import launch
+from support.ranks import run_ranks
 from support.scripts import ROOT, SMALL_RUN, TIMINGS, TRAIN, WORDS
 
 
@@ -112,7 +121,8 @@ def test_more_steps_continue_a_finished_run(tmp_path, folder, unbroken):
     assert weights(tmp_path / "run" / file) == weights(unbroken[0] / file)
 
 
-def test_a_signal_saves_and_stops(tmp_path, folder):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_stops(tmp_path, folder, number):
     data = ("--data", str(folder), "--source", "en", "--target", "de")
     process = subprocess.Popen(
         [*TRAIN, *data, *SMALL_RUN, "--run", "run", "--steps", "1000000"],
@@ -123,9 +133,9 @@ def test_a_signal_saves_and_stops(tmp_path, folder):
     for line in process.stdout:
         if line.startswith("step"):
             break
-    process.terminate()
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
     assert "stopped" in output
     assert list((tmp_path / "run").glob("step-*.safetensors"))
 
@@ -135,9 +145,9 @@ def test_patience_and_minutes_end_a_run(tmp_path, folder):
     result = train_small(tmp_path, folder, "patience", *flags, "--dropout", "0")
     assert "done" in result.stdout
     result = train_small(
-        tmp_path, folder, "minutes", "--minutes", "0.01", "--steps", "100000"
+        tmp_path, folder, "minutes\udcff", "--minutes", "0.01", "--steps", "100000"
     )
-    assert "done" in result.stdout
+    assert r"done        minutes\udcff" in result.stdout  # a name that is no UTF-8
 
 
 def test_checkpoints_are_saved_by_the_clock(tmp_path, folder):
@@ -181,6 +191,9 @@ def test_accumulation_makes_larger_updates(tmp_path, folder):
         ("--dropout 1", 2, "dropout: expected below 1, got 1.0"),
         ("--steps 0", 2, "steps: expected at least 1, got 0"),
         ("--steps many", 2, "--steps"),
+        (f"--steps 1{'0' * 400}", 2, "steps: expected below 2^63"),
+        ("--encoder-layers 999999999999", 2, "a model of less than 2^40 parameters"),
+        (f"--threads 1{'0' * 400}", 2, "--threads: expected a whole number"),
         ("--config huge", 2, "--config"),
         ("--threads 0", 2, "--threads: expected a whole number of at least 1"),
         ("--no-such-flag", 2, "unrecognized argument --no-such-flag"),
@@ -225,6 +238,7 @@ def test_a_run_in_use_is_not_overwritten(tmp_path, folder, unbroken):
     result = train(tmp_path, *data, *SMALL_RUN, "--run", str(run))
     assert result.returncode == 1
     assert "expected a new or empty run directory" in result.stderr
+    assert not (tmp_path / "cache").exists()  # it is refused before the text is read
     assert before == {path.name: path.read_bytes() for path in run.glob("[!.]*")}
 
 
@@ -244,6 +258,165 @@ def test_changed_text_cannot_be_resumed(tmp_path, folder):
     result = train(tmp_path, "--resume", "run", "--steps", "4")
     assert result.returncode == 1
     assert "the training text has changed" in result.stderr
+
+
+@pytest.fixture
+def run_train(capsys, monkeypatch, tmp_path):
+    """Run train.py without a new process; return its code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    handlers = [signal.getsignal(s) for s in launch.STOP_SIGNALS]
+
+    def run(*flags):
+        try:
+            code = train_script.main([str(flag) for flag in flags])
+        except SystemExit as error:
+            code = error.code
+        assert handlers == [signal.getsignal(s) for s in launch.STOP_SIGNALS]
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def finished(tmp_path, unbroken):
+    """A copy of a finished run."""
+    return Path(shutil.copytree(unbroken[0], tmp_path / "finished"))
+
+
+def data_flags(folder):
+    return ["--data", folder, "--source", "en", "--target", "de"]
+
+
+@pytest.mark.parametrize("left", ["best.safetensors", "averaged.safetensors", None])
+def test_results_without_a_checkpoint_are_not_begun_anew(run_train, finished, left):
+    for path in finished.glob("*.safetensors"):
+        if path.name != left:
+            path.unlink()
+    before = {path.name: path.read_bytes() for path in finished.glob("[!.]*")}
+    code, _, error = run_train("--resume", finished, "--minutes", "1e-300")
+    assert (code, error.count("\n")) == (1, 1)
+    found = ", ".join(filter(None, (left, "metrics.jsonl")))
+    assert f"found only {found}, which a new beginning would replace" in error
+    assert before == {path.name: path.read_bytes() for path in finished.glob("[!.]*")}
+
+
+def test_sizes_edited_in_the_configuration_are_refused(run_train, finished):
+    config = json.loads((finished / "config.json").read_text())
+    config["model"]["d_ff"] = 64
+    (finished / "config.json").write_text(json.dumps(config))
+    code, _, error = run_train("--resume", finished, "--steps", 50)
+    expected = "expected d_ff 32, as in step-00000040.safetensors, got 64"
+    assert (code, expected in error, "config.json" in error) == (1, True, True), error
+
+
+@pytest.mark.parametrize(
+    ("split", "name"), [("train", "training"), ("val", "validation"), ("test", "test")]
+)
+def test_the_text_of_every_split_is_compared(run_train, finished, folder, split, name):
+    copy = shutil.copytree(folder, finished.parent / "text")
+    config = json.loads((finished / "config.json").read_text())
+    config["text"] = {
+        split: [str(copy / Path(path).name) for path in pair]
+        for split, pair in config["text"].items()
+    }
+    (finished / "config.json").write_text(json.dumps(config))
+    (copy / f"{split}.de").write_text((copy / f"{split}.de").read_text().upper())
+    code, _, error = run_train("--resume", finished, "--steps", 41)
+    assert (code, f"the {name} text has changed" in error) == (1, True), error
+
+
+@pytest.mark.parametrize(
+    ("longer", "flags", "message"),
+    [
+        ("train", [], "of the training text, EOS counted and --max-length 256, got"),
+        ("train", ["--max-length", "10"], None),
+        ("val", [], "of the validation text, EOS counted, got 20"),
+        ("test", [], None),  # translated in parts
+        ("test", ["--long-input", "error"], "of the test text, EOS counted, got 20"),
+    ],
+)
+def test_text_beyond_the_positions_is_refused_before_training(
+    run_train, tmp_path, longer, flags, message
+):
+    for split in ("train", "val", "test"):
+        extra = ["one two three four " * 6] * (split == longer)
+        text = "\n".join(["one two", "three four", "two one"] * 20 + extra) + "\n"
+        for side in ("en", "de"):
+            (tmp_path / f"{split}.{side}").write_text(text)
+    small = [*data_flags(tmp_path), *SMALL_RUN, "--vocab-size", 24, "--steps", 1]
+    limits = ["--positions", "learned", "--max-positions", 20, "--run", "run"]
+    code, _, error = run_train(*small, *limits, "--beam", 1, *flags)
+    if message is None:
+        assert (code, error) == (0, "")
+        return
+    assert (code, error.count("\n")) == (2, 1), error
+    assert "--max-positions: expected at least " in error
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_behind_standard_output_costs_lines(
+    run_train, tmp_path, folder, monkeypatch
+):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    flags = [*data_flags(folder), *SMALL_RUN, "--steps", 2, "--run", "run"]
+    code, _, _ = run_train(*flags)
+    assert code == 0
+    assert "done" in (tmp_path / "run" / "train.log").read_text()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+@pytest.mark.parametrize("output", ["| head -n 1", "<&- >&-", "2> /dev/full >&2"])
+def test_a_closed_or_broken_output_ends_no_training(tmp_path, folder, output):
+    flags = map(str, [*data_flags(folder), *SMALL_RUN, "--steps", 30, "--run", "run"])
+    script = f'"$@" {output}; exit "${{PIPESTATUS[0]}}"'
+    command = ["bash", "-c", script, "bash", *TRAIN, *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "done" in (tmp_path / "run" / "train.log").read_text()
+    assert (tmp_path / "run" / "step-00000030.safetensors").exists()
+    json.loads((tmp_path / "run" / "config.json").read_text())
+
+
+def test_results_that_cannot_be_written_do_not_end_a_run(
+    run_train, tmp_path, folder, monkeypatch
+):
+    real = checkpoint.save
+
+    def save(path, saved):
+        if not path.name.startswith("step"):
+            raise OSError(ENOSPC, "No space left on device", str(path))
+        real(path, saved)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    flags = [*data_flags(folder), *SMALL_RUN, "--steps", 20, "--run", "run"]
+    code, out, error = run_train(*flags, "--on-save-error", "continue")
+    assert (code, error) == (0, "")
+    for name in ("best", "averaged"):
+        assert re.search(rf"not saved .*{name}.*; training continues", out), name
+    assert "BLEU" in out[out.index("test  ") :]
+    loaded = checkpoint.load(tmp_path / "run" / "step-00000020.safetensors")
+    assert loaded.state["best_loss"] == math.inf
+    assert loaded.state["validations_since_best"] == 0
+    code, _, error = run_train(*flags[:-1], "other")
+    assert (code, "best.safetensors: No space left on device" in error) == (1, True)
+
+
+def test_ranks_that_receive_different_signals_stop_by_the_largest():
+    def work(ranks):
+        number = [None, signal.SIGTERM, signal.SIGINT][ranks.rank]
+        trainer = SimpleNamespace(ranks=ranks, signal=number, began=0.0)
+        trainer.state = SimpleNamespace(seconds=0.0)
+        train_script.Trainer.sync_stop(trainer)
+        return trainer.stopped_by, trainer.state.seconds
+
+    found = run_ranks(3, work)
+    assert found == [(signal.SIGTERM, found[0][1])] * 3
 
 
 def test_an_unwritable_place_is_named(tmp_path, folder):
@@ -364,6 +537,8 @@ def test_a_full_disk_stops_or_not_and_harms_no_checkpoint(tmp_path, folder):
     assert len(stopped.stderr.splitlines()) == 1
     assert not list((tmp_path / "run").glob("step*"))
     assert not list((tmp_path / "run").glob(".*partial"))
+    for name in ("best.safetensors", "metrics.jsonl"):  # of the run that failed
+        (tmp_path / "run" / name).unlink()
     train(tmp_path, "--resume", "run", "--steps", "10")
     before = (tmp_path / "run" / "step-00000010.safetensors").read_bytes()
     flags = ["--resume", "run", "--steps", "20", "--on-save-error", "continue"]

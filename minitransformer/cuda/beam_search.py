@@ -12,7 +12,7 @@ import numpy as np
 from minitransformer.cuda import device
 from minitransformer.cuda.device import WARP
 from minitransformer.engine.backend import Array, array_module, to_host
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation.beam_search import (
     NOT_FINITE,
     Hypothesis,
@@ -86,14 +86,16 @@ def beam_search(
 
 
 def _top_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return each row's best tokens but padding and BOS, and log(sum(exp(logits))).
+    """Return each row's best tokens, and log(sum(exp(logits))).
+
+    Padding, the unknown token and BOS, whose ids are below EOS_ID, are never the best.
 
     Shapes: logits [N, V] -> logits of the best tokens, tokens [N, count], sums [N]
     """
     xp, (rows, vocab_size) = array_module(logits), logits.shape
     values = xp.empty((rows, count), np.float32)
     tokens, log_totals = xp.empty(values.shape, np.int32), xp.empty(rows, np.float32)
-    kernel_args = values, tokens, log_totals, logits, count, PAD_ID, BOS_ID, vocab_size
+    kernel_args = values, tokens, log_totals, logits, count, EOS_ID, vocab_size
     device.current().launch("top_tokens", logits.dtype, rows, *kernel_args)
     return values, tokens, log_totals
 

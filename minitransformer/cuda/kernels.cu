@@ -136,7 +136,7 @@ __device__ LogSumExp block_log_sum_exp(LogSumExp own) {
 
 // ---- Dropout
 
-// Philox 4x32-10 (Salmon et al., 2011): 16 random bytes from a seed and a counter.
+// Philox 4x32-10 (Salmon et al., 2011): 128 random bits from a seed and a counter.
 __device__ uint4 philox(u64 seed, u64 counter) {
   u32 a = (u32)counter, b = (u32)(counter >> 32), c = 0, d = 0;
   u32 key_0 = (u32)seed, key_1 = (u32)(seed >> 32);
@@ -153,10 +153,11 @@ __device__ uint4 philox(u64 seed, u64 counter) {
   return {a, b, c, d};
 }
 
-// A dropout mask, which is never stored: each kernel computes its bytes again. Element
-// (row, column) is kept if its random byte is at least `threshold`, and then scaled by
-// 1 / (1 - rate), where rate = threshold / 256. Each counter gives 16 bytes, and each
-// row starts with a new counter, row 0 with `first`. Threshold 0 means no dropout.
+// A dropout mask, which is never stored: each kernel computes its numbers again. Element
+// (row, column) is kept if its random 16-bit number is at least `threshold`, and then
+// scaled by 1 / (1 - rate), where rate = threshold / 65536. Each counter gives 8 numbers,
+// and each row starts with a new counter, row 0 with `first`. Threshold 0 means no
+// dropout.
 struct Dropout {
   const u64* seed;
   u64 first;
@@ -164,14 +165,14 @@ struct Dropout {
 
   __device__ void apply(float (&value)[VECTOR], i64 row, int column) const {
     if (threshold == 0) return;
-    u64 counter = first + row * ((width + 15) / 16) + column / 16;
+    u64 counter = first + row * ((width + 7) / 8) + column / 8;
     uint4 random = philox(*seed, counter);
-    float factor = 256.0f / (256 - threshold);
+    float factor = 65536.0f / (65536 - threshold);
     for (int i = 0; i < VECTOR; i++) {
-      int byte = column % 16 + i;
-      u32 word = byte < 4 ? random.x : byte < 8 ? random.y
-               : byte < 12 ? random.z : random.w;
-      bool keep = (int)(word >> 8 * (i % 4) & 255) >= threshold;
+      int number = column % 8 + i;
+      u32 word = number < 2 ? random.x : number < 4 ? random.y
+               : number < 6 ? random.z : random.w;
+      bool keep = (int)(word >> 16 * (i % 2) & 65535) >= threshold;
       value[i] = keep ? value[i] * factor : 0.0f;
     }
   }
@@ -651,12 +652,12 @@ __device__ Candidate<Value> warp_best(Candidate<Value> own) {
 }
 
 // The best `count` tokens of each row of logits, best first, with their logits as
-// values; log_totals = log(sum(exp(logits))) over all tokens. The tokens `pad` and
-// `bos` are never among the best; where too few others are left, a value is -infinity.
-// One block for each row, which it searches once for each of the best.
+// values; log_totals = log(sum(exp(logits))) over all tokens. Tokens below `first` are
+// never among the best; where too few others are left, a value is -infinity. One block
+// for each row, which it searches once for each of the best.
 // Shapes: values, tokens [N, count], log_totals [N], logits [N, V]; V = width
 extern "C" __global__ void top_tokens(float* values, int* tokens, float* log_totals,
-                                      const real* logits, int count, int pad, int bos,
+                                      const real* logits, int count, int first,
                                       int width) {
   __shared__ Candidate<float> warps[WARPS];
   i64 row = blockIdx.x;
@@ -667,9 +668,9 @@ extern "C" __global__ void top_tokens(float* values, int* tokens, float* log_tot
   Candidate<float> last{INFINITY, -1};
   for (int k = 0; k < count; k++) {
     Candidate<float> best{-INFINITY, 0x7fffffff};
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    for (int i = first + threadIdx.x; i < width; i += blockDim.x) {
       Candidate<float> here{(float)logits[i], i};
-      if (i != pad && i != bos && last.before(here) && here.before(best)) best = here;
+      if (last.before(here) && here.before(best)) best = here;
     }
     best = warp_best(best);
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = best;

@@ -308,7 +308,7 @@ DECODING: dict[str, Callable[..., Any]] = {
 
 
 class _DropoutMask(NamedTuple):
-    """A dropout mask as kernels take it; each computes the random bytes again.
+    """A dropout mask as kernels take it; each computes the random numbers again.
 
     `seed` is an array on the GPU, and `first` the first counter of Philox. Threshold 0
     means no dropout.

@@ -14,8 +14,8 @@ import numpy as np
 
 from minitransformer.engine.backend import Array
 
-# Random bytes that Philox computes from one value of its counter.
-BYTES_PER_COUNTER = 16
+# Random 16-bit numbers that Philox computes from one value of its counter.
+NUMBERS_PER_COUNTER = 8
 
 
 class RandomStream(Protocol):
@@ -24,14 +24,20 @@ class RandomStream(Protocol):
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
         """Draw a dropout mask, which is True for kept elements, and their factor.
 
-        One random byte decides an element, so `rate` is rounded to a multiple of
-        1/256; the factor is the inverse of the keep probability that results.
+        Elements are dropped independently of each other with probability `rate`. The
+        factor is the inverse of the probability that an element is kept.
         """
         ...
 
 
 class HostStream:
-    """A stream of NumPy's SFC64 generator, for arrays on the processor."""
+    """A stream of NumPy's SFC64 generator, for arrays on the processor.
+
+    One random byte for each element drops a share of t/256, the largest such share that
+    is not above the rate. A Poisson process then drops what is missing: if the number
+    of hits has mean m x size, and every hit is at a random element, each element is
+    spared with probability exp(-m), independently of the others.
+    """
 
     def __init__(self, key: tuple[int, ...]) -> None:
         self._generator = np.random.Generator(
@@ -43,12 +49,18 @@ class HostStream:
         words = self._generator.integers(
             0, 2**64 - 1, size=(size + 7) // 8, dtype=np.uint64, endpoint=True
         )
-        return _keep(words.view(np.uint8)[:size].reshape(shape), rate)
+        threshold = int(256 * rate)
+        keep = words.view(np.uint8)[:size] >= threshold
+        mean = size * math.log((1 - threshold / 256) / (1 - rate))
+        hits = self._generator.random(self._generator.poisson(mean))
+        keep[(size * hits).astype(np.intp)] = False
+        return keep.reshape(shape), 1 / (1 - rate)
 
 
 class PhiloxStream:
     """A stream of Philox's counter-based generator, for arrays on any device.
 
+    A random 16-bit number decides each element, so rates are multiples of 1/65,536.
     `seed` is an array on the device and `take` hands out counters. A kernel computes
     the same bytes again wherever it needs them, and a replayed CUDA graph draws new
     noise once the seed has changed.
@@ -77,24 +89,26 @@ class PhiloxStream:
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
         first = self.take(shape)
         drawn = philox(self._xp, self.seed, first, self._taken - first)
-        rows = drawn.reshape(-1, BYTES_PER_COUNTER * counters_per_row(shape[-1]))
-        return _keep(rows[:, : shape[-1]].reshape(shape), rate)
+        rows = drawn.reshape(-1, NUMBERS_PER_COUNTER * counters_per_row(shape[-1]))
+        threshold = dropout_threshold(rate)
+        keep = rows[:, : shape[-1]].reshape(shape) >= threshold
+        return keep, 65_536 / (65_536 - threshold)
 
 
 def dropout_threshold(rate: float) -> int:
-    """Return the byte below which an element is dropped: `rate` in units of 1/256."""
-    return min(round(rate * 256), 255)
+    """Return the 16-bit number below which an element is dropped: 65,536 x `rate`."""
+    return min(round(rate * 65_536), 65_535)
 
 
 def counters_per_row(width: int) -> int:
     """Return how many counters a row of `width` elements takes."""
-    return -(-width // BYTES_PER_COUNTER)
+    return -(-width // NUMBERS_PER_COUNTER)
 
 
 def philox(xp: ModuleType, seed: Array, first: int, count: int) -> Array:
-    """Compute Philox 4x32-10 (Salmon et al., 2011): 16 random bytes for each counter.
+    """Compute Philox 4x32-10 (Salmon et al., 2011): 8 random numbers for each counter.
 
-    Shapes: seed [1] uint64, counters first to first + count - 1 -> [count, 16] uint8
+    Shapes: seed [1] uint64, counters first to first + count - 1 -> [count, 8] uint16
     """
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     counter = xp.arange(first, first + count, dtype=np.uint64)
@@ -106,9 +120,4 @@ def philox(xp: ModuleType, seed: Array, first: int, count: int) -> Array:
         a, b, c, d = (q >> half) ^ b ^ key_0, q & low, (p >> half) ^ d ^ key_1, p & low
         key_0 = (key_0 + np.uint64(0x9E3779B9)) & low
         key_1 = (key_1 + np.uint64(0xBB67AE85)) & low
-    return xp.stack([a, b, c, d], axis=1).astype(np.uint32).view(np.uint8)
-
-
-def _keep(random_bytes: Array, rate: float) -> tuple[Array, float]:
-    threshold = dropout_threshold(rate)
-    return random_bytes >= threshold, 256 / (256 - threshold)
+    return xp.stack([a, b, c, d], axis=1).astype(np.uint32).view(np.uint16)

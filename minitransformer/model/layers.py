@@ -151,7 +151,8 @@ class Embedding(Module):
     The weights are drawn from N(0, 1 / d_model), and multiplied by sqrt(d_model) where
     they embed tokens. Positions are sinusoids, for text of any length, or learned
     vectors (Table 3, row E). These are drawn from N(0, 1 / 2), as large as sinusoids:
-    smaller ones were learned late beside words of variance 1.
+    smaller ones were learned late beside words of variance 1. Encoder and decoder share
+    them, too; the paper does not say whether they do in row E.
     """
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:

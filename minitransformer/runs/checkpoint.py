@@ -10,14 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from errno import EIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
 
 from minitransformer.engine.backend import to_host
 from minitransformer.files import atomic_write
@@ -71,11 +69,31 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
-    with atomic_write(path) as partial:
-        try:
-            save_file(tensors, partial, metadata)
-        except SafetensorError as error:
-            raise OSError(EIO, f"could not be written: {error}") from error
+    metadata["checksum"] = _checksum(metadata)
+    with atomic_write(path) as file:
+        write_tensors(file, tensors, metadata)
+
+
+def write_tensors(
+    file: BinaryIO, tensors: dict[str, np.ndarray], metadata: dict[str, str]
+) -> None:
+    """Write a safetensors file: the size of a JSON header, the header, the tensors."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        kind = f"{tensor.dtype.kind.upper()}{8 * tensor.itemsize}"  # such as F32
+        offsets = end, end + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": offsets}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor.data)
+
+
+def _checksum(metadata: dict[str, str]) -> str:
+    return str(crc32(json.dumps(metadata, sort_keys=True).encode()))
 
 
 def load(path: Path, with_moments: bool = False) -> Checkpoint:
@@ -99,6 +117,9 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     metadata = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(f"expected format {FORMAT!r}, got {metadata.get('format')!r}")
+    checksum = metadata.pop("checksum", None)  # checkpoints written earlier have none
+    if checksum not in (None, _checksum(metadata)):
+        raise ValueError("the checksum of its metadata differs from the one written")
     config = from_dict(ModelConfig, json.loads(metadata["config"]))
     least = 4 * config.num_parameters  # checked before memory is taken for them
     if file_size < least:
@@ -130,7 +151,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     if missing := sorted(views.keys() - names):
         raise ValueError(f"expected a tensor {missing[0]}, found none")
     if extra := names - views.keys() - {TOKENIZER, *MOMENTS}:
-        raise ValueError(f"expected no tensor {min(extra)}")
+        raise ValueError(f"expected no tensor {min(extra)!r}")
     for name, view in views.items():
         view[...] = read(name, view)
     state, moments = json.loads(metadata["state"]), None

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minitransformer.files import file_lock, write_bytes
-from minitransformer.runs.checkpoint import SUFFIX
+from minitransformer.files import (
+    file_lock,
+    make_folder,
+    open_no_link,
+    sweep,
+    sync,
+    write_bytes,
+)
+from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load
 from minitransformer.settings.config import DecodingConfig, RunConfig
 
 
@@ -31,31 +39,47 @@ class RunDirectory:
         self.tokenizer = path / "tokenizer.model"
         self.best = path / f"best{SUFFIX}"
         self.averaged = path / f"averaged{SUFFIX}"
-        self._process_ids = path / ".processes"
+        self._lock, self._process_ids = path / ".lock", path / ".processes"
+        self._unsaved = path / ".unsaved"  # until there is a checkpoint to resume from
 
     @contextmanager
     def lock(self, processes: Sequence[int]) -> Iterator[None]:
         """Keep other trainings out of this directory. `processes`: the ranks' ids.
 
-        A directory that holds nothing at the end is removed.
+        What killed processes left unfinished is deleted. A directory that holds nothing
+        at the end is removed, unless it was there before.
 
         Raises: ValueError if another training is running here.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        is_theirs = self.path.exists() and not any(self.path.iterdir())
+        make_folder(self.path)
         with ExitStack() as stack:
             try:
-                stack.enter_context(file_lock(self.path / ".lock", wait=False))
+                # Somebody may delete the file, but its lock keeps out other machines
+                # on a network file system, which that of the folder need not do.
+                stack.enter_context(file_lock(self.path, wait=False))
+                stack.enter_context(file_lock(self._lock, wait=False, create=True))
             except TimeoutError as error:
                 ids = ", ".join(map(str, self.processes())) or "unknown"
                 raise ValueError(
                     f"{self.path}: another training is running here, process {ids}"
                 ) from error
+            for leftovers in (".*.partial", ".tmp*"):
+                sweep(self.path, leftovers)
             write_bytes(self._process_ids, json.dumps(list(processes)).encode())
             try:
                 yield
             finally:
-                if self._is_empty():
-                    shutil.rmtree(self.path)
+                self.remove_if_empty(keep_folder=is_theirs)
+
+    def remove_if_empty(self, keep_folder: bool = False) -> None:
+        """Remove the directory, or only what `lock` wrote, if no run began here."""
+        with suppress(OSError):
+            if self._is_empty():
+                self._process_ids.unlink(missing_ok=True)
+                self._lock.unlink(missing_ok=True)
+                if not keep_folder:
+                    self.path.rmdir()
 
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""
@@ -68,14 +92,23 @@ class RunDirectory:
     def _is_empty(self) -> bool:
         return all(path.name.startswith(".") for path in self.path.iterdir())
 
-    def create(self, settings: RunConfig) -> None:
-        """Write config.json. Raises: ValueError if the directory holds anything."""
+    def require_empty(self) -> None:
+        """Raises: ValueError if the directory holds anything but hidden files."""
         if not self._is_empty():
             raise ValueError(
                 f"expected a new or empty run directory, got {self.path}, which is in "
                 "use: choose another --run or continue it with --resume"
             )
+
+    def create(self, settings: RunConfig) -> None:
+        """Write config.json. Raises: ValueError as `require_empty`."""
+        self.require_empty()
+        self._unsaved.touch()
         write_bytes(self.config, settings.to_json().encode())
+
+    def is_unsaved(self) -> bool:
+        """Whether the run began, but never saved a checkpoint to resume from."""
+        return self._unsaved.exists()
 
     def read_config(self) -> RunConfig:
         """Read config.json. Raises: ValueError if it is missing or unusable."""
@@ -90,11 +123,16 @@ class RunDirectory:
         """Append a line to metrics.jsonl."""
         self.append(self.metrics, json.dumps({"step": step, **values}))
 
+    def sync_metrics(self) -> None:
+        """Wait until metrics.jsonl is on the disk, as a checkpoint presumes."""
+        if self.metrics.exists():
+            sync(self.metrics)
+
     def append(self, path: Path, line: str) -> None:
         """Append a line to a log; a full disk costs the line and not the run."""
         try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with open(path, "ab", opener=open_no_link) as file:
+                file.write(f"{line}\n".encode(errors="backslashreplace"))
         except OSError as error:
             print(f"{path}: a line was lost: {error}", file=sys.stderr)
 
@@ -106,10 +144,12 @@ class RunDirectory:
         if not self.metrics.is_file():
             raise ValueError(f"expected a run directory, found no {self.metrics}")
         records = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # it is being written, or the disk was full
+        for line in self.metrics.read_bytes().splitlines():
+            # It may be that a line is being written, or that the disk was full.
+            with suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                if isinstance(record, dict) and type(record.get("step")) is int:
+                step = record.get("step") if isinstance(record, dict) else None
+                if type(step) is int and 0 <= step < 1 << 63:
                     records.append(record)
         return records
 
@@ -128,23 +168,51 @@ class RunDirectory:
         return self.path / f"step-{step:08d}{SUFFIX}"
 
     def checkpoints(self) -> list[Path]:
-        """Return the checkpoints that are named by their step, oldest first."""
-        return sorted(self.path.glob(f"step-*{SUFFIX}"))
+        """Return the checkpoints that are named by their step, oldest first.
+
+        Other names, such as those of copies, are ignored.
+        """
+        names = [path.stem[5:] for path in self.path.glob(f"step-*{SUFFIX}")]
+        steps = sorted({int(name) for name in names if name.isdecimal()})
+        return [p for step in steps if (p := self.checkpoint(step)).is_file()]
+
+    def load_to_resume(self, path: Path) -> Checkpoint:
+        """Load a checkpoint of this run to resume from.
+
+        Raises: ValueError, which says what can be done if the file is damaged.
+        """
+        try:
+            return load(path, with_moments=True)
+        except ValueError as error:
+            checkpoints = self.checkpoints()
+            if not (earlier := checkpoints[: checkpoints.index(path)]):
+                raise
+            advice = f"delete it, and --resume goes on from {earlier[-1].name}"
+            raise ValueError(f"{error}; {advice}") from error
 
     def prune(self, keep_last: int) -> None:
         """Delete all but the newest `keep_last` checkpoints named by their step."""
-        for path in self.checkpoints()[:-keep_last]:
+        checkpoints = self.checkpoints()
+        for path in checkpoints[:-keep_last]:
             path.unlink()
+        if checkpoints:
+            self._unsaved.unlink(missing_ok=True)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.
 
         Raises: FileNotFoundError if there is none.
         """
-        for path in (self.averaged, self.best, *reversed(self.checkpoints())):
-            if path.exists():
-                return path
-        raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+        if not (found := self._by_preference()):
+            raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+        return found[0]
+
+    def has_checkpoint(self) -> bool:
+        return bool(self._by_preference())
+
+    def _by_preference(self) -> list[Path]:
+        named = [path for path in (self.averaged, self.best) if path.is_file()]
+        return named + self.checkpoints()[::-1]
 
 
 class ReadOnlyRunDirectory(RunDirectory):
@@ -153,6 +221,9 @@ class ReadOnlyRunDirectory(RunDirectory):
     @contextmanager
     def lock(self, processes: Sequence[int]) -> Iterator[None]:
         yield
+
+    def require_empty(self) -> None:
+        """Do nothing."""
 
     def create(self, settings: RunConfig) -> None:
         """Do nothing."""
@@ -167,27 +238,45 @@ class ReadOnlyRunDirectory(RunDirectory):
         """Do nothing."""
 
 
-def newest_run(runs: Path = Path("runs")) -> RunDirectory:
+def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
+    """Make a directory PRESET-TIME in `runs`; if there is one, PRESET-TIME-2, ..."""
+    name = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = runs / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            make_folder(path, exist_ok=False)
+            break
+    (path / ".processes").touch()  # `lock` removes it if nothing begins here
+    return path
+
+
+def newest_run(
+    runs: Path = Path("runs"), with_checkpoint: bool = False
+) -> RunDirectory:
     """Return the run directory in `runs` that was written to last.
 
     Raises: FileNotFoundError if there is none.
     """
-    candidates = [path.parent for path in runs.glob("*/config.json")]
-    if not candidates:
+    found = [RunDirectory(path.parent) for path in runs.glob("*/config.json")]
+    if with_checkpoint:
+        found = [run for run in found if run.has_checkpoint()]
+    if not found:
+        kind = " with a checkpoint" if with_checkpoint else ""
         raise FileNotFoundError(
-            f"expected a training run in {runs.absolute()}, found none: "
+            f"expected a training run in {runs.absolute()}, found none{kind}: "
             "run train.py first or name one"
         )
-    return RunDirectory(max(candidates, key=lambda run: run.stat().st_mtime))
+    return max(found, key=lambda run: run.path.stat().st_mtime)
 
 
 def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
     """Return the checkpoint that a file or run directory stands for.
 
-    None stands for the newest run in `runs`. Raises: FileNotFoundError.
+    None stands for the newest run in `runs` that has one. Raises: FileNotFoundError.
     """
     if path is None:
-        return newest_run(runs).preferred_checkpoint()
+        return newest_run(runs, with_checkpoint=True).preferred_checkpoint()
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
 

@@ -1,7 +1,12 @@
 """All settings with their defaults and limits, as frozen dataclasses.
 
 The fields become flags: `d_model` becomes `--d-model`. The defaults are those of the
-paper's base model (section 5, Table 3), with smaller batches; `presets.py` has others.
+paper's base model (sections 5 and 6.1, Table 3); `presets.py` has others.
+
+Differs: batches have 4,096 tokens instead of 25,000, and checkpoints are saved every
+1,000 updates instead of every ten minutes; the presets of the paper's models do both as
+the paper says. Training leaves out pairs of more than 256 tokens a side, which the
+paper does not mention: few sentences are longer, and they would need much memory.
 """
 
 from __future__ import annotations
@@ -76,6 +81,11 @@ class ModelConfig(Config):
             raise ValueError(
                 f"d_model: expected a multiple of num_heads ({self.num_heads}), "
                 f"got {self.d_model}; or give d_k and d_v"
+            )
+        if self.num_parameters >= 1 << 40:
+            raise ValueError(
+                f"expected a model of less than 2^40 parameters, got one of "
+                f"{self.num_parameters:,}: --d-model, --d-ff, --vocab-size and others"
             )
 
     @property
@@ -203,6 +213,11 @@ class TrainingConfig(Config):
             return step % self.save_every == 0
         interval = 60 * self.checkpoint_minutes
         return before // interval < after // interval
+
+    @property
+    def num_kept(self) -> int:
+        """The number of checkpoints that are kept to resume from and to average."""
+        return max(self.keep_last, self.average)
 
 
 @dataclass(frozen=True)
@@ -356,6 +371,7 @@ class RunConfig:
                 f"what can: {', '.join(map(flag_name, RESUMABLE))}"
             )
         changes = given(namespace, TrainingConfig)
+        changes = {name: changes[name] for name in changes.keys() & {*RESUMABLE}}
         training = build(TrainingConfig, vars(self.training), changes)
         return dataclasses.replace(self, training=training)
 
@@ -364,12 +380,16 @@ class RunConfig:
         """Raises: ValueError if something is missing, unknown or out of range."""
         try:
             stored = json.loads(text)
+            files = stored["text"]
+            for pair in (files["train"], *files.values()):
+                if [type(name) for name in pair] != [str, str]:
+                    raise TypeError(f"text: expected names of two files, got {pair}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
-                {split: (s, t) for split, (s, t) in stored["text"].items()},
+                {split: (source, target) for split, (source, target) in files.items()},
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import io
 import json
 import operator
 import os
@@ -14,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,6 +48,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def printable(text: str) -> str:
+    """Escape line feeds, and what else could confuse a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests a known flag for an unknown one.
 
@@ -72,6 +78,9 @@ class Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
 
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
     def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
             flag = next((x for x in unknown if x.startswith("-")), unknown[0])
@@ -81,29 +90,51 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
 
-def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
+def exit_code(
+    prog: str, work: Callable[[], int | None], who: str = "", lasting_error: int = 1
+) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
     That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage
-    and 130 after Ctrl-C. `who`, such as a rank, is put before the message.
+    and 130 after Ctrl-C. `who`, such as a rank, is put before the message. An error
+    that would come again, such as damaged data, may have another code than 1.
     """
     code = 1
-    if sys.stderr is None:  # it was closed, and print would take standard output
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return work() or 0
     except KeyboardInterrupt:
-        return 130
+        message, code = "interrupted", 130
     except (ValueError, RuntimeError, OverflowError) as error:
-        message, code = str(error), 2 if isinstance(error, UsageError) else 1
+        message = str(error)
+        if isinstance(error, ValueError):
+            code = 2 if isinstance(error, UsageError) else lasting_error
     except OSError as error:
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
         message = f"out of memory, {advice}: {error}"
+    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
     print(f"{prog}: error: {who}{message}", file=sys.stderr)
     return code
+
+
+def open_standard_streams() -> None:
+    """Open the null device for each standard stream that is closed.
+
+    Otherwise the next file to be opened would get its number, and what libraries print;
+    and `print` would write to standard output what is meant for standard error.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def option(
@@ -162,11 +193,21 @@ def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
     Values of other classes are ignored. Raises: UsageError if one is out of range.
     """
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    merged = {**preset, **values}
+    settings = overridden(preset, values)
     try:
-        return cls(**{k: v for k, v in merged.items() if k in names})
+        return cls(**{k: v for k, v in settings.items() if k in names})
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def overridden(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a preset with those of `values` in their place.
+
+    A number of updates between checkpoints replaces a number of minutes, too.
+    """
+    if "save_every" in values:
+        preset = {k: v for k, v in preset.items() if k != "checkpoint_minutes"}
+    return {**preset, **values}
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -180,7 +221,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         values: Any = read(text)
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
     flat: dict[str, Any] = {}
     for name, value in values.items():

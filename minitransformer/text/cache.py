@@ -6,16 +6,21 @@ changed text is encoded anew.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import itertools
 import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
-from minitransformer.files import build_once
+from minitransformer.files import build_once, name_errors
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair
@@ -29,15 +34,57 @@ def cached_tokenizer(
 ) -> Tokenizer:
     """Learn the joint vocabulary of both sides, or read it from the cache.
 
-    Raises: ValueError as `Tokenizer.train`.
+    A checksum of four bytes follows it in its file.
+
+    Raises: ValueError as `Tokenizer.train` and `TextPair.lines`.
     """
 
     def build(partial: Path) -> None:
-        lines = itertools.chain.from_iterable(text.lines())
-        partial.write_bytes(Tokenizer.train(lines, vocab_size, num_threads).model)
+        model = _learn(text, vocab_size, num_threads).model
+        partial.write_bytes(model + crc32(model).to_bytes(4, "little"))
 
-    path = build_once(cache / f"{text.digest()}-bpe{vocab_size}.model", build)
-    return Tokenizer(path.read_bytes())
+    def read(path: Path) -> Tokenizer:
+        data = path.read_bytes()
+        model = data[:-4]
+        if crc32(model).to_bytes(4, "little") != data[-4:]:
+            raise ValueError(f"{path}: a damaged vocabulary, or one without checksum")
+        return Tokenizer(model)
+
+    name = f"{text.digest()}-bpe{vocab_size}-bytes.model"
+    return build_once(cache / name, build, read)
+
+
+def _learn(text: TextPair, vocab_size: int, num_threads: int) -> Tokenizer:
+    """Learn a vocabulary in a thread of its own.
+
+    In the main thread, Ctrl-C would have no effect until C++ returns.
+    """
+    learned: Future[Tokenizer] = Future()
+
+    def lines() -> Iterator[str]:
+        try:
+            yield from itertools.chain.from_iterable(text.lines())
+        except Exception as error:
+            learned.set_exception(error)  # which SentencePiece would not report well
+            raise
+
+    def learn() -> None:
+        try:
+            learned.set_result(Tokenizer.train(lines(), vocab_size, num_threads))
+        except Exception as error:
+            if not learned.done():
+                files = f"{text.source}, {text.target}"
+                learned.set_exception(ValueError(f"{files}: {error}"))
+        finally:
+            atexit.unregister(os._exit)
+
+    try:
+        threading.Thread(target=learn, daemon=True).start()
+        return learned.result()
+    except KeyboardInterrupt:
+        # Python cannot end in an orderly way while the thread is in C++.
+        atexit.register(os._exit, 130)
+        raise
 
 
 def encoded_corpus(
@@ -51,13 +98,13 @@ def encoded_corpus(
     """
     key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
     build = functools.partial(_encode, text, tokenizer, num_threads)
-    return read_corpus(build_once(cache / key.hexdigest(), build))
+    return build_once(cache / key.hexdigest(), build, read_corpus)
 
 
 def read_corpus(folder: Path) -> ParallelCorpus:
     """Open the ids that `encoded_corpus` wrote, and verify their checksums.
 
-    Raises: ValueError if a file is damaged.
+    Raises: ValueError if a file is damaged, FileNotFoundError if it is missing.
     """
     try:
         header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
@@ -69,7 +116,9 @@ def read_corpus(folder: Path) -> ParallelCorpus:
                 if _checksum(folder / name) != header["checksums"][name]:
                     raise ValueError(f"{name} has another checksum")
             ids = StoredIds(folder / f"{side}.ids", dtype)
-            starts = np.asarray(np.memmap(folder / f"{side}.starts", "int64", mode="r"))
+            place = folder / f"{side}.starts"
+            with name_errors(place):
+                starts = np.asarray(np.memmap(place, "int64", mode="r"))
             ragged = Ragged(ids, starts)
             if starts[0] != 0 or starts[-1] != len(ids) or len(ragged.lengths) < 1:
                 raise ValueError(f"{side}.starts does not fit {side}.ids")
@@ -77,10 +126,8 @@ def read_corpus(folder: Path) -> ParallelCorpus:
         if len(sides[0]) != len(sides[1]):
             raise ValueError("the sides differ in length")
         return ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
-    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-        raise ValueError(
-            f"{folder}: damaged cache ({error}), delete it and start again"
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder}: a damaged cache ({error})") from error
 
 
 def _checksum(path: Path) -> int:

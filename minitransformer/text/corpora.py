@@ -8,13 +8,13 @@ and equal the published ones where there are any.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import html
 import http.client
 import os
 import re
-import shutil
 import sys
 import tarfile
 import time
@@ -30,13 +30,15 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from minitransformer.files import atomic_write
+from minitransformer.files import atomic_write, file_lock, replace
 from minitransformer.settings.options import Parser, exit_code
 
 ATTEMPTS = 5
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
 TIMEOUT = 60.0  # seconds without an answer
 BLOCK = 1 << 16
+UNSYNCED = 1 << 24  # bytes of a download at most that are not known to be on disk
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, ...
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,9 @@ class CorpusError(RuntimeError):
 def fetch(download: Download, path: Path) -> None:
     """Download a file to `path` and verify it, unless a verified one is there.
 
-    What has arrived so far is in `path`.part, and another attempt goes on from there.
-    Temporary failures are retried a few times.
+    What has arrived so far is in `path`.part, and another attempt goes on from there;
+    another process goes on from what is certainly on disk. Temporary failures are
+    retried a few times.
 
     Raises: CorpusError.
     """
@@ -151,6 +154,10 @@ def fetch(download: Download, path: Path) -> None:
             return
         path.unlink()
     part = path.with_name(path.name + ".part")
+    if part.is_symlink() or not part.is_file():
+        part.unlink(missing_ok=True)
+    else:  # a crash may have damaged its end
+        os.truncate(part, max(part.stat().st_size - UNSYNCED, 0))
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(FIRST_DELAY * 2 ** (attempt - 1))
@@ -167,13 +174,15 @@ def fetch(download: Download, path: Path) -> None:
         except (http.client.HTTPException, OSError) as error:
             if getattr(error, "filename", None) is not None:  # not the network's fault
                 raise CorpusError(str(error)) from error
+            if getattr(error, "errno", None) in DISK_ERRORS:
+                raise CorpusError(f"{part}: {error}") from error
             reason = str(getattr(error, "reason", "") or error or type(error).__name__)
     else:
         raise CorpusError(f"{download.url}: {reason}, after {ATTEMPTS} attempts")
     if expected is not None and (found := _sha256(part)) != expected:
         part.unlink()
         raise CorpusError(f"{download.url}: expected sha256 {expected}, got {found}")
-    part.replace(path)
+    replace(part, path)
 
 
 def _receive(url: str, part: Path) -> None:
@@ -199,12 +208,23 @@ def _receive(url: str, part: Path) -> None:
                 disable=not sys.stderr.isatty(),
             ) as progress,
         ):
-            shutil.copyfileobj(response, progress)
-            file.flush()
-            os.fsync(file.fileno())
+            synced = have
+            try:
+                while block := response.read(BLOCK):
+                    if file.tell() + len(block) - synced > UNSYNCED:
+                        _sync(file)
+                        synced = file.tell()
+                    progress.write(block)
+            finally:
+                _sync(file)
     have = part.stat().st_size
     if total is not None and have != total:
         raise http.client.IncompleteRead(b"", total - have)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sha256(path: Path) -> str:
@@ -223,8 +243,8 @@ def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -
     counts: list[list[int]] = []  # of each language, by part
     with ExitStack() as stack:
         for side in parts[0].members:
-            partial = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
-            with gzip.open(partial, "wb", compresslevel=6) as out:
+            file = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
                 copied = [
                     _copy_member(downloads / part.archive.name, part.members[side], out)
                     for part in parts
@@ -271,9 +291,12 @@ def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
 
     Raises: CorpusError, OSError.
     """
-    corpus = CORPORA[name]
     folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder, wait=True):
+        _download(CORPORA[name], folder, mirror)
 
+
+def _download(corpus: PublicCorpus, folder: Path, mirror: str | None) -> None:
     def fetch_into(target: Path, download: Download) -> None:
         if mirror is not None:
             url = mirror.rstrip("/") + urlsplit(download.url).path

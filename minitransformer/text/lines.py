@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import itertools
 import os
 import select
@@ -50,11 +51,10 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     if path is not None:
         if path.is_dir():
             raise ValueError(f"expected a file to write, got the folder {path}")
-        with (
-            atomic_write(path) as partial,
-            open(partial, "w", encoding="utf-8", newline="\n") as file,
-        ):
-            yield file
+        with atomic_write(path) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+            yield text
+            text.detach()
         return
     if sys.stdout is None:
         raise ValueError("standard output: expected an open file, it is closed")
@@ -193,18 +193,19 @@ def compare_lengths(source: Path | None, target: Path | None) -> None:
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
     """Return the pair of files of each split, from their (source, target) names.
 
-    Raises: ValueError if a file does not exist.
+    Raises: FileNotFoundError if a file does not exist.
     """
     for path in itertools.chain.from_iterable(files.values()):
         if not Path(path).is_file():
-            raise ValueError(f"expected a text file, found none at {path}")
+            raise FileNotFoundError(f"expected a text file, found none at {path}")
     return {split: TextPair(*map(Path, pair)) for split, pair in files.items()}
 
 
 def find_text(config: TextConfig) -> dict[str, TextPair]:
     """Find the pairs of files that settings name, or that are in the folder they name.
 
-    Raises: ValueError if there is no training text or a side of a split is missing.
+    Raises: ValueError if there is no training text or a side of a split is missing,
+    FileNotFoundError if a file that is named does not exist.
     """
     if config.files:
         return text_pairs(config.files)

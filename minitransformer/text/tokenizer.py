@@ -13,6 +13,10 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
+# Vocabularies of at least this size include the 256 bytes as pieces, which would take
+# too large a share of a smaller one.
+BYTES_FROM_SIZE = 1024
+
 # From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
 
@@ -21,13 +25,21 @@ class Tokenizer:
     """Byte-pair encoding by SentencePiece: text to ids and back.
 
     `model` is the serialised SentencePiece model, which is part of every checkpoint.
+    A character that the training text lacks becomes the pieces of its UTF-8 bytes, such
+    as <0xE2>; in vocabularies of fewer than BYTES_FROM_SIZE pieces, it is unknown.
+
+    Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
+    2016). SentencePiece normalises text by NFKC, so that a ligature becomes its
+    letters, and it joins spaces that follow one another.
     """
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            # All pieces are read once, because those of a damaged model may be no text.
+            self._processor.id_to_piece(list(range(len(self._processor))))
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(
                 "expected a SentencePiece model, got other bytes"
             ) from error
@@ -44,7 +56,7 @@ class Tokenizer:
     def train(
         cls, lines: Iterable[str], vocab_size: int, num_threads: int = 1
     ) -> Tokenizer:
-        """Learn a vocabulary of exactly `vocab_size` pieces.
+        """Learn a vocabulary of exactly `vocab_size` pieces, bytes among them.
 
         Raises: ValueError saying which size is possible if this one is not.
         """
@@ -56,6 +68,7 @@ class Tokenizer:
                 model_type="bpe",
                 vocab_size=vocab_size,
                 character_coverage=1.0,
+                byte_fallback=vocab_size >= BYTES_FROM_SIZE,
                 input_sentence_size=MAX_SENTENCES,
                 shuffle_input_sentence=True,
                 pad_id=PAD_ID,
@@ -83,8 +96,12 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the detokenised text of each list of ids."""
-        return self._processor.decode([[int(i) for i in line] for line in ids])
+        """Return the detokenised text of each list of ids.
+
+        Pieces of bytes that are no UTF-8 become U+FFFD.
+        """
+        # One by one: for a list of lists, SentencePiece starts threads at every call.
+        return [self._processor.decode([int(i) for i in line]) for line in ids]
 
     def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
         """Cut ids into parts of at most `limit`, between words if possible.
@@ -119,4 +136,6 @@ def _explain(message: str, vocab_size: int) -> str:
             f"vocab_size: expected at least {lower[1]} word pieces, one for each "
             f"character of this text and each special symbol, got {vocab_size}"
         )
+    if "sentences_.empty()" in message or "all_chars_count) > (0)" in message:
+        return f"expected text to learn {vocab_size} word pieces from, found none"
     return f"could not learn {vocab_size} word pieces: {message.strip()}"

@@ -8,12 +8,15 @@ NCCL for ranks on GPUs (`cuda/nccl.py`). `launch.py` starts the ranks of one mac
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
 
@@ -100,14 +103,19 @@ class Communicator:
         everything = self._all_reduce_on_host(everything)
         return [part.tobytes() for part in np.split(everything, ends[:-1])]
 
-    def assert_equal(self, what: str, value: bytes) -> None:
-        """Raises: RuntimeError naming the ranks whose value is not that of rank 0."""
-        values = self.all_gather(value)
-        if others := [str(r) for r, found in enumerate(values) if found != values[0]]:
-            raise RuntimeError(
-                f"expected all ranks to have the same {what}; "
-                f"it differs from rank 0's on {', '.join(others)}"
-            )
+    def assert_equal(self, values: Mapping[str, Any]) -> None:
+        """Compare values that JSON can hold with those of rank 0.
+
+        Raises: RuntimeError naming the first that differs, and on which ranks.
+        """
+        mine = {name: json.dumps(value) for name, value in values.items()}
+        found = [json.loads(x) for x in self.all_gather(json.dumps(mine).encode())]
+        for name, value in found[0].items():
+            if others := [str(r) for r, x in enumerate(found) if x[name] != value]:
+                raise RuntimeError(
+                    f"expected all ranks to have the same {name}; "
+                    f"it differs from rank 0's on {', '.join(others)}"
+                )
 
     def abort(self, code: int) -> NoReturn:
         """End this process, and with it all other ranks."""
@@ -134,6 +142,15 @@ class MpiCommunicator(Communicator):
         self._mpi = import_extra("mpi4py.MPI", "mpi", need)
         self._comm = self._mpi.COMM_WORLD
         self.timeout = timeout
+        found = self._comm.Get_rank(), self._comm.Get_size()
+        if found != (world.rank, world.size):
+            raise RuntimeError(
+                f"the launcher started rank {world.rank} of {world.size}, but mpi4py "
+                f"is rank {found[0]} of {found[1]}: it belongs to another MPI than the "
+                "launcher, use the mpiexec of the one that it was installed with"
+            )
+        self.barrier()
+        _unlink_mpich_memory()
 
     def start_all_reduce(self, array: Array) -> Wait:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, array)
@@ -147,6 +164,18 @@ class MpiCommunicator(Communicator):
 
     def _wait(self, request: Any) -> None:
         poll(request.Test, self.timeout)
+
+
+def _unlink_mpich_memory() -> None:
+    """Remove the names of MPICH's shared memory, which all ranks have opened by now.
+
+    It goes on existing until they end. MPICH itself would remove the names only at the
+    end of an MPI program, and never if that is aborted.
+    """
+    with suppress(OSError):  # only Linux says what is mapped
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        for name in {line.split()[5] for line in mapped if "/dev/shm/mpich" in line}:
+            Path(name).unlink(missing_ok=True)
 
 
 def poll(done: Callable[[], bool], timeout: float) -> None:
@@ -264,6 +293,6 @@ class GradientAllReduce:
             self._waits.append(self.communicator.start_all_reduce(part))
 
 
-def checksum(array: Array) -> bytes:
+def checksum(array: Array) -> int:
     """Return a digest of an array's content, by which ranks are compared."""
-    return crc32(to_host(array).data).to_bytes(4, "big")
+    return crc32(to_host(array).data)

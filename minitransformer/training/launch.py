@@ -3,65 +3,115 @@
 MPI's `mpiexec` starts ranks that compute on processors. Ranks that compute on GPUs are
 started one by one, with the environment variables of torchrun-style launchers. When one
 rank ends early, all others are ended too, and an error names the one that ended first.
+When the launcher itself ends, so do its ranks.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:  # `run_rank` starts faster without them
     from minitransformer.runs.run_directory import RunDirectory
     from minitransformer.settings.config import RanksConfig
 
-# What `run_rank` prints when a signal ends its rank.
-ENDED_BY_SIGNAL = re.compile(r"^(rank \d+) was ended by signal")
-
-# How long ranks may take to end after SIGTERM, before SIGKILL. Units: seconds
+# How long ranks may take to end after SIGTERM, before SIGKILL, and how often processes
+# are looked at. Units: seconds
 GRACE_PERIOD = 10.0
+POLL_INTERVAL = 0.05
 
-# Exit codes after which nothing is restarted: success, wrong usage, and a stop that
-# the user asked for.
-FINAL_EXIT_CODES = {0, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+# The signals that ask a training to save and stop; SIGHUP says that a terminal closed.
+HANGUP = getattr(signal, "SIGHUP", None)
+STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
+
+# The exit code by which a rank tells the launcher of an error that a restart would meet
+# again, such as a damaged file.
+LASTING_ERROR = 65
+USAGE_ERROR = 2
+
+# The exit codes of ranks that have done their work, or stopped because they were asked.
+DONE = {0, *(128 + number for number in STOP_SIGNALS)}
+
+
+@contextmanager
+def stop_signals_handled(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call `handle(number)` for each of the stop signals that arrives.
+
+    A SIGHUP that is ignored, as under nohup, stays so.
+    """
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    heeded = [
+        number
+        for number in STOP_SIGNALS
+        if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def end_at_second_signal() -> None:
+    """Let SIGINT and SIGTERM end this process at once, and ignore SIGHUP.
+
+    A terminal that closes may send SIGHUP twice.
+    """
+    for number in STOP_SIGNALS:
+        ignored = number == HANGUP
+        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
 
 class RankProcesses:
     """The processes of all ranks, started once. `failed` names the first that failed.
 
     Each process has a session of its own, so that Ctrl-C reaches the launcher alone.
+    Under MPI, `run_rank` writes the id of each rank's process, and the code with which
+    it ended, to files in `folder`.
     """
 
     def __init__(
-        self, command: Sequence[str], config: RanksConfig, run: RunDirectory
+        self, command: Sequence[str], config: RanksConfig, folder: Path
     ) -> None:
         self.failed: str | None = None
-        self._run = run
-        self._reader: threading.Thread | None = None
-        if config.ranks > 1:
-            rank = [sys.executable, "-m", "minitransformer.training.launch", *command]
+        self._folder, self._by_mpi = folder, config.ranks > 1
+        self._forwarders: list[threading.Thread] = []
+        if self._by_mpi:
+            rank = [sys.executable, "-m", "minitransformer.training.launch"]
+            rank += [str(folder), str(os.getpid())]
             mpi = subprocess.Popen(
-                [find_mpiexec(), "-n", str(config.ranks), *rank],
+                [find_mpiexec(), "-n", str(config.ranks), *rank, *command],
                 start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
                 errors="replace",
+                preexec_fn=_end_with_parent,
             )
             self._processes: list[subprocess.Popen[str]] = [mpi]
-            self._reader = threading.Thread(target=self._forward, args=(mpi.stderr,))
-            self._reader.start()
+            # mpiexec would end if it could not write to a closed pipe or a full disk.
+            for streams in ((mpi.stdout, sys.stdout), (mpi.stderr, sys.stderr)):
+                forwarder = threading.Thread(target=_forward, args=streams, daemon=True)
+                forwarder.start()
+                self._forwarders.append(forwarder)
         else:
             with socket.socket() as listener:  # find a port that nobody listens on
                 listener.bind(("127.0.0.1", 0))
@@ -70,52 +120,96 @@ class RankProcesses:
                 subprocess.Popen(
                     command,
                     start_new_session=True,
+                    stdin=subprocess.DEVNULL,
                     env=os.environ | rank_environment(rank, config.gpus, port),
                     text=True,
+                    preexec_fn=_end_with_parent,
                 )
                 for rank in range(config.gpus)
             ]
 
-    def _forward(self, lines: Iterable[str]) -> None:
-        """Show lines of MPI and the ranks; note the first rank that a signal ended."""
-        for line in lines:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-            if not self.failed and (match := ENDED_BY_SIGNAL.match(line)):
-                self.failed = match[1]
+    def wait(self, signals: Sequence[int]) -> int:
+        """Wait until all have ended or one has failed; return its exit code.
 
-    def wait(self) -> int:
-        """Wait until all have ended or one has failed; return its exit code."""
-        code: int | None = None
-        while code is None:
-            time.sleep(0.05)
+        `signals` are those that the launcher has received, which may become more. The
+        first makes all ranks save and stop, the second ends them at once.
+        """
+        asked = False
+        while True:
+            time.sleep(POLL_INTERVAL)
             codes = [process.poll() for process in self._processes]
-            if failures := [rank for rank, found in enumerate(codes) if found]:
-                code = codes[failures[0]]
-                if len(codes) > 1:
-                    self.failed = f"rank {failures[0]}"
-            elif None not in codes:
-                code = 0
-        self.terminate()
-        return 128 - code if code < 0 else code
+            ended = self._exit_codes()
+            if failures := [rank for rank in ended if ended[rank] not in DONE]:
+                self.failed, code = f"rank {failures[0]}", ended[failures[0]]
+                break
+            if None not in codes:
+                code = max(code or 0 for code in codes)
+                break
+            if len(signals) > 1 or (signals and not asked and not self._ask_to_stop()):
+                code = 128 + signals[-1]
+                break
+            asked = bool(signals)
+        self._terminate()
+        return code
 
-    def terminate(self) -> None:
+    def _exit_codes(self) -> dict[str, int]:
+        """Return the exit codes of the ranks that have ended, in order of their ends.
+
+        That of a rank that a signal ended is negative.
+        """
+        if self._by_mpi:
+            return self._read_notes(".code")
+        codes = [process.poll() for process in self._processes]
+        return {str(rank): code for rank, code in enumerate(codes) if code is not None}
+
+    def _process_ids(self) -> dict[str, int]:
+        """Return the process ids of the ranks that have started."""
+        if self._by_mpi:
+            return self._read_notes(".pid")
+        return {str(rank): p.pid for rank, p in enumerate(self._processes)}
+
+    def _read_notes(self, suffix: str) -> dict[str, int]:
+        """Return by rank the numbers that `run_rank` has written, oldest first."""
+        files = self._folder.glob(f"*{suffix}")
+        oldest_first = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+        texts = {path.stem: path.read_text() for path in oldest_first}
+        return {rank: int(text) for rank, text in texts.items() if text}
+
+    def _ask_to_stop(self) -> bool:
+        """Have rank 0 stop all ranks after the same step, if it has started."""
+        if not (first := self._process_ids().get("0")):
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(first, signal.SIGTERM)
+        return True
+
+    def _terminate(self) -> None:
         """End what still runs: by SIGTERM, and by SIGKILL after the grace period."""
         for stop in (signal.SIGTERM, signal.SIGKILL):
             running = [p for p in self._processes if p.poll() is None]
             for process in running:
-                os.killpg(process.pid, stop)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, stop)
             deadline = time.monotonic() + GRACE_PERIOD
             while any(p.poll() is None for p in running):
                 if time.monotonic() > deadline:
                     break
-                time.sleep(0.05)
-        if self._reader is not None:
-            # On some systems a rank outlives the process that runs it.
-            for process_id in self._run.processes():
-                with suppress(ProcessLookupError):
-                    os.kill(process_id, signal.SIGKILL)
-            self._reader.join(GRACE_PERIOD)
+                time.sleep(POLL_INTERVAL)
+        if self._by_mpi:  # on some systems a rank outlives the process that runs it
+            ended = self._exit_codes()
+            for rank, process_id in self._process_ids().items():
+                if rank not in ended:
+                    with suppress(ProcessLookupError):
+                        os.kill(process_id, signal.SIGKILL)
+        for forwarder in self._forwarders:
+            forwarder.join(GRACE_PERIOD)
+
+
+def _forward(pipe: TextIO, stream: TextIO) -> None:
+    with pipe:
+        for line in pipe:
+            stream.write(line)
+            stream.flush()
 
 
 def launch_training(
@@ -124,40 +218,32 @@ def launch_training(
     """Run a training command as one or more ranks; return the exit code.
 
     When a rank has died, all start again from the last checkpoint, as often as
-    `config.restarts` says. The first SIGINT or SIGTERM goes to rank 0, which makes all
-    ranks stop after the same step; the second ends them at once.
+    `config.restarts` says, unless it reported an error that would come again. The first
+    stop signal makes all ranks stop after the same step; the second ends them at once.
     """
     # The last of a repeated flag counts: a rank starts no others, and trains in `run`.
     alone = ["--ranks", "1", "--gpus", "1", "--restarts", "0"]
-    ranks: RankProcesses | None = None
-    signals = 0
+    place = ["--resume" if resumes else "--run", str(run.path)]
+    signals: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals == 1 and (process_ids := run.processes()):
-            with suppress(ProcessLookupError):
-                os.kill(process_ids[0], number)
-        elif ranks is not None:
-            ranks.terminate()
+    def note(number: int) -> None:
+        if not (signals and number == HANGUP):  # which a closing terminal sends twice
+            signals.append(number)
 
-    handlers = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stop_signals_handled(note):
         for attempt in range(config.restarts + 1):
-            place = ["--run", str(run.path), "--attempt", str(attempt)]
-            if resumes:
-                place = ["--resume", str(run.path)]
-            ranks = RankProcesses([*command, *place, *alone], config, run)
-            code = ranks.wait()
-            if code in FINAL_EXIT_CODES or signals:
-                return code
+            flags = [*place, "--attempt", str(attempt), *alone]
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                ranks = RankProcesses([*command, *flags], config, Path(folder))
+                code = ranks.wait(signals)
+            if signals and code:
+                return 128 + signals[-1]
+            if code in (USAGE_ERROR, LASTING_ERROR, *DONE):
+                return 1 if code == LASTING_ERROR else code
             failed = ranks.failed or "the training"
             print(f"train.py: error: {failed} ended unexpectedly", file=sys.stderr)
             if attempt < config.restarts:
                 print(f"restart {attempt + 1} of {config.restarts}", file=sys.stderr)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if run.checkpoints():
         print(f"train.py --resume {run.path} continues from the last checkpoint")
     return 1
@@ -189,19 +275,24 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_rank(command: Sequence[str]) -> int:
-    """Run the command of one rank under MPI; if a signal ends it, print which rank.
+def run_rank(folder: Path, launcher: int, command: Sequence[str]) -> int:
+    """Run the command of one rank under MPI; write to `folder` how it ends.
 
-    MPI's launchers end all ranks when one dies, and not all of them name it.
+    MPI's launchers do not notice every rank that ends before the ranks are connected,
+    and not all of them say which it was. The rank is ended when `launcher`, a process
+    id, is gone.
     """
+    rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
     process = subprocess.Popen(command, close_fds=False, preexec_fn=_end_with_parent)
-    code = process.wait()
-    if code < 0:
-        rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
-        print(f"rank {rank} was ended by signal {-code}", file=sys.stderr, flush=True)
-        time.sleep(0.5)  # until MPI has passed the line on, before it ends all
-        return 128 - code
-    return code
+    (folder / f"{rank}.pid").write_text(str(process.pid))
+    while (code := process.poll()) is None:
+        time.sleep(POLL_INTERVAL)
+        try:
+            os.kill(launcher, 0)
+        except ProcessLookupError:
+            process.kill()
+    (folder / f"{rank}.code").write_text(str(code))
+    return 128 - code if code < 0 else code
 
 
 def _end_with_parent() -> None:
@@ -212,4 +303,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_rank(sys.argv[1:]))
+    sys.exit(run_rank(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

@@ -43,20 +43,27 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, and add to each line the `tokens` so far: speed times time.
+    """Read the finite numbers in metrics.jsonl, and the `tokens` up to each line.
+
+    Runs of earlier versions did not count tokens: theirs are speed times time.
 
     Raises: ValueError if there is no metrics.jsonl.
     """
-    records = run.read_metrics()
-    tokens, seconds = 0.0, 0.0
-    for record in records:
+    records, tokens, seconds = [], 0.0, 0.0
+    for line in run.read_metrics():
+        record = {k: v for k, v in line.items() if is_finite_number(v)}
+        elapsed = record.get("seconds", seconds) - seconds
         if "loss" in record:
-            elapsed = max(record["seconds"] - seconds, 0.0)
-            speeds = QUANTITIES["tokens-per-second"][1]
-            tokens += elapsed * sum(record[name] for name in speeds)
-            seconds = record["seconds"]
-        record["tokens"] = tokens
+            for side in ("source", "target"):
+                speed = record.get(f"{side}_tokens_per_second", 0)
+                tokens += record.get(f"{side}_tokens", speed * max(elapsed, 0.0))
+            seconds += elapsed
+        records.append({**record, "tokens": tokens})
     return records
+
+
+def is_finite_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
 
 
 def series(
@@ -120,9 +127,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     width = min(width, len(values))
     edges = [round(i * len(values) / width) for i in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = 7 / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+    low, span = min(means), max(means) - min(means)
+    return "".join(BLOCKS[round(7 * ((x - low) / span if span else 0))] for x in means)
 
 
 def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:
@@ -163,7 +169,7 @@ def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
             for record in run.read_metrics():
                 step = record.pop("step")
                 for name, value in record.items():
-                    if isinstance(value, int | float):
+                    if is_finite_number(value):
                         events.add_scalar(name, value, step)
 
 

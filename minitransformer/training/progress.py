@@ -1,16 +1,30 @@
-"""The progress of a run: the state that checkpoints hold, and the lines of its log."""
+"""The progress of a run: the state that checkpoints hold, and the lines of its log.
+
+Also what is checked before a run begins or goes on.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
+
+import numpy as np
+from tqdm import tqdm
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.text.batches import Batch, BatchStream
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import RunConfig
+from minitransformer.settings.options import UsageError
+from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
+from minitransformer.text.lines import TextPair
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.cost import (
     parameters_by_block,
@@ -19,6 +33,12 @@ from minitransformer.training.cost import (
 )
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
+
+# The fields of a state that are whole numbers.
+COUNTERS = "step epoch position validations_since_best skipped finite_steps".split()
+
+# How messages name the splits of the text.
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
 @dataclass
@@ -39,13 +59,13 @@ class Window:
 class TrainingState:
     """What a run needs to continue, besides the parameters and Adam's moments.
 
-    `text` is the digest of the training text. The next batch is number `position` of
+    `text` has the digest of each split's text. The next batch is number `position` of
     `epoch`. `loss_scale` is fp16's factor with its number of finite steps. The fields
     of type Array are scalars, on a GPU until `Progress.synchronize` makes them numbers.
     The names of all fields are part of the checkpoint format.
     """
 
-    text: str
+    text: dict[str, str]
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -69,14 +89,53 @@ class TrainingState:
         Raises: ValueError if it is not the state of a run.
         """
         try:
-            window = Window(**stored["window"])
-            state = cls(**{**stored, "window": window})
-            if state.loss_scale is not None:
-                factor, finite_steps = state.loss_scale
-                state.loss_scale = float(factor), int(finite_steps)
+            text, scale = stored["text"], stored["loss_scale"]
+            if isinstance(text, str):  # older states have that of the training text
+                text = {"train": text}
+            if scale is not None:
+                factor, finite_steps = scale
+                scale = _number("factor", factor), _number("finite_steps", finite_steps)
+            window = Window(**_numbers(Window, stored["window"]))
+            numbers = _numbers(cls, stored)
+            state = cls(dict(text), loss_scale=scale, window=window, **numbers)
+            if state.skipped > state.step:
+                raise ValueError(f"{state.skipped} skipped of {state.step}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected the state of a run, got {error!r}") from error
         return state
+
+    def check_text(self, text: Mapping[str, TextPair]) -> None:
+        """Compare each split with the text that the run began with, or remember it.
+
+        Raises: ValueError if a split has changed.
+        """
+        for split, pair in text.items():
+            digest = pair.digest()
+            if self.text.setdefault(split, digest) != digest:
+                raise ValueError(
+                    f"{pair.source}: the {SPLITS.get(split, split)} text has changed "
+                    "since this run began, so the run cannot be resumed"
+                )
+
+
+def _numbers(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `cls` that are numbers. Raises: KeyError, ValueError"""
+    names = {f.name for f in dataclasses.fields(cls)} - {"text", "loss_scale", "window"}
+    return {name: _number(name, stored[name]) for name in names}
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return a number of a state. Raises: ValueError if it cannot be one."""
+    if name in COUNTERS:
+        valid = type(value) is int and 0 <= value < 1 << 53
+    elif name == "gradient_norm":  # that of a skipped update need not be finite
+        valid = type(value) is float
+    else:
+        limit = math.inf if name == "best_loss" else 1e300
+        valid = type(value) in (int, float) and 0 <= value <= limit
+    if not valid:
+        raise ValueError(f"{name} {reprlib.repr(value)}")
+    return value
 
 
 class Progress:
@@ -146,6 +205,8 @@ class Progress:
             "gradient_norm": norm,
             "source_tokens_per_second": round(source),
             "target_tokens_per_second": round(target),
+            "source_tokens": window.source,
+            "target_tokens": window.target,
             "seconds": round(state.seconds, 3),
         }
         line = (
@@ -187,3 +248,92 @@ def run_summary(
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
     ]
+
+
+def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None:
+    """Load the checkpoint to resume from, or return None if none was ever saved.
+
+    Raises: ValueError if the run's checkpoints are gone or damaged, or if config.json
+    has other sizes than the model.
+    """
+    if not (paths := run.checkpoints()):
+        results = run.best, run.averaged, run.metrics
+        found = [path.name for path in results if path.exists()]
+        if found and not run.is_unsaved():
+            raise ValueError(
+                f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "
+                f"found only {', '.join(found)}, which a new beginning would replace: "
+                "train with another --run, or delete this"
+            )
+        return None
+    start = run.load_to_resume(paths[-1])
+    for name, value in vars(start.model.config).items():
+        if (edited := getattr(settings.model, name)) != value:
+            raise ValueError(
+                f"{run.config}: expected {name} {value}, as in {paths[-1].name}, got "
+                f"{edited}; a resumed run keeps its model"
+            )
+    return start
+
+
+def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) -> None:
+    """Raises: UsageError if text is longer than the learned positions (Table 3, E).
+
+    Training leaves out pairs above `max_length`. Longer test text is translated in
+    parts, unless `long_input` refuses it.
+    """
+    limit = settings.model.position_limit or math.inf
+    for split, corpus in corpora.items():
+        longest = np.maximum(corpus.source.lengths, corpus.target.lengths) + 1
+        if split == "train":
+            longest = longest[longest <= settings.training.max_length]
+        in_parts = split == "test" and settings.decoding.long_input != "error"
+        if (needed := longest.max(initial=0)) > limit and not in_parts:
+            also = f" and --max-length {settings.training.max_length}"
+            raise UsageError(
+                f"--max-positions: expected at least {needed}, the tokens of the "
+                f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"
+                f"{also * (split == 'train')}, got {limit}"
+            )
+
+
+class LossyStream:
+    """A text stream that drops what cannot be written.
+
+    A closed pipe or terminal, or a full disk, then costs lines and not the run.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+def drop_failed_output() -> None:
+    """Let no print to standard output or standard error fail from now on."""
+    sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
+
+
+def logger(run: RunDirectory, is_first: bool) -> Callable[[str], None]:
+    """Return a function that prints a line and appends it to the run's log.
+
+    Rank 0, which `is_first`, alone writes; the line appears above the progress bar.
+    """
+
+    def log(line: str) -> None:
+        if is_first:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+            run.append(run.path / "train.log", line)
+
+    return log

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minitransformer.engine.backend import Array, array_module, to_host
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
@@ -62,7 +62,7 @@ def beam_search(
     the sentence leaves the batch, when K hypotheses are finished, when no live beam can
     still beat the nbest-th finished one, or when its beams have `max_lengths` tokens,
     EOS counted. If none has finished by then, the live beams are the result. With K = 1
-    this is greedy search. Neither padding nor BOS is ever produced.
+    this is greedy search. Padding, the unknown token and BOS are never produced.
 
     Differs: tensor2tensor lets any of the 2 K candidates finish, and more than K.
 
@@ -157,7 +157,7 @@ def _best_candidates(
     found, first = [], 0
     for logits in blocks:
         width = logits.shape[1]
-        never = [i - first for i in (PAD_ID, BOS_ID) if 0 <= i - first < width]
+        never = [i - first for i in (PAD_ID, UNK_ID, BOS_ID) if 0 <= i - first < width]
         rows, tokens, values, log_total, bound = _best_of_rows(
             logits, never, count, bound
         )

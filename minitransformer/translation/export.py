@@ -1,7 +1,9 @@
 """Export of a trained model to CTranslate2, another inference engine.
 
-Greedy output is the same there. Its beam search divides scores by length^p instead of
-the paper's penalty, so scores differ and long sentences may come out differently.
+Greedy output is the same there: a bias of the logits makes the tokens impossible that
+beam search here never produces, and they have no part in probabilities. Its beam search
+divides scores by length^p instead of the paper's penalty, so scores differ and long
+sentences may come out differently.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.files import write_bytes
 from minitransformer.model.layers import LayerNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, exit_code
 
@@ -24,6 +28,9 @@ NOTES = """\
 CTranslate2 reads DIR. The file tokenizer.model in it, for SentencePiece, cuts text into
 the word pieces that the model expects. Greedy output is the same as here; beam search
 divides scores by length^p instead of the paper's penalty."""
+
+# The bias of logits that never win. A float16 can hold it.
+NEVER = -30_000.0
 
 # Rows of the table of sinusoids: the longest text that CTranslate2 takes, in tokens.
 MAX_POSITIONS = 2048
@@ -62,6 +69,9 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
         stack.position_encodings.encodings = positions
         embedding.weight = table
     spec.decoder.projection.weight = table
+    bias = np.zeros(len(table), table.dtype)
+    bias[[PAD_ID, UNK_ID, BOS_ID]] = NEVER
+    spec.decoder.projection.bias = bias
     for encoder_layer, target in zip(model.encoder, spec.encoder.layer, strict=True):
         _common_sublayers(encoder_layer, target)
     for layer, target in zip(model.decoder, spec.decoder.layer, strict=True):
@@ -137,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trained = checkpoint.load(source)
         pieces = trained.tokenizer.pieces(range(trained.tokenizer.vocab_size))
         to_ctranslate2(trained.model, pieces, args.directory, args.quantization)
-        (args.directory / "tokenizer.model").write_bytes(trained.tokenizer.model)
+        write_bytes(args.directory / "tokenizer.model", trained.tokenizer.model)
         print(f"wrote {source} to {args.directory} in {args.quantization}")
 
     return exit_code(parser.prog, work)

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from minitransformer.files import atomic_write
+from minitransformer.runs.checkpoint import write_tensors
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import Parser, exit_code, positive
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
+from minitransformer.text.grammar.corpus import text_of_run
 from minitransformer.text.ids import Ragged
-from minitransformer.text.lines import text_pairs
 from minitransformer.text.tokenizer import Tokenizer
 
 FORMAT = "minitransformer lexicon 1"
@@ -54,8 +54,8 @@ class Lexicon:
             "starts": np.asarray(self.translations.starts, np.int64),
             "frequent": np.asarray(self.frequent, np.int32),
         }
-        with atomic_write(path) as partial:
-            save_file(tensors, partial, {"format": FORMAT})
+        with atomic_write(path) as file:
+            write_tensors(file, tensors, {"format": FORMAT})
 
     @classmethod
     def load(cls, path: Path, vocab_size: int) -> Lexicon:
@@ -93,7 +93,8 @@ def train_lexicon(
 
     In IBM's Model 1 (Brown et al., 1993), every target token of a pair comes from one
     of its source tokens, whatever their order. A random part of the corpus is used if
-    it has more than MAX_LINKS possible links.
+    it has more than MAX_LINKS possible links. A token that this source text lacks, such
+    as a byte of a rare character, is its own translation, so that it can be copied.
     """
     pairs = np.random.default_rng(1).permutation(len(corpus))
     links = corpus.source.lengths[pairs] * corpus.target.lengths[pairs]
@@ -120,10 +121,14 @@ def train_lexicon(
     by_probability = np.lexsort((-probability, from_token))
     rank = np.arange(len(keys)) - np.searchsorted(from_token, from_token)
     best = by_probability[rank < translations]
-    starts = np.searchsorted(from_token[best], np.arange(vocab_size + 1))
+    absent = np.setdiff1d(np.arange(vocab_size), from_token)
+    from_token = np.concatenate([from_token[best], absent])
+    order = np.argsort(from_token, kind="stable")
+    to_token = np.concatenate([to_token[best], absent])[order]
+    starts = np.searchsorted(from_token[order], np.arange(vocab_size + 1))
     counts = np.bincount(target, minlength=vocab_size)
     most = np.argsort(-counts, kind="stable")[:frequent]
-    return Lexicon(Ragged(to_token[best], starts), most[counts[most] > 0])
+    return Lexicon(Ragged(to_token, starts), most[counts[most] > 0])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         run = RunDirectory(args.run)
-        train = text_pairs(run.read_config().text)["train"]
+        train = text_of_run(run.read_config().text, args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
         corpus = encoded_corpus(train, tokenizer, args.cache)
         size, count = tokenizer.vocab_size, args.translations

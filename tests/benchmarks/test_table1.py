@@ -74,12 +74,16 @@ def test_attention_is_to_a_neighbourhood_of_size_r(table1):
 
 def test_rows_are_those_of_the_table(table1):
     found = {
-        kind: (row.sequential_operations(81, 9), row.maximum_path_length(81, 9))
+        kind: (
+            row.complexity,
+            row.sequential_operations(81, 9),
+            row.maximum_path_length(81, 9),
+        )
         for kind, row in table1.ROWS.items()
     }
     assert found == {
-        "self-attention": (1, 1),
-        "recurrent": (81, 81),
-        "convolutional": (1, 4),
-        "restricted": (1, 9),
+        "self-attention": ("n^2 d", 1, 1),
+        "recurrent": ("n d^2", 81, 81),
+        "convolutional": ("k n d^2", 1, 4),
+        "restricted": ("r n d", 1, 9),
     }

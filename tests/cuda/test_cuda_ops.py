@@ -26,6 +26,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
     BOS_ID,
     PAD_ID,
+    UNK_ID,
     DecodingConfig,
     ModelConfig,
     TrainingConfig,
@@ -375,12 +376,12 @@ def test_the_best_tokens_of_rows(gpu, dtype):
     """Against a sort of each row; ties go to the lower token."""
     logits = np.random.default_rng(4).standard_normal((5, 1300)).astype(DTYPES[dtype])
     logits[:, 700:710] = logits[:, 40:50] = logits.max() + 1
-    logits[1, 3:] = -np.inf
+    logits[1, 4:] = -np.inf
     found = gpu_beam_search._top_tokens(gpu.xp.asarray(logits), 12)
     values, tokens, totals = (to_host(array) for array in found)
     wide = logits.astype(float)
     assert_close(totals, np.log(np.exp(wide).sum(axis=1)), "float32")
-    wide[:, [PAD_ID, BOS_ID]] = -np.inf
+    wide[:, [PAD_ID, UNK_ID, BOS_ID]] = -np.inf
     order = np.argsort(-wide, axis=1, kind="stable")[:, :12]
     assert (values == np.take_along_axis(wide, order, 1)).all()
     finite = np.isfinite(values)

@@ -72,3 +72,13 @@ def test_every_numbered_part_of_the_paper_is_there():
     parts += ["Figure 1", "Figure 2", "Figures 3 to 5"]
     first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", PAGE, re.MULTILINE))
     assert [part for part in parts if part not in first_cells] == []
+
+
+def test_every_row_names_a_test_that_needs_no_other_library():
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    tables = [row for row in rows if "---" not in row and "what it says" not in row]
+    assert len(tables) > 50
+    for row in tables:
+        tests = re.findall(r"`(test_\w+)::(test_\w+)`", row)
+        assert tests, row
+        assert not [t for t in tests if "torch" in t[0] or "of_evalb" in t[1]], row

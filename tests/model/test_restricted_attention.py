@@ -17,7 +17,13 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.settings.config import BOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.settings.config import (
+    BOS_ID,
+    PAD_ID,
+    UNK_ID,
+    DecodingConfig,
+    ModelConfig,
+)
 from minitransformer.settings.options import from_dict
 from minitransformer.training.cost import training_flops
 from minitransformer.training.profiling import operations
@@ -189,7 +195,7 @@ def test_scores_and_ensembles_follow_the_window(monkeypatch):
     prefix = []
     for token in found.tokens:
         p = mean_next_probabilities(members, source, prefix)
-        p[[PAD_ID, BOS_ID]] = 0
+        p[[PAD_ID, UNK_ID, BOS_ID]] = 0
         assert int(p.argmax()) == token
         prefix.append(token)
     [[alone]] = translate_ids(members[0], [source], config)

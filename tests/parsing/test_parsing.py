@@ -33,9 +33,6 @@ from minitransformer.parsing.trees import (
     spans,
     words,
 )
-from minitransformer.settings.config import DecodingConfig, ModelConfig, TrainingConfig
-from minitransformer.settings.options import build
-from minitransformer.settings.presets import PRESETS
 
 PENN = r"""
 ( (S
@@ -371,15 +368,3 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("minitransformer parse: error: ")
     assert message in line
-
-
-def test_the_preset_is_that_of_section_6_3():
-    model, training, decoding = (
-        build(cls, PRESETS["parsing"], {})
-        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
-    )
-    assert (model.encoder_layers, model.decoder_layers) == (4, 4)
-    assert (model.d_model, model.vocab_size) == (1024, 16_000)
-    assert (decoding.beam, decoding.alpha) == (21, 0.3)
-    assert (decoding.max_len_a, decoding.max_len_b) == (1.0, 300)
-    assert training.max_length > 256

@@ -1,9 +1,10 @@
 """Settings: their ranges, presets, flags and files, and the errors of commands."""
 
 import argparse
+import io
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -36,19 +37,12 @@ def test_presets_are_in_range_and_hold_known_fields(name):
         options.build(cls, PRESETS[name], {})
 
 
-def test_the_defaults_are_the_papers_base_model():
-    config = options.build(ModelConfig, PRESETS["base"], {})
-    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
-    assert (config.d_model, config.d_ff, config.num_heads) == (512, 2048, 8)
-    assert (config.key_width, config.value_width, config.dropout) == (64, 64, 0.1)
-    training = options.build(TrainingConfig, PRESETS["base"], {})
-    assert (training.beta1, training.beta2, training.epsilon) == (0.9, 0.98, 1e-9)
-    assert (training.warmup, training.steps) == (4000, 100_000)
-    assert training.label_smoothing == 0.1
-    big = options.build(ModelConfig, PRESETS["big"], {})
-    assert (big.d_model, big.d_ff, big.num_heads, big.dropout) == (1024, 4096, 16, 0.3)
-    decoding = DecodingConfig()
-    assert (decoding.beam, decoding.alpha, decoding.max_len_b) == (4, 0.6, 50)
+def test_the_defaults_are_those_of_base_but_for_batches_and_checkpoints():
+    for cls in ALL:
+        base, default = options.build(cls, PRESETS["base"], {}), cls()
+        names = (f.name for f in fields(cls))
+        differ = {n for n in names if getattr(base, n) != getattr(default, n)}
+        assert differ <= {"max_tokens", "checkpoint_minutes"}
 
 
 @pytest.mark.parametrize("cls", ALL)
@@ -131,12 +125,26 @@ def test_a_run_config_survives_json():
 def test_a_damaged_run_config_is_refused(part):
     stored = json.loads(run_config().to_json())
     for damage in ({}, {"x": 1}, None, [1]):
-        if part == "text" and damage == {}:
-            continue
         with pytest.raises(ValueError, match=r"expected|unknown or missing"):
             RunConfig.from_json(json.dumps({**stored, part: damage}))
     with pytest.raises(ValueError, match="Expecting value"):
         RunConfig.from_json("")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"val": ["a", "b"]},
+        {"train": ["a", 5]},
+        {"train": ["a", "b"], "test": [["a"], None]},
+        {"train": [{}, []]},
+        {"train": ["a"]},
+    ],
+)
+def test_a_run_config_needs_the_names_of_training_files(text):
+    stored = json.loads(run_config().to_json())
+    with pytest.raises(ValueError, match="expected a run's configuration: "):
+        RunConfig.from_json(json.dumps({**stored, "text": text}))
 
 
 def test_a_resumed_run_changes_its_length_only():
@@ -175,7 +183,8 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("multi3ok", None, "got multi3ok; did you mean multi30k?"),
+        ("multi3ok", None, "or a preset, got multi3ok; did you mean multi30k?"),
+        ("own", None, "or a preset, got own; presets are tiny, multi30k, "),
         ("none.json", None, "No such file"),
         ("x.json", "{", "x.json: "),
         ("x.json", "[1]", "expected an object of settings"),
@@ -213,6 +222,29 @@ def test_checkpoints_are_saved_by_steps_or_by_the_clock():
     assert saved == [2, 4, 5]
 
 
+def test_steps_between_checkpoints_replace_a_presets_minutes(tmp_path):
+    def minutes(*flags, preset=PRESETS["base"]):
+        values = options.given(parse(*flags), TrainingConfig)
+        return build(TrainingConfig, preset, values).checkpoint_minutes
+
+    assert minutes() == 10
+    assert minutes("--save-every", "7") is None
+    assert minutes("--checkpoint-minutes", "3") == 3
+    assert minutes("--checkpoint-minutes", "3", "--save-every", "7") == 3
+    assert minutes("--checkpoint-minutes", "3", preset=PRESETS["multi30k"]) == 3
+    mine = tmp_path / "mine.toml"
+    mine.write_text('config = "base"\nsave_every = 7\n')
+    assert minutes(preset=find_preset(str(mine))[1]) is None
+    mine.write_text('config = "base"\nsteps = 7\n')
+    assert minutes(preset=find_preset(str(mine))[1]) == 10
+
+
+def test_a_resumed_run_keeps_its_minutes():
+    training = build(TrainingConfig, PRESETS["base"], {})
+    run = replace(run_config(), training=training)
+    assert run.resumed(parse("--save-every", "1000")).training == training
+
+
 def test_running_out_of_memory_is_an_error_of_one_line(capsys):
     def work():
         raise MemoryError("Out of memory allocating 512 bytes")
@@ -220,3 +252,29 @@ def test_running_out_of_memory_is_an_error_of_one_line(capsys):
     assert options.exit_code("train.py", work) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "out of memory, try a lower --max-tokens" in line
+
+
+def test_control_characters_and_lone_surrogates_are_not_printed(capsys):
+    def work():
+        raise ValueError("a tensor \x1b[2J\nü, a file \udcff")
+
+    assert options.exit_code("train.py", work) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == r"train.py: error: a tensor \x1b[2J\nü, a file \udcff"
+
+
+def test_ctrl_c_is_reported(capsys):
+    def work():
+        raise KeyboardInterrupt
+
+    assert options.exit_code("train.py", work) == 130
+    assert capsys.readouterr().err == "train.py: error: interrupted\n"
+
+
+def test_a_name_that_is_no_utf8_can_be_printed(monkeypatch):
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, encoding="utf-8") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert options.exit_code("train.py", lambda: print("run \udcff")) == 0
+        stdout.flush()
+        assert written.getvalue() == b"run \\udcff\n"

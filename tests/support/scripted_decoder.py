@@ -2,7 +2,7 @@
 
 import numpy as np
 
-VOCAB = 6  # padding, unknown, begin, end and two words
+VOCAB = 7  # padding, unknown, begin, end and three words
 
 
 class ScriptedDecoder:

@@ -105,6 +105,26 @@ def test_batches_of_similar_lengths_have_little_padding():
     assert stream.padding_share() < 0.05
 
 
+def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length():
+    """Section 5.1, for English and German sentences that are a tenth longer or so."""
+    rng = np.random.default_rng(5)
+    source = rng.geometric(1 / 28, 60_000) + 1
+    target = np.rint(source * rng.normal(1.05, 0.1, len(source)) + 1).astype(int)
+    corpus = ParallelCorpus(ragged(source), ragged(target))
+    stream = BatchStream(corpus, settings(25_000, 256, 1))
+    batches = [next(stream) for _ in range(len(stream))]
+    for side in ("source", "target"):
+        tokens, spreads = [], []
+        for batch in batches:
+            ids = getattr(batch, side)[:, 1 if side == "target" else 0 :]  # without BOS
+            lengths = (ids != PAD_ID).sum(axis=1)
+            tokens.append(lengths.sum())
+            spreads.append(lengths.std())
+        assert np.median(tokens) == pytest.approx(25_000, rel=0.1)
+        assert max(tokens) < 31_250
+        assert np.mean(spreads) < 0.2 * source.std()
+
+
 def test_the_largest_batches_are_found():
     rng = np.random.default_rng(3)
     corpus = ParallelCorpus(

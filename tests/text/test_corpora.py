@@ -1,11 +1,10 @@
 """Downloads from a local server: resumed, verified and joined."""
 
+import errno
 import gzip
-import hashlib
-import http.server
-import io
-import tarfile
+import os
 import threading
+import time
 
 import pytest
 
@@ -18,61 +17,18 @@ from minitransformer.text.corpora import (
     PublicCorpus,
     fetch,
 )
+from support.corpus_server import archive, running_server, sha256
 
 CONTENT = bytes(range(256)) * 600
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`; `cut` bytes end the next answer early, `ranges` were asked."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.ranges, self.paths = {}, [], []
-        self.cut, self.resumable, self.statuses = None, True, []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        server = self.server
-        wanted = self.headers.get("Range")
-        server.ranges.append(wanted)
-        server.paths.append(self.path)
-        if server.statuses:
-            return self.send_error(server.statuses.pop(0))
-        if self.path not in server.files:
-            return self.send_error(404)
-        content, start = server.files[self.path], 0
-        if wanted and server.resumable:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(content):
-                return self.send_error(416)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        end, server.cut = server.cut, None
-        self.wfile.write(content[start:end])
-        return None
-
-    def log_message(self, *args):
-        pass
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
-    server = Server()
-    server.files["/x"] = CONTENT
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def sha256(content):
-    return hashlib.sha256(content).hexdigest()
+    monkeypatch.setattr(corpora, "UNSYNCED", 0)
+    with running_server() as server:
+        server.files["/x"] = CONTENT
+        yield server
 
 
 def test_a_file_arrives_and_is_not_fetched_again(server, tmp_path):
@@ -98,6 +54,15 @@ def test_a_partial_file_of_an_earlier_run_is_resumed(server, tmp_path):
     assert server.ranges == ["bytes=5000-"]
 
 
+def test_the_end_of_an_earlier_part_is_fetched_again(server, tmp_path, monkeypatch):
+    """After a power failure bytes that were not synced may be zeros."""
+    monkeypatch.setattr(corpora, "UNSYNCED", 1000)
+    (tmp_path / "x.part").write_bytes(CONTENT[:4500] + bytes(500))
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert server.ranges == ["bytes=4000-"]
+
+
 def test_without_range_requests_a_download_starts_again(server, tmp_path):
     server.resumable = False
     (tmp_path / "x.part").write_bytes(b"something else")
@@ -109,6 +74,47 @@ def test_a_partial_file_that_is_too_long_is_fetched_again(server, tmp_path):
     (tmp_path / "x.part").write_bytes(CONTENT + b"more")
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_planted_partial_file_is_not_written_to(server, tmp_path, kind):
+    part, victim = tmp_path / "x.part", tmp_path / "victim"
+    part.symlink_to(victim) if kind == "link" else os.mkfifo(part)
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_full_disk_is_named_at_the_first_attempt(server, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(corpora.os, "fsync", full)
+    with pytest.raises(CorpusError, match=r"x\.part: .*No space left on device"):
+        fetch(Download(server.url + "/x"), tmp_path / "x")
+    assert len(server.ranges) == 1
+
+
+def test_two_downloads_into_one_folder_take_turns(tmp_path, monkeypatch):
+    active, entered = [], []
+
+    def download(corpus, folder, mirror):
+        active.append(1)
+        entered.append(len(active))
+        time.sleep(0.01)
+        active.pop()
+
+    monkeypatch.setattr(corpora, "_download", download)
+    arguments = ("multi30k", tmp_path / "data")
+    threads = [
+        threading.Thread(target=corpora.download_corpus, args=arguments)
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert entered == [1, 1, 1]
 
 
 def test_a_busy_server_is_tried_again(server, tmp_path):
@@ -146,20 +152,6 @@ def test_a_server_that_refuses_connections_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
     with pytest.raises(CorpusError, match="refused, after 5 attempts"):
         fetch(Download("http://127.0.0.1:9/x"), tmp_path / "x")
-
-
-def archive(members, links=(), mode="w:gz"):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode=mode) as tar:
-        for name, content in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-        for name, target in links:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
-            tar.addfile(entry)
-    return data.getvalue()
 
 
 def sgml(*segments):
@@ -286,6 +278,28 @@ def test_a_folder_that_cannot_be_written_is_named(server, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert corpora.main(["multi30k", str(tmp_path / "file" / "x")]) == 1
     assert "file/x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_the_parts_are_those_of_wmt_2014(language):
+    """About 4.5 million pairs for German; newstest2013 and newstest2014 (5.1, 6)."""
+    splits = CORPORA[f"wmt14-en-{language}"].splits
+    names = [p.members[language].split("/")[-1] for p in splits["train"]]
+    pair = f"{language}-en.{language}"
+    expected = [f"europarl-v7.{pair}", f"commoncrawl.{pair}"]
+    expected += [f"undoc.2000.{pair}"] if language == "fr" else []
+    expected += [f"news-commentary-v9.{pair}"]
+    expected += ["giga-fren.release2.fixed.fr.gz"] if language == "fr" else []
+    assert names == expected
+    if language == "de":
+        lines = [part.lines for part in splits["train"]]
+        assert sum(lines) == pytest.approx(4.5e6, rel=0.01)
+    [[val], [test]] = splits["val"], splits["test"]
+    assert val.members[language] == f"dev/newstest2013.{language}"
+    assert (val.lines, test.lines) == (3000, 3003)
+    for side, kind in (("en", "src"), (language, "ref")):
+        name = f"test-full/newstest2014-{language}en-{kind}.{side}.sgm"
+        assert test.members[side] == name
 
 
 def test_an_unknown_corpus_is_a_usage_error(capsys):

@@ -1,10 +1,15 @@
 """The joint vocabulary of both languages."""
 
+import itertools
+import random
 import re
+from collections import Counter
 
 import pytest
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.text.cache import cached_tokenizer
+from minitransformer.text.lines import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
@@ -21,6 +26,78 @@ def test_text_survives_the_round_trip(tokenizer):
     special = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
     assert not special & {i for line in ids for i in line}
     assert tokenizer.vocab_size == 80
+
+
+@pytest.fixture(scope="module")
+def with_bytes():
+    """A vocabulary that is just large enough to include the bytes."""
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(2000)]
+    return Tokenizer.train([f"{a} {b}" for a, b in itertools.pairwise(words)], 1024)
+
+
+def test_no_character_is_unknown(with_bytes):
+    line = "abc \N{SLIGHTLY SMILING FACE} \u4f60 a"
+    [ids] = with_bytes.encode([line])
+    assert UNK_ID not in ids
+    assert with_bytes.decode([ids]) == [line]
+    assert with_bytes.vocab_size == 1024
+    pieces = with_bytes.pieces(ids)
+    emoji = ["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
+    assert [p for p in pieces if p.startswith("<")] == [
+        *emoji, "<0xE4>", "<0xBD>", "<0xA0>",
+    ]  # fmt: skip
+    # Bytes that are no UTF-8, and whole characters among them.
+    broken = [i for i, p in zip(ids, pieces, strict=True) if p in emoji[:3]]
+    assert with_bytes.decode([[*broken, ids[-1]], broken[:1]])[0].endswith(" a")
+    assert with_bytes.decode([broken[1:]]) == ["\ufffd" * 2]
+
+
+def test_a_smaller_vocabulary_has_no_bytes(tokenizer):
+    [ids] = tokenizer.encode(["der \u4f60"])
+    assert UNK_ID in ids
+    assert not [p for p in tokenizer.pieces(range(80)) if p.startswith("<0x")]
+
+
+def merges(text, count):
+    """The first pieces that byte-pair encoding joins (Sennrich et al., 2016)."""
+    words = Counter("\u2581" + word for word in text.split())
+    symbols = {word: tuple(word) for word in words}
+    found = []
+    for _ in range(count):
+        pairs = Counter()
+        for word, parts in symbols.items():
+            for pair in itertools.pairwise(parts):
+                pairs[pair] += words[word]
+        (best, most), (_, second) = pairs.most_common(2)
+        assert most > second  # else it is arbitrary which pair is joined
+        found.append("".join(best))
+        for word, parts in symbols.items():
+            joined, rest = [], list(parts)
+            while rest:
+                size = 2 if tuple(rest[:2]) == best else 1
+                joined.append("".join(rest[:size]))
+                del rest[:size]
+            symbols[word] = tuple(joined)
+    return found
+
+
+def test_both_languages_share_the_pieces_that_byte_pair_encoding_joins(tmp_path):
+    sides = {
+        "en": "banana than than the than than and ten",
+        "de": "der esse an und hat um man um",
+    }
+    for side, text in sides.items():
+        (tmp_path / f"train.{side}").write_text(f"{text}\n" * 7, encoding="utf-8")
+    expected = merges(" ".join(sides.values()), 5)
+    assert "\u2581th" in expected  # which only English has
+    assert "\u2581u" in expected  # and only German
+    characters = set("\u2581".join(sides.values())) - {" "}
+    size = 4 + len(expected) + len(characters)
+    pair = TextPair(tmp_path / "train.en", tmp_path / "train.de")
+    learned = cached_tokenizer(pair, size, tmp_path, 1)
+    assert learned.vocab_size == size
+    assert learned.pieces(range(4, 9)) == expected
 
 
 def test_the_serialised_model_is_the_same_tokenizer(tokenizer):
@@ -44,10 +121,16 @@ def test_a_vocabulary_too_small_is_refused_with_the_limit():
 
 
 def test_no_text_is_refused():
-    with pytest.raises(ValueError, match="could not learn 100 word pieces"):
+    with pytest.raises(ValueError, match="expected text to learn 100 word pieces from"):
         Tokenizer.train([], 100)
 
 
 def test_bytes_that_are_no_tokenizer_are_refused():
     with pytest.raises(ValueError, match="expected a SentencePiece model"):
         Tokenizer(b"not a model")
+
+
+def test_a_model_whose_pieces_are_no_text_is_refused_when_it_is_loaded(tokenizer):
+    damaged = tokenizer.model.replace("ß".encode(), b"\xff\xff", 1)
+    with pytest.raises(ValueError, match="expected a SentencePiece model"):
+        Tokenizer(damaged)

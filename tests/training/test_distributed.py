@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from minitransformer.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import RanksConfig
 from minitransformer.training import distributed, launch
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 from minitransformer.training.parallel import ThreadedModel
@@ -58,9 +59,10 @@ def test_all_gather_returns_the_bytes_of_each_rank():
 
 def test_ranks_that_differ_are_named():
     def work(ranks):
-        ranks.assert_equal("colour", b"red")
+        ranks.assert_equal({"size": 1, "colour": "red"})
+        mine = {"size": 1, "colour": "red" if ranks.rank in (0, 3) else "blue"}
         with pytest.raises(RuntimeError, match=r"same colour.* differs .* on 1, 2$"):
-            ranks.assert_equal("colour", b"red" if ranks.rank in (0, 3) else b"blue")
+            ranks.assert_equal(mine)
 
     run_ranks(4, work)
 
@@ -287,10 +289,14 @@ for step in range(20):
     losses.append(loss)
     first = parameters.grad.copy() if first is None else first
     adam.update(parameters.grad, 1e-3)
-ranks.assert_equal("parameters", checksum(parameters.data))
+ranks.assert_equal({"parameters": checksum(parameters.data)})
 if ranks.rank == 0:
     np.savez(sys.argv[1], losses=losses, gradient=first, parameters=parameters.data)
 threaded.close()
+if sys.platform == "linux":  # no abort can leave shared memory behind
+    ranks.barrier()
+    mapped = [x for x in open("/proc/self/maps") if "/dev/shm/mpich" in x]
+    assert all("(deleted)" in line for line in mapped), mapped
 """
 
 
@@ -422,6 +428,126 @@ def test_a_signal_saves_once_and_stops_all(tmp_path, data):
     assert out.count("stopped     and saved") == 1
     assert all_end(ranks)
     train(tmp_path, "--resume", "run", "--steps", "9")  # nothing is left to do
+
+
+@needs_mpi
+def test_a_second_signal_ends_all_at_once(tmp_path, data):
+    process, ranks = start(tmp_path, data, "--steps", "100000")
+    os.kill(ranks[0], signal.SIGSTOP)  # so that the first has no effect
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert all_end(ranks)
+
+
+@needs_mpi
+def test_ranks_end_with_their_launcher(tmp_path, data):
+    process, ranks = start(tmp_path, data, "--steps", "100000")
+    process.kill()
+    process.communicate(timeout=30)
+    assert all_end(ranks)
+
+
+@needs_mpi
+def test_a_closed_output_ends_no_ranks(tmp_path, data):
+    process, _ = start(tmp_path, data, "--steps", "60")
+    process.stdout.close()
+    with process.stderr:
+        assert process.wait(timeout=60) == 0
+    assert (tmp_path / "run" / "step-00000060.safetensors").exists()
+
+
+@needs_mpi
+def test_a_second_training_leaves_the_first_alone(tmp_path, data):
+    process, _ = start(tmp_path, data, "--steps", "100000")
+    done = train(tmp_path, "--resume", "run", "--ranks=2", "--restarts=1", code=1)
+    assert "another training is running here" in done.stderr
+    assert "restart" not in done.stderr
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert "stopped     and saved" in out
+
+
+@needs_mpi
+def test_ranks_with_other_settings_are_refused(tmp_path, data):
+    rank = [*TRAIN, *data, *SMALL, "--steps", "5", "--run", "run"]
+    two = ["-n", "1", *rank, "--seed", "1", ":", "-n", "1", *rank, "--seed", "2"]
+    done = subprocess.run(
+        [mpiexec(), *two], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    expected = "expected all ranks to have the same seed; it differs from rank 0's on 1"
+    assert expected in done.stderr
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+# A rank that never connects: rank 1 ends as it is told, and rank 0 waits for ever.
+NEVER_CONNECTED = """
+import os, sys, time
+if (os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == "0":
+    time.sleep(60)
+code = int(sys.argv[1])
+os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("code", [3, -signal.SIGKILL, -signal.SIGTERM])
+def test_a_rank_that_ends_before_it_connects_ends_all(tmp_path, code):
+    command = [sys.executable, "-c", NEVER_CONNECTED, str(code)]
+    began = time.monotonic()
+    ranks = launch.RankProcesses(command, RanksConfig(ranks=2), tmp_path)
+    assert ranks.wait([]) == code
+    assert ranks.failed == "rank 1"
+    assert time.monotonic() - began < 20
+    assert all_end(int(path.read_text()) for path in tmp_path.glob("*.pid"))
+
+
+@pytest.mark.parametrize(
+    ("code", "starts", "expected"),
+    [
+        (0, 1, 0),
+        (1, 3, 1),
+        (-signal.SIGKILL, 3, 1),
+        (2, 1, 2),
+        (launch.LASTING_ERROR, 1, 1),
+        (128 + signal.SIGTERM, 1, 128 + signal.SIGTERM),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(tmp_path, code, starts, expected):
+    script = (
+        "import os, sys\n"
+        "open('starts', 'a').write('x')\n"
+        f"os.kill(os.getpid(), -{code}) if {code} < 0 else sys.exit({code})\n"
+    )
+    command = ["env", "-C", str(tmp_path), sys.executable, "-c", script]
+    run, restarts = RunDirectory(tmp_path / "run"), RanksConfig(restarts=2)
+    assert launch.launch_training(command, run, False, restarts) == expected
+    assert (tmp_path / "starts").read_text() == "x" * starts
+
+
+def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
+    received = []
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launch.stop_signals_handled(received.append):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+    assert received == [signal.SIGTERM]
+
+
+def test_an_mpi_other_than_the_launchers_is_refused(monkeypatch):
+    alone = types.SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1)
+    mpi = types.SimpleNamespace(COMM_WORLD=alone)
+    monkeypatch.setattr(distributed, "import_extra", lambda *args: mpi)
+    environ = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+    with pytest.raises(RuntimeError, match="rank 2 of 4, but mpi4py is rank 0 of 1"):
+        connect_ranks("cpu", 1, environ)
 
 
 @needs_mpi

@@ -40,6 +40,33 @@ def test_series_against_steps_tokens_and_minutes(run):
     assert plot.series(records, "nothing", "steps") == ([], [])
 
 
+def test_tokens_are_counted_and_not_the_time_of_validations(run):
+    counted = {"source_tokens": 1000.0, "target_tokens": 500.0}
+    lines = [line | (counted if "loss" in line else {}) for line in LINES]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = plot.read_metrics(run)
+    assert plot.series(records, "loss", "tokens") == ([1500, 3000], [5, 3])
+
+
+def test_lines_that_are_no_metrics_are_left_out(run, capsys):
+    hostile = [
+        "5",
+        '{"a": 1}',
+        '{"step": "x"}',
+        '{"step": 12, "loss": "x"}',
+        "[" * 9**5,
+    ]
+    hostile += ['{"step": 15, "loss": NaN, "seconds": 1e999}']
+    hostile += [f'{{"step": 16, "loss": 1{"0" * 400}}}', '{"step": 17, "loss": 4}']
+    text = run.metrics.read_text()
+    broken = "\n".join([text, *hostile, ""])
+    run.metrics.write_text(broken, encoding="utf-8", errors="surrogateescape")
+    records = plot.read_metrics(run)
+    assert plot.series(records, "loss", "steps") == ([10, 20, 17], [5, 3, 4])
+    assert plot.main([str(run.path), "--live"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("values", "width", "expected"),
     [

@@ -27,7 +27,7 @@ from support.closeness import assert_close
 from support.models import check_cached_decoder
 from support.scripted_decoder import VOCAB, ScriptedDecoder, random_log_probs
 
-FREE = [i for i in range(VOCAB) if i not in (PAD_ID, BOS_ID, EOS_ID)]
+FREE = [i for i in range(VOCAB) if i not in (PAD_ID, UNK_ID, BOS_ID, EOS_ID)]
 
 
 def search(table, limits, beam, alpha, nbest=1, sentences=None):
@@ -67,7 +67,7 @@ def test_beam_1_is_greedy(seed, alpha):
     words, log_prob = [], 0.0
     while len(words) < limit:
         log_probs = table(0, tuple(words)).copy()
-        log_probs[[PAD_ID, BOS_ID]] = -np.inf
+        log_probs[[PAD_ID, UNK_ID, BOS_ID]] = -np.inf
         token = int(log_probs.argmax())
         log_prob += log_probs[token]
         if token == EOS_ID:
@@ -146,6 +146,7 @@ def test_a_beam_that_never_ends_is_returned_as_it_stands():
 def test_finished_sentences_leave_the_batch():
     def table(sentence, history):
         row = np.full(VOCAB, -50.0)
+        row[EOS_ID] = -60.0
         row[EOS_ID if len(history) >= 2 * sentence else 4] = -0.01
         return row
 
@@ -202,6 +203,22 @@ def test_translations_do_not_depend_on_order_threads_or_batches():
         assert a[0].tokens == b[0].tokens == c[0].tokens
         assert_close(a[0].score, b[0].score)
     assert together[0][0].tokens == together[3][0].tokens == ()
+
+
+def test_the_longest_output_is_the_input_length_plus_50_tokens():
+    """Section 6.1, for a model to which the end always is the least likely."""
+    net = model()
+    inputs = [[5], [4, 5, 6], [7] * 9]
+    one = np.zeros(16)
+    one[0] = 1.0
+    for layer in net.decoder:  # whose outputs are the same for any input
+        layer.feed_forward_norm.gain.data[:] = 0
+        layer.feed_forward_norm.bias.data[:] = one
+    table = net.embedding.table.data
+    table[:, 0] = np.arange(20) / 20
+    table[EOS_ID, 0] = -5
+    found = translate_ids(net, inputs, DecodingConfig())
+    assert [len(h[0].tokens) for h in found] == [1 + 50 + 1, 3 + 50 + 1, 9 + 50 + 1]
 
 
 def test_learned_positions_bound_the_output():

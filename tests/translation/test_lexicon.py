@@ -58,6 +58,12 @@ def test_probabilities_agree_with_a_loop_over_the_definition():
         assert expected[word, only] == pytest.approx(expected[word, best])
 
 
+def test_a_token_that_the_text_lacks_can_be_copied():
+    learned = train_lexicon(reversed_corpus(), 60, translations=1, frequent=1)
+    assert 5 in learned.shortlist(np.array([5, 12]))
+    assert 12 not in learned.shortlist(np.array([5, 12]))
+
+
 def test_a_large_corpus_is_sampled(monkeypatch):
     monkeypatch.setattr(lexicon, "MAX_LINKS", 3000)
     learned = train_lexicon(reversed_corpus(), 60, translations=1)
@@ -100,9 +106,12 @@ def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
         assert [h.tokens for h in a] == [h.tokens for h in b]
         np.testing.assert_allclose([h.score for h in a], [h.score for h in b], 1e-6)
     allowed = np.array([0, 1, 2, 3, 11, 13, 17])
+    table = model.embedding.table.data
+    table[13] *= 5
+    table[17] = -table[13]  # so that one of the two is likely
     few = translate_ids(model, sources, settings, shortlist=lambda ids: allowed)
     words = {t for found in few for h in found for t in h.tokens}
-    assert words <= set(allowed.tolist()) - {0, 2, 3}
+    assert words <= set(allowed.tolist()) - {0, 1, 2, 3}
     assert words
 
 

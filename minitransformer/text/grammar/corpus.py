@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from minitransformer.files import build_once
 from minitransformer.text.grammar import numbers, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
-from minitransformer.text.lines import TextPair
+from minitransformer.text.lines import TextPair, text_pairs
 
 VERSION = 1
+FOLDER = f"built-in-{VERSION}"
 SIZES = {"train": 200_000, "val": 1000, "test": 1000}
 
 DETERMINERS = "the the the a a this my his our".split()
@@ -227,8 +229,22 @@ def built_in_corpus(cache: Path) -> dict[str, TextPair]:
                 text = "".join(pair[side] + "\n" for pair in pairs)
                 (partial / f"{split}.{language}").write_text(text, encoding="utf-8")
 
-    folder = build_once(cache / f"built-in-{VERSION}", build)
-    return {
-        split: TextPair(folder / f"{split}.en", folder / f"{split}.de")
-        for split in SIZES
-    }
+    def read(folder: Path) -> dict[str, TextPair]:
+        names = {s: (f"{folder}/{s}.en", f"{folder}/{s}.de") for s in SIZES}
+        return text_pairs(names)
+
+    return build_once(cache / FOLDER, build, read)
+
+
+def text_of_run(files: Mapping[str, Sequence[str]], cache: Path) -> dict[str, TextPair]:
+    """Return the pairs of files that a run's settings name.
+
+    If they are of the built-in corpus and no longer exist, they are made again in
+    `cache`. Raises: FileNotFoundError if another file does not exist.
+    """
+    try:
+        return text_pairs(files)
+    except FileNotFoundError:
+        if {Path(x).parent.name for pair in files.values() for x in pair} != {FOLDER}:
+            raise
+        return built_in_corpus(cache)

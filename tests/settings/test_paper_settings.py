@@ -1,0 +1,165 @@
+"""The presets against the numbers of the paper, which are written out here."""
+
+import importlib
+from dataclasses import asdict
+
+import pytest
+
+from minitransformer.settings.config import DecodingConfig, ModelConfig, TrainingConfig
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+from support.scripts import ROOT
+
+
+def settings(preset):
+    """Every setting of a preset by name."""
+    configs = (ModelConfig, TrainingConfig, DecodingConfig)
+    found = {}
+    for cls in configs:
+        config = build(cls, PRESETS[preset], {})
+        found |= asdict(config)
+        if cls is ModelConfig:
+            found |= {"d_k": config.key_width, "d_v": config.value_width}
+    return found
+
+
+def check(preset, **expected):
+    found = settings(preset)
+    assert {name: found[name] for name in expected} == expected
+
+
+BASE_MODEL = {
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "d_model": 512,
+    "d_ff": 2048,
+    "num_heads": 8,
+    "d_k": 64,
+    "d_v": 64,
+    "positions": "sinusoidal",
+    "attention_window": None,
+}
+REGULARISATION = {
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "relu_dropout": 0.0,
+    "label_smoothing": 0.1,
+}
+OPTIMIZER = {
+    "beta1": 0.9,
+    "beta2": 0.98,
+    "epsilon": 1e-9,
+    "warmup": 4000,
+    "learning_rate": None,
+    "clip_norm": None,
+}
+BATCHES = {"max_tokens": 25_000, "accumulate": 1}
+
+
+def test_the_model_of_base_is_that_of_section_3():
+    check("base", **BASE_MODEL)
+
+
+def test_the_training_of_base_is_that_of_section_5():
+    check("base", vocab_size=37_000, steps=100_000, **BATCHES)
+    check("base", **OPTIMIZER, **REGULARISATION)
+
+
+def test_base_saves_every_ten_minutes_and_averages_the_last_five_checkpoints():
+    for preset in ("base", "base-en-fr"):
+        check(preset, checkpoint_minutes=10.0, average=5)
+        assert settings(preset)["keep_last"] >= 5
+
+
+def test_big_saves_every_ten_minutes_and_averages_the_last_twenty_checkpoints():
+    for preset in ("big", "big-en-fr"):
+        check(preset, checkpoint_minutes=10.0, average=20)
+        assert settings(preset)["keep_last"] >= 20
+
+
+def test_big_is_trained_for_300_000_steps():
+    check("big", vocab_size=37_000, steps=300_000, **BATCHES, **OPTIMIZER)
+
+
+def test_english_french_has_32_000_pieces_and_less_dropout_in_big():
+    check("base-en-fr", vocab_size=32_000, **BASE_MODEL, **BATCHES, **REGULARISATION)
+    big = settings("big")
+    changes = {"vocab_size": 32_000, "dropout": 0.1}
+    assert settings("big-en-fr") == {**big, **changes}
+
+
+def test_decoding_is_that_of_section_6_1():
+    for preset in ("base", "big", "base-en-fr", "big-en-fr"):
+        check(preset, beam=4, alpha=0.6, max_len_a=1.0, max_len_b=50)
+
+
+def test_parsing_is_that_of_section_6_3():
+    shape = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024}
+    decoding = {"beam": 21, "alpha": 0.3, "max_len_a": 1.0, "max_len_b": 300}
+    for preset, pieces in (("parsing", 16_000), ("parsing-semi", 32_000)):
+        check(preset, vocab_size=pieces, **shape, **decoding, **BATCHES, **OPTIMIZER)
+
+
+# The columns of Table 3, with what the table leaves out filled in from its row base.
+COLUMNS = "layers d_model d_ff h d_k d_v dropout smoothing steps".split()
+TABLE_3 = {
+    "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 100_000),
+    "base-a-h1": (6, 512, 2048, 1, 512, 512, 0.1, 0.1, 100_000),
+    "base-a-h4": (6, 512, 2048, 4, 128, 128, 0.1, 0.1, 100_000),
+    "base-a-h16": (6, 512, 2048, 16, 32, 32, 0.1, 0.1, 100_000),
+    "base-a-h32": (6, 512, 2048, 32, 16, 16, 0.1, 0.1, 100_000),
+    "base-b-dk16": (6, 512, 2048, 8, 16, 64, 0.1, 0.1, 100_000),
+    "base-b-dk32": (6, 512, 2048, 8, 32, 64, 0.1, 0.1, 100_000),
+    "base-c-n2": (2, 512, 2048, 8, 64, 64, 0.1, 0.1, 100_000),
+    "base-c-n4": (4, 512, 2048, 8, 64, 64, 0.1, 0.1, 100_000),
+    "base-c-n8": (8, 512, 2048, 8, 64, 64, 0.1, 0.1, 100_000),
+    "base-c-d256": (6, 256, 2048, 8, 32, 32, 0.1, 0.1, 100_000),
+    "base-c-d1024": (6, 1024, 2048, 8, 128, 128, 0.1, 0.1, 100_000),
+    "base-c-ff1024": (6, 512, 1024, 8, 64, 64, 0.1, 0.1, 100_000),
+    "base-c-ff4096": (6, 512, 4096, 8, 64, 64, 0.1, 0.1, 100_000),
+    "base-d-dropout0": (6, 512, 2048, 8, 64, 64, 0.0, 0.1, 100_000),
+    "base-d-dropout2": (6, 512, 2048, 8, 64, 64, 0.2, 0.1, 100_000),
+    "base-d-smoothing0": (6, 512, 2048, 8, 64, 64, 0.1, 0.0, 100_000),
+    "base-d-smoothing2": (6, 512, 2048, 8, 64, 64, 0.1, 0.2, 100_000),
+    "base-e-learned": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 100_000),
+    "big": (6, 1024, 4096, 16, 64, 64, 0.3, 0.1, 300_000),
+}
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_every_row_of_table_3(row):
+    found = settings(row)
+    layers, *others = TABLE_3[row]
+    names = {"h": "num_heads", "smoothing": "label_smoothing"}
+    assert [found["encoder_layers"], found["decoder_layers"]] == [layers, layers]
+    assert [found[names.get(c, c)] for c in COLUMNS[1:]] == others
+    assert found["positions"] == ("learned" if "learned" in row else "sinusoidal")
+    check(row, max_tokens=25_000, vocab_size=37_000, beam=4, alpha=0.6, max_len_b=50)
+
+
+def test_table3_trains_big_for_three_times_the_steps(monkeypatch, tmp_path):
+    """By the commands that the benchmark runs, without training."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table3 = importlib.import_module("table3")
+    assert list(table3.PAPER) == list(TABLE_3)
+    commands = []
+
+    class Done:
+        returncode = 0
+
+    def run(command, **options):
+        commands.append(command)
+        return Done
+
+    monkeypatch.setattr(table3.subprocess, "run", run)
+    monkeypatch.setattr("sys.argv", ["table3.py", "--data", "d", "--runs", "."])
+    monkeypatch.chdir(tmp_path)
+    args, flags = table3.parse_arguments()
+    for row in TABLE_3:
+        table3.train(args, row, 1, flags)
+    steps = {c[c.index("--config") + 1]: c[c.index("--steps") + 1] for c in commands}
+    assert len(steps) == 20
+    assert steps.pop("big.json") == "300000"
+    assert set(steps.values()) == {"100000"}
+    for command in commands:
+        assert command[command.index("--average") + 1] == "1"  # no averaging (6.2)

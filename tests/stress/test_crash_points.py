@@ -1,0 +1,467 @@
+"""A crash at any file operation: work goes on, and nothing that was promised is lost.
+
+The file operations of a training, a resume, a cache, downloads and outputs are
+recorded. Each folder that a crash may leave after any of them is laid out, and work
+goes on there.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train
+import translate
+from minitransformer.runs import average, checkpoint
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.text import corpora
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.corpora import CORPORA, Download, Part, PublicCorpus
+from minitransformer.text.grammar import corpus as grammar
+from minitransformer.text.lines import TextPair
+from support.corpus_server import archive, running_server, sha256
+from support.crash_points import crashes, recording, replay
+from support.models import CAT_LINES
+from support.scripts import SHORT, TIMINGS, with_tests_on_path, write_random_text
+
+FLAGS = (
+    "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
+    "--vocab-size 60 --max-tokens 120 --warmup 10 --threads 1 --validate-every 2 "
+    "--validate-bleu 0 --save-every 3 --log-every 1 --keep-last 2 --average 2 "
+    "--steps 7"
+).split()
+
+HOW_MANY = [
+    pytest.param(6, id="sample"),
+    pytest.param(None, id="all", marks=pytest.mark.stress),
+]
+
+
+def run(main, *flags):
+    """Call the main function of a script, which has to succeed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            code = main([str(flag) for flag in flags])
+        except SystemExit as error:
+            code = error.code
+    assert code == 0, printed.getvalue()
+
+
+def names(folder):
+    """The names of everything in a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+# Training: config.json, vocabulary, encoded text, metrics, checkpoints, pruning
+
+
+def parameters(path):
+    return checkpoint.load(path).parameters.data
+
+
+def metrics(run_directory):
+    return [
+        {name: value for name, value in record.items() if name not in TIMINGS}
+        for record in run_directory.read_metrics()
+    ]
+
+
+class Training:
+    """A training to its end, what it promised meanwhile, and what it left."""
+
+    def __init__(self, folder, monkeypatch):
+        self.data = write_random_text(folder)
+        root = folder / "recorded"
+        root.mkdir()
+        self.saved = {}  # by the name of a checkpoint, all versions of its parameters
+        self.recorder = self.record(root, self.begin, monkeypatch)
+        ended = RunDirectory(root / "runs" / "a")
+        self.metrics, self.names = metrics(ended), names(ended.path)
+        self.cached = names(root / "cache")
+        self.parameters = {
+            path.name: parameters(path) for path in ended.path.glob("*.safetensors")
+        }
+
+    def record(self, root, work, monkeypatch):
+        """Record `work(root)`, and what it promised: which versions were saved."""
+        save, create = checkpoint.save, RunDirectory.create
+
+        def save_and_promise(path, at):
+            save(path, at)
+            versions = self.saved.setdefault(path.name, [])
+            version = at.parameters.data.copy()
+            same = [np.array_equal(version, x) for x in versions]
+            if not any(same):
+                versions.append(version)
+            number = same.index(True) if any(same) else len(same)
+            recorder.promise((path.name, number))
+
+        def create_and_promise(directory, settings):
+            create(directory, settings)
+            recorder.promise(("config.json", 0))
+
+        with monkeypatch.context() as patch, recording(root) as recorder:
+            patch.setattr(checkpoint, "save", save_and_promise)
+            patch.setattr(RunDirectory, "create", create_and_promise)
+            work(root)
+        return recorder
+
+    def begin(self, root):
+        where = "--run", root / "runs" / "a", "--cache", root / "cache"
+        run(train.main, *self.data, *FLAGS, *where)
+
+    def resume(self, root):
+        directory, cache = root / "runs" / "a", root / "cache"
+        run(train.main, "--resume", directory, "--threads", 1, "--cache", cache)
+
+    def check(self, root, promises):
+        """See that all promises hold, and that the run goes on to the same end."""
+        self.check_promises(root, promises)
+        directory = RunDirectory(root / "runs" / "a")
+        if "config.json" in dict(promises) or directory.config.exists():
+            self.resume(root)
+        else:
+            self.begin(root)
+        assert metrics(directory) == self.metrics
+        assert names(directory.path) == self.names
+        assert names(root / "cache") <= self.cached
+        for name, expected in self.parameters.items():
+            np.testing.assert_array_equal(parameters(directory.path / name), expected)
+
+    def check_promises(self, root, promises):
+        """See that what was saved is there, and that all that is there is whole."""
+        directory, promised = RunDirectory(root / "runs" / "a"), dict(promises)
+        if promised:
+            directory.read_config()
+        found = {path.name: path for path in directory.checkpoints()}
+        for name, path in found.items():
+            np.testing.assert_array_equal(parameters(path), self.saved[name][-1])
+        newest = max(
+            (name for name in promised if name.startswith("step-")), default=""
+        )
+        if newest:
+            assert max(found, default="") >= newest, f"{newest} is lost"
+            step = int(newest.removeprefix("step-").removesuffix(".safetensors"))
+            lines = [record for record in self.metrics if record["step"] <= step]
+            assert metrics(directory)[: len(lines)] == lines, "metrics are lost"
+        for path in (directory.best, directory.averaged):
+            if path.name in promised or path.exists():
+                versions = self.saved[path.name][promised.get(path.name, 0) :]
+                assert any(np.array_equal(parameters(path), x) for x in versions)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield Training(tmp_path_factory.mktemp("training"), monkeypatch)
+
+
+@pytest.mark.parametrize("sample", HOW_MANY)
+def test_a_training(training, tmp_path, sample):
+    report = replay(training.recorder, tmp_path / "crash", training.check, sample)
+    print(f"training: {report}")
+
+
+@pytest.mark.parametrize("sample", HOW_MANY)
+def test_a_resume(training, tmp_path, monkeypatch, sample):
+    """It begins where a crash in the middle of a save left more metrics than that."""
+    recorder, root = training.recorder, tmp_path / "recorded"
+    before = [
+        crash
+        for crash in crashes(recorder.start, recorder.operations)
+        if "bytes into write" in crash.how
+        and sum("step-" in value[0] for value in promised(recorder, crash.done)) == 1
+    ]
+    middle = before[len(before) * 2 // 3]
+    middle.tree.lay_out(root)
+    again = training.record(root, training.resume, monkeypatch)
+    # What was best after the last checkpoint is found again later.
+    kept = [x for x in promised(recorder, middle.done) if "best" not in x[0]]
+
+    def check(folder, promises):
+        training.check(folder, [*kept, *promises])
+
+    report = replay(again, tmp_path / "crash", check, sample)
+    print(f"resume: {report}")
+
+
+def test_a_resume_deletes_the_checkpoints_that_a_crash_spared(training, tmp_path):
+    """The crash comes after the last save, and before the oldest is deleted."""
+    recorder = training.recorder
+    at = [when for when, x in recorder.promises if x and x[0].startswith("step-")][-1]
+    crash = next(
+        x for x in crashes(recorder.start, recorder.operations) if x.done == at
+    )
+    crash.tree.lay_out(tmp_path)
+    directory = RunDirectory(tmp_path / "runs" / "a")
+    assert len(directory.checkpoints()) == 3
+    training.resume(tmp_path)
+    assert names(directory.path) == training.names
+
+
+def promised(recorder, done):
+    return [value for when, value in recorder.promises if when <= done and value]
+
+
+# The cache
+
+
+@pytest.mark.parametrize("sample", HOW_MANY)
+def test_the_cache(tmp_path, monkeypatch, sample):
+    monkeypatch.setattr(grammar, "SIZES", {"train": 40, "val": 3, "test": 3})
+    (tmp_path / "recorded").mkdir()
+    for side in ("en", "de"):
+        text = "".join(f"{line}\n" for line in CAT_LINES)
+        (tmp_path / side).write_text(text)
+    pair = TextPair(tmp_path / "en", tmp_path / "de")
+
+    def use(root):
+        cache = root / "cache"
+        tokenizer = cached_tokenizer(pair, 50, cache, 1)
+        encoded = encoded_corpus(pair, tokenizer, cache)
+        built_in = grammar.built_in_corpus(cache)
+        ids = encoded.source.concatenate(np.arange(len(encoded.source)))
+        texts = [both.first() for both in built_in.values()]
+        return tokenizer.model, ids.tolist(), texts, names(root)
+
+    with recording(tmp_path / "recorded") as recorder:
+        expected = use(tmp_path / "recorded")
+
+    def check(root, promises):
+        assert use(root) == expected
+
+    print(f"cache: {replay(recorder, tmp_path / 'crash', check, sample)}")
+
+
+# Downloads
+
+
+@pytest.mark.parametrize("digests", [True, False], ids=["digests", "no digests"])
+@pytest.mark.parametrize("sample", HOW_MANY)
+def test_downloads(tmp_path, monkeypatch, sample, digests):
+    """A connection breaks once; the members of an archive are joined."""
+    rng = np.random.default_rng(0)
+    words = ["".join(map(chr, rng.integers(97, 123, 9))) for _ in range(4000)]
+    text = "".join(f"{word}\n" for word in words).encode()
+    content = archive({"t.en": text, "t.de": text[::-1].lstrip() + b"\n"})
+    digest = sha256(content) if digests else None
+    download = Download("https://host/x.tgz", digest)
+    part = Part(download, {"en": "t.en", "de": "t.de"}, 4000)
+    files = (Download("https://host/plain.gz", sha256(content)),) if digests else ()
+    corpus = PublicCorpus(files, {"train": (part,)})
+    monkeypatch.setitem(CORPORA, "multi30k", corpus)
+    monkeypatch.setattr(corpora, "FIRST_DELAY", 0.0)
+    monkeypatch.setattr(corpora, "BLOCK", 4096)
+    monkeypatch.setattr(corpora, "UNSYNCED", 16_000)
+    (tmp_path / "recorded").mkdir()
+    with running_server() as server:
+        server.files["/x.tgz"] = server.files["/plain.gz"] = content
+
+        def fetch(root):
+            run(corpora.main, "multi30k", root / "data", "--mirror", server.url)
+
+        def check(root, promises):
+            fetch(root)
+            assert names(root) == expected
+            for name in expected:
+                if name.endswith(("plain.gz", ".tgz")):
+                    assert (root / name).read_bytes() == content
+            for side in ("en", "de"):
+                joined = (root / "data" / f"train.{side}.gz").read_bytes()
+                plain = gzip.decompress(joined)
+                assert plain == (text if side == "en" else text[::-1].lstrip() + b"\n")
+
+        server.cut = len(content) // 2
+        with recording(tmp_path / "recorded") as recorder:
+            fetch(tmp_path / "recorded")
+        expected = names(tmp_path / "recorded")
+        report = replay(recorder, tmp_path / "crash", check, sample)
+    print(f"download: {report}")
+
+
+# What translate.py and `average` write
+
+
+@pytest.mark.parametrize("old", [b"old\n", None], ids=["replaced", "new"])
+@pytest.mark.parametrize("sample", HOW_MANY)
+@pytest.mark.parametrize("what", ["translate", "score", "attention", "average"])
+def test_an_output(model_path, tmp_path, sample, old, what):
+    root = tmp_path / "recorded"
+    root.mkdir()
+    name = "out.html" if what == "attention" else "out"
+    if old is not None:
+        (root / name).write_bytes(old)
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in CAT_LINES[:20]))
+    model = ("--model", model_path, "--threads", "1")
+    text = ("--input", tmp_path / "en")
+
+    def write(folder):
+        out = folder / name
+        if what == "translate":
+            run(translate.main, *model, *text, *SHORT, "--output", out)
+        elif what == "score":
+            run(translate.main, *model, *text, "--score", tmp_path / "de", "-o", out)
+        elif what == "attention":
+            run(translate.main, *model, CAT_LINES[0], "--attention", out)
+        else:
+            run(average.main, out, model_path, model_path)
+
+    with recording(root) as recorder:
+        write(root)
+        recorder.promise("written")
+    new = (root / name).read_bytes()
+
+    def check(folder, promises):
+        path = folder / name
+        found = path.read_bytes() if path.exists() else None
+        assert found in ((new,) if promises else (old, new))
+        write(folder)
+        assert path.read_bytes() == new
+        assert names(folder) == {name}
+
+    print(f"{what}: {replay(recorder, tmp_path / 'crash', check, sample)}")
+
+
+# The replay itself
+
+
+def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
+    """Without its calls of fsync no promise is kept, so that the replay can be trusted.
+
+    Before each promise a file is synced and then its folder; before a checkpoint to
+    resume from, also the metrics; and at the beginning the folders above.
+    """
+    recorder, noticed, unnoticed = training.recorder, 0, []
+    promises = [(done, value[0]) for done, value in recorder.promises if value]
+    for done, name in promises:
+        syncs = {}  # by file, the one that was synced last at the end
+        for number, operation in enumerate(recorder.operations[:done]):
+            if operation.kind == "sync":
+                before = syncs.pop(operation.file, [])
+                syncs[operation.file] = [*before, number]
+        above, runs, *_, metrics_file, saved_file, folder = syncs.values()
+        forgotten = [saved_file, folder[-1:]]
+        if name == "config.json":
+            forgotten += above, runs
+        if name.startswith("step-"):
+            forgotten.append(metrics_file)
+        check = training.check_promises
+        for numbers in [], *forgotten:
+            try:
+                replay(recorder, tmp_path / "crash", check, None, (done, done), numbers)
+            except AssertionError:
+                if not numbers:
+                    raise
+                noticed += 1
+            else:
+                unnoticed += [(name, str(recorder.operations[x])) for x in numbers]
+    print(f"calls of fsync whose lack was noticed: {noticed}")
+    assert not unnoticed
+
+
+SYSTEM_CALLS = (
+    "openat,write,pwrite64,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
+    "rmdir,link,linkat,symlink,symlinkat,fsync,fdatasync,ftruncate,truncate,open,creat,"
+    "writev,pwritev,sendfile,copy_file_range,fallocate"
+)
+KINDS = {
+    "openat": "open",
+    "fsync": "sync",
+    "unlinkat": "unlink",
+    "mkdirat": "mkdir",
+    "renameat": "rename",
+    "renameat2": "rename",
+}
+TRACED_RUN = """
+import json, sys
+from pathlib import Path
+import train
+from support.crash_points import narrate, recording
+with recording(Path(sys.argv[1])) as recorder:
+    assert train.main(sys.argv[2:]) == 0
+print("operations", json.dumps(narrate(recorder)))
+"""
+
+
+@pytest.mark.stress
+def test_the_kernel_saw_the_same_operations(tmp_path):
+    """strace lists the system calls below the folder: none more, in the same order."""
+    if shutil.which("strace") is None:
+        pytest.skip("no strace")
+    root, log = tmp_path / "root", tmp_path / "log"
+    root.mkdir()
+    where = "--run", str(root / "runs" / "a"), "--cache", str(root / "cache")
+    flags = [str(root), *write_random_text(tmp_path), *FLAGS, *where]
+    strace = ["strace", "-f", "-y", "-s", "0", "-e", f"trace={SYSTEM_CALLS}"]
+    ended = subprocess.run(
+        [*strace, "-o", str(log), sys.executable, "-c", TRACED_RUN, *flags],
+        env=with_tests_on_path(),
+        capture_output=True,
+        text=True,
+    )
+    if "ptrace" in ended.stderr:
+        pytest.skip("strace may not trace here")
+    assert ended.returncode == 0, ended.stderr
+    recorded = json.loads(ended.stdout.partition("operations ")[2])
+    traced = read_trace(log.read_text(), root)
+    assert len(traced) > 100
+    assert recorded == traced
+    print(f"operations that strace saw, too: {len(traced)}")
+
+
+def whole_calls(trace):
+    """Yield the lines of strace; what another thread interrupted is joined again."""
+    unfinished = {}
+    for line in trace.splitlines():
+        thread, _, call = line.partition(" ")
+        if call.endswith(" <unfinished ...>"):
+            unfinished[thread] = call.removesuffix(" <unfinished ...>")
+            continue
+        if resumed := re.match(r" *<\.\.\. \w+ resumed>", call):
+            call = unfinished.pop(thread) + call[resumed.end() :]
+        yield call.strip()
+    assert not unfinished
+
+
+def read_trace(trace, root):
+    """Return the operations below a folder as `narrate` writes them."""
+    lines, known = [], {"."}
+    for line in whole_calls(trace):
+        call = re.match(r"(\w+)\((.*)\) += (-?\d+)", line)
+        if call is None or int(call[3]) < 0:
+            continue
+        found = re.findall(r'"([^"]*)"|\d+<([^>]*)>', call[2])
+        full = [name or opened for name, opened in found]
+        below = [Path(x) for x in full if x == str(root) or x.startswith(f"{root}/")]
+        if not below:
+            continue
+        names = [str(path.relative_to(root)) for path in below]
+        kind = KINDS.get(call[1], call[1])
+        if kind == "unlink" and "AT_REMOVEDIR" in call[2]:
+            kind = "rmdir"
+        if kind == "open":
+            if "O_CREAT" not in call[2] or names[-1] in known:
+                assert "O_TRUNC" not in call[2]
+                continue
+            kind = "create"
+        if kind in ("create", "mkdir", "rename"):
+            known.add(names[-1])
+        if kind in ("unlink", "rmdir", "rename"):
+            known.discard(names[0])
+        if kind == "write":
+            size = int(call[3])
+            if lines and lines[-1][:2] == [kind, *names]:
+                size += int(lines.pop()[2])
+            names.append(str(size))
+        lines.append([kind, *names])
+    return lines

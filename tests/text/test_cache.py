@@ -1,0 +1,148 @@
+"""The cache of vocabularies and encoded text: damage, bad text, interruptions."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus, read_corpus
+from minitransformer.text.lines import TextPair
+from minitransformer.text.tokenizer import Tokenizer
+
+LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    pair = TextPair(tmp_path / "train.en", tmp_path / "train.de")
+    for path in (pair.source, pair.target):
+        path.write_text("".join(line + "\n" for line in LINES))
+    return pair
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def learn(pair, cache):
+    return cached_tokenizer(pair, 60, cache, num_threads=1)
+
+
+def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
+    first = learn(pair, cache)
+    monkeypatch.setattr(Tokenizer, "train", None)  # a second time would fail
+    assert learn(pair, cache).model == first.model
+
+
+def flip(data, bit):
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_a_vocabulary_with_one_flipped_bit_is_made_again(pair, cache, capsys):
+    first = learn(pair, cache).model
+    [path] = cache.glob("*.model")
+    whole = path.read_bytes()
+    for bit in range(3, 8 * len(whole), 8 * len(whole) // 9):
+        path.write_bytes(flip(whole, bit))
+        assert learn(pair, cache).model == first
+        assert path.read_bytes() == whole
+        assert f"{path}: a damaged vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damaged", [b"", b"abc", bytes(4)])
+def test_an_empty_vocabulary_is_made_again(pair, cache, damaged):
+    first = learn(pair, cache).model
+    [path] = cache.glob("*.model")
+    path.write_bytes(damaged)
+    assert learn(pair, cache).model == first
+
+
+def test_a_vocabulary_without_a_checksum_is_made_again(pair, cache):
+    """As caches of earlier versions have it."""
+    first = learn(pair, cache).model
+    [path] = cache.glob("*.model")
+    path.write_bytes(first)
+    assert learn(pair, cache).model == first
+    assert path.read_bytes() != first
+
+
+def encoded(pair, cache):
+    corpus = encoded_corpus(pair, Tokenizer.train(LINES, 60), cache)
+    return corpus.source.ids.read(corpus.source.starts[:-1], corpus.source.lengths)
+
+
+@pytest.mark.parametrize(
+    "name", ["corpus.json", "source.ids", "source.starts", "target.starts"]
+)
+@pytest.mark.parametrize("damage", ["flipped", "empty", "missing"])
+def test_damaged_encoded_text_is_made_again(pair, cache, capsys, name, damage):
+    first = encoded(pair, cache).tobytes()
+    [folder] = [path for path in cache.iterdir() if path.is_dir()]
+    file = folder / name
+    changes = {"flipped": lambda: flip(file.read_bytes(), 1), "empty": lambda: b""}
+    file.write_bytes(changes[damage]()) if damage in changes else file.unlink()
+    assert encoded(pair, cache).tobytes() == first
+    told = f"{folder}: a damaged cache" in capsys.readouterr().err
+    assert told == (damage != "missing")
+
+
+def test_too_many_open_files_are_not_called_damage(pair, cache, monkeypatch):
+    encoded(pair, cache)
+    [folder] = [path for path in cache.iterdir() if path.is_dir()]
+
+    def fails(path, flags):
+        raise OSError(24, "Too many open files", str(path))
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(OSError, match=r"Too many open files.*source\.ids"):
+        read_corpus(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"fine\nnot \xff fine\n", r"train\.en, line 2: expected UTF-8, got byte 0xff"),
+        (
+            b"one\ntwo\n",
+            r"expected as many lines in .*train\.en as in .*, got 2 and 100",
+        ),
+        (b"", r"expected as many lines in .*train\.en as in .*, got 0 and 100"),
+    ],
+)
+def test_text_that_cannot_be_learned_from_is_named(pair, cache, source, message):
+    pair.source.write_bytes(source)
+    with pytest.raises(ValueError, match=f"(?s)^[^\n]*{message}[^\n]*$"):
+        learn(pair, cache)
+    assert not list(cache.glob("[!.]*"))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", " \n\t\n"])
+def test_empty_text_is_named(pair, cache, text):
+    pair.source.write_text(text)
+    pair.target.write_text(text)
+    with pytest.raises(ValueError, match=r"train\.en, .*train\.de: expected text to"):
+        learn(pair, cache)
+
+
+def test_ctrl_c_does_not_wait_for_the_vocabulary(pair, cache, monkeypatch):
+    """The main thread must be free while SentencePiece works in C++."""
+    learning, before = threading.Event(), set(threading.enumerate())
+
+    def train(lines, *others):
+        assert len(list(lines)) == 200
+        os.kill(os.getpid(), signal.SIGINT)
+        if threading.current_thread() is threading.main_thread():
+            raise AssertionError("the signal would be noticed after C++ returns")
+        learning.wait(60)
+
+    monkeypatch.setattr(Tokenizer, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        learn(pair, cache)
+    assert not list(cache.glob("*.model"))
+    [thread] = set(threading.enumerate()) - before
+    learning.set()
+    thread.join()

@@ -1,0 +1,115 @@
+"""The state of a run in checkpoints: what is refused, and what older runs hold."""
+
+import io
+import json
+import math
+from errno import EIO
+
+import pytest
+
+from minitransformer.training.progress import LossyStream, TrainingState, Window
+
+STATE = TrainingState(
+    {"train": "0f"},
+    step=20,
+    epoch=1,
+    position=3,
+    seconds=1.5,
+    best_loss=4.0,
+    skipped=2,
+    learning_rate=1e-3,
+    gradient_norm=math.inf,
+    window=Window(10.0, 5.0, 6.0, 0.5, 0.0),
+).to_json()
+
+
+def stored(**changes):
+    """The state as JSON gives it back, with some values replaced or (None) removed."""
+    state = json.loads(json.dumps(STATE))
+    for name, value in changes.items():
+        part = state["window"] if name in state["window"] else state
+        part[name] = value
+        if value is None:
+            del part[name]
+    return state
+
+
+def test_a_state_survives_json():
+    assert TrainingState.from_json(stored()).to_json() == STATE
+    scaled = TrainingState.from_json(stored(loss_scale=[1024.0, 7]))
+    assert scaled.loss_scale == (1024.0, 7)
+    begun = TrainingState.from_json(stored(best_loss=math.inf))
+    assert begun.best_loss == math.inf
+
+
+def test_an_older_state_has_the_digest_of_the_training_text_alone():
+    assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        *({name: None} for name in STATE if name != "gradient_norm"),
+        *({name: None} for name in STATE["window"]),
+        {"step": -1},
+        {"step": 1.5},
+        {"step": True},
+        {"step": "20"},
+        {"step": 10**400},
+        {"step": 1},  # fewer than were skipped
+        {"epoch": -1},
+        {"position": -5},
+        {"position": []},
+        {"seconds": math.nan},
+        {"seconds": math.inf},
+        {"seconds": -1.0},
+        {"seconds": 10**400},
+        {"best_loss": math.nan},
+        {"best_loss": -math.inf},
+        {"validations_since_best": -9},
+        {"skipped": -1},
+        {"learning_rate": math.nan},
+        {"gradient_norm": "x" * 10_000},
+        {"loss_scale": [0.0, -1]},
+        {"loss_scale": [math.nan, 1]},
+        {"loss_scale": 5},
+        {"loss_scale": "ab"},
+        {"window": 5},
+        {"window": []},
+        {"target": -1.0},
+        {"loss": math.nan},
+        {"text": 5},
+        {"text": [1, 2]},
+    ],
+    ids=str,
+)
+def test_a_hostile_state_is_refused_in_one_line(hostile):
+    with pytest.raises(ValueError, match="expected the state of a run, got") as error:
+        TrainingState.from_json(stored(**hostile))
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("state", [None, [], 5, "state", {}, [[]]])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="expected the state of a run, got"):
+        TrainingState.from_json(state)
+
+
+class Closing(io.StringIO):
+    def write(self, text):
+        if "broken" in text:
+            raise OSError(EIO, "the terminal is gone")
+        return super().write(text)
+
+    def flush(self):
+        raise OSError(EIO, "the terminal is gone")
+
+
+def test_a_lossy_stream_drops_what_fails_and_goes_on():
+    inner = Closing()
+    stream = LossyStream(inner)
+    for line in ("one", "broken", "two"):
+        print(line, file=stream, flush=True)
+    assert inner.getvalue() == "one\n\ntwo\n"
+    inner.close()
+    print("closed", file=stream, flush=True)

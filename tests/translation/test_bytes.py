@@ -1,0 +1,57 @@
+"""Characters that the training text lacks, as pieces of their bytes."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import DecodingConfig, ModelConfig
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation.attention_maps import attention_maps
+from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.translator import Translator
+
+EMOJI = "\N{SLIGHTLY SMILING FACE}"
+
+
+@pytest.fixture(scope="module")
+def translator():
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(2000)]
+    lines = [f"{a} {b}" for a, b in itertools.pairwise(words)]
+    sizes = {"vocab_size": 1024, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    config = ModelConfig(encoder_layers=1, decoder_layers=1, **sizes)
+    return Translator(Transformer(config), Tokenizer.train(lines, 1024))
+
+
+def text_of(translator, data):
+    """The translation that consists of the pieces of these bytes."""
+    names = translator.tokenizer.pieces(range(1024))
+    ids = tuple(names.index(f"<0x{byte:02X}>") for byte in data)
+    [text] = translator.text([Hypothesis(ids, 0.0, 0.0)])
+    return text
+
+
+def test_any_bytes_become_one_line_of_text(translator):
+    assert text_of(translator, f"{EMOJI} \u4f60".encode()) == f"{EMOJI} \u4f60"
+    assert text_of(translator, b"a\xe4\xbd!\n\r") == "a\ufffd\ufffd!  "
+    rng = np.random.default_rng(0)
+    for length in range(1, 40):
+        text = text_of(translator, rng.bytes(length))
+        assert "\n" not in text
+        text.encode()  # there is no lone surrogate in it
+
+
+def test_a_sentence_with_unknown_characters_is_translated(translator):
+    [text] = translator.translate([f"abc {EMOJI}"], DecodingConfig(max_len_b=5))
+    assert "\u2047" not in text  # as SentencePiece writes the unknown token
+
+
+def test_maps_of_attention_name_the_bytes(translator):
+    written = attention_maps(translator, f"a{EMOJI}").to_json()
+    assert "<" not in written  # which would be markup in a page
+    emoji = ["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
+    assert json.loads(written)["source"][-5:] == [*emoji, "end"]
