@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -38,35 +39,40 @@ else:
 ROOT = Path(__file__).parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.toml")
 LEAST_SCORE = 0.9
+MAX_MEMORY = 8 << 30  # bytes, of a process
 
 # The tests that are asked about each file. mutmut finds which of them reach a function.
-ENGINE = "tests/engine tests/model tests/training/test_optimizer.py"
-DECODING = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
+MODEL = (
+    "tests/model/test_layers.py tests/model/test_loss.py tests/model/test_reference.py "
+    "tests/model/test_restricted_attention.py tests/model/test_transformer.py"
+)
+ENGINE = f"tests/engine {MODEL}"
+SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
+TRAINING = "tests/training/test_optimizer.py tests/training/test_parallel.py"
 RUNS = "tests/runs tests/test_files.py"
-TRAINING = "tests/training/test_parallel.py tests/training/test_optimizer.py"
+SCRIPT = "tests/test_train_reference.py"
 TESTS = {
     "minitransformer/engine/autograd.py": ENGINE,
     "minitransformer/engine/backend.py": ENGINE,
-    "minitransformer/engine/machine.py": ENGINE,
+    "minitransformer/engine/machine.py": f"tests/engine {TRAINING}",
     "minitransformer/engine/ops.py": ENGINE,
-    "minitransformer/engine/precision.py": ENGINE,
+    "minitransformer/engine/precision.py": "tests/engine tests/cuda",
     "minitransformer/engine/random_streams.py": ENGINE,
-    "minitransformer/model/kv_cache.py": f"tests/model {DECODING}",
-    "minitransformer/model/layers.py": f"tests/model {DECODING}",
-    "minitransformer/model/loss.py": "tests/model tests/training/test_evaluation.py",
-    "minitransformer/model/parameters.py": f"tests/model {RUNS}",
-    "minitransformer/model/transformer.py": f"tests/model {DECODING}",
-    "minitransformer/training/optimizer.py": TRAINING,
-    "minitransformer/training/parallel.py": TRAINING,
-    "minitransformer/training/loss_scale.py": "tests/cuda/test_mixed_precision.py",
-    "minitransformer/translation/beam_search.py": DECODING,
-    "minitransformer/translation/incremental_decoding.py": DECODING,
-    "minitransformer/text/batches.py": "tests/text",
-    "minitransformer/text/ids.py": "tests/text",
-    "minitransformer/runs/average.py": RUNS,
-    "minitransformer/runs/checkpoint.py": RUNS,
-    "minitransformer/runs/run_directory.py": RUNS,
-    "train.py": "tests/test_train_reference.py tests/test_train.py",
+    "minitransformer/model/kv_cache.py": f"{MODEL} {SEARCH}",
+    "minitransformer/model/layers.py": f"{MODEL} {SEARCH}",
+    "minitransformer/model/loss.py": f"{MODEL} tests/training/test_evaluation.py",
+    "minitransformer/model/parameters.py": f"{MODEL} {TRAINING} tests/runs {SCRIPT}",
+    "minitransformer/model/transformer.py": f"{MODEL} {SEARCH}",
+    "minitransformer/training/optimizer.py": f"{TRAINING} {SCRIPT}",
+    "minitransformer/training/parallel.py": f"{TRAINING} {SCRIPT}",
+    "minitransformer/translation/beam_search.py": SEARCH,
+    "minitransformer/translation/incremental_decoding.py": SEARCH,
+    "minitransformer/text/batches.py": f"tests/text/test_batches.py {SCRIPT}",
+    "minitransformer/text/ids.py": f"tests/text/test_batches.py {SEARCH}",
+    "minitransformer/runs/average.py": f"{RUNS} {SCRIPT}",
+    "minitransformer/runs/checkpoint.py": f"{RUNS} {SCRIPT}",
+    "minitransformer/runs/run_directory.py": f"{RUNS} {SCRIPT}",
+    "train.py": f"{SCRIPT} tests/test_train.py",
 }
 
 # Expressions that are not changed: the words of an error message.
@@ -161,6 +167,7 @@ def run_mutants(file: str, jobs: int) -> Result:
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=limit_memory,
             )
         if code:
             sys.exit(f"mutmut failed on {file}:\n{log.read_text()[-2000:]}")
@@ -177,6 +184,11 @@ def run_mutants(file: str, jobs: int) -> Result:
         seconds=time.monotonic() - start,
         survivors=survivors,
     )
+
+
+def limit_memory() -> None:
+    """Let a mutant that asks for too much memory fail."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
 
 def copy_tree(target: Path) -> None:
@@ -200,6 +212,7 @@ def write_settings(tree: Path, file: str) -> None:
         "also_copy": [package, "train.py", "translate.py", "benchmarks", "docs"],
         "pytest_add_cli_args_test_selection": TESTS[file].split(),
         "do_not_mutate_patterns": NOT_MUTATED,
+        "timeout_multiplier": ["5"],
     }
     lines = ["[mutmut]"]
     for name, values in settings.items():
