@@ -135,7 +135,7 @@ def _number(name: str, value: Any) -> Any:
         valid = type(value) in (int, float) and 0 <= value <= limit
     if not valid:
         raise ValueError(f"{name} {reprlib.repr(value)}")
-    return value
+    return value if name in COUNTERS else float(value)
 
 
 class Progress:

@@ -35,7 +35,8 @@ from minitransformer.text.tokenizer import Tokenizer
 from support.damage import rewrite_checkpoint
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
-RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DecodingConfig(), {})
+TEXT = {"train": ("train.en", "train.de")}
+RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DecodingConfig(), TEXT)
 CONFIG = ModelConfig(
     vocab_size=40,
     encoder_layers=1,
@@ -90,6 +91,7 @@ def _disk_full(descriptor):
 
 
 TABLE = "embedding.table"
+LARGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**9})
 HUGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**15, "encoder_layers": 10**9})
 DEEP_JSON = "[" * 100_000
 ONE_HEAD = json.dumps({**vars(CONFIG), "num_heads": 1})
@@ -104,7 +106,8 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
         ({TABLE: lambda t: t * np.nan}, {}, "embedding.table: expected finite"),
         ({TABLE: lambda t: t + np.float32(1e-6)}, {}, "embedding.table: its checksum"),
         ({"tokenizer": lambda t: t[:9]}, {}, "tokenizer: its checksum"),
-        ({}, {"config": HUGE_CONFIG}, "expected at least .* bytes, it is shorter"),
+        ({}, {"config": LARGE_CONFIG}, "expected at least .* bytes, it is shorter"),
+        ({}, {"config": HUGE_CONFIG}, "a model of less than 2\\^40 parameters"),
         ({}, {"config": DEEP_JSON}, "not a usable checkpoint"),
         ({}, {"checksums": "[]"}, "not a usable checkpoint"),
         ({}, {"format": "other"}, "expected format 'minitransformer 1', got 'other'"),

@@ -15,17 +15,18 @@ from minitransformer.settings.config import (
     TrainingConfig,
 )
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.progress import TrainingState
 from support.fuzz_targets import TARGETS, Target, check_refusal
 from support.fuzzing import MAX_SECONDS, Judge, minimised, mutated, random_inputs
 from support.scripts import with_tests_on_path
 
+WINDOW = {"loss": 1.0, "source": 9.0, "target": 9.0, "seconds": 0.5, "left_out": 0.0}
+STATE = TrainingState({"train": ""}, step=2, position=1, seconds=1.5).to_json()
+
 
 def state(**changes):
     """The state of a run in a checkpoint, with some values changed."""
-    stored = {"text": "", "step": 2, "epoch": 0, "position": 1, "seconds": 1.5}
-    window = {"loss": 1.0, "source": 9.0, "target": 9.0, "seconds": 0.5}
-    stored["window"] = window | {"left_out": 0.0}
-    return b"\x02" + json.dumps(stored | changes).encode()
+    return b"\x02" + json.dumps(STATE | {"window": WINDOW} | changes).encode()
 
 
 def metrics(**values):
@@ -64,6 +65,7 @@ FOUND = [
     ("metrics", state(seconds="")),  # TypeError
     ("metrics", state(loss_scale=[2.0, 10**30])),  # OverflowError
     ("metrics", state(window={"source": [], "seconds": 1.0})),  # TypeError
+    ("metrics", state(window=WINDOW | {"left_out": 10**30})),  # OverflowError
     ("settings", b'\x01{"minutes": 1%s}' % (b"0" * 400)),  # OverflowError
     ("settings", b"\x01" + b"[" * 100_000),  # RecursionError
     ("settings", settings({"train": [1.0, "x"]})),  # TypeError
