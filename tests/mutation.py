@@ -39,7 +39,7 @@ else:
 ROOT = Path(__file__).parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.toml")
 LEAST_SCORE = 0.9
-MAX_MEMORY = 8 << 30  # bytes, of a process
+MAX_MEMORY = 4 << 30  # bytes, of a process
 
 # The tests that are asked about each file. mutmut finds which of them reach a function.
 MODEL = (
@@ -215,7 +215,8 @@ def write_settings(tree: Path, file: str) -> None:
         "also_copy": [package, "train.py", "translate.py", "benchmarks", "docs"],
         "pytest_add_cli_args_test_selection": TESTS[file].split(),
         "do_not_mutate_patterns": NOT_MUTATED,
-        "timeout_multiplier": ["5"],
+        "timeout_multiplier": ["2"],
+        "timeout_constant": ["5"],
     }
     lines = ["[mutmut]"]
     for name, values in settings.items():
