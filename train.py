@@ -60,6 +60,7 @@ from minitransformer.text.grammar.corpus import built_in_corpus, text_of_run
 from minitransformer.text.lines import TextPair, find_text
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.checks import check_positions, check_text, last_checkpoint
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.evaluation import (
     TranslationQuality,
@@ -73,6 +74,7 @@ from minitransformer.training.launch import (
     launch_training,
     stop_signals_handled,
 )
+from minitransformer.training.log import drop_failed_output, logger
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import (
     Adam,
@@ -82,15 +84,7 @@ from minitransformer.training.optimizer import (
 )
 from minitransformer.training.parallel import ParallelModel, ThreadedModel
 from minitransformer.training.profiling import profile_updates
-from minitransformer.training.progress import (
-    Progress,
-    TrainingState,
-    check_positions,
-    drop_failed_output,
-    last_checkpoint,
-    logger,
-    run_summary,
-)
+from minitransformer.training.progress import Progress, TrainingState, run_summary
 from minitransformer.translation.translator import Translator
 
 EXAMPLES = (
@@ -209,7 +203,7 @@ def prepare(
     if start is None:
         start = first_checkpoint(settings, text["train"], args.cache, cores)
     state = TrainingState.from_json(start.state)
-    state.check_text(text)
+    check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
     shared |= {"threads": cores, "precision": device.precision, "text": state.text}
     ranks.assert_equal({**shared, "state": state.to_json()})

@@ -1,31 +1,17 @@
-"""The progress of a run: the state that checkpoints hold, and the lines of its log.
-
-Also what is checked before a run begins or goes on.
-"""
+"""The progress of a run: the state that checkpoints hold, and reports of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import reprlib
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
-
-import numpy as np
-from tqdm import tqdm
+from typing import Any
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import RunConfig
-from minitransformer.settings.options import UsageError
-from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.cost import (
     parameters_by_block,
@@ -37,9 +23,6 @@ from minitransformer.training.parallel import ParallelModel
 
 # The fields of a state that are whole numbers.
 COUNTERS = "step epoch position validations_since_best skipped finite_steps".split()
-
-# How messages name the splits of the text.
-SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
 @dataclass
@@ -104,19 +87,6 @@ class TrainingState:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected the state of a run, got {error!r}") from error
         return state
-
-    def check_text(self, text: Mapping[str, TextPair]) -> None:
-        """Compare each split with the text that the run began with, or remember it.
-
-        Raises: ValueError if a split has changed.
-        """
-        for split, pair in text.items():
-            digest = pair.digest()
-            if self.text.setdefault(split, digest) != digest:
-                raise ValueError(
-                    f"{pair.source}: the {SPLITS.get(split, split)} text has changed "
-                    "since this run began, so the run cannot be resumed"
-                )
 
 
 def _numbers(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
@@ -249,94 +219,3 @@ def run_summary(
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
     ]
-
-
-def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None:
-    """Load the checkpoint to resume from, or return None if none was ever saved.
-
-    Raises: ValueError if the run's checkpoints are gone or damaged, or if config.json
-    has other sizes than the model.
-    """
-    if not (paths := run.checkpoints()):
-        results = run.best, run.averaged, run.metrics
-        found = [path.name for path in results if path.exists()]
-        if found and not run.is_unsaved():
-            raise ValueError(
-                f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "
-                f"found only {', '.join(found)}, which a new beginning would replace: "
-                "train with another --run, or delete this"
-            )
-        return None
-    start = run.load_to_resume(paths[-1])
-    for name, value in vars(start.model.config).items():
-        if (edited := getattr(settings.model, name)) != value:
-            raise ValueError(
-                f"{run.config}: expected {name} {value}, as in {paths[-1].name}, got "
-                f"{edited}; a resumed run keeps its model"
-            )
-    return start
-
-
-def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) -> None:
-    """Raises: UsageError if text is longer than the learned positions (Table 3, E).
-
-    Training leaves out pairs above `max_length`. Longer test text is translated in
-    parts, unless `long_input` refuses it.
-    """
-    limit = settings.model.position_limit or math.inf
-    for split, corpus in corpora.items():
-        longest = np.maximum(corpus.source.lengths, corpus.target.lengths) + 1
-        if split == "train":
-            longest = longest[longest <= settings.training.max_length]
-        in_parts = split == "test" and settings.decoding.long_input != "error"
-        if (needed := longest.max(initial=0)) > limit and not in_parts:
-            also = f" and --max-length {settings.training.max_length}"
-            raise UsageError(
-                f"--max-positions: expected at least {needed}, the tokens of the "
-                f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"
-                f"{also * (split == 'train')}, got {limit}"
-            )
-
-
-class LossyStream:
-    """A text stream that drops what cannot be written.
-
-    A closed pipe or terminal, or a full disk, then costs lines and not the run.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.flush()
-
-
-def drop_failed_output() -> None:
-    """Let no print to standard output or standard error fail from now on."""
-    if sys.stdout is None:  # it was closed
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
-
-
-def logger(run: RunDirectory, is_first: bool) -> Callable[[str], None]:
-    """Return a function that prints a line and appends it to the run's log.
-
-    Rank 0, which `is_first`, alone writes; the line appears above the progress bar.
-    """
-
-    def log(line: str) -> None:
-        if is_first:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
-            run.append(run.path / "train.log", line)
-
-    return log

@@ -7,7 +7,8 @@ from errno import EIO
 
 import pytest
 
-from minitransformer.training.progress import LossyStream, TrainingState, Window
+from minitransformer.training.log import LossyStream
+from minitransformer.training.progress import TrainingState, Window
 
 STATE = TrainingState(
     {"train": "0f"},

@@ -1,0 +1,80 @@
+"""What is compared before a run begins or goes on: checkpoints, text and settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import RunConfig
+from minitransformer.settings.options import UsageError
+from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.lines import TextPair
+from minitransformer.training.progress import TrainingState
+
+# How messages name the splits of the text.
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+
+
+def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None:
+    """Load the checkpoint to resume from, or return None if none was ever saved.
+
+    Raises: ValueError if the run's checkpoints are gone or damaged, or if config.json
+    has other sizes than the model.
+    """
+    if not (paths := run.checkpoints()):
+        results = run.best, run.averaged, run.metrics
+        found = [path.name for path in results if path.exists()]
+        if found and not run.is_unsaved():
+            raise ValueError(
+                f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "
+                f"found only {', '.join(found)}, which a new beginning would replace: "
+                "train with another --run, or delete this"
+            )
+        return None
+    start = run.load_to_resume(paths[-1])
+    for name, value in vars(start.model.config).items():
+        if (edited := getattr(settings.model, name)) != value:
+            raise ValueError(
+                f"{run.config}: expected {name} {value}, as in {paths[-1].name}, got "
+                f"{edited}; a resumed run keeps its model"
+            )
+    return start
+
+
+def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) -> None:
+    """Raises: UsageError if text is longer than the learned positions (Table 3, E).
+
+    Training leaves out pairs above `max_length`. Longer test text is translated in
+    parts, unless `long_input` refuses it.
+    """
+    limit = settings.model.position_limit or math.inf
+    for split, corpus in corpora.items():
+        longest = np.maximum(corpus.source.lengths, corpus.target.lengths) + 1
+        if split == "train":
+            longest = longest[longest <= settings.training.max_length]
+        in_parts = split == "test" and settings.decoding.long_input != "error"
+        if (needed := longest.max(initial=0)) > limit and not in_parts:
+            also = f" and --max-length {settings.training.max_length}"
+            raise UsageError(
+                f"--max-positions: expected at least {needed}, the tokens of the "
+                f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"
+                f"{also * (split == 'train')}, got {limit}"
+            )
+
+
+def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
+    """Compare each split with the text that the run began with, or remember it.
+
+    Raises: ValueError if a split has changed.
+    """
+    for split, pair in text.items():
+        digest = pair.digest()
+        if state.text.setdefault(split, digest) != digest:
+            raise ValueError(
+                f"{pair.source}: the {SPLITS.get(split, split)} text has changed "
+                "since this run began, so the run cannot be resumed"
+            )
