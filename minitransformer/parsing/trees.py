@@ -73,11 +73,11 @@ def read_trees(path: Path) -> Iterator[Tree]:
         innermost = tree[inside[-1]] if inside else None
         if token == "(":
             if isinstance(innermost, Leaf):
-                raise ValueError(f"{place}: expected ')' after {innermost.word}, got (")
+                raise ValueError(f"{place}: expected ')' after {innermost.word[:40]}, got (")
             inside.append(len(tree))
             tree.append(Open(""))
         elif innermost is None:
-            raise ValueError(f"{place}: expected '(', got {token}")
+            raise ValueError(f"{place}: expected '(', got {token[:40]}")
         elif token == ")":
             if isinstance(innermost, Open):
                 tree.append(Close(innermost.label))
@@ -87,7 +87,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
         elif len(tree) - 1 == inside[-1] and isinstance(innermost, Open):
             tree[-1] = Leaf(innermost.label, token)
         else:
-            raise ValueError(f"{place}: expected a bracket, got {token}")
+            raise ValueError(f"{place}: expected a bracket, got {token[:40]}")
         previous = token
         if not inside:
             yield tree

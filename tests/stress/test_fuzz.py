@@ -70,6 +70,7 @@ FOUND = [
     ("settings", b"\x01" + b"[" * 100_000),  # RecursionError
     ("settings", settings({"train": [1.0, "x"]})),  # TypeError
     ("arguments", b"\x00-\x0c"),  # a message with control characters
+    ("trees", b"\x00" * 256),  # a message of more than 1,000 characters
 ]
 
 
