@@ -73,7 +73,8 @@ def read_trees(path: Path) -> Iterator[Tree]:
         innermost = tree[inside[-1]] if inside else None
         if token == "(":
             if isinstance(innermost, Leaf):
-                raise ValueError(f"{place}: expected ')' after {innermost.word[:40]}, got (")
+                word = innermost.word[:40]
+                raise ValueError(f"{place}: expected ')' after {word}, got (")
             inside.append(len(tree))
             tree.append(Open(""))
         elif innermost is None:
