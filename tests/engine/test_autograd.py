@@ -1,5 +1,6 @@
 """The tape: order, accumulation, release and errors."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -9,12 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine import ops
-from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine import autograd, ops
+from minitransformer.engine.autograd import Tensor, no_grad, wrap_primitives
 
 
 def leaf(*values):
     return Tensor(np.array(values, dtype=float), requires_grad=True)
+
+
+def double_sum(a, b, c):
+    """2 (a + b + c), whose gradients are one array; it is no operation of `ops`."""
+
+    def vjp(g):
+        doubled = 2 * g
+        return doubled, doubled, doubled[...]
+
+    return 2 * (a + b + c), vjp
+
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(autograd, "PRIMITIVES", {})
+    double_sum = autograd.primitive(double_sum)
 
 
 @pytest.fixture
@@ -48,8 +64,13 @@ def test_random_graphs_match_their_polynomial(seed):
     x = leaf(float(rng.uniform(0.5, 1.5)))
     nodes = [(x, x.data[0], 1.0)]  # tensor, value, derivative
     for _ in range(8):
-        (a, av, ad), (b, bv, bd) = (nodes[i] for i in rng.integers(0, len(nodes), 2))
-        if rng.random() < 0.5:
+        (a, av, ad), (b, bv, bd), (c, cv, cd) = (
+            nodes[i] for i in rng.integers(0, len(nodes), 3)
+        )
+        kind = rng.integers(3)
+        if kind == 0:
+            nodes.append((double_sum(a, b, c), 2 * (av + bv + cv), 2 * (ad + bd + cd)))
+        elif kind == 1:
             nodes.append((ops.add(a, b), av + bv, ad + bd))
         else:
             nodes.append((ops.multiply(a, b), av * bv, ad * bv + av * bd))
@@ -57,6 +78,90 @@ def test_random_graphs_match_their_polynomial(seed):
     tensor.backward(np.ones(1))
     np.testing.assert_allclose(tensor.data, value)
     np.testing.assert_allclose(x.grad, derivative)
+
+
+@given(st.integers(0, 10_000))
+def test_leaves_never_share_a_gradient(seed):
+    """Also where the gradients of an operation are one array, as LayerNorm's are."""
+    rng = np.random.default_rng(seed)
+    leaves = [leaf(1.0, 2.0) for _ in range(4)]
+    nodes, slopes = list(leaves), [*np.eye(4)]
+    for _ in range(5):
+        i, j, k = rng.integers(0, len(nodes), 3)
+        nodes.append(double_sum(nodes[i], nodes[j], nodes[k]))
+        slopes.append(2 * (slopes[i] + slopes[j] + slopes[k]))
+    upstream = np.array([1.0, 10.0])
+    nodes[-1].backward(upstream)
+    np.testing.assert_array_equal(upstream, [1.0, 10.0])
+    found = [x.grad for x in leaves if x.grad is not None]
+    expected = [slope * upstream for slope in slopes[-1] if slope]
+    np.testing.assert_array_equal(found, expected)
+    for i, gradient in enumerate(found):
+        assert not any(np.shares_memory(gradient, g) for g in (upstream, *found[:i]))
+
+
+def test_a_leaf_is_reported_once_when_its_gradient_is_complete():
+    x, y, unused = leaf(2.0), leaf(3.0), leaf(4.0)
+    reported = []
+
+    def report(tensor):
+        reported.append((tensor, tensor.grad.copy()))
+
+    product = ops.multiply(ops.multiply(x, y), x)  # x^2 y
+    ops.add(product, y).backward(np.ones(1), report)
+    assert len(reported) == 2
+    assert dict(reported) == {x: [12.0], y: [5.0]}
+    assert unused.grad is None
+
+
+def test_an_input_without_a_gradient_gets_none():
+    x, y, z = leaf(2.0), leaf(3.0), leaf(5.0)
+    reported = []
+
+    def body(a, b, c):
+        return a * c, lambda g: (g * c, None, g * a)
+
+    with wrap_primitives(lambda name, old: body if name == "double_sum" else old):
+        node = ops.multiply(z, z)
+        out = ops.add(double_sum(x, y, z), double_sum(x, node, z))
+    ops.add(out, node).backward(np.ones(1), reported.append)
+    assert (x.grad, y.grad, z.grad) == ([10.0], None, [2 * 2 + 2 * 5])
+    assert sorted(map(id, reported)) == sorted(map(id, (x, y, z)))
+
+
+def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
+    names, x = [], leaf(1.0, 2.0)
+
+    def wrapper(name, body):
+        names.append(name)
+        return lambda *arrays: body(*(10 * array for array in arrays))
+
+    def work():
+        np.testing.assert_array_equal(ops.add(x, x).data, [20.0, 40.0])
+        names.append("done")
+
+    with contextlib.suppress(KeyError), wrap_primitives(wrapper):
+        assert ops.sum_all(x).data == 30.0
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        raise KeyError
+    assert ops.sum_all(x).data == 3.0
+    assert names == ["sum_all", "add", "done"]
+
+
+def test_a_number_is_the_derivative_of_a_scalar():
+    x = Tensor(np.ones(3, np.float32), requires_grad=True)
+    ops.sum_all(x).backward(0.5)
+    assert x.grad.dtype == np.float32
+    assert x.grad.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_tensors_and_operations_say_what_they_are():
+    assert repr(leaf(1.5)) == "Tensor(array([1.5]), requires_grad=True)"
+    assert repr(Tensor(np.array([2]))) == "Tensor(array([2]))"
+    assert ops.sum_all.__name__ == "sum_all"
+    assert ops.sum_all.__doc__ == "The sum of all elements, a scalar."
 
 
 def test_gradients_add_up_in_the_callers_array():

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from minitransformer.engine import backend, machine, ops
+from minitransformer.engine import backend, ops
 from minitransformer.engine.autograd import Tensor
 from support.cuda import kernels_for
 
@@ -48,12 +48,6 @@ def test_numbers_of_16_bits_are_widened():
     narrow, wide = np.ones(2, np.float16), np.ones(2)
     assert backend.as_float32(narrow).dtype == np.float32
     assert backend.as_float32(wide) is wide
-
-
-def test_the_allocator_is_tuned_where_it_can_be(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "other")
-    assert machine.tune_allocator() is False
-    assert machine.num_cores() >= 1
 
 
 def test_the_engine_imports_without_cupy(monkeypatch):
