@@ -1,6 +1,7 @@
 """Properties of attention, positions and the parameter buffer."""
 
 import math
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.model import layers
 from minitransformer.model.layers import Embedding, sinusoids
 from minitransformer.model.parameters import (
     Initializer,
@@ -16,6 +18,7 @@ from minitransformer.model.parameters import (
     ParameterBuffer,
     replicate,
 )
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from support.closeness import assert_close
 
@@ -55,12 +58,12 @@ def test_sinusoids_are_interleaved():
     assert_close(table[2], [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
 
 
-def embedding_of(vocab_size, d_model, learned=None):
+def embedding_of(vocab_size, d_model, learned=None, dtype="float64"):
     """An embedding without dropout, with `learned` positions or sinusoids."""
     positions = {"positions": "learned", "max_positions": learned} if learned else {}
     sizes = {"vocab_size": vocab_size, "d_model": d_model, "num_heads": 1}
     config = ModelConfig(dropout=0.0, **sizes, **positions)
-    return Embedding(Initializer(1, "float64"), config)
+    return Embedding(Initializer(1, dtype), config)
 
 
 @pytest.mark.parametrize("learned", [None, 10])
@@ -93,6 +96,55 @@ def test_initial_weights_have_their_spread():
     assert abs(table.std() - 64**-0.5) < 0.001
     learned = embedding_of(10, 64, 2000).positions.data
     assert abs(learned.std() - (sinusoids(2000, 64) ** 2).mean() ** 0.5) < 0.01
+
+
+def test_each_layer_starts_as_its_section_says():
+    """Gains of 1, biases of 0, and matrices that fill the interval of their bound."""
+    sizes = {"vocab_size": 50, "d_model": 40, "d_ff": 90, "num_heads": 4}
+    widths = {"d_k": 15, "d_v": 20, "encoder_layers": 2, "decoder_layers": 2}
+    model = Transformer(ModelConfig(**sizes, **widths), seed=1)
+    of_three = math.sqrt(6 / (40 + 60 + 60 + 80))  # query, key and value side by side
+    bounds = {
+        **dict.fromkeys(("query", "key", "value"), of_three),
+        "output": math.sqrt(6 / (80 + 40)),
+        **dict.fromkeys(("weight_1", "weight_2"), math.sqrt(6 / (40 + 90))),
+    }
+    for name, parameter in model.named_parameters():
+        kind, values = name.rpartition(".")[2], parameter.data
+        if kind in bounds:
+            assert 0.99 * bounds[kind] < values.max() <= bounds[kind] * (1 + 1e-6), name
+            assert 0.99 * bounds[kind] < -values.min() <= bounds[kind] * (1 + 1e-6)
+            assert abs(values.std() * math.sqrt(3) / bounds[kind] - 1) < 0.05, name
+        elif kind != "table":
+            assert (values == (kind == "gain")).all(), name
+
+
+def test_the_table_of_sinusoids_is_doubled_when_it_is_too_short():
+    embedding = embedding_of(8, 4, dtype="float32")
+    first = embedding.positions
+    assert embedding.reserve(256) is first
+    grown = embedding.reserve(257)
+    assert grown is embedding.positions is embedding.reserve(512)
+    assert grown.data.dtype == np.float32
+    assert_close(grown.data, sinusoids(512, 4), "float32")
+    assert embedding.reserve(2000).shape == (2000, 4)
+
+
+def test_sinusoids_follow_the_table_to_its_device(monkeypatch):
+    class DeviceArray(np.ndarray):
+        pass
+
+    def asarray(values, dtype):
+        return np.asarray(values, dtype).view(DeviceArray)
+
+    library = types.SimpleNamespace(asarray=asarray)
+    monkeypatch.setattr(layers, "array_module", lambda array: library)
+    embedding = embedding_of(8, 4)
+    embedding.table.data = embedding.table.data.view(DeviceArray)
+    moved = embedding.reserve(3)
+    assert type(moved.data) is DeviceArray
+    assert_close(moved.data[:256], sinusoids(256, 4))
+    assert embedding.reserve(3) is moved
 
 
 class Tied(Module):
