@@ -1,4 +1,4 @@
-"""Properties of attention, positions and the parameter buffer."""
+"""Properties of attention, positions and initial weights."""
 
 import math
 import types
@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine import ops
-from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.model import layers
 from minitransformer.model.layers import Embedding, sinusoids
-from minitransformer.model.parameters import (
-    Initializer,
-    Module,
-    ParameterBuffer,
-    replicate,
-)
+from minitransformer.model.parameters import Initializer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from support.closeness import assert_close
@@ -145,40 +139,3 @@ def test_sinusoids_follow_the_table_to_its_device(monkeypatch):
     assert type(moved.data) is DeviceArray
     assert_close(moved.data[:256], sinusoids(256, 4))
     assert embedding.reserve(3) is moved
-
-
-class Tied(Module):
-    def __init__(self):
-        self.first = Tensor(np.arange(3.0), requires_grad=True)
-        self.again = self.first
-        self.constant = Tensor(np.ones(2))
-        self.inner = [Inner(), Inner()]
-
-
-class Inner(Module):
-    def __init__(self):
-        self.weight = Tensor(np.full((2, 2), 5.0), requires_grad=True)
-
-
-def test_the_buffer_holds_each_parameter_once():
-    module = Tied()
-    buffer = ParameterBuffer(module)
-    assert list(buffer.parameters) == ["first", "inner.0.weight", "inner.1.weight"]
-    assert module.num_parameters() == buffer.data.size == 11
-    buffer.data[:] = np.arange(11)
-    assert_close(module.again.data, [0, 1, 2])
-    assert_close(module.inner[1].weight.data, [[7, 8], [9, 10]])
-    ops.sum_all(module.inner[0].weight).backward()
-    assert_close(buffer.grad, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0])
-
-
-def test_a_replica_shares_parameters_and_not_gradients():
-    module = Tied()
-    buffer = ParameterBuffer(module)
-    twin = replicate(module)
-    buffer.data += 1
-    assert twin.first is twin.again
-    assert_close(twin.first.data, module.first.data)
-    ops.sum_all(twin.first).backward()
-    assert not buffer.grad.any()
-    assert_close(twin.first.grad, np.ones(3))
