@@ -41,6 +41,19 @@ def test_statistics_are_those_of_the_softmax(monkeypatch):
     assert (total.correct, total.tokens) == (correct, tokens)
 
 
+def test_log_probabilities_of_large_logits_do_not_overflow():
+    model, rng = Transformer(CONFIG, dtype="float64"), np.random.default_rng(2)
+    model.embedding.table.data *= 1e5
+    source, target = rng.integers(4, 12, (3, 4)), rng.integers(4, 12, (3, 6))
+    logits = model.logits(model(source, target[:, :-1])).data
+    highest = logits.max(axis=-1)
+    assert highest.max() - highest.min() > 1e4  # far too much for one exponential
+    expected = np.take_along_axis(logits, target[:, 1:, None], -1)[..., 0]
+    expected = expected - np.logaddexp.reduce(logits, axis=-1)
+    found, _ = token_log_probs(model, source, target)
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_log_probabilities_have_the_models_dtype(dtype, monkeypatch):
     """A chunk has at least one row, and the logits of a chunk are all there are."""
