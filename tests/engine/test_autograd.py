@@ -202,10 +202,10 @@ def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
 
 
 def test_a_number_is_the_derivative_of_a_scalar():
-    x = Tensor(np.ones(3, np.float32), requires_grad=True)
-    ops.sum_all(x).backward(0.5)
-    assert x.grad.dtype == np.float32
-    assert x.grad.tolist() == [0.5, 0.5, 0.5]
+    x, y = (Tensor(np.ones(n, np.float32), requires_grad=True) for n in ((), 3))
+    ops.add(x, ops.sum_all(y)).backward(0.5)
+    assert x.grad.dtype == y.grad.dtype == np.float32
+    assert (x.grad.tolist(), y.grad.tolist()) == (0.5, [0.5, 0.5, 0.5])
 
 
 def test_tensors_and_operations_say_what_they_are():

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ class OtherArray:
     """An array of another library, as CuPy's are."""
 
     shape, size = (1,), 1
+
+    def get(self):
+        return np.arange(3)
 
 
 def fused_add(a, b):
@@ -42,6 +46,18 @@ def test_numpy_arrays_belong_to_numpy():
     assert backend.array_module(np.float32(2)) is np
     host = np.ones(3)
     assert backend.to_host(host) is host
+
+
+def test_other_arrays_belong_to_cupy(monkeypatch):
+    cupy = types.ModuleType("cupy")
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert backend.array_module(OtherArray()) is cupy
+    assert backend.to_host(OtherArray()).tolist() == [0, 1, 2]
+
+
+def test_kernels_that_are_not_registered_can_be_removed():
+    backend.register_kernels(OtherArray, None)
+    assert backend.fused_kernel("add", (OtherArray(),), fused_add) is fused_add
 
 
 def test_numbers_of_16_bits_are_widened():

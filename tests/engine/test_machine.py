@@ -69,6 +69,7 @@ def blas_threads():
 
 
 def test_matrix_products_take_one_thread_for_a_while():
+    machine._blas.cache_clear()  # so that this test finds the library, too
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         if blas_threads() != {2}:
             pytest.skip("the threads of this BLAS cannot be counted")
