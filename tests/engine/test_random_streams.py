@@ -79,6 +79,17 @@ def test_each_row_of_a_mask_has_counters_of_its_own():
             assert row.tolist() == [x >= 2**14 for x in drawn[: len(row)]]
 
 
+def test_a_number_below_the_threshold_is_dropped_and_one_at_it_kept():
+    seed = int(PhiloxStream((3,), np).seed[0])
+    for counter in range(20):
+        number = numbers(seed, counter)[0]
+        for threshold in (number, number + 1):
+            stream = PhiloxStream((3,), np)
+            stream.take((counter, 1))
+            [keep], _ = stream.keep_mask((1,), threshold / 2**16)
+            assert keep == (number >= threshold)
+
+
 def test_another_key_starts_over():
     stream = PhiloxStream((1,), np)
     seed, shape = stream.seed, (5, 40)
@@ -96,7 +107,8 @@ def test_another_key_starts_over():
 
 
 @pytest.mark.parametrize(
-    ("rate", "threshold"), [(0, 0), (0.1, 6554), (0.5, 32_768), (1, 65_535)]
+    ("rate", "threshold"),
+    [(0, 0), (0.1, 6554), (0.5, 32_768), (0.9, 58_982), (1, 65_535)],
 )
 def test_a_threshold_of_16_bits_is_the_nearest_to_the_rate(rate, threshold):
     assert dropout_threshold(rate) == threshold
