@@ -46,22 +46,30 @@ MODEL = (
     "tests/model/test_layers.py tests/model/test_loss.py tests/model/test_reference.py "
     "tests/model/test_restricted_attention.py tests/model/test_transformer.py"
 )
-ENGINE = f"tests/engine {MODEL}"
+GRADIENTS = "tests/engine/test_autograd.py tests/model/test_reference.py"
 SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
 TRAINING = "tests/training/test_optimizer.py tests/training/test_parallel.py"
 RUNS = "tests/runs tests/test_files.py"
 SCRIPT = "tests/test_train_reference.py"
 TESTS = {
-    "minitransformer/engine/autograd.py": ENGINE,
-    "minitransformer/engine/backend.py": ENGINE,
-    "minitransformer/engine/machine.py": f"tests/engine {TRAINING}",
-    "minitransformer/engine/ops.py": ENGINE,
-    "minitransformer/engine/precision.py": "tests/engine tests/cuda",
-    "minitransformer/engine/random_streams.py": ENGINE,
-    "minitransformer/model/kv_cache.py": f"{MODEL} {SEARCH}",
+    "minitransformer/engine/autograd.py": GRADIENTS,
+    "minitransformer/engine/backend.py": f"tests/engine/test_backend.py {GRADIENTS}",
+    "minitransformer/engine/machine.py": "tests/engine/test_machine.py",
+    "minitransformer/engine/ops.py": (
+        "tests/engine/test_ops.py tests/model/test_reference.py "
+        "tests/model/test_restricted_attention.py"
+    ),
+    "minitransformer/engine/precision.py": "tests/engine/test_precision.py",
+    "minitransformer/engine/random_streams.py": "tests/engine/test_random_streams.py",
+    "minitransformer/model/kv_cache.py": f"tests/model/test_kv_cache.py {SEARCH}",
     "minitransformer/model/layers.py": f"{MODEL} {SEARCH}",
-    "minitransformer/model/loss.py": f"{MODEL} tests/training/test_evaluation.py",
-    "minitransformer/model/parameters.py": f"{MODEL} {TRAINING} tests/runs {SCRIPT}",
+    "minitransformer/model/loss.py": (
+        "tests/model/test_loss.py tests/model/test_reference.py"
+    ),
+    "minitransformer/model/parameters.py": (
+        "tests/model/test_parameters.py tests/model/test_layers.py "
+        "tests/model/test_reference.py"
+    ),
     "minitransformer/model/transformer.py": f"{MODEL} {SEARCH}",
     "minitransformer/training/optimizer.py": f"{TRAINING} {SCRIPT}",
     "minitransformer/training/parallel.py": f"{TRAINING} {SCRIPT}",

@@ -20,7 +20,7 @@ from minitransformer.cuda import ops as fused
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.engine.autograd import PRIMITIVES, no_grad
 from minitransformer.engine.backend import to_host
-from minitransformer.engine.random_streams import PhiloxStream, philox
+from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
@@ -146,12 +146,6 @@ def test_the_order_of_threads_changes_no_bit(host_gpu, name):
         results.append([out, *(g for g in gradients if g is not None)])
     for a, b in zip(*results, strict=True):
         assert a.tobytes() == b.tobytes()
-
-
-def test_philox_gives_the_known_answers():
-    """Against the known answers of Random123, the authors' own library."""
-    zeros = philox(np, np.zeros(1, np.uint64), 0, 1).view(np.uint32)[0]
-    assert zeros.tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,5 +1,6 @@
 """The tape: order, accumulation, release and errors."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -9,12 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine import ops
-from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine import autograd, ops
+from minitransformer.engine.autograd import Tensor, no_grad, wrap_primitives
+from support.cuda import kernels_for
 
 
 def leaf(*values):
     return Tensor(np.array(values, dtype=float), requires_grad=True)
+
+
+def weighted_sum(a, b, c):
+    """2 a + 2 b + 3 c; the gradients of a and b are one array, as LayerNorm's are."""
+
+    def vjp(g):
+        doubled = 2 * g
+        return doubled, doubled[...], 3 * g
+
+    return 2 * a + 2 * b + 3 * c, vjp
+
+
+def weighted_sum_operation():
+    """Make an operation of it that is not listed beside those of `ops`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd, "PRIMITIVES", {})
+        operation = autograd.primitive(weighted_sum)
+        assert {"weighted_sum": weighted_sum} == autograd.PRIMITIVES
+    return operation
 
 
 @pytest.fixture
@@ -44,12 +65,18 @@ def test_a_long_chain_can_be_dropped():
 @given(st.integers(0, 10_000))
 def test_random_graphs_match_their_polynomial(seed):
     """Gradients of sums and products of shared nodes, against dual numbers."""
-    rng = np.random.default_rng(seed)
+    rng, weighted = np.random.default_rng(seed), weighted_sum_operation()
     x = leaf(float(rng.uniform(0.5, 1.5)))
     nodes = [(x, x.data[0], 1.0)]  # tensor, value, derivative
     for _ in range(8):
-        (a, av, ad), (b, bv, bd) = (nodes[i] for i in rng.integers(0, len(nodes), 2))
-        if rng.random() < 0.5:
+        (a, av, ad), (b, bv, bd), (c, cv, cd) = (
+            nodes[i] for i in rng.integers(0, len(nodes), 3)
+        )
+        kind = rng.integers(3)
+        if kind == 0:
+            value, derivative = 2 * av + 2 * bv + 3 * cv, 2 * ad + 2 * bd + 3 * cd
+            nodes.append((weighted(a, b, c), value, derivative))
+        elif kind == 1:
             nodes.append((ops.add(a, b), av + bv, ad + bd))
         else:
             nodes.append((ops.multiply(a, b), av * bv, ad * bv + av * bd))
@@ -57,6 +84,136 @@ def test_random_graphs_match_their_polynomial(seed):
     tensor.backward(np.ones(1))
     np.testing.assert_allclose(tensor.data, value)
     np.testing.assert_allclose(x.grad, derivative)
+
+
+@given(st.integers(0, 10_000))
+def test_leaves_never_share_a_gradient(seed):
+    rng, weighted = np.random.default_rng(seed), weighted_sum_operation()
+    leaves = [leaf(1.0, 2.0) for _ in range(4)]
+    nodes, slopes = list(leaves), [*np.eye(4)]
+    for _ in range(5):
+        i, j, k = rng.integers(0, len(nodes), 3)
+        nodes.append(weighted(nodes[i], nodes[j], nodes[k]))
+        slopes.append(2 * slopes[i] + 2 * slopes[j] + 3 * slopes[k])
+    upstream = np.array([1.0, 10.0])
+    nodes[-1].backward(upstream)
+    np.testing.assert_array_equal(upstream, [1.0, 10.0])
+    found = [x.grad for x in leaves if x.grad is not None]
+    expected = [slope * upstream for slope in slopes[-1] if slope]
+    np.testing.assert_array_equal(found, expected)
+    for i, gradient in enumerate(found):
+        assert not any(np.shares_memory(gradient, g) for g in (upstream, *found[:i]))
+
+
+def test_a_leaf_is_reported_once_when_its_gradient_is_complete():
+    x, y, unused = leaf(2.0), leaf(3.0), leaf(4.0)
+    reported = []
+
+    def report(tensor):
+        reported.append((tensor, tensor.grad.copy()))
+
+    product = ops.multiply(ops.multiply(x, y), x)  # x^2 y
+    ops.add(product, y).backward(np.ones(1), report)
+    assert len(reported) == 2
+    assert dict(reported) == {x: [12.0], y: [5.0]}
+    assert unused.grad is None
+
+
+def test_an_input_without_a_gradient_gets_none():
+    x, y, z = leaf(2.0), leaf(3.0), leaf(5.0)
+    reported, names, weighted = [], [], weighted_sum_operation()
+
+    def product(a, b, c):
+        return a * c, lambda g: (g * c, None, g * a)
+
+    def wrapper(name, body):
+        names.append(name)
+        return product if body is weighted_sum else body
+
+    with wrap_primitives(wrapper):
+        node = ops.multiply(z, z)
+        out = ops.add(weighted(x, y, z), weighted(x, node, z))
+    ops.add(out, node).backward(np.ones(1), reported.append)
+    assert (x.grad, y.grad, z.grad) == ([10.0], None, [2 * 2 + 2 * 5])
+    assert sorted(map(id, reported)) == sorted(map(id, (x, y, z)))
+    assert names == ["multiply", "weighted_sum", "weighted_sum", "add"]
+
+
+def test_a_fused_kernel_replaces_the_operation_of_its_name():
+    asked, weighted, numbers = [], weighted_sum_operation(), np.arange(3.0)
+    x = leaf(*numbers)
+
+    def find(name, arrays):
+        asked.append((name, *map(id, arrays)))
+        return fused.get(name)
+
+    def product(a, b, c, power=1):
+        return (a * b * c) ** power, None
+
+    with kernels_for(np.ndarray, find=find):
+        fused = {}
+        found = weighted(x, numbers, Tensor(numbers))
+        assert found.data.tolist() == [0.0, 7.0, 14.0]
+        fused = {"weighted_sum": product}
+        found = weighted(x, numbers, Tensor(numbers), power=2)
+        assert found.data.tolist() == [0.0, 1.0, 64.0]
+    assert asked == [("weighted_sum", id(x.data), id(numbers), id(numbers))] * 2
+    assert found.requires_grad
+    assert not weighted(numbers, numbers, numbers).requires_grad
+    with no_grad():
+        assert weighted(x, x, x).data.tolist() == [0.0, 7.0, 14.0]
+        assert not weighted(x, x, x).requires_grad
+
+
+def test_a_fused_kernel_adds_gradients_up():
+    def add_ten_times(total, term):
+        total += 10 * term
+        return total
+
+    def find(name, arrays):
+        return add_ten_times if name == "accumulate" else None
+
+    x = leaf(1.0)
+    out = ops.add(x, x)
+    with kernels_for(np.ndarray, find=find):
+        out.backward(np.ones(1))
+    assert x.grad == [11.0]
+
+
+def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
+    names, x = [], leaf(1.0, 2.0)
+
+    def wrapper(name, body):
+        names.append(name)
+        return lambda *arrays: body(*(10 * array for array in arrays))
+
+    def work():
+        np.testing.assert_array_equal(ops.add(x, x).data, [20.0, 40.0])
+        names.append("done")
+
+    with contextlib.suppress(KeyError), wrap_primitives(wrapper):
+        assert ops.sum_all(x).data == 30.0
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        raise KeyError
+    assert ops.sum_all(x).data == 3.0
+    assert names == ["sum_all", "add", "done"]
+
+
+def test_a_number_is_the_derivative_of_a_scalar():
+    x, y = (Tensor(np.ones(n, np.float32), requires_grad=True) for n in ((), 3))
+    ops.add(x, ops.sum_all(y)).backward(0.5)
+    assert x.grad.dtype == y.grad.dtype == np.float32
+    assert (x.grad.tolist(), y.grad.tolist()) == (0.5, [0.5, 0.5, 0.5])
+
+
+def test_tensors_and_operations_say_what_they_are():
+    assert repr(leaf(1.5)) == "Tensor(array([1.5]), requires_grad=True)"
+    assert repr(Tensor(np.array([2]))) == "Tensor(array([2]))"
+    operation = weighted_sum_operation()
+    assert operation.__name__ == "weighted_sum"
+    assert operation.__doc__ == weighted_sum.__doc__
 
 
 def test_gradients_add_up_in_the_callers_array():

@@ -2,11 +2,12 @@
 
 import importlib
 import sys
+import types
 
 import numpy as np
 import pytest
 
-from minitransformer.engine import backend, machine, ops
+from minitransformer.engine import backend, ops
 from minitransformer.engine.autograd import Tensor
 from support.cuda import kernels_for
 
@@ -15,6 +16,9 @@ class OtherArray:
     """An array of another library, as CuPy's are."""
 
     shape, size = (1,), 1
+
+    def get(self):
+        return np.arange(3)
 
 
 def fused_add(a, b):
@@ -44,16 +48,22 @@ def test_numpy_arrays_belong_to_numpy():
     assert backend.to_host(host) is host
 
 
+def test_other_arrays_belong_to_cupy(monkeypatch):
+    cupy = types.ModuleType("cupy")
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert backend.array_module(OtherArray()) is cupy
+    assert backend.to_host(OtherArray()).tolist() == [0, 1, 2]
+
+
+def test_kernels_that_are_not_registered_can_be_removed():
+    backend.register_kernels(OtherArray, None)
+    assert backend.fused_kernel("add", (OtherArray(),), fused_add) is fused_add
+
+
 def test_numbers_of_16_bits_are_widened():
     narrow, wide = np.ones(2, np.float16), np.ones(2)
     assert backend.as_float32(narrow).dtype == np.float32
     assert backend.as_float32(wide) is wide
-
-
-def test_the_allocator_is_tuned_where_it_can_be(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "other")
-    assert machine.tune_allocator() is False
-    assert machine.num_cores() >= 1
 
 
 def test_the_engine_imports_without_cupy(monkeypatch):

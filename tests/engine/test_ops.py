@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES
-from minitransformer.engine.random_streams import HostStream, PhiloxStream
+from minitransformer.engine.random_streams import HostStream
 from support.closeness import assert_close
 
 STEP = 1e-6
@@ -297,29 +297,3 @@ def test_large_scores_do_not_overflow(scale):
         q * scale, weight, np.ones((1, 3), int), label_smoothing=0.1, padding_id=0
     )
     assert np.isfinite(loss)
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.1, 0.2, 0.3, 0.5, 0.999])
-@pytest.mark.parametrize("philox", [False, True])
-def test_dropout_keeps_the_share_and_the_mean_that_it_says(rate, philox):
-    """Four standard deviations are less than 0.3 differs from a multiple of 1/256."""
-    shape = 4000, 2003
-    stream = PhiloxStream((1, 2, 3), np) if philox else HostStream((1, 2, 3))
-    keep, factor = stream.keep_mask(shape, rate)
-    deviation = math.sqrt(rate * (1 - rate) / math.prod(shape))
-    assert abs(keep.mean() - (1 - rate)) < 4 * deviation
-    assert factor == pytest.approx(1 / (1 - rate), rel=0.01 if rate == 0.999 else 1e-4)
-    for axis in (0, 1):  # no row and no column is special
-        counts, n = keep.sum(axis), shape[axis]
-        assert counts.std() == pytest.approx(math.sqrt(n * rate * (1 - rate)), rel=0.1)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
-def test_dropout_depends_on_the_key(rate):
-    keep, _ = HostStream((1, 2, 3)).keep_mask((1000, 1001), rate)
-    again, _ = HostStream((1, 2, 3)).keep_mask((1000, 1001), rate)
-    other, _ = HostStream((1, 2, 4)).keep_mask((1000, 1001), rate)
-    assert (keep == again).all()
-    assert 0.3 < (keep == other).mean() < 0.9
-    empty, _ = HostStream((1, 2, 3)).keep_mask((0, 3), rate)
-    assert empty.shape == (0, 3)

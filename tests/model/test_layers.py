@@ -1,21 +1,18 @@
-"""Properties of attention, positions and the parameter buffer."""
+"""Properties of attention, positions and initial weights."""
 
 import math
+import types
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine import ops
-from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.engine.autograd import PRIMITIVES
+from minitransformer.model import layers
 from minitransformer.model.layers import Embedding, sinusoids
-from minitransformer.model.parameters import (
-    Initializer,
-    Module,
-    ParameterBuffer,
-    replicate,
-)
+from minitransformer.model.parameters import Initializer
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from support.closeness import assert_close
 
@@ -55,12 +52,12 @@ def test_sinusoids_are_interleaved():
     assert_close(table[2], [math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
 
 
-def embedding_of(vocab_size, d_model, learned=None):
+def embedding_of(vocab_size, d_model, learned=None, dtype="float64"):
     """An embedding without dropout, with `learned` positions or sinusoids."""
     positions = {"positions": "learned", "max_positions": learned} if learned else {}
     sizes = {"vocab_size": vocab_size, "d_model": d_model, "num_heads": 1}
     config = ModelConfig(dropout=0.0, **sizes, **positions)
-    return Embedding(Initializer(1, "float64"), config)
+    return Embedding(Initializer(1, dtype), config)
 
 
 @pytest.mark.parametrize("learned", [None, 10])
@@ -95,38 +92,50 @@ def test_initial_weights_have_their_spread():
     assert abs(learned.std() - (sinusoids(2000, 64) ** 2).mean() ** 0.5) < 0.01
 
 
-class Tied(Module):
-    def __init__(self):
-        self.first = Tensor(np.arange(3.0), requires_grad=True)
-        self.again = self.first
-        self.constant = Tensor(np.ones(2))
-        self.inner = [Inner(), Inner()]
+def test_each_layer_starts_as_its_section_says():
+    """Gains of 1, biases of 0, and matrices that fill the interval of their bound."""
+    sizes = {"vocab_size": 50, "d_model": 40, "d_ff": 90, "num_heads": 4}
+    widths = {"d_k": 15, "d_v": 20, "encoder_layers": 2, "decoder_layers": 2}
+    model = Transformer(ModelConfig(**sizes, **widths), seed=1)
+    of_three = math.sqrt(6 / (40 + 60 + 60 + 80))  # query, key and value side by side
+    bounds = {
+        **dict.fromkeys(("query", "key", "value"), of_three),
+        "output": math.sqrt(6 / (80 + 40)),
+        **dict.fromkeys(("weight_1", "weight_2"), math.sqrt(6 / (40 + 90))),
+    }
+    for name, parameter in model.named_parameters():
+        kind, values = name.rpartition(".")[2], parameter.data
+        if kind in bounds:
+            assert 0.99 * bounds[kind] < values.max() <= bounds[kind] * (1 + 1e-6), name
+            assert 0.99 * bounds[kind] < -values.min() <= bounds[kind] * (1 + 1e-6)
+            assert abs(values.std() * math.sqrt(3) / bounds[kind] - 1) < 0.05, name
+        elif kind != "table":
+            assert (values == (kind == "gain")).all(), name
 
 
-class Inner(Module):
-    def __init__(self):
-        self.weight = Tensor(np.full((2, 2), 5.0), requires_grad=True)
+def test_the_table_of_sinusoids_is_doubled_when_it_is_too_short():
+    embedding = embedding_of(8, 4, dtype="float32")
+    first = embedding.positions
+    assert embedding.reserve(256) is first
+    grown = embedding.reserve(257)
+    assert grown is embedding.positions is embedding.reserve(512)
+    assert grown.data.dtype == np.float32
+    assert_close(grown.data, sinusoids(512, 4), "float32")
+    assert embedding.reserve(2000).shape == (2000, 4)
 
 
-def test_the_buffer_holds_each_parameter_once():
-    module = Tied()
-    buffer = ParameterBuffer(module)
-    assert list(buffer.parameters) == ["first", "inner.0.weight", "inner.1.weight"]
-    assert module.num_parameters() == buffer.data.size == 11
-    buffer.data[:] = np.arange(11)
-    assert_close(module.again.data, [0, 1, 2])
-    assert_close(module.inner[1].weight.data, [[7, 8], [9, 10]])
-    ops.sum_all(module.inner[0].weight).backward()
-    assert_close(buffer.grad, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0])
+def test_sinusoids_follow_the_table_to_its_device(monkeypatch):
+    class DeviceArray(np.ndarray):
+        pass
 
+    def asarray(values, dtype):
+        return np.asarray(values, dtype).view(DeviceArray)
 
-def test_a_replica_shares_parameters_and_not_gradients():
-    module = Tied()
-    buffer = ParameterBuffer(module)
-    twin = replicate(module)
-    buffer.data += 1
-    assert twin.first is twin.again
-    assert_close(twin.first.data, module.first.data)
-    ops.sum_all(twin.first).backward()
-    assert not buffer.grad.any()
-    assert_close(twin.first.grad, np.ones(3))
+    library = types.SimpleNamespace(asarray=asarray)
+    monkeypatch.setattr(layers, "array_module", lambda array: library)
+    embedding = embedding_of(8, 4)
+    embedding.table.data = embedding.table.data.view(DeviceArray)
+    moved = embedding.reserve(3)
+    assert type(moved.data) is DeviceArray
+    assert_close(moved.data[:256], sinusoids(256, 4))
+    assert embedding.reserve(3) is moved

@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.random_streams import HostStream
+from minitransformer.model import transformer
+from minitransformer.model.kv_cache import KeyValueCache
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -13,6 +16,7 @@ from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from support.closeness import assert_close
+from support.models import check_cached_decoder
 
 seeds = st.integers(0, 10_000)
 VOCAB = 15
@@ -99,6 +103,25 @@ def test_the_source_matters():
     source, target = ids(rng, 1, 6), ids(rng, 1, 6)
     other = (source - 4 + 1) % (VOCAB - 4) + 4
     assert np.abs(MODEL(source, target).data - MODEL(other, target).data).max() > 1e-3
+
+
+class WholeBuffer(KeyValueCache):
+    """Returns its whole buffer, as a GPU does, and a mask of the positions in use."""
+
+    def append(self, key, value):
+        super().append(key, value)
+        in_use = np.arange(self.keys.shape[1]) < self.used
+        self.keys[:, ~in_use] = self.values[:, ~in_use] = 5.0
+        self.mask = in_use[None, None, None]
+        return Tensor(self.keys), Tensor(self.values)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_step_sees_the_positions_that_its_cache_marks(window, monkeypatch):
+    monkeypatch.setattr(transformer, "KeyValueCache", WholeBuffer)
+    model = Transformer(small(vocab_size=20, attention_window=window), dtype="float64")
+    state, _ = check_cached_decoder(model, 20, leaving=(10,))
+    assert all(cache.mask is not None for cache in state.caches)
 
 
 def test_dropout_is_off_in_evaluation():

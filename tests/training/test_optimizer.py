@@ -17,26 +17,43 @@ from minitransformer.training.optimizer import (
 from support.closeness import assert_close
 
 
+def algorithm_1(theta, gradients, rate):
+    """Adam's parameters and moments after updates by some gradients, one by one."""
+    theta, m, v = list(theta), [0.0] * len(theta), [0.0] * len(theta)
+    for t, gradient in enumerate(gradients, start=1):
+        for i, g in enumerate(gradient):
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = 0.98 * v[i] + 0.02 * g * g
+            m_hat, v_hat = m[i] / (1 - 0.9**t), v[i] / (1 - 0.98**t)
+            theta[i] -= rate * m_hat / (math.sqrt(v_hat) + 1e-9)
+    return theta, m, v
+
+
 @pytest.mark.parametrize("block", [1, 3, 100])
 def test_adam_is_algorithm_1(block, monkeypatch):
     monkeypatch.setattr(optimizer, "BLOCK", block)
     rng = np.random.default_rng(0)
-    values = rng.standard_normal(7)
-    theta = values.tolist()
-    m, v = [0.0] * 7, [0.0] * 7
+    values, gradients = rng.standard_normal(7), rng.standard_normal((5, 7))
+    expected, *_ = algorithm_1(values, gradients * 0.5, 0.1)
     adam = Adam(values, 0.9, 0.98, 1e-9)
-    for t in range(1, 6):
-        gradient, scale = rng.standard_normal(7), 0.5
+    for gradient in gradients:
         before = gradient.copy()
-        adam.update(gradient, 0.1, scale)
+        adam.update(gradient, 0.1, scale=0.5)
         np.testing.assert_array_equal(gradient, before)
-        for i in range(7):
-            g = gradient[i] * scale
-            m[i] = 0.9 * m[i] + 0.1 * g
-            v[i] = 0.98 * v[i] + 0.02 * g * g
-            m_hat, v_hat = m[i] / (1 - 0.9**t), v[i] / (1 - 0.98**t)
-            theta[i] -= 0.1 * m_hat / (math.sqrt(v_hat) + 1e-9)
-    assert_close(values, theta)
+    assert_close(values, expected)
+
+
+def test_restored_moments_continue_algorithm_1():
+    rng = np.random.default_rng(1)
+    start, gradients = rng.standard_normal(7), rng.standard_normal((5, 7))
+    theta, m, v = algorithm_1(start, gradients[:3], 0.1)
+    values = np.array(theta)
+    adam = Adam(values, 0.9, 0.98, 1e-9)
+    adam.restore(3, np.array(m), np.array(v))
+    for gradient in gradients[3:]:
+        adam.update(gradient, 0.1)
+    expected, *_ = algorithm_1(start, gradients, 0.1)
+    assert_close(values, expected)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 4096))

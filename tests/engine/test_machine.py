@@ -1,0 +1,88 @@
+"""The processor and its memory, on machines that differ from this one, too."""
+
+import ctypes
+import os
+import sys
+import types
+
+import pytest
+import threadpoolctl
+
+from minitransformer.engine import machine
+
+
+def fake_libc(monkeypatch, result):
+    """Put a C library in place whose mallopt records its arguments."""
+    calls = []
+
+    def mallopt(name, value):
+        calls.append((name, value))
+        return result(name)
+
+    def load(name):
+        assert name == "libc.so.6"
+        return types.SimpleNamespace(mallopt=mallopt)
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return calls
+
+
+def test_glibc_is_asked_to_keep_its_memory_in_one_heap(monkeypatch):
+    calls = fake_libc(monkeypatch, lambda name: 1)
+    assert machine.tune_allocator() is True
+    # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
+    assert dict(calls) == {-3: 2**30, -1: 2**31 - 1, -8: 1}
+
+
+@pytest.mark.parametrize("refused", [-1, -3, -8])
+def test_a_setting_that_glibc_refuses_is_reported(refused, monkeypatch):
+    calls = fake_libc(monkeypatch, lambda name: int(name != refused))
+    assert machine.tune_allocator() is False
+    assert len(calls) == 3
+
+
+def no_library(name):
+    raise OSError(name)
+
+
+@pytest.mark.parametrize("load", [no_library, lambda name: types.SimpleNamespace()])
+def test_linux_without_glibc_is_left_as_it_is(load, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert machine.tune_allocator() is False
+
+
+def test_other_systems_are_left_as_they_are(monkeypatch):
+    calls = fake_libc(monkeypatch, lambda name: 1)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.tune_allocator() is False
+    assert not calls
+
+
+def blas_threads():
+    return {
+        pool["num_threads"]
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    }
+
+
+def test_matrix_products_take_one_thread_for_a_while():
+    machine._blas.cache_clear()  # so that this test finds the library, too
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        if blas_threads() != {2}:
+            pytest.skip("the threads of this BLAS cannot be counted")
+        with machine.one_blas_thread():
+            assert blas_threads() == {1}
+        assert blas_threads() == {2}
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert machine.num_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert machine.num_cores() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert machine.num_cores() == 1

@@ -1,0 +1,114 @@
+"""The key/value cache, whose entries here are numbers that name their position."""
+
+import numpy as np
+import pytest
+
+from minitransformer.engine.autograd import Tensor
+from minitransformer.model.kv_cache import DecoderState, KeyValueCache
+
+WIDTHS = 3, 2  # of keys and of values
+
+
+def cache_of(rows, neighbourhood=None, dtype=np.float32):
+    memory = (np.zeros((rows, 4, width), dtype) for width in WIDTHS)
+    return KeyValueCache(*memory, neighbourhood)
+
+
+def append(cache, numbers):
+    """Append number n as the key n and the value -n of a beam, and return all."""
+    column = np.asarray(numbers, np.float32)[:, None, None]
+    key, value = (np.repeat(column, width, axis=2) for width in WIDTHS)
+    keys, values = cache.append(Tensor(key), Tensor(-value))
+    assert (keys.shape[2], values.shape[2]) == WIDTHS
+    assert (keys.data == keys.data[..., :1]).all()
+    assert (values.data == -keys.data[..., :1]).all()
+    return keys.data[..., 0].tolist()
+
+
+def test_all_positions_are_returned_in_their_order():
+    cache = cache_of(2)
+    for n in range(40):
+        found = append(cache, [n, 100 + n])
+        assert found == [[*range(n + 1)], [*range(100, 101 + n)]]
+        assert cache.length == cache.used == n + 1
+    assert cache.mask is None
+    assert cache.keys.shape == (2, 64, 3)  # doubled twice, from 16
+
+
+@pytest.mark.parametrize("before", [0, 1, 4, 15, 16, 30])
+def test_a_window_keeps_the_last_positions(before):
+    cache = cache_of(1, (before, 0))
+    for n in range(70):
+        [found] = append(cache, [n])
+        assert sorted(found) == [*range(max(n - before, 0), n + 1)]
+        assert cache.used == len(found)
+    assert cache.length == 70
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_cache_has_the_dtype_and_widths_of_the_memory(dtype):
+    cache = cache_of(3, dtype=dtype)
+    shapes = cache.keys.shape, cache.values.shape
+    assert shapes == ((3, 16, 3), (3, 16, 2))
+    assert cache.keys.dtype == cache.values.dtype == dtype
+    assert cache_of(3, (4, 0)).keys.shape == (3, 5, 3)
+
+
+@pytest.mark.parametrize(
+    "rows", [[0, 1, 2], [1, 1, 0], [2, 0], [0], [0, 0, 1, 1, 2, 2], [2, 1, 0]]
+)
+def test_beams_take_the_history_of_their_row(rows):
+    cache = cache_of(3)
+    for n in range(3):
+        append(cache, [n, 10 + n, 20 + n])
+    cache.select_beams(np.array(rows))
+    found = append(cache, [7] * len(rows))
+    assert found == [[10 * row, 10 * row + 1, 10 * row + 2, 7] for row in rows]
+
+
+def test_a_selection_as_large_copies_only_beams_that_move():
+    cache = cache_of(3)
+    append(cache, [0, 1, 2])
+    keys = cache.keys
+    cache.select_beams(np.array([0, 2, 2]))
+    assert np.shares_memory(cache.keys, keys)
+    cache.select_beams(np.array([1, 0]))
+    assert np.shares_memory(cache.keys, keys)
+    assert append(cache, [7, 7]) == [[2, 7], [0, 7]]
+
+
+def state_of(sentences):
+    """A state whose memory and mask name their sentence."""
+    names = np.arange(sentences)[:, None, None]
+    caches = [KeyValueCache(names * [1, 1, 1.0], names * [1, 1.0]) for _ in range(2)]
+    return DecoderState(caches, names[..., None])
+
+
+def memory_of(state):
+    names = state.source_mask.ravel().tolist()
+    for cache in state.caches:
+        assert cache.memory_keys[:, 0, 2].tolist() == names
+        assert cache.memory_values[:, 0, 1].tolist() == names
+    return names
+
+
+def test_sentences_without_a_row_leave_the_batch():
+    state = state_of(4)
+    assert (state.position, state.beam_size) == (0, 1)
+    for cache in state.caches:
+        append(cache, [0, 1, 2, 3])
+    mask = state.source_mask
+    state.select(np.repeat([0, 1, 2, 3], 3), 3)
+    assert state.source_mask is mask
+    assert memory_of(state) == [0, 1, 2, 3]
+    state.select(np.array([2, 0, 1, 6, 6, 7, 11, 10, 9]), 3)
+    assert state.beam_size == 3
+    assert memory_of(state) == [0, 2, 3]
+    for cache in state.caches:
+        found = append(cache, [9] * 9)
+        assert found == [[n, 9] for n in (0, 0, 0, 2, 2, 2, 3, 3, 3)]
+    state.select(np.array([4, 7]), 1)
+    assert memory_of(state) == [2, 3]
+    assert state.beam_size == 1
+    state.select(np.array([1]), 1)
+    assert memory_of(state) == [3]

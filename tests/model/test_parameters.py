@@ -1,0 +1,123 @@
+"""Parameters: their names, their initial values, and the flat buffers."""
+
+import numpy as np
+import pytest
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Tensor
+from minitransformer.model.parameters import (
+    Initializer,
+    Module,
+    ParameterBuffer,
+    replicate,
+)
+from support.closeness import assert_close
+
+
+class Tied(Module):
+    def __init__(self):
+        self.first = Tensor(np.arange(3.0), requires_grad=True)
+        self.again = self.first
+        self.constant = Tensor(np.ones(2))
+        self.inner = [Inner(), Inner()]
+
+
+class Inner(Module):
+    def __init__(self):
+        self.weight = Tensor(np.full((2, 2), 5.0), requires_grad=True)
+
+
+def test_the_buffer_holds_each_parameter_once():
+    module = Tied()
+    buffer = ParameterBuffer(module)
+    assert list(buffer.parameters) == ["first", "inner.0.weight", "inner.1.weight"]
+    assert module.num_parameters() == buffer.data.size == 11
+    buffer.data[:] = np.arange(11)
+    assert_close(module.again.data, [0, 1, 2])
+    assert_close(module.inner[1].weight.data, [[7, 8], [9, 10]])
+    ops.sum_all(module.inner[0].weight).backward()
+    assert_close(buffer.grad, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0])
+
+
+def test_a_replica_shares_parameters_and_not_gradients():
+    module = Tied()
+    buffer = ParameterBuffer(module)
+    twin = replicate(module)
+    buffer.data += 1
+    assert twin.first is twin.again
+    assert_close(twin.first.data, module.first.data)
+    ops.sum_all(twin.first).backward()
+    assert not buffer.grad.any()
+    assert_close(twin.first.grad, np.ones(3))
+
+
+def test_low_precision_copies_the_matrices_alone():
+    module = Tied()
+    buffer = ParameterBuffer(module)
+    assert buffer.low_precision is None
+    buffer.update_low_precision()
+    buffer.grad[:] = 1
+    buffer.move_to(np, np.dtype(np.float16))
+    assert buffer.low_precision.dtype == np.float16
+    assert not buffer.grad.any()
+    weight = module.inner[1].weight
+    assert (module.first.data.dtype, weight.data.dtype) == (np.float64, np.float16)
+    buffer.data[:] = np.arange(11) + 1e-9
+    assert_close(module.first.data, [1e-9, 1 + 1e-9, 2 + 1e-9])
+    assert (weight.data == 5).all()
+    buffer.update_low_precision()
+    np.testing.assert_array_equal(weight.data, [[7, 8], [9, 10]])
+    weight.grad += 3
+    np.testing.assert_array_equal(buffer.grad, [0] * 7 + [3] * 4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_the_first_parameter_whose_gradient_is_not_finite_is_named(value):
+    buffer = ParameterBuffer(Tied())
+    buffer.grad[:] = 1e300
+    assert buffer.first_nonfinite_gradient() is None
+    buffer.grad[10] = value
+    assert buffer.first_nonfinite_gradient() == "inner.1.weight"
+    buffer.grad[4] = value
+    assert buffer.first_nonfinite_gradient() == "inner.0.weight"
+
+
+def test_views_follow_the_names():
+    views = ParameterBuffer(Tied()).views(np.arange(11))
+    assert {name: view.tolist() for name, view in views.items()} == {
+        "first": [0, 1, 2],
+        "inner.0.weight": [[3, 4], [5, 6]],
+        "inner.1.weight": [[7, 8], [9, 10]],
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_seed_draws_and_none_leaves_zeros(dtype, seed):
+    init, again = Initializer(seed, dtype), Initializer(seed, dtype)
+    for draw in (
+        lambda init: init.normal(0.5, 40, 60),
+        lambda init: init.glorot_uniform(40, 60),
+        lambda init: init.glorot_uniform(40, 60, fan_out=200),
+    ):
+        values = draw(init).data
+        assert (values.shape, values.dtype) == ((40, 60), dtype)
+        np.testing.assert_array_equal(values, draw(again).data)
+        assert values.any() == (seed is not None)
+        assert abs(values.mean()) < 0.05
+    for value in (0, 1, 2.5):
+        constant = init.constant(value, 3, 4)
+        assert (constant.data == np.full((3, 4), value, dtype)).all()
+        assert (constant.data.dtype, constant.requires_grad) == (dtype, True)
+    assert all(draw.requires_grad for draw in (init.normal(1, 2), again.normal(1, 2)))
+
+
+def test_bounds_and_deviations_of_random_weights():
+    init = Initializer(7, "float64")
+    assert abs(init.normal(0.5, 100, 200).data.std() - 0.5) < 0.01
+    for matrix, bound in (
+        (init.glorot_uniform(100, 200), (6 / 300) ** 0.5),
+        (init.glorot_uniform(100, 200, fan_out=500), 0.1),
+    ):
+        assert bound * 0.999 < matrix.data.max() <= bound
+        assert bound * 0.999 < -matrix.data.min() <= bound
