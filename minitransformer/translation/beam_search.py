@@ -52,7 +52,7 @@ def beam_search(
     max_lengths: np.ndarray,
     beam_size: int,
     alpha: float,
-    nbest: int = 1,
+    nbest: int,
 ) -> list[list[Hypothesis]]:
     """Find the `nbest` best hypotheses of each sentence, best first.
 
