@@ -1,12 +1,15 @@
 """Checkpoints: saving, loading, averaging, damaged files."""
 
+import dataclasses
 import errno
+import io
 import json
 import os
 import threading
 
 import numpy as np
 import pytest
+from safetensors.numpy import load as deserialize
 from safetensors.numpy import load_file, save_file
 
 from minitransformer import files
@@ -156,6 +159,28 @@ def test_the_file_is_what_safetensors_writes(saved, tmp_path):
     again = load_file(tmp_path / "other")
     assert names == again.keys()
     assert all((tensors[name] == again[name]).all() for name in names)
+
+
+def test_tensors_begin_at_a_multiple_of_eight_bytes():
+    for length in range(8):
+        file = io.BytesIO()
+        metadata = {"text": "x" * length}
+        checkpoint.write_tensors(file, {"a": np.arange(3.0)}, metadata)
+        data = file.getvalue()
+        start = 8 + int.from_bytes(data[:8], "little")
+        assert start % 8 == 0
+        assert start == len(data) - 24
+        assert json.loads(data[8:start])["__metadata__"] == metadata
+        np.testing.assert_array_equal(deserialize(data)["a"], [0, 1, 2])
+
+
+def test_a_file_of_hardly_more_than_parameters_loads(tmp_path, tokenizer):
+    model = Transformer(dataclasses.replace(CONFIG, d_ff=40_000))
+    parameters, path = ParameterBuffer(model), tmp_path / "large.safetensors"
+    checkpoint.save(path, Checkpoint(model, tokenizer, parameters))
+    assert path.stat().st_size < 5 * parameters.data.size
+    loaded = checkpoint.load(path).parameters.data
+    np.testing.assert_array_equal(loaded, parameters.data)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

@@ -172,14 +172,14 @@ def test_the_search_ends_when_the_live_beams_can_only_draw():
 
 
 def test_of_equal_beams_the_lower_tokens_come_first():
-    """More beams than the number up to which NumPy sorts equal values in order."""
-    rank = np.full(100, -1e9)
-    rank[4:] = 0.0  # and ending is impossible
+    """With more beams than the number up to which any sort of NumPy's is stable."""
+    logits = np.zeros(100)
+    logits[EOS_ID] = 1.0  # so that the first candidate ends
 
     class Uniform:
         def step(self, tokens):
             fed.append(tokens.tolist())
-            yield np.tile(rank, (len(tokens), 1))
+            yield np.tile(logits, (len(tokens), 1))
 
         def select(self, rows):
             selected.append(rows.tolist())
@@ -188,7 +188,7 @@ def test_of_equal_beams_the_lower_tokens_come_first():
     [found] = beam_search(Uniform(), np.array([2]), 40, 0.0, nbest=40)
     assert fed == [[BOS_ID], list(range(4, 44))]
     assert selected == [[0] * 40]
-    assert [h.tokens for h in found] == [(4, i) for i in range(4, 44)]
+    assert [h.tokens for h in found] == [(), *((i,) for i in range(4, 43))]
 
 
 def best_candidates(logits, log_probs, count):
@@ -219,18 +219,18 @@ def best_candidates(logits, log_probs, count):
         ([3, 4], 10),  # more than there are tokens that may follow
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_best_candidates_are_those_of_a_full_sort(widths, count, dtype):
+@pytest.mark.parametrize(("beams", "dtype"), [(1, "float64"), (2, "float32")])
+def test_the_best_candidates_are_those_of_a_full_sort(widths, count, beams, dtype):
     rng = np.random.default_rng(sum(widths) + count)
-    log_probs = rng.normal(-3, 1, (3, 2))
-    logits = (rng.standard_normal((6, sum(widths))) * 4 + 50).astype(dtype)
+    log_probs = rng.normal(-3, 1, (3, beams))
+    logits = (rng.standard_normal((log_probs.size, sum(widths))) * 4 + 50).astype(dtype)
     logits[:, [PAD_ID, UNK_ID, BOS_ID]] += 20  # they count in the sum all the same
     logits[2] += 700  # its exponential is infinite
     expected = best_candidates(logits.astype(float), log_probs, count)
     blocks = np.split(logits, np.cumsum(widths)[:-1], axis=1)
     found = _best_candidates((b.copy() for b in blocks), log_probs, count)
-    for values, beams, tokens, best in zip(*found, expected, strict=True):
-        rows = zip(values.tolist(), beams.tolist(), tokens.tolist(), strict=True)
+    for *columns, best in zip(*found, expected, strict=True):
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         rows = [row for row in rows if np.isfinite(row[0])]
         assert [row[1:] for row in rows] == [row[1:] for row in best]
         assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
