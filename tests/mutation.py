@@ -68,7 +68,7 @@ TESTS = {
     "minitransformer/training/parallel.py": TRAINING,
     "minitransformer/translation/beam_search.py": SEARCH,
     "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
-    "minitransformer/text/batches.py": f"tests/text/test_batches.py {SCRIPT}",
+    "minitransformer/text/batches.py": "tests/text/test_batches.py",
     "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",
     "minitransformer/runs/average.py": RUNS,
     "minitransformer/runs/checkpoint.py": RUNS,

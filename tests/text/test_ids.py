@@ -20,7 +20,7 @@ def test_sequences_are_ended_and_padded():
     assert plain.tolist() == [[8, EOS_ID, 0, 0], [5, 6, 7, EOS_ID], [EOS_ID, 0, 0, 0]]
     assert begun[:, 1:].tolist() == plain.tolist()
     assert begun[:, 0].tolist() == [BOS_ID] * 3
-    assert plain.dtype == begun.dtype == np.int64
+    assert lines.ids.dtype == plain.dtype == begun.dtype == np.int64
     assert lines.pad(np.array([], dtype=int)).shape == (0, 1)
 
 
