@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, ModelConfig
 from minitransformer.translation import incremental_decoding
@@ -53,6 +54,23 @@ def test_with_a_shortlist_tokens_are_positions_in_it():
     decoder.select(np.array([0]))
     [logits] = decoder.step(np.array([4]))
     assert_close(logits, [next_logits(model, [8])[shortlist]])
+
+
+def test_a_gpu_may_have_a_decoder_of_its_own():
+    """It is looked up by the type of the embeddings."""
+    [model] = confident_models(1)
+
+    def find(name, arrays):
+        assert name == "incremental_decoder"
+        assert arrays == (model.embedding.table.data,)
+        return lambda *arguments: arguments
+
+    register_kernels(np.ndarray, find)
+    try:
+        found = incremental_decoder(model, SOURCE, 2)
+    finally:
+        register_kernels(np.ndarray, None)
+    assert found == (model, SOURCE, 2, None)
 
 
 @pytest.mark.parametrize("shortlist", [None, np.array([0, 1, 2, 3, 8, 5])])
