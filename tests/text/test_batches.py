@@ -92,9 +92,10 @@ def test_parts_of_a_batch_have_no_padding_but_their_own():
 def test_pairs_that_fit_are_one_batch():
     """With EOS and padding, a batch has up to 1.25 times as many tokens as asked."""
     for count, max_tokens, batches in ((3, 1000, 1), (5, 40, 1), (5, 39, 2)):
-        corpus = ParallelCorpus(ragged([9] * count), ragged([4] * count))
-        found = corpus.batch_by_length(np.arange(count), max_tokens)
-        assert len(found) == batches
+        sides = ragged([9] * count), ragged([4] * count)
+        for corpus in (ParallelCorpus(*sides), ParallelCorpus(*sides[::-1])):
+            found = corpus.batch_by_length(np.arange(count), max_tokens)
+            assert len(found) == batches
 
 
 def test_the_short_have_their_share_of_the_tokens():
@@ -104,15 +105,21 @@ def test_the_short_have_their_share_of_the_tokens():
         short, long = _short_and_long(lengths, tokens, share)
         assert [*short, *long] == [3, 1, 0, 2]
         assert len(short) == expected
+    ties = np.array([1] * 20 + [0] + [1] * 20)
+    order = np.concatenate(_short_and_long(ties, ties, 0.5))
+    assert order.tolist() == [20, *range(20), *range(21, 41)]
 
 
-def test_an_epoch_has_every_pair_once():
+def test_each_epoch_has_every_pair_once():
     corpus = ParallelCorpus(ragged([3] * 50), ragged([4] * 50))
     stream = BatchStream(corpus, settings(60, 256, 1))
-    batches = [next(stream) for _ in range(len(stream))]
-    assert stream.epoch == 0
-    ids = np.concatenate([batch.source[:, 0] for batch in batches])
-    assert sorted(ids) == list(range(4, 4 + 150, 3))
+    for epoch in range(2):
+        rng = np.random.default_rng((1, epoch))
+        order = corpus.batch_by_length(np.arange(50), 60, rng)
+        firsts = [next(stream).source[:, 0].tolist() for _ in range(len(stream))]
+        assert stream.epoch == epoch
+        assert sorted(np.concatenate(firsts)) == list(range(4, 4 + 150, 3))
+        assert firsts == [(4 + 3 * pairs).tolist() for pairs in order]
 
 
 def test_the_stream_is_a_function_of_seed_epoch_and_position():
