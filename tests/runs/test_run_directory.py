@@ -33,6 +33,19 @@ DECODING = DecodingConfig(beam=7, nbest=3)
 RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DECODING, TEXT)
 
 
+def test_files_keep_the_names_by_which_others_find_them(tmp_path):
+    run = RunDirectory(tmp_path)
+    named = run.config, run.metrics, run.tokenizer, run.best, run.averaged
+    assert [path.name for path in (*named, run.checkpoint(7))] == [
+        "config.json",
+        "metrics.jsonl",
+        "tokenizer.model",
+        "best.safetensors",
+        "averaged.safetensors",
+        "step-00000007.safetensors",
+    ]
+
+
 def test_a_run_directory_is_never_reused(tmp_path):
     run = RunDirectory(tmp_path / "run")
     with run.lock([7]):
