@@ -48,8 +48,9 @@ MODEL = (
 )
 GRADIENTS = "tests/engine/test_autograd.py tests/model/test_reference.py"
 SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
+DECODING = "tests/translation/test_incremental_decoding.py"
 TRAINING = "tests/training/test_optimizer.py tests/training/test_parallel.py"
-RUNS = "tests/runs tests/test_files.py"
+RUNS = "tests/runs"
 SCRIPT = "tests/test_train_reference.py"
 TESTS = {
     "minitransformer/engine/autograd.py": GRADIENTS,
@@ -72,14 +73,14 @@ TESTS = {
     ),
     "minitransformer/model/transformer.py": f"{MODEL} {SEARCH}",
     "minitransformer/training/optimizer.py": f"{TRAINING} {SCRIPT}",
-    "minitransformer/training/parallel.py": f"{TRAINING} {SCRIPT}",
+    "minitransformer/training/parallel.py": TRAINING,
     "minitransformer/translation/beam_search.py": SEARCH,
-    "minitransformer/translation/incremental_decoding.py": SEARCH,
-    "minitransformer/text/batches.py": f"tests/text/test_batches.py {SCRIPT}",
-    "minitransformer/text/ids.py": f"tests/text/test_batches.py {SEARCH}",
-    "minitransformer/runs/average.py": f"{RUNS} {SCRIPT}",
-    "minitransformer/runs/checkpoint.py": f"{RUNS} {SCRIPT}",
-    "minitransformer/runs/run_directory.py": f"{RUNS} {SCRIPT}",
+    "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
+    "minitransformer/text/batches.py": "tests/text/test_batches.py",
+    "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",
+    "minitransformer/runs/average.py": RUNS,
+    "minitransformer/runs/checkpoint.py": RUNS,
+    "minitransformer/runs/run_directory.py": RUNS,
     "train.py": f"{SCRIPT} tests/test_train.py",
 }
 

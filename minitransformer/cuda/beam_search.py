@@ -45,7 +45,7 @@ def beam_search(
     max_lengths: np.ndarray,
     beam_size: int,
     alpha: float,
-    nbest: int = 1,
+    nbest: int,
 ) -> list[list[Hypothesis]]:
     """Find what `translation.beam_search.beam_search` finds, with all beams on the GPU.
 

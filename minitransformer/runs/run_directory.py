@@ -215,7 +215,7 @@ class RunDirectory:
 
     def _by_preference(self) -> list[Path]:
         named = [path for path in (self.averaged, self.best) if path.is_file()]
-        return named + self.checkpoints()[::-1]
+        return named + self.checkpoints()[-1:]
 
 
 class ReadOnlyRunDirectory(RunDirectory):
@@ -244,7 +244,7 @@ class ReadOnlyRunDirectory(RunDirectory):
 def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
     """Make a directory PRESET-TIME in `runs`; if there is one, PRESET-TIME-2, ..."""
     name = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    runs.mkdir(parents=True, exist_ok=True)
+    make_folder(runs)
     for number in itertools.count(1):
         path = runs / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):

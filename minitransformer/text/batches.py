@@ -127,8 +127,7 @@ def _short_and_long(
     """Return the indices of the shortest, with `share` of all tokens, and the rest."""
     order = np.argsort(lengths, kind="stable").astype(INDEX)
     sums = np.cumsum(tokens[order])
-    end = int(np.searchsorted(sums, sums[-1] * share))
-    end = min(max(end, 1), len(order) - 1)
+    end = max(1, int(np.searchsorted(sums, sums[-1] * share)))
     return order[:end], order[end:]
 
 

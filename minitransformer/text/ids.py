@@ -48,9 +48,8 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lines: Sequence[Sequence[int]]) -> Ragged:
-        lengths = [len(line) for line in lines]
-        ids = np.fromiter((i for line in lines for i in line), np.int64, sum(lengths))
-        return cls(ids, np.cumsum([0, *lengths]))
+        ids = np.fromiter((i for line in lines for i in line), np.int64)
+        return cls(ids, np.cumsum([0, *map(len, lines)]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -52,7 +52,7 @@ def beam_search(
     max_lengths: np.ndarray,
     beam_size: int,
     alpha: float,
-    nbest: int = 1,
+    nbest: int,
 ) -> list[list[Hypothesis]]:
     """Find the `nbest` best hypotheses of each sentence, best first.
 
@@ -87,7 +87,7 @@ def beam_search(
             results[sentences[b]].add(hypothesis, candidates[b, k], length)
         # The K best candidates that do not end become the live beams.
         live = np.where(ends, -np.inf, candidates)
-        order = np.argsort(-live, axis=1, kind="stable")[:, :beam_size]
+        order = np.argsort(-live, kind="stable")[:, :beam_size]
         log_probs, origins, chosen = (
             np.take_along_axis(x, order, 1) for x in (live, origins, chosen)
         )
@@ -201,15 +201,15 @@ def _best_of_rows(
     maxima = logits[:, rest:].reshape(len(logits), -1, groups).max(axis=1)
     maxima[:, :rest] = xp.maximum(maxima[:, :rest], logits[:, :rest])
     count = min(count, groups)
-    reached = xp.partition(maxima, -count, axis=-1)[:, -count]
+    reached = xp.partition(maxima, -count)[:, -count]
     bound = xp.maximum(reached, xp.asarray(bound, dtype=logits.dtype))
     found = xp.flatnonzero(logits >= bound[:, None])
     values = to_host(logits.reshape(-1)[found]).astype(np.float64)
 
     logits[:, never] = excluded
-    highest = xp.concatenate([maxima, excluded], axis=-1).max(axis=-1)
+    highest = xp.concatenate([maxima, excluded], axis=1).max(axis=1)
     logits -= highest[:, None]
-    totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[-1], logits.dtype)
+    totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[1], logits.dtype)
     log_totals = to_host(xp.log(totals) + highest).astype(np.float64)
-    rows, tokens = np.divmod(to_host(found), logits.shape[-1])
+    rows, tokens = np.divmod(to_host(found), logits.shape[1])
     return rows, tokens, values, log_totals, bound

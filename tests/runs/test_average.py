@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.average import main
+from minitransformer.runs.average import main, select_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ModelConfig
@@ -38,7 +38,8 @@ def test_the_last_checkpoints_are_averaged(run, tmp_path, capsys, named):
     paths = [run.checkpoint(200), run.checkpoint(1000)]
     inputs = map(str, paths) if named else (str(run.path), "--last", "2")
     assert main([str(tmp_path / "mean.safetensors"), *inputs]) == 0
-    assert "the mean of step-00000200" in capsys.readouterr().out
+    names = "step-00000200.safetensors, step-00001000.safetensors"
+    assert capsys.readouterr().out.endswith(f"safetensors: the mean of {names}\n")
     found = load_file(tmp_path / "mean.safetensors")
     name = "encoder.0.self_attention.query"
     each = [load_file(path)[name].astype(float) for path in paths]
@@ -49,9 +50,13 @@ def test_the_last_checkpoints_are_averaged(run, tmp_path, capsys, named):
 def test_errors_are_one_line(run, tmp_path, capsys):
     output = tmp_path / "mean.safetensors"
     assert main([str(output), str(run.path)]) == 1
-    assert "at least 5 checkpoints (--last), it has 3" in capsys.readouterr().err
-    assert main([str(output), str(run.checkpoint(100)), str(run.path)]) == 2
-    assert "expected one run or checkpoints" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"minitransformer average: error: {run.path}: expected ")
+    assert "at least 5 checkpoints (--last), it has 3" in error
+    mixed = [str(run.checkpoint(100)), str(run.path)]
+    for inputs in (mixed, mixed[::-1]):
+        assert main([str(output), *inputs]) == 2
+        assert "expected one run or checkpoints" in capsys.readouterr().err
     other = checkpoint.load(run.checkpoint(100))
     wider = Transformer(dataclasses.replace(CONFIG, d_ff=16))
     at = Checkpoint(wider, other.tokenizer, ParameterBuffer(wider), {"step": 1})
@@ -61,3 +66,38 @@ def test_errors_are_one_line(run, tmp_path, capsys):
     assert main([str(output), str(tmp_path / "none")]) == 1
     assert "found no file" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_all_checkpoints_of_a_run_are_averaged(run):
+    every = [run.checkpoint(step) for step in (100, 200, 1000)]
+    assert select_checkpoints([run.path], 3) == every
+
+
+HELP = """\
+usage: minitransformer average [-h] [--last N] output inputs [inputs ...]
+
+Average the last checkpoints of a run, or those that are named (section 6.1).
+
+positional arguments:
+  output      the checkpoint to write
+  inputs      one run directory, or checkpoints
+
+options:
+  -h, --help  show this help message and exit
+  --last N    how many checkpoints of a run directory to average (default 5)
+
+examples:
+    minitransformer average averaged.safetensors runs/NAME --last 20
+    minitransformer average averaged.safetensors A.safetensors B.safetensors
+    python translate.py --model averaged.safetensors --input new.en
+
+At its end, train.py itself averages the last --average checkpoints of a run.
+"""
+
+
+def test_the_help_says_how_to_average(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert capsys.readouterr().out == HELP

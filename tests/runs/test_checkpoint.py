@@ -1,42 +1,29 @@
-"""Checkpoints and run directories: saving, loading, averaging, damaged files."""
+"""Checkpoints: saving, loading, averaging, damaged files."""
 
+import dataclasses
 import errno
+import io
 import json
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load as deserialize
 from safetensors.numpy import load_file, save_file
 
 from minitransformer import files
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs import checkpoint, run_directory
+from minitransformer.runs import checkpoint
 from minitransformer.runs.average import average_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.run_directory import (
-    ReadOnlyRunDirectory,
-    RunDirectory,
-    find_checkpoint,
-    new_directory,
-    newest_run,
-)
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import ModelConfig
 from minitransformer.text.tokenizer import Tokenizer
 from support.damage import rewrite_checkpoint
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
-TEXT = {"train": ("train.en", "train.de")}
-RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DecodingConfig(), TEXT)
 CONFIG = ModelConfig(
     vocab_size=40,
     encoder_layers=1,
@@ -174,6 +161,28 @@ def test_the_file_is_what_safetensors_writes(saved, tmp_path):
     assert all((tensors[name] == again[name]).all() for name in names)
 
 
+def test_tensors_begin_at_a_multiple_of_eight_bytes():
+    for length in range(8):
+        file = io.BytesIO()
+        metadata = {"text": "x" * length}
+        checkpoint.write_tensors(file, {"a": np.arange(3.0)}, metadata)
+        data = file.getvalue()
+        start = 8 + int.from_bytes(data[:8], "little")
+        assert start % 8 == 0
+        assert start == len(data) - 24
+        assert json.loads(data[8:start])["__metadata__"] == metadata
+        np.testing.assert_array_equal(deserialize(data)["a"], [0, 1, 2])
+
+
+def test_a_file_of_hardly_more_than_parameters_loads(tmp_path, tokenizer):
+    model = Transformer(dataclasses.replace(CONFIG, d_ff=40_000))
+    parameters, path = ParameterBuffer(model), tmp_path / "large.safetensors"
+    checkpoint.save(path, Checkpoint(model, tokenizer, parameters))
+    assert path.stat().st_size < 5 * parameters.data.size
+    loaded = checkpoint.load(path).parameters.data
+    np.testing.assert_array_equal(loaded, parameters.data)
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_a_checkpoint_has_the_mode_that_the_umask_leaves(saved, tokenizer, umask):
     other = saved.with_name("other.safetensors")
@@ -205,7 +214,9 @@ def test_a_damaged_newest_checkpoint_says_that_deleting_it_helps(tmp_path, token
     with pytest.raises(ValueError, match=f"delete it, .* goes on from {first.name}"):
         run.load_to_resume(last)
     last.unlink()
-    assert run.load_to_resume(run.checkpoints()[-1]).state["step"] == 7
+    loaded = run.load_to_resume(run.checkpoints()[-1])
+    assert loaded.state["step"] == 7
+    np.testing.assert_array_equal(loaded.moments, make(tokenizer).moments)
     first.write_bytes(b"")
     with pytest.raises(ValueError, match="not a usable checkpoint") as error:
         run.load_to_resume(first)
@@ -252,190 +263,3 @@ def test_a_shortage_of_memory_is_not_called_damage(saved, monkeypatch):
     monkeypatch.setattr(checkpoint, "Transformer", short_of_memory)
     with pytest.raises(MemoryError):
         checkpoint.load(saved)
-
-
-def test_a_run_directory_is_never_reused(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    with run.lock([7]):
-        pass
-    assert not run.path.exists()  # nothing came of it
-    with run.lock([7, 8]):
-        assert run.processes() == [7, 8]
-        (run.path / ".config.json.partial").write_text("cut off by a crash")
-        run.create(RUN)
-        assert run.read_config() == RUN
-        with pytest.raises(ValueError, match="expected a new or empty run directory"):
-            run.create(RUN)
-
-
-def test_a_run_whose_settings_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    run = RunDirectory(tmp_path / "run")
-    with run.lock([7]):
-        monkeypatch.setattr(run_directory, "write_bytes", full)
-        with pytest.raises(OSError, match="No space left"):
-            run.create(RUN)
-    assert not run.path.exists()
-
-
-def test_two_processes_cannot_train_in_one_directory(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    hold = (
-        "import sys, time; from pathlib import Path;"
-        "from minitransformer.runs.run_directory import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).lock([7]):\n"
-        "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
-        "    print('held', flush=True); time.sleep(60)"
-    )
-    command = [sys.executable, "-c", hold, str(run.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
-        for _ in range(2):
-            with pytest.raises(ValueError, match=r"another training is.*process 7"):
-                run.lock([8]).__enter__()
-            (run.path / ".lock").unlink(missing_ok=True)  # which does not help
-        other.kill()
-        other.wait()
-    with run.lock([8]):  # the crash has released it
-        for damaged in ("", "[7", "7", '{"a": 1}', '["7"]', "[-1]", "[" * 100_000):
-            (run.path / ".processes").write_text(damaged)
-            assert run.processes() == []
-
-
-def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    for name in (".best.safetensors.0123.partial", ".tmpAb12", "config.json", "mine"):
-        (run.path / name).write_bytes(b"x")
-    with files.atomic_write(run.path / "translations") as file:  # by another process
-        file.write(b"whole")
-        with run.lock([7]):
-            left = {
-                path.name for path in run.path.iterdir() if path.suffix != ".partial"
-            }
-    assert left == {"config.json", "mine", ".lock", ".processes"}
-    assert (run.path / "translations").read_bytes() == b"whole"
-
-
-@pytest.mark.parametrize("through", ["directory", "link", "."])
-def test_an_empty_directory_of_the_user_stays(tmp_path, monkeypatch, through):
-    own = tmp_path / "own"
-    own.mkdir()
-    (tmp_path / "link").symlink_to(own)
-    monkeypatch.chdir(own)
-    places = {"directory": own, "link": tmp_path / "link", ".": Path()}
-    with (
-        pytest.raises(KeyError),
-        RunDirectory(places[through]).lock([7]),
-    ):
-        raise KeyError
-    assert list(own.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_a_lock_that_is_no_file_is_refused(tmp_path, kind):
-    lock, other = tmp_path / ".lock", tmp_path / "other"
-    os.mkfifo(lock) if kind == "pipe" else lock.symlink_to(other)
-    with pytest.raises(OSError, match=r"\.lock"), RunDirectory(tmp_path).lock([7]):
-        pass
-    assert not other.exists()
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_a_log_that_is_no_file_costs_the_line(tmp_path, capsys, kind):
-    run, other = RunDirectory(tmp_path), tmp_path / "other"
-    os.mkfifo(run.metrics) if kind == "pipe" else run.metrics.symlink_to(other)
-    run.record(1, loss=0.5)
-    assert "metrics.jsonl: a line was lost" in capsys.readouterr().err
-    assert not other.exists()
-
-
-def test_a_name_that_is_no_utf8_can_be_logged(tmp_path):
-    run = RunDirectory(tmp_path)
-    run.append(tmp_path / "train.log", os.fsdecode(b"run \xff"))
-    assert (tmp_path / "train.log").read_text() == "run \\udcff\n"
-
-
-def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.strftime", lambda form: "20250101-120000")
-    runs = [new_directory("tiny", tmp_path / "runs") for _ in range(3)]
-    assert [path.name for path in runs] == [
-        "tiny-20250101-120000",
-        "tiny-20250101-120000-2",
-        "tiny-20250101-120000-3",
-    ]
-    with RunDirectory(runs[1]).lock([7]):
-        pass  # a failed start
-    RunDirectory(runs[2]).remove_if_empty()  # none at all
-    assert list((tmp_path / "runs").iterdir()) == runs[:1]
-
-
-def test_a_runs_folder_that_leads_nowhere_is_an_error(tmp_path):
-    (tmp_path / "runs").symlink_to("nowhere")
-    with pytest.raises(FileExistsError, match="runs"):
-        new_directory("tiny", tmp_path / "runs")
-
-
-def test_only_rank_0_refuses_a_directory_in_use(tmp_path):
-    (tmp_path / "mine").write_text("")
-    with pytest.raises(ValueError, match="expected a new or empty run directory"):
-        RunDirectory(tmp_path).require_empty()
-    ReadOnlyRunDirectory(tmp_path).require_empty()
-
-
-def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path):
-    run = RunDirectory(tmp_path / "runs" / "a")
-    run.path.mkdir(parents=True)
-    run.config.write_text("{}")
-    with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
-        find_checkpoint(run.path)
-    with pytest.raises(FileNotFoundError, match="found none with a checkpoint"):
-        find_checkpoint(None, tmp_path / "runs")
-    for path in (run.checkpoint(9), run.checkpoint(10), run.best, run.averaged):
-        path.write_bytes(b"")
-        assert find_checkpoint(run.path) == path
-    newer = tmp_path / "runs" / "b"
-    newer.mkdir()
-    (newer / "config.json").write_text("{}")
-    later = run.path.stat().st_mtime + 60
-    os.utime(newer, (later, later))
-    assert find_checkpoint(None, tmp_path / "runs") == run.averaged
-    assert newest_run(tmp_path / "runs").path == newer  # which can be resumed
-    assert find_checkpoint(run.best) == run.best
-    with pytest.raises(FileNotFoundError, match="expected a training run in"):
-        find_checkpoint(None, tmp_path / "none")
-
-
-def test_pruning_keeps_the_newest(tmp_path):
-    run = RunDirectory(tmp_path)
-    for step in (5, 100_000_000, 20, 15):
-        run.checkpoint(step).write_bytes(b"")
-    run.prune(2)
-    assert run.checkpoints() == [run.checkpoint(20), run.checkpoint(100_000_000)]
-
-
-def test_copies_are_no_checkpoints(tmp_path):
-    run = RunDirectory(tmp_path)
-    run.checkpoint(8).write_bytes(b"")
-    run.checkpoint(100_000_000).write_bytes(b"")
-    copies = "step-00000009 (copy)", "step-9", "step-copy", "step-٠٠٠٠٠٠٠٩", "step-"
-    for name in copies:
-        (tmp_path / f"{name}.safetensors").write_bytes(b"")
-    run.checkpoint(10).mkdir()
-    run.checkpoint(99_999_999).symlink_to("nowhere")
-    assert run.checkpoints() == [run.checkpoint(8), run.checkpoint(100_000_000)]
-    run.prune(1)
-    assert len(list(tmp_path.iterdir())) == 3 + len(copies)
-
-
-def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
-    run = RunDirectory(tmp_path)
-    for step in (1, 2, 2, 3):
-        run.record(step, loss=0.5)
-    for odd in ("5", "[1]", "null", '{"loss": 0.5}', '{"step": "1"}', '{"step": 1'):
-        run.append(run.metrics, odd)
-    run.truncate_metrics(2)
-    steps = [json.loads(x)["step"] for x in run.metrics.read_text().splitlines()]
-    assert steps == [1, 2, 2]

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
-from minitransformer.text.batches import BatchStream, ParallelCorpus
+from minitransformer.text.batches import (
+    Batch,
+    BatchStream,
+    ParallelCorpus,
+    _short_and_long,
+)
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair
@@ -75,6 +80,48 @@ def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
     assert batch.target_tokens == sum(t + 1 for _, t in sides)
 
 
+def test_parts_of_a_batch_have_no_padding_but_their_own():
+    source = np.array([[5, EOS_ID, 0, 0], [6, 7, EOS_ID, 0], [8, 9, 8, EOS_ID]])
+    batch = Batch(source, np.insert(source, 0, BOS_ID, axis=1))
+    first, second = batch.split(2)
+    assert first.source.tolist() == source[:2, :3].tolist()
+    assert second.source.tolist() == source[2:].tolist()
+    assert first.target.tolist() == batch.target[:2, :4].tolist()
+
+
+def test_pairs_that_fit_are_one_batch():
+    """With EOS and padding, a batch has up to 1.25 times as many tokens as asked."""
+    for count, max_tokens, batches in ((3, 1000, 1), (5, 40, 1), (5, 39, 2)):
+        sides = ragged([9] * count), ragged([4] * count)
+        for corpus in (ParallelCorpus(*sides), ParallelCorpus(*sides[::-1])):
+            found = corpus.batch_by_length(np.arange(count), max_tokens)
+            assert len(found) == batches
+
+
+def test_the_short_have_their_share_of_the_tokens():
+    """Sorted, the pairs have 5, 2, 7 and 6 tokens: 5, 7, 14 and 20 up to each."""
+    lengths, tokens = np.array([3, 2, 3, 1]), np.array([7, 2, 6, 5])
+    for share, expected in ((0.1, 1), (0.3, 1), (0.4, 2), (0.5, 2)):
+        short, long = _short_and_long(lengths, tokens, share)
+        assert [*short, *long] == [3, 1, 0, 2]
+        assert len(short) == expected
+    ties = np.array([1] * 20 + [0] + [1] * 20)
+    order = np.concatenate(_short_and_long(ties, ties, 0.5))
+    assert order.tolist() == [20, *range(20), *range(21, 41)]
+
+
+def test_each_epoch_has_every_pair_once():
+    corpus = ParallelCorpus(ragged([3] * 50), ragged([4] * 50))
+    stream = BatchStream(corpus, settings(60, 256, 1))
+    for epoch in range(2):
+        rng = np.random.default_rng((1, epoch))
+        order = corpus.batch_by_length(np.arange(50), 60, rng)
+        firsts = [next(stream).source[:, 0].tolist() for _ in range(len(stream))]
+        assert stream.epoch == epoch
+        assert sorted(np.concatenate(firsts)) == list(range(4, 4 + 150, 3))
+        assert firsts == [(4 + 3 * pairs).tolist() for pairs in order]
+
+
 def test_the_stream_is_a_function_of_seed_epoch_and_position():
     rng = np.random.default_rng(1)
     corpus = ParallelCorpus(
@@ -125,6 +172,45 @@ def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length(
         assert np.mean(spreads) < 0.2 * source.std()
 
 
+def stream_of(*batches) -> BatchStream:
+    """A stream of batches whose pairs all have the same two lengths."""
+    rows, source, target = np.array(batches).T
+    corpus = ParallelCorpus(
+        ragged(np.repeat(source, rows)), ragged(np.repeat(target, rows))
+    )
+    stream = BatchStream(corpus, settings(100, 256, 1))
+    stream._batches = np.split(np.arange(rows.sum()), np.cumsum(rows)[:-1])
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("batches", "largest"),
+    [
+        # (Pairs, source tokens, target tokens), to which EOS is added. The products of
+        # pairs, source and target tokens are 80, 80, 108 and 20.
+        ([(4, 9, 1), (4, 1, 9), (3, 5, 5), (5, 1, 1)], {0, 1, 2}),
+        # Of 18, 21 and 20 source tokens, the second are the most.
+        ([(6, 2, 1), (3, 6, 1), (2, 9, 1)], {0, 1}),
+        ([(6, 1, 2), (3, 1, 6), (2, 1, 9)], {0, 1}),
+    ],
+)
+def test_the_batches_that_need_the_most_memory(batches, largest):
+    found = stream_of(*batches).largest_batches()
+    shapes = {(b.source.shape, b.target.shape) for b in found}
+    assert shapes == {
+        ((rows, source + 1), (rows, target + 2))
+        for rows, source, target in (batches[i] for i in largest)
+    }
+
+
+def test_the_share_of_padding():
+    """With EOS, sources have 2 + 4 and 3 tokens, targets 3 + 3 and 5: 2 are missing."""
+    corpus = ParallelCorpus(ragged([1, 3, 2]), ragged([2, 2, 4]))
+    stream = BatchStream(corpus, settings(100, 256, 1))
+    stream._batches = [np.array([0, 1]), np.array([2])]
+    assert stream.padding_share() == pytest.approx(2 / (8 + 3 + 6 + 5))
+
+
 def test_the_largest_batches_are_found():
     rng = np.random.default_rng(3)
     corpus = ParallelCorpus(
@@ -143,6 +229,7 @@ def test_the_largest_batches_are_found():
 
 def test_long_pairs_are_left_out():
     corpus = ParallelCorpus(ragged([3, 50, 5]), ragged([3, 5, 99]))
+    assert (len(corpus), corpus.dropped_blank) == (3, 0)
     assert list(corpus.filter_by_length(51)) == [0, 1]
     assert len(BatchStream(corpus, settings(100, 51, 1)).pairs) == 2
     with pytest.raises(ValueError, match="at most 3 tokens, found none"):

@@ -20,7 +20,12 @@ from minitransformer.settings.config import (
 )
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.beam_search import beam_search, length_penalty
+from minitransformer.translation.beam_search import (
+    _best_candidates,
+    _best_of_rows,
+    beam_search,
+    length_penalty,
+)
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
@@ -141,6 +146,112 @@ def test_a_beam_that_never_ends_is_returned_as_it_stands():
     assert found.tokens == (4,) * 7
     assert_close(found.score, 7 * math.log(0.9) / 2**0.6)
     assert len(decoder.counts) == 7
+
+
+def test_the_search_ends_with_as_many_finished_hypotheses_as_beams():
+    """Though a longer translation would score -0.46, and the best of these -1.15."""
+    table = scripted(
+        {
+            (): {EOS_ID: 0.3, 4: 0.7},
+            (4,): {EOS_ID: 0.3, 5: 0.7},
+            (4, 5): {EOS_ID: 0.9, 4: 0.1},
+        },
+        {EOS_ID: 1.0},
+    )
+    [[found]], decoder = search(table, [10], 2, 2.0)
+    assert found.tokens == (4,)
+    assert_close(found.score, math.log(0.7 * 0.3) / (7 / 6) ** 2)
+    assert decoder.counts == [1, 2]
+
+
+def test_the_search_ends_when_the_live_beams_can_only_draw():
+    table = scripted({(): {EOS_ID: 0.5, 4: 0.5}}, {EOS_ID: 0.5, 4: 0.5})
+    [[found]], decoder = search(table, [10], 3, 0.0)
+    assert found.tokens == ()
+    assert decoder.counts == [1]
+
+
+def test_of_equal_beams_the_lower_tokens_come_first():
+    """With more beams than the number up to which any sort of NumPy's is stable."""
+    logits = np.zeros(100)
+    logits[EOS_ID] = 1.0  # so that the first candidate ends
+
+    class Uniform:
+        def step(self, tokens):
+            fed.append(tokens.tolist())
+            yield np.tile(logits, (len(tokens), 1))
+
+        def select(self, rows):
+            selected.append(rows.tolist())
+
+    fed, selected = [], []
+    [found] = beam_search(Uniform(), np.array([2]), 40, 0.0, nbest=40)
+    assert fed == [[BOS_ID], list(range(4, 44))]
+    assert selected == [[0] * 40]
+    assert [h.tokens for h in found] == [(), *((i,) for i in range(4, 43))]
+
+
+def best_candidates(logits, log_probs, count):
+    """Sort all extensions of each sentence's beams by all tokens."""
+    highest = logits.max(axis=1, keepdims=True)
+    log_sums = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
+    extended = (logits - log_sums).reshape(*log_probs.shape, -1) + log_probs[..., None]
+    extended[..., [PAD_ID, UNK_ID, BOS_ID]] = -np.inf
+    return [
+        sorted(
+            (-value, beam, token)
+            for beam, row in enumerate(beams)
+            for token, value in enumerate(row.tolist())
+            if np.isfinite(value)
+        )[:count]
+        for beams in extended
+    ]
+
+
+@pytest.mark.parametrize(
+    ("widths", "count"),
+    [
+        ([20], 4),
+        ([700], 6),
+        ([700], 300),  # more than there are groups
+        ([1, 1, 2, 3, 400, 290], 5),
+        ([600, 5, 100], 8),
+        ([3, 4], 10),  # more than there are tokens that may follow
+    ],
+)
+@pytest.mark.parametrize(("beams", "dtype"), [(1, "float64"), (2, "float32")])
+def test_the_best_candidates_are_those_of_a_full_sort(widths, count, beams, dtype):
+    rng = np.random.default_rng(sum(widths) + count)
+    log_probs = rng.normal(-3, 1, (3, beams))
+    logits = (rng.standard_normal((log_probs.size, sum(widths))) * 4 + 50).astype(dtype)
+    logits[:, [PAD_ID, UNK_ID, BOS_ID]] += 20  # they count in the sum all the same
+    logits[2] += 700  # its exponential is infinite
+    expected = best_candidates(logits.astype(float), log_probs, count)
+    blocks = np.split(logits, np.cumsum(widths)[:-1], axis=1)
+    found = _best_candidates((b.copy() for b in blocks), log_probs, count)
+    for *columns, best in zip(*found, expected, strict=True):
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        rows = [row for row in rows if np.isfinite(row[0])]
+        assert [row[1:] for row in rows] == [row[1:] for row in best]
+        assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
+
+
+def test_the_examples_of_the_documentation(monkeypatch):
+    logits = np.full((2, 9), -1e9)
+    logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    values, beams, tokens = _best_candidates([logits], np.array([[-1.0, -2.0]]), 3)
+    np.testing.assert_allclose(values, [[-1.1, -2.7, -2.7]], atol=0.02)
+    assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
+
+    monkeypatch.setattr("minitransformer.translation.beam_search.MIN_GROUPS", 2)
+    logits = np.array([[5.0, 1.0, 4.0, 3.0]])
+    log_total = np.log(np.exp(logits).sum())
+    found = _best_of_rows(logits, [], 2, np.array([-np.inf]))
+    rows, tokens, values, log_totals, bound = (array.tolist() for array in found)
+    assert (rows, tokens, values) == ([0, 0, 0], [0, 2, 3], [5, 4, 3])
+    assert bound == [3]
+    assert_close(log_totals, [log_total])
 
 
 def test_finished_sentences_leave_the_batch():

@@ -1,0 +1,315 @@
+"""Run directories: who may write there, what is found there, damaged files."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minitransformer import files
+from minitransformer.runs import run_directory
+from minitransformer.runs.run_directory import (
+    ReadOnlyRunDirectory,
+    RunDirectory,
+    decoding_defaults,
+    find_checkpoint,
+    is_model,
+    new_directory,
+    newest_run,
+)
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+TEXT = {"train": ("train.en", "train.de")}
+DECODING = DecodingConfig(beam=7, nbest=3)
+RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DECODING, TEXT)
+
+
+def test_files_keep_the_names_by_which_others_find_them(tmp_path):
+    run = RunDirectory(tmp_path)
+    named = run.config, run.metrics, run.tokenizer, run.best, run.averaged
+    assert [path.name for path in (*named, run.checkpoint(7))] == [
+        "config.json",
+        "metrics.jsonl",
+        "tokenizer.model",
+        "best.safetensors",
+        "averaged.safetensors",
+        "step-00000007.safetensors",
+    ]
+
+
+def test_a_run_directory_is_never_reused(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with run.lock([7]):
+        pass
+    assert not run.path.exists()  # nothing came of it
+    with run.lock([7, 8]):
+        assert run.processes() == [7, 8]
+        (run.path / ".config.json.partial").write_text("cut off by a crash")
+        assert not run.is_unsaved()
+        run.create(RUN)
+        assert run.is_unsaved()
+        assert run.read_config() == RUN
+        hidden = {".lock", ".processes", ".unsaved", ".config.json.partial"}
+        assert {path.name for path in run.path.iterdir()} == {"config.json", *hidden}
+        with pytest.raises(ValueError, match="expected a new or empty run directory"):
+            run.create(RUN)
+
+
+def test_a_run_whose_settings_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    run = RunDirectory(tmp_path / "run")
+    with run.lock([7]):
+        monkeypatch.setattr(run_directory, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            run.create(RUN)
+    assert not run.path.exists()
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    hold = (
+        "import sys, time; from pathlib import Path;"
+        "from minitransformer.runs.run_directory import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).lock([7, 12]):\n"
+        "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", hold, str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"another training is.*process 7, 12$"
+            ):
+                run.lock([8]).__enter__()
+            (run.path / ".lock").unlink(missing_ok=True)  # which does not help
+        other.kill()
+        other.wait()
+    with run.lock([8]):  # the crash has released it
+        assert run.processes() == [8]
+
+
+def test_a_lock_of_another_machine_is_on_the_file(tmp_path):
+    """A lock on a folder may keep out only the processes of one machine."""
+    with (
+        files.file_lock(tmp_path / ".lock", wait=False, create=True),
+        pytest.raises(ValueError, match=r"another training is .* process unknown$"),
+    ):
+        RunDirectory(tmp_path).lock([8]).__enter__()
+
+
+def test_damaged_ids_of_processes_are_none(tmp_path):
+    run, path = RunDirectory(tmp_path), tmp_path / ".processes"
+    assert run.processes() == []
+    for damaged in ("", "[7", "7", '{"a": 1}', '["7"]', "[0]", "[-1]", "[" * 100_000):
+        path.write_text(damaged)
+        assert run.processes() == []
+    path.write_text("[1, 2]")
+    assert run.processes() == [1, 2]
+
+
+def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    for name in (".best.safetensors.0123.partial", ".tmpAb12", "config.json", "mine"):
+        (run.path / name).write_bytes(b"x")
+    with files.atomic_write(run.path / "translations") as file:  # by another process
+        file.write(b"whole")
+        with run.lock([7]):
+            left = {path.name for path in run.path.iterdir()}
+    [partial] = (name for name in left if name.startswith(".translations"))
+    assert left == {"config.json", "mine", ".lock", ".processes", partial}
+    assert (run.path / "translations").read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("through", ["directory", "link", "."])
+def test_an_empty_directory_of_the_user_stays(tmp_path, monkeypatch, through):
+    own = tmp_path / "own"
+    own.mkdir()
+    (tmp_path / "link").symlink_to(own)
+    monkeypatch.chdir(own)
+    places = {"directory": own, "link": tmp_path / "link", ".": Path()}
+    with (
+        pytest.raises(KeyError),
+        RunDirectory(places[through]).lock([7]),
+    ):
+        raise KeyError
+    assert list(own.iterdir()) == []
+
+
+def test_a_directory_is_removed_only_if_it_holds_nothing_of_the_user(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.remove_if_empty()
+    assert not run.path.exists()
+    run.path.mkdir()
+    (run.path / ".mine").write_text("")
+    with run.lock([7]):
+        pass
+    assert [path.name for path in run.path.iterdir()] == [".mine"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_lock_that_is_no_file_is_refused(tmp_path, kind):
+    lock, other = tmp_path / ".lock", tmp_path / "other"
+    os.mkfifo(lock) if kind == "pipe" else lock.symlink_to(other)
+    with pytest.raises(OSError, match=r"\.lock"), RunDirectory(tmp_path).lock([7]):
+        pass
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_log_that_is_no_file_costs_the_line(tmp_path, capsys, kind):
+    run, other = RunDirectory(tmp_path), tmp_path / "other"
+    os.mkfifo(run.metrics) if kind == "pipe" else run.metrics.symlink_to(other)
+    run.record(1, loss=0.5)
+    assert "metrics.jsonl: a line was lost" in capsys.readouterr().err
+    assert not other.exists()
+
+
+def test_a_name_that_is_no_utf8_can_be_logged(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.append(tmp_path / "train.log", os.fsdecode(b"run \xff"))
+    assert (tmp_path / "train.log").read_text() == "run \\udcff\n"
+
+
+def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
+    moment = time.struct_time((2025, 1, 2, 13, 4, 5, 3, 2, 0))
+    strftime = time.strftime
+    monkeypatch.setattr("time.strftime", lambda form: strftime(form, moment))
+    folder = tmp_path / "of" / "runs"
+    runs = [new_directory("tiny", folder) for _ in range(3)]
+    assert [path.name for path in runs] == [
+        "tiny-20250102-130405",
+        "tiny-20250102-130405-2",
+        "tiny-20250102-130405-3",
+    ]
+    with RunDirectory(runs[1]).lock([7]):
+        pass  # a failed start
+    RunDirectory(runs[2]).remove_if_empty()  # none at all
+    assert list(folder.iterdir()) == runs[:1]
+
+
+def test_a_runs_folder_that_leads_nowhere_is_an_error(tmp_path):
+    (tmp_path / "runs").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match="runs"):
+        new_directory("tiny", tmp_path / "runs")
+
+
+def test_only_rank_0_refuses_a_directory_in_use(tmp_path):
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ValueError, match="expected a new or empty run directory"):
+        RunDirectory(tmp_path).require_empty()
+    ReadOnlyRunDirectory(tmp_path).require_empty()
+    RunDirectory(tmp_path / "new").require_empty()
+
+
+def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path):
+    run = RunDirectory(tmp_path / "runs" / "a")
+    run.path.mkdir(parents=True)
+    run.config.write_text("{}")
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
+        find_checkpoint(run.path)
+    with pytest.raises(FileNotFoundError, match="found none with a checkpoint"):
+        find_checkpoint(None, tmp_path / "runs")
+    for path in (run.checkpoint(9), run.checkpoint(10), run.best, run.averaged):
+        path.write_bytes(b"")
+        assert find_checkpoint(run.path) == path
+    newer = tmp_path / "runs" / "b"
+    newer.mkdir()
+    (newer / "config.json").write_text("{}")
+    later = run.path.stat().st_mtime + 60
+    os.utime(newer, (later, later))
+    assert find_checkpoint(None, tmp_path / "runs") == run.averaged
+    assert newest_run(tmp_path / "runs").path == newer  # which can be resumed
+    assert find_checkpoint(run.best) == run.best
+    with pytest.raises(FileNotFoundError, match="expected a training run in"):
+        find_checkpoint(None, tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"found none: run train\.py first"):
+        newest_run(tmp_path / "none")
+
+
+def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    assert not is_model(str(run.path))
+    run.config.write_text("{}")
+    assert is_model(str(run.path))
+    assert not is_model(str(run.best))
+    run.best.write_text("")
+    assert is_model(str(run.best))
+    assert not is_model(str(run.config))
+    folder = tmp_path / "folder.safetensors"
+    folder.mkdir()
+    for text in (str(folder), "the cat sat", "", "\0.safetensors", "a" * 5000):
+        assert not is_model(text)
+
+
+def test_a_checkpoint_of_a_run_decodes_as_the_run_says(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert decoding_defaults(run.best) == DecodingConfig()
+    run.create(RUN)
+    assert decoding_defaults(run.best) == DecodingConfig(beam=7, nbest=1)
+
+
+def test_pruning_keeps_the_newest(tmp_path):
+    run = RunDirectory(tmp_path)
+    for step in (5, 100_000_000, 20, 15, 10):
+        run.checkpoint(step).write_bytes(b"")
+    run.prune(2)
+    assert run.checkpoints() == [run.checkpoint(20), run.checkpoint(100_000_000)]
+
+
+def test_copies_are_no_checkpoints(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.checkpoint(8).write_bytes(b"")
+    run.checkpoint(100_000_000).write_bytes(b"")
+    copies = "step-00000009 (copy)", "step-9", "step-copy", "step-٠٠٠٠٠٠٠٩", "step-"
+    for name in copies:
+        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+    run.checkpoint(10).mkdir()
+    run.checkpoint(99_999_999).symlink_to("nowhere")
+    assert run.checkpoints() == [run.checkpoint(8), run.checkpoint(100_000_000)]
+    run.prune(1)
+    assert len(list(tmp_path.iterdir())) == 3 + len(copies)
+
+
+def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
+    run = RunDirectory(tmp_path)
+    for step in (0, 1, 2, 2, 3):
+        run.record(step, loss=0.5)
+    run.record(2, test_bleu=30.0)  # of the end, which is now another
+    run.truncate_metrics(2)
+    found = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert found == [{"step": step, "loss": 0.5} for step in (0, 1, 2, 2)]
+
+
+def test_lines_that_are_no_metrics_are_skipped(tmp_path):
+    run, largest = RunDirectory(tmp_path), (1 << 63) - 1
+    for line in ("5", "[1]", "null", '{"loss": 0.5}', '{"step": "1"}', '{"step": 1'):
+        run.append(run.metrics, line)
+    for step in (-1, 0, largest, largest + 1, True, 1.0):
+        run.record(step)
+    run.append(run.metrics, "[" * 100_000)
+    assert run.read_metrics() == [{"step": 0}, {"step": largest}]
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
+    run, synced = RunDirectory(tmp_path), []
+    monkeypatch.setattr(run_directory, "sync", synced.append)
+    run.sync_metrics()
+    assert synced == []
+    run.record(1)
+    run.sync_metrics()
+    assert synced == [run.metrics]

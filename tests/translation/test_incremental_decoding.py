@@ -1,0 +1,136 @@
+"""Decoders that are fed one token at a time, against the definitions."""
+
+import numpy as np
+import pytest
+
+from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine.backend import register_kernels
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import BOS_ID, ModelConfig
+from minitransformer.translation import incremental_decoding
+from minitransformer.translation.incremental_decoding import (
+    CachedDecoder,
+    Ensemble,
+    EnsembleDecoder,
+    incremental_decoder,
+)
+from support.closeness import assert_close
+from support.models import confident_models
+
+SOURCE = np.array([[5, 6, 7, 3]])
+
+
+def next_logits(model, prefix):
+    """The logits after a prefix, from a pass over the whole of it."""
+    with no_grad():
+        outputs = model(SOURCE, np.array([[BOS_ID, *prefix]]))
+        return model.logits(Tensor(outputs.data[0, -1])).data
+
+
+@pytest.mark.parametrize(
+    ("at_once", "at_least", "widths"),
+    [(12, 1, [[9], [6, 3]]), (4, 5, [[5, 4], [5, 4]]), (100, 1, [[9], [9]])],
+)
+def test_logits_come_in_blocks_of_columns(monkeypatch, at_once, at_least, widths):
+    """About 12 logits at once are 12 columns of one beam, and 6 of each of two."""
+    [model] = confident_models(1)
+    monkeypatch.setattr(CachedDecoder, "logits_per_block", at_once)
+    monkeypatch.setattr(incremental_decoding, "MIN_COLUMNS_PER_BLOCK", at_least)
+    decoder = incremental_decoder(model, SOURCE, 2)
+    first = list(decoder.step(np.array([BOS_ID])))
+    decoder.select(np.array([0, 0]))
+    second = list(decoder.step(np.array([8, 5])))
+    assert [[b.shape[1] for b in blocks] for blocks in (first, second)] == widths
+    assert_close(np.concatenate(first, axis=1), [next_logits(model, [])])
+    expected = [next_logits(model, [token]) for token in (8, 5)]
+    assert_close(np.concatenate(second, axis=1), expected)
+
+
+def test_with_a_shortlist_tokens_are_positions_in_it():
+    [model], shortlist = confident_models(1), np.array([0, 1, 2, 3, 8, 5])
+    decoder = incremental_decoder(model, SOURCE, 1, shortlist)
+    [logits] = decoder.step(np.array([2]))
+    assert_close(logits, [next_logits(model, [])[shortlist]])
+    decoder.select(np.array([0]))
+    [logits] = decoder.step(np.array([4]))
+    assert_close(logits, [next_logits(model, [8])[shortlist]])
+
+
+def test_a_gpu_may_have_a_decoder_of_its_own():
+    """It is looked up by the type of the embeddings."""
+    [model] = confident_models(1)
+
+    def find(name, arrays):
+        assert name == "incremental_decoder"
+        assert arrays == (model.embedding.table.data,)
+        return lambda *arguments: arguments
+
+    register_kernels(np.ndarray, find)
+    try:
+        found = incremental_decoder(model, SOURCE, 2)
+    finally:
+        register_kernels(np.ndarray, None)
+    assert found == (model, SOURCE, 2, None)
+
+
+@pytest.mark.parametrize("shortlist", [None, np.array([0, 1, 2, 3, 8, 5])])
+def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
+    """Up to a constant factor, also after beams are reordered."""
+    members = confident_models(3)
+    listed = np.arange(9) if shortlist is None else shortlist
+    decoder = incremental_decoder(Ensemble(members), SOURCE, 2, shortlist)
+    for rows, tokens, prefixes in (
+        (None, [BOS_ID], [[]]),
+        ([0, 0], [4, 5], [[4], [5]]),
+        ([1, 0], [5, 4], [[5, 5], [4, 4]]),
+    ):
+        if rows is not None:
+            decoder.select(np.array(rows))
+        [logits] = decoder.step(np.array(tokens))
+        found = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        for row, prefix in zip(found, prefixes, strict=True):
+            words = [listed[token] for token in prefix]
+            each = [np.exp(next_logits(m, words)[listed]) for m in members]
+            assert_close(row, np.mean([p / p.sum() for p in each], axis=0))
+
+
+class Certain:
+    """A decoder that gives the first of two tokens all the probability."""
+
+    def step(self, tokens):
+        yield np.array([[0.0]])
+        yield np.array([[-2000.0]])
+
+
+def test_no_probability_is_so_small_that_its_logarithm_is_infinite():
+    [logits] = EnsembleDecoder([Certain(), Certain()]).step(np.array([BOS_ID]))
+    assert_close(logits, [[np.log(2), np.log(np.finfo("float64").tiny)]])
+
+
+def test_an_ensemble_has_the_embedding_of_its_first_member():
+    members = confident_models(2)
+    ensemble = Ensemble(members)
+    assert ensemble.members == members
+    assert ensemble.embedding is members[0].embedding
+    assert ensemble.config == members[0].config
+
+
+def test_the_smallest_table_of_positions_limits_an_ensemble():
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_ff": 8, "num_heads": 2}
+    first, *others = (
+        Transformer(ModelConfig(vocab_size=9, d_model=8, **sizes, **positions))
+        for positions in (
+            {},
+            {"positions": "learned", "max_positions": 9},
+            {"positions": "learned", "max_positions": 5},
+        )
+    )
+    config = Ensemble([first, *others]).config
+    assert (config.positions, config.max_positions) == ("learned", 5)
+    assert config.position_limit == 5
+    assert Ensemble([first]).config == first.config
+
+
+def test_an_ensemble_of_none_is_refused():
+    with pytest.raises(ValueError, match="of one vocabulary, got sizes of none"):
+        Ensemble([])
