@@ -11,6 +11,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self.shared = rank, size, shared
+        self.local_rank, self.local_size = rank, size
 
     def start_all_reduce(self, array):
         def wait():
