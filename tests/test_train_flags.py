@@ -161,6 +161,12 @@ def test_bad_arguments_get_one_line(place, flags, code, message):
     assert not list(place.glob("runs/*"))
 
 
+def test_an_error_is_the_only_line(place):
+    message = "expected a run directory, found no nowhere/config.json"
+    ended = run_main(train.main, "--resume", "nowhere")
+    assert ended == (1, "", f"train.py: error: {message}\n")
+
+
 def test_the_help_shows_every_flag_with_a_text(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     code, out, _ = run_main(train.main, "--help")

@@ -29,6 +29,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import launch, progress
 from minitransformer.training.distributed import Communicator
 from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.progress import TrainingState
 from support.in_process import run_main, signals_put_back
 from support.ranks import run_ranks
 from support.scripts import TIMINGS
@@ -164,8 +165,8 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert "resumed" not in words
 
 
-def test_the_lines_of_a_validation_say_what_is_recorded(whole):
-    run, out = whole
+def test_the_lines_of_a_validation_say_what_is_recorded(start):
+    run, out = Path("run"), start("--steps", 7, "--run", "run")
     best = math.inf
     for line in (x for x in out.splitlines() if "validation:" in x):
         step = int(line.split()[1])
@@ -181,18 +182,18 @@ def test_the_lines_of_a_validation_say_what_is_recorded(whole):
         best = min(best, loss)
 
 
-def test_checkpoints_have_moments_and_results_have_none(whole):
-    run, _ = whole
-    whole, half = (
+def test_checkpoints_have_moments_and_results_have_none(start):
+    start("--steps", 7, "--run", "run")
+    run = Path("run")
+    names = "step-00000007", "best", "averaged"
+    step, *results = (
         sum(x.size for x in load_file(run / f"{name}.safetensors").values())
-        for name in ("step-00000007", "best")
+        for name in names
     )
     last = checkpoint.load(RunDirectory(run).checkpoint(7), with_moments=True)
     assert [len(moment) for moment in last.moments] == [last.parameters.data.size] * 2
-    assert whole - half == pytest.approx(2 * last.parameters.data.size, abs=200)
-    for name in ("best", "averaged"):
-        path = run / f"{name}.safetensors"
-        assert len(load_file(path)) == len(load_file(run / "best.safetensors"))
+    for size in results:
+        assert step - size == pytest.approx(2 * last.parameters.data.size, abs=200)
     assert state(run, 7)["best_loss"] == min(values(run, "validation_loss").values())
 
 
@@ -307,13 +308,15 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
     assert line.endswith("), beam 2")
 
 
-def test_a_bar_counts_the_updates(start, monkeypatch):
-    bars = []
+@pytest.fixture
+def bars(monkeypatch):
+    """The progress bars that a run makes, which remember what is done to them."""
+    made = []
 
     class Bar:
         def __init__(self, **options):
             self.options, self.count, self.closed = options, 0, False
-            bars.append(self)
+            made.append(self)
 
         def update(self):
             self.count += 1
@@ -322,6 +325,10 @@ def test_a_bar_counts_the_updates(start, monkeypatch):
             self.closed = True
 
     monkeypatch.setattr(train, "tqdm", Bar)
+    return made
+
+
+def test_a_bar_counts_the_updates(start, bars):
     start("--steps", 2, "--run", "run")
     expected = {"total": 2, "initial": 0, "unit": "step", "disable": True}
     assert (bars[0].options, bars[0].count, bars[0].closed) == (expected, 2, True)
@@ -750,9 +757,13 @@ def test_a_gpu_records_graphs_unless_it_must_not(
     from minitransformer.cuda import optimizer, training
 
     def open_device(name, precision, cores):
-        return Device(name, np, precision, None, 1)
+        return Device(name, np, precision, np.dtype("float16"), 1)
+
+    def from_json(stored):
+        return TrainingState(**{**stored, "loss_scale": (4.0, 7)})
 
     monkeypatch.setattr(train, "open_device", open_device)
+    monkeypatch.setattr(train.TrainingState, "from_json", from_json)
     made = {}
 
     class Stop(Exception):  # noqa: N818
@@ -777,7 +788,11 @@ def test_a_gpu_records_graphs_unless_it_must_not(
     model, parameters, scale, found, recorded, log = made["model"]
     assert (recorded, found) == (graphs, ranks)
     assert parameters.parameters.keys() == dict(model.named_parameters()).keys()
-    assert scale.dynamic
+    assert (scale.dynamic, scale.factor, scale.finite_steps) == (True, 4, 7)
+    assert parameters.low_precision.dtype == "float16"
+    np.testing.assert_array_equal(
+        parameters.low_precision, parameters.data.astype("float16")
+    )
     assert made["adam"] == (parameters, config.training, scale)
     run.path.mkdir()
     log("said")
@@ -844,6 +859,8 @@ def test_two_ranks_do_what_one_with_two_threads_does(
     assert out == Path("two", "train.log").read_text()
     assert "\ndevice      2 ranks, cpu, 1 threads each\n" in out
     assert logged(out, "epoch") == [1, 2, 3, 4]
+    seconds = list(values("two", "seconds").values())
+    assert 0 < seconds[0] <= seconds[1] <= seconds[-1]
     for found in compared:
         assert [list(x) for x in found[1:]] == [["parameters"]] * 4
     found = [[x["parameters"] for x in rank[1:]] for rank in compared]
@@ -852,7 +869,7 @@ def test_two_ranks_do_what_one_with_two_threads_does(
 
 
 def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
-    text, place, monkeypatch, capsys
+    text, place, monkeypatch, capsys, bars
 ):
     def save(path, saved):
         raise OSError(ENOSPC, "No space left on device", str(path))
@@ -867,7 +884,9 @@ def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
 
     monkeypatch.setattr(train.Trainer, "finish", finish)
     flags = ("--steps", 2, "--run", "run", "--on-save-error", "continue")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     rank_run(text, monkeypatch, 2, *flags)
+    assert sorted(bar.options["disable"] for bar in bars) == [False, True]
     assert [trainer.state.best_loss for trainer in trainers] == [math.inf] * 2
     assert capsys.readouterr().out.count("; training continues") == 2
 
