@@ -108,8 +108,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "Table 3), parsing, parsing-small, or a JSON or TOML file (default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    add("--threads", type=positive, metavar="N", help="CPU threads (default all cores)")
+    device = "cpu, cuda or cuda:N (default cpu)"
+    add("--device", default="cpu", help=device)
+    threads = "CPU threads (default all cores)"
+    add("--threads", type=positive, metavar="N", help=threads)
     eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
     add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
@@ -117,7 +119,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
     add("--attempt", type=int, help=argparse.SUPPRESS)  # from the launcher
-    add("--dry-run", action="store_true", help="say what would be trained, and end")
+    dry_run = "say what would be trained, and end"
+    add("--dry-run", action="store_true", help=dry_run)
     profile = "time N updates by operation and keep no run (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"

@@ -11,6 +11,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self.shared = rank, size, shared
+        self.local_rank, self.local_size = rank, size
 
     def start_all_reduce(self, array):
         def wait():
@@ -24,8 +25,19 @@ class ThreadCommunicator(Communicator):
 
 
 def run_ranks(size, work):
-    """Run `work(communicator)` on `size` ranks; return the results by rank."""
+    """Run `work(communicator)` on `size` ranks; return the results by rank.
+
+    If one fails, the others wait for it no longer.
+    """
     shared = [None] * size, threading.Barrier(size)
     ranks = [ThreadCommunicator(rank, size, shared) for rank in range(size)]
+
+    def attempt(rank):
+        try:
+            return work(rank)
+        except BaseException:
+            shared[1].abort()
+            raise
+
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, ranks))
+        return list(pool.map(attempt, ranks))

@@ -1,0 +1,920 @@
+"""train.py in this process: what flags ask for, what a run does, writes and says.
+
+The runs are so small that each takes a tenth of a second or less.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+from errno import ENOSPC
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import sacrebleu
+from safetensors.numpy import load_file
+
+import train
+import translate
+from minitransformer.devices import Device
+from minitransformer.runs import checkpoint
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.training import launch, progress
+from minitransformer.training.distributed import Communicator
+from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.progress import TrainingState
+from support.in_process import run_main, signals_put_back
+from support.ranks import run_ranks
+from support.scripts import TIMINGS
+
+# A model of two layers that updates in milliseconds.
+MODEL = (
+    "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
+    "--vocab-size 12 --dropout 0.2 --max-tokens 40 --warmup 3 --beam 2 --max-len-a 0 "
+    "--max-len-b 8 --validate-bleu 0"
+).split()
+EVERY = "--validate-every 2 --save-every 2 --log-every 1 --average 2".split()
+
+# The validation and test text are nearly what the targets of the training text are.
+TARGET = "ab c ba ab c"
+VAL = [TARGET, "ab c ba ab", "c", TARGET, "ab ab"]
+TEST = [TARGET, "ab c ba ba", TARGET]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Flags that name 24 pairs of training text, 5 of validation and 3 of test."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(5)
+    for split, targets in (("train", [TARGET] * 24), ("val", VAL), ("test", TEST)):
+        rows = rng.choice(["ab", "ba", "c"], (len(targets), 4))
+        lengths = rng.integers(1, 5, len(targets))
+        sources = [" ".join(row[:n]) for row, n in zip(rows, lengths, strict=True)]
+        (folder / f"{split}.en").write_text("\n".join(sources) + "\n")
+        (folder / f"{split}.de").write_text("\n".join(targets) + "\n")
+    cache = ("--cache", str(folder / "cache"))
+    return ["--data", str(folder), "--source", "en", "--target", "de", *cache]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def start(text, place):
+    """Run train.py on the text; return its output, or after a failure its error."""
+
+    def start(*flags, code=0):
+        cache = text[-2:]
+        new = cache if "--resume" in flags else [*text, *MODEL, *EVERY]
+        found, out, error = run_main(train.main, *new, "--threads", 2, *flags)
+        assert found == code, error
+        assert bool(error) == (code in (1, 2, launch.LASTING_ERROR))
+        return error or out
+
+    return start
+
+
+def parse(*flags):
+    return train.parse_arguments([str(flag) for flag in flags])
+
+
+def records(run):
+    lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def values(run, name):
+    """What a run recorded by this name, by step."""
+    return {line["step"]: line[name] for line in records(run) if name in line}
+
+
+def steps(run):
+    """The steps of a run's checkpoints."""
+    return sorted(int(path.stem[5:]) for path in Path(run).glob("step-*"))
+
+
+def logged(out, word):
+    """The step of each line of a log that has this word after its step."""
+    found = re.findall(rf"^step +([\d,]+)  {word}", out, re.MULTILINE)
+    return [int(number.replace(",", "")) for number in found]
+
+
+def state(run, step):
+    return checkpoint.load(RunDirectory(Path(run)).checkpoint(step)).state
+
+
+def assert_same_results(one, other):
+    """Two runs ended with the same bits, and said the same on the way."""
+    for path in Path(one).glob("*.safetensors"):
+        expected, found = load_file(path), load_file(Path(other) / path.name)
+        for name in expected.keys() - {"state"}:
+            if expected[name].dtype == np.float32:
+                np.testing.assert_array_equal(found[name], expected[name], name)
+    ends = [
+        [{k: v for k, v in line.items() if k not in TIMINGS} for line in records(run)]
+        for run in (one, other)
+    ]
+    assert ends[0] == ends[1]
+
+
+# A run from its first update to its last
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """A run of seven updates, and what it printed."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    flags = [*text, *MODEL, *EVERY, "--threads", 2, "--steps", 7, "--run", run]
+    code, out, error = run_main(train.main, *flags)
+    assert (code, error) == (0, "")
+    return run, out
+
+
+def test_a_run_reports_validates_and_saves_when_it_should(whole):
+    run, out = whole
+    assert (run / "train.log").read_text() == out
+    assert logged(out, "epoch") == [1, 2, 3, 4, 5, 6, 7]
+    assert logged(out, "validation") == [2, 4, 6, 7]
+    assert list(values(run, "loss")) == [1, 2, 3, 4, 5, 6, 7]
+    assert list(values(run, "validation_loss")) == [2, 4, 6, 7]
+    assert steps(run) == [2, 4, 6, 7]
+    names = {path.name for path in run.glob("[!.]*") if path.name[:4] != "step"}
+    results = {"best.safetensors", "averaged.safetensors", "tokenizer.model"}
+    assert names == {"config.json", "metrics.jsonl", "train.log", *results}
+    assert json.loads((run / ".processes").read_text()) == [os.getpid()]
+    lines = out.splitlines()
+    assert lines[0] == f"run         {run}"
+    assert lines[1] == "device      cpu, 2 threads"
+    words = [line.split()[0] for line in lines]
+    assert words[2:6] == ["parameters", "text", "update", "memory"]
+    assert words[6:-3] == ["step"] * 11
+    assert words[-3:] == ["averaged", "test", "done"]
+    assert lines[-3] == "averaged    the last 2 checkpoints"
+    assert re.fullmatch(rf"done        {run}, \d+ s", lines[-1])
+    assert "resumed" not in words
+
+
+def test_the_lines_of_a_validation_say_what_is_recorded(start):
+    run, out = Path("run"), start("--steps", 7, "--run", "run")
+    best = math.inf
+    for line in (x for x in out.splitlines() if "validation:" in x):
+        step = int(line.split()[1])
+        [record] = [r for r in records(run) if r["step"] == step and len(r) == 5]
+        loss, accuracy = record["validation_loss"], record["validation_accuracy"]
+        perplexity = record["validation_perplexity"]
+        assert perplexity == pytest.approx(math.exp(loss))
+        assert 0 < accuracy < 1
+        assert record["seconds"] == round(state(run, step)["seconds"], 3)
+        expected = f"step {step:>6,}  validation: loss {loss:.4f}  perplexity "
+        expected += f"{perplexity:.2f}  accuracy {accuracy:.2%}"
+        assert line == expected + ("  best" if loss < best else "")
+        best = min(best, loss)
+
+
+def test_checkpoints_have_moments_and_results_have_none(start):
+    start("--steps", 7, "--run", "run")
+    run = Path("run")
+    names = "step-00000007", "best", "averaged"
+    step, *results = (
+        sum(x.size for x in load_file(run / f"{name}.safetensors").values())
+        for name in names
+    )
+    last = checkpoint.load(RunDirectory(run).checkpoint(7), with_moments=True)
+    assert [len(moment) for moment in last.moments] == [last.parameters.data.size] * 2
+    for size in results:
+        assert step - size == pytest.approx(2 * last.parameters.data.size, abs=200)
+    assert state(run, 7)["best_loss"] == min(values(run, "validation_loss").values())
+
+
+@pytest.mark.parametrize("steps_before", [4, 7])
+def test_a_run_that_is_resumed_equals_one_that_is_not(start, whole, steps_before):
+    start("--steps", steps_before, "--run", "run")
+    out = start("--resume", "run", "--steps", 7)
+    assert f"\nresumed     after step {steps_before}\n" in out
+    assert logged(out, "epoch") == list(range(steps_before + 1, 8))
+    assert_same_results(whole[0], "run")
+    assert len(values("run", "exact")) == 1
+
+
+def test_what_the_killed_part_of_a_run_recorded_is_recorded_once(start, whole):
+    shutil.copytree(whole[0], "run")
+    for step in (6, 7):
+        RunDirectory(Path("run")).checkpoint(step).unlink()
+    start("--resume", "run")
+    assert_same_results(whole[0], "run")
+
+
+def test_a_resumed_run_may_keep_fewer_checkpoints_and_no_other_model(start, whole):
+    shutil.copytree(whole[0], "run")
+    error = start("--resume", "run", "--d-ff", 4, code=2)
+    assert "--d-ff: cannot change in a resumed run" in error
+    before = (Path("run") / "averaged.safetensors").read_bytes()
+    out = start("--resume", "run", "--keep-last", 1, "--average", 1)
+    assert steps("run") == [7]
+    assert logged(out, "epoch") == []
+    assert "averaged" not in out
+    assert (Path("run") / "averaged.safetensors").read_bytes() == before
+
+
+def test_the_checkpoints_that_are_kept_suffice_for_the_average(start):
+    start("--steps", 5, "--save-every", 1, "--keep-last", 3, "--run", "kept")
+    assert steps("kept") == [3, 4, 5]
+    start("--steps", 5, "--save-every", 1, "--keep-last", 1, "--run", "two")
+    assert steps("two") == [4, 5]
+    out = start("--steps", 1, "--run", "one")
+    assert "averaged" not in out
+    assert not Path("one", "averaged.safetensors").exists()
+
+
+def test_without_validation_text_nothing_is_validated(start, text, place):
+    files = [f"{text[1]}/train.{side}" for side in ("en", "de")]
+    named = ["--train-source", files[0], "--train-target", files[1], *text[-2:]]
+    flags = [*named, *MODEL, *EVERY, "--threads", 1, "--steps", 4, "--run", "run"]
+    code, out, error = run_main(train.main, *flags)
+    assert (code, error) == (0, "")
+    for word in ("validation", "best", "test"):
+        assert word not in out.partition("memory")[2]
+    assert not Path("run", "best.safetensors").exists()
+    assert steps("run") == [2, 4]
+
+
+def test_reports_come_as_often_as_asked(start):
+    out = start(
+        *("--steps", 5, "--log-every", 2, "--validate-every", 3, "--run", "run")
+    )
+    assert logged(out, "epoch") == [2, 4]
+    assert logged(out, "validation") == [3, 5]
+    assert steps("run") == [2, 4, 5]
+
+
+def test_accumulation_makes_larger_updates(start):
+    def tokens(*flags):
+        out = start("--steps", 1, "--max-tokens", 20, *flags)
+        [line] = [x for x in out.splitlines() if x.startswith("update")]
+        return [int(word) for word in line.split() if word.isdecimal()]
+
+    thrice = tokens("--accumulate", 3, "--run", "three")
+    single = tokens("--run", "one")
+    assert len(single) == 2
+    assert thrice == pytest.approx([3 * count for count in single], abs=2)
+    assert sum(values("three", "source_tokens").values()) > 2 * single[0]
+
+
+def test_a_name_that_is_no_utf_8_is_escaped(start):
+    out = start("--steps", 1, "--run", "run\udcff")
+    assert out.startswith(r"run         run\udcff")
+    assert r"done        run\udcff" in out
+
+
+def translations(model, lines):
+    """What translate.py makes of the lines with this model, beam and limits."""
+    flags = ("--beam", 2, "--max-len-a", 0, "--max-len-b", 8, "--threads", 1)
+    code, out, error = run_main(translate.main, "--model", model, *flags, *lines)
+    assert code == 0, error
+    return out.splitlines()
+
+
+def test_bleu_is_that_of_what_translate_prints(start, text):
+    flags = "--learning-rate 0.03 --validate-bleu 4 --max-tokens 80".split()
+    often = "--steps 30 --validate-every 30 --save-every 15 --run run".split()
+    out = start(*flags, *often)
+    folder = Path(text[1])
+    sources = (folder / "val.en").read_text().splitlines()[:4]
+    found = translations("run/step-00000030.safetensors", sources)
+    bleu = sacrebleu.corpus_bleu(found, [VAL[:4]]).score
+    assert 5 < bleu < 100
+    assert values("run", "validation_bleu") == {30: pytest.approx(bleu)}
+    assert f"  BLEU {bleu:.2f}  best\n" in out
+    sources = (folder / "test.en").read_text().splitlines()
+    found = translations("run/averaged.safetensors", sources)
+    bleu = sacrebleu.corpus_bleu(found, [TEST]).score
+    exact = sum(a == b for a, b in zip(found, TEST, strict=True)) / 3
+    assert (0 < exact < 1, 5 < bleu < 100) == (True, True)
+    assert values("run", "test_bleu") == {30: pytest.approx(bleu)}
+    assert values("run", "exact") == {30: exact}
+    [line] = [x for x in out.splitlines() if x.startswith("test  ")]
+    assert line.startswith(f"test        {exact:.1%} exact, BLEU {bleu:.2f} (nrefs:1|")
+    assert line.endswith("), beam 2")
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """The progress bars that a run makes, which remember what is done to them."""
+    made = []
+
+    class Bar:
+        def __init__(self, **options):
+            self.options, self.count, self.closed = options, 0, False
+            made.append(self)
+
+        def update(self):
+            self.count += 1
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(train, "tqdm", Bar)
+    return made
+
+
+def test_a_bar_counts_the_updates(start, bars):
+    start("--steps", 2, "--run", "run")
+    expected = {"total": 2, "initial": 0, "unit": "step", "disable": True}
+    assert (bars[0].options, bars[0].count, bars[0].closed) == (expected, 2, True)
+
+    def on_a_terminal(flags):
+        sys.stderr.isatty = lambda: True
+        return train.main(flags)
+
+    flags = ("--threads", 2, "--resume", "run", "--steps", 5)
+    assert run_main(on_a_terminal, *flags)[0] == 0
+    expected = {"total": 5, "initial": 2, "unit": "step", "disable": False}
+    assert (bars[1].options, bars[1].count, bars[1].closed) == (expected, 3, True)
+
+
+# The clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock by which the gradient of an update takes ten seconds, all else nothing.
+
+    The clock of a computer may show any number at first.
+    """
+    now = [1000.0]
+    real = ThreadedModel.gradient
+
+    def gradient(*arguments):
+        now[0] += 10.00049
+        return real(*arguments)
+
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    for module in (train, progress):
+        clock = SimpleNamespace(monotonic=lambda: now[0])
+        monkeypatch.setattr(module, "time", clock)
+    return now
+
+
+def test_minutes_end_a_run_and_count_those_before_it_was_resumed(start, clock):
+    out = start("--minutes", 0.5, "--run", "run", "--steps", 99)
+    assert logged(out, "epoch") == [1, 2, 3]
+    assert logged(out, "validation") == [2, 3]
+    assert steps("run") == [2, 3]
+    clock[0] += 5000
+    out = start("--resume", "run", "--minutes", 5 * 10.00049 / 60, "--log-every", 2)
+    assert logged(out, "epoch") == [4]
+    assert steps("run") == [2, 3, 4, 5]
+    assert out.splitlines()[-1] == "done        run, 50 s"
+    assert values("run", "loss").keys() == {1, 2, 3, 4}
+    reports = [record for record in records("run") if "loss" in record]
+    seconds = {record["step"]: record["seconds"] for record in reports}
+    assert seconds == {1: 10.0, 2: 20.001, 3: 30.001, 4: 40.002}
+    validated = {r["step"]: r["seconds"] for r in records("run") if len(r) == 5}
+    assert validated == {2: 20.001, 3: 30.001, 4: 40.002, 5: 50.002}
+    for record in reports:
+        for side in ("source", "target"):
+            speed = record[f"{side}_tokens"] / 10.00049
+            assert record[f"{side}_tokens_per_second"] == round(speed)
+
+
+def test_checkpoints_are_saved_by_the_clock(start, clock):
+    start("--checkpoint-minutes", 0.5, "--steps", 7, "--run", "run")
+    assert steps("run") == [3, 6, 7]
+
+
+# What may go wrong
+
+
+def poison(monkeypatch, calls, name="decoder.0.feed_forward.bias_1"):
+    """Put a NaN into the gradient of some updates, which are counted from 1."""
+    real, count = ThreadedModel.gradient, [0]
+
+    def gradient(self, *arguments):
+        loss = real(self, *arguments)
+        count[0] += 1
+        if count[0] in calls:
+            self.parameters.views(self.parameters.grad)[name][3] = np.nan
+        return loss
+
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+
+
+def test_a_gradient_that_is_not_finite_stops_a_run(start, monkeypatch):
+    poison(monkeypatch, [3])
+    error = start("--steps", 4, "--run", "run", code=1)
+    assert re.search(r"step 3, epoch \d, batch \d: expected finite losses", error)
+    assert error.count("\n") == 1
+    assert "got one that is not, first in decoder.0.feed_forward.bias_1;" in error
+    assert steps("run") == [2]
+
+
+def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
+    skip = ("--on-nonfinite", "skip")
+    poison(monkeypatch, [2])
+    out = start("--steps", 5, "--run", "unbroken", *skip)
+    [line] = [x for x in out.splitlines() if x.endswith("; skipped")]
+    assert line.startswith("step 2, epoch ")
+    assert out.index(line) < out.index("step      2  epoch")
+    assert [state("unbroken", step)["skipped"] for step in (2, 5)] == [1, 1]
+    poison(monkeypatch, [2])
+    start("--steps", 4, "--run", "run", *skip)
+    start("--resume", "run", "--steps", 5)
+    assert_same_results("unbroken", "run")
+
+
+def test_what_is_asynchronous_is_waited_for_before_a_report(start, monkeypatch):
+    monkeypatch.setattr(ThreadedModel, "asynchronous", True)
+    start("--steps", 7, "--run", "ahead", "--threads", 2)
+    monkeypatch.setattr(ThreadedModel, "asynchronous", False)
+    start("--steps", 7, "--run", "run", "--threads", 2)
+    assert_same_results("run", "ahead")
+    monkeypatch.setattr(ThreadedModel, "asynchronous", True)
+    poison(monkeypatch, [1, 2])
+    rarely = "--log-every 3 --validate-every 9 --save-every 9 --steps 4".split()
+    error = start(*rarely, "--run", "late", code=1)
+    assert "step 3, epoch" in error
+    assert "gradients, got 2 that are not; the last" in error
+
+
+def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
+    real = checkpoint.save
+
+    def save(path, saved):
+        if not path.name.startswith("step"):
+            raise OSError(ENOSPC, "No space left on device", str(path))
+        real(path, saved)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    out = start("--steps", 4, "--run", "run", "--on-save-error", "continue")
+    for name in ("best", "averaged"):
+        assert re.search(rf"not saved .*{name}.*; training continues", out), name
+    assert "BLEU" in out[out.index("test  ") :]
+    assert state("run", 4)["best_loss"] == math.inf
+    assert state("run", 4)["validations_since_best"] == 0
+    error = start("--steps", 4, "--run", "other", code=1)
+    assert "best.safetensors: No space left on device" in error
+
+
+def test_a_full_disk_behind_standard_output_costs_lines(start):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(ENOSPC, "No space left on device")
+
+    def main(flags):
+        sys.stdout = Full()
+        return train.main(flags)
+
+    start("--steps", 2, "--run", "run")
+    code, _, error = run_main(main, "--resume", "run", "--threads", 2, "--steps", 3)
+    assert (code, error) == (0, "")
+    assert "done" in (Path("run") / "train.log").read_text()
+
+
+@pytest.mark.parametrize("number", launch.STOP_SIGNALS)
+def test_a_signal_saves_and_stops(start, monkeypatch, number):
+    real, handlers = ThreadedModel.gradient, []
+
+    def gradient(self, batches, smoothing, key):
+        if key[1] == 3:
+            os.kill(os.getpid(), number)
+            handlers.extend(signal.getsignal(n) for n in launch.STOP_SIGNALS[-2:])
+        return real(self, batches, smoothing, key)
+
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    flags = ("--run", "run", "--steps", 9, "--validate-every", 9, "--save-every", 9)
+    with signals_put_back():
+        signal.signal(number, signal.SIG_DFL)  # which nohup, for one, changes
+        out = start(*flags, code=128 + number)
+    assert handlers == [signal.SIG_DFL] * 2  # a second signal would end it at once
+    lines = out.splitlines()
+    assert lines[-1] == "stopped     and saved: train.py --resume continues"
+    assert logged(out, "epoch") == [1, 2, 3]
+    assert steps("run") == [3]
+    assert "done" not in out
+    assert not Path("run", "averaged.safetensors").exists()
+
+
+def test_a_run_directory_in_use_is_refused_before_the_text_is_read(start, whole, text):
+    before = {path.name: path.read_bytes() for path in whole[0].glob("[!.]*")}
+    error = start("--run", whole[0], "--cache", "fresh", code=1)
+    assert "expected a new or empty run directory" in error
+    assert not Path("fresh").exists()
+    assert before == {path.name: path.read_bytes() for path in whole[0].glob("[!.]*")}
+
+
+def test_an_unwritable_place_is_named(start, place):
+    (place / "file").write_text("")
+    error = start("--run", "file/run", code=1)
+    assert (error.count("\n"), "file/run" in error) == (1, True)
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere"
+)
+def test_a_read_only_directory_is_an_error_of_one_line(start, place):
+    (place / "fixed").mkdir(0o500)
+    error = start("--run", "fixed/run", code=1)
+    assert (error.count("\n"), "Permission denied" in error) == (1, True)
+
+
+def test_a_vocabulary_too_large_names_the_limit(start):
+    error = start("--vocab-size", 5000, "--run", "run", code=1)
+    assert (error.count("\n"), "vocab_size: expected at most" in error) == (1, True)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("left", ["best.safetensors", "averaged.safetensors", None])
+def test_results_without_a_checkpoint_are_not_begun_anew(start, whole, left):
+    run = Path(shutil.copytree(whole[0], "run"))
+    for path in run.glob("*.safetensors"):
+        if path.name != left:
+            path.unlink()
+    before = {path.name: path.read_bytes() for path in run.glob("[!.]*")}
+    error = start("--resume", run, "--minutes", "1e-300", code=1)
+    found = ", ".join(filter(None, (left, "metrics.jsonl")))
+    assert f"found only {found}, which a new beginning would replace" in error
+    assert before == {path.name: path.read_bytes() for path in run.glob("[!.]*")}
+
+
+def edited(run, change):
+    """Change the configuration of a copy of a run."""
+    copy = Path(shutil.copytree(run, "run"))
+    config = json.loads((copy / "config.json").read_text())
+    change(config)
+    (copy / "config.json").write_text(json.dumps(config))
+
+
+def test_sizes_edited_in_the_configuration_are_refused(start, whole):
+    edited(whole[0], lambda config: config["model"].update(d_ff=64))
+    error = start("--resume", "run", "--steps", 50, code=1)
+    assert "expected d_ff 8, as in step-00000007.safetensors, got 64" in error
+    assert "config.json" in error
+
+
+@pytest.mark.parametrize(
+    ("split", "name"), [("train", "training"), ("val", "validation"), ("test", "test")]
+)
+def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
+    copy = Path(shutil.copytree(text[1], "text"))
+
+    def change(config):
+        config["text"] = {
+            split: [str(copy / Path(path).name) for path in pair]
+            for split, pair in config["text"].items()
+        }
+
+    edited(whole[0], change)
+    (copy / f"{split}.de").write_text((copy / f"{split}.de").read_text().upper())
+    error = start("--resume", "run", "--steps", 8, code=1)
+    assert f"the {name} text has changed" in error
+
+
+@pytest.mark.parametrize(
+    ("longer", "flags", "message"),
+    [
+        ("train", [], "of the training text, EOS counted and --max-length 256, got"),
+        ("train", ["--max-length", "10"], None),
+        ("val", [], "of the validation text, EOS counted, got 20"),
+        ("test", [], None),  # translated in parts
+        ("test", ["--long-input", "error"], "of the test text, EOS counted, got 20"),
+    ],
+)
+def test_text_beyond_the_positions_is_refused_before_training(
+    place, longer, flags, message
+):
+    for split in ("train", "val", "test"):
+        extra = ["one two three four " * 6] * (split == longer)
+        text = "\n".join(["one two", "three four", "two one"] * 20 + extra) + "\n"
+        for side in ("en", "de"):
+            (place / f"{split}.{side}").write_text(text)
+    data = ["--data", ".", "--source", "en", "--target", "de", *MODEL, "--steps", 1]
+    limits = ["--positions", "learned", "--max-positions", 20, "--vocab-size", 24]
+    flags = [*data, *limits, "--run", "run", "--beam", 1, "--threads", 2, *flags]
+    code, _, error = run_main(train.main, *flags)
+    if message is None:
+        assert (code, error) == (0, "")
+        return
+    assert (code, error.count("\n")) == (2, 1), error
+    assert "--max-positions: expected at least " in error
+    assert message in error
+    assert not (place / "run").exists()
+
+
+# Without a run
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
+    out = start("--dry-run")
+    words = [line.split()[0] for line in out.splitlines()]
+    assert words == ["run", "device", "parameters", "text", "update", "memory"]
+    assert not os.listdir()
+
+
+def test_a_profile_times_operations_and_writes_nothing(start, monkeypatch):
+    asked, real = [], train.profile_updates
+
+    def profile_updates(update, adam, parallel, steps):
+        trainer = update.__self__
+        asked.append((adam is trainer.adam, parallel is trainer.parallel, steps))
+        return real(update, adam, parallel, steps)
+
+    monkeypatch.setattr(train, "profile_updates", profile_updates)
+    out = start("--profile", 2)
+    assert asked == [(True, True, 2)]
+    lines = out.splitlines()
+    table = next(i for i, line in enumerate(lines) if line.startswith("operation"))
+    assert lines[0].startswith("run ")
+    names = {line[:34].strip() for line in lines[table:]}
+    assert {"linear forward", "attention backward", "adam", "a step"} <= names
+    assert not os.listdir()
+
+
+# What the parts of a run are given
+
+
+class Observed(Communicator):
+    """A rank of its own that remembers what is compared and sent."""
+
+    def __init__(self, local_size=1):
+        super().__init__()
+        self.local_size, self.compared, self.sent = local_size, [], []
+
+    def assert_equal(self, values):
+        self.compared.append(values)
+        super().assert_equal(values)
+
+    def broadcast(self, array):
+        self.sent.append((array, array.copy()))
+
+
+def observed(monkeypatch, name):
+    """Remember the arguments of a function that train.py calls."""
+    calls, real = [], getattr(train, name)
+
+    def function(*arguments, **options):
+        calls.append((*arguments, *options.values()))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(train, name, function)
+    return calls
+
+
+def test_ranks_compare_what_they_would_train(text, place, capsys):
+    flags = [*text, *MODEL, *EVERY, "--steps", 2, "--run", "run", "--threads", 2]
+    ranks = Observed()
+    with signals_put_back():
+        assert train.run_training(parse(*flags), ranks) == 0
+    [compared] = ranks.compared
+    config = json.loads(Path("run", "config.json").read_text())
+    for name in ("model", "training", "decoding"):
+        if name == "training":  # of which the device chose the number format
+            config[name]["precision"] = "fp32"
+        assert compared.items() >= config[name].items()
+    assert (compared["threads"], compared["state"]["step"]) == (2, 0)
+    assert compared["text"].keys() == {"train", "val", "test"}
+    assert compared["state"]["text"] == compared["text"]
+    (first, drawn), (last, ended) = ranks.sent
+    assert first is last
+    assert not np.array_equal(drawn, ended)
+    averaged = checkpoint.load(RunDirectory(Path("run")).checkpoint(2))
+    np.testing.assert_array_equal(ended, averaged.parameters.data)
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "ranks", "expected"),
+    [
+        (["--threads", 3], 8, 1, 3),
+        ([], 3, 1, 3),
+        ([], 7, 2, 3),
+        ([], 1, 2, 1),
+    ],
+)
+def test_threads_are_the_cores_of_a_rank(
+    text, place, monkeypatch, capsys, flags, cores, ranks, expected
+):
+    monkeypatch.setattr(train, "num_cores", lambda: cores)
+    names = ("open_device", "cached_tokenizer", "encoded_corpus")
+    calls = [observed(monkeypatch, name) for name in names]
+    translators = observed(monkeypatch, "Translator")
+    settings = [*text, *MODEL, *EVERY, "--steps", 1, "--run", "run"]
+    with signals_put_back():
+        train.run_training(parse(*settings, *flags), Observed(ranks))
+    assert [[call[-1] for call in found] for found in calls] == [
+        [expected], [expected], [expected] * 3,
+    ]  # fmt: skip
+    assert [call[-1] for call in translators] == [expected]
+    assert calls[0][0][:2] == ("cpu", None)
+
+
+def test_the_parts_of_a_run_get_its_device_and_state(start, monkeypatch):
+    moved, reserved = [], []
+    place = train.ParameterBuffer.move_to
+
+    def move_to(self, *arguments):
+        moved.append(arguments)
+        place(self, *arguments)
+
+    monkeypatch.setattr(train.ParameterBuffer, "move_to", move_to)
+    monkeypatch.setattr(
+        ThreadedModel, "reserve_memory", lambda self, *x: reserved.append(x)
+    )
+    scales = observed(monkeypatch, "LossScale")
+    loggers = observed(monkeypatch, "logger")
+    models = observed(monkeypatch, "parallel_model")
+    start("--steps", 1, "--run", "run", "--label-smoothing", 0.25)
+    assert (np, None) in moved
+    assert scales == [(np, "fp32", None)]
+    assert loggers[0][1] is True
+    assert reserved[0][1] == 0.25
+    assert reserved[0][0].training.label_smoothing == 0.25
+    assert models[0][5] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ([], True),
+        (["--eager"], False),
+        (["--profile", 2], False),
+        (["--dry-run"], True),
+    ],
+)
+def test_a_gpu_records_graphs_unless_it_must_not(
+    text, place, monkeypatch, capsys, flags, graphs
+):
+    """What computes on a GPU is replaced by what is told of it."""
+    from minitransformer.cuda import optimizer, training
+
+    def open_device(name, precision, cores):
+        return Device(name, np, precision, np.dtype("float16"), 1)
+
+    def from_json(stored):
+        return TrainingState(**{**stored, "loss_scale": (4.0, 7)})
+
+    monkeypatch.setattr(train, "open_device", open_device)
+    monkeypatch.setattr(train.TrainingState, "from_json", from_json)
+    made = {}
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def gpu_model(*arguments):
+        made["model"] = arguments
+        return arguments[0]
+
+    def gpu_adam(*arguments):
+        made["adam"] = arguments
+        raise Stop
+
+    monkeypatch.setattr(training, "GpuModel", gpu_model)
+    monkeypatch.setattr(optimizer, "GpuAdam", gpu_adam)
+    settings = [*text, *MODEL, "--device", "cuda", "--precision", "fp16", *flags]
+    args = parse(*settings)
+    run, ranks = RunDirectory(place / "run"), Communicator()
+    config = train.new_config(args)
+    with pytest.raises(Stop):
+        train.prepare(run, config, False, args, ranks)
+    model, parameters, scale, found, recorded, log = made["model"]
+    assert (recorded, found) == (graphs, ranks)
+    assert parameters.parameters.keys() == dict(model.named_parameters()).keys()
+    assert (scale.dynamic, scale.factor, scale.finite_steps) == (True, 4, 7)
+    assert parameters.low_precision.dtype == "float16"
+    np.testing.assert_array_equal(
+        parameters.low_precision, parameters.data.astype("float16")
+    )
+    assert made["adam"] == (parameters, config.training, scale)
+    run.path.mkdir()
+    log("said")
+    assert (capsys.readouterr().out, (run.path / "train.log").read_text()) == (
+        "said\n", "said\n",
+    )  # fmt: skip
+
+
+def test_trying_out_begins_no_run(start, monkeypatch):
+    calls = observed(monkeypatch, "prepare")
+    start("--dry-run")
+    run, _, resumes, args, ranks = calls[0]
+    assert (resumes, args.dry_run, ranks.size) == (False, True, 1)
+    assert not run.path.exists()
+
+
+# Several ranks
+
+
+def rank_run(text, monkeypatch, size, *flags):
+    """Train with `size` ranks that are threads; return what each was told to compare.
+
+    Only a process has signals, so that these ranks cannot be stopped by them.
+    """
+
+    @contextlib.contextmanager
+    def no_signals(handle):
+        yield
+
+    monkeypatch.setattr(train, "stop_signals_handled", no_signals)
+    settings = [*text, *MODEL, *EVERY, "--threads", 1, *flags]
+    compared = [[] for _ in range(size)]
+
+    def work(ranks):
+        real = ranks.assert_equal
+        ranks.assert_equal = lambda x: compared[ranks.rank].append(x) or real(x)
+        return train.run_training(parse(*settings), ranks)
+
+    assert run_ranks(size, work) == [0] * size
+    return compared
+
+
+def assert_close_results(one, other):
+    """Two runs differ by rounding alone."""
+    for name in ("loss", "validation_loss", "validation_bleu", "test_bleu", "exact"):
+        assert values(one, name) == pytest.approx(values(other, name), rel=1e-4), name
+    for path in Path(one).glob("*.safetensors"):
+        for name, found in load_file(path).items():
+            if found.dtype == np.float32:
+                expected = load_file(Path(other) / path.name)[name]
+                np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_two_ranks_do_what_one_with_two_threads_does(
+    start, text, monkeypatch, capsys, asynchronous
+):
+    flags = ["--validate-bleu", 5, "--steps", 4, "--learning-rate", 0.01, "--run"]
+    start(*flags, "one")
+    monkeypatch.setattr(ThreadedModel, "asynchronous", asynchronous)
+    compared = rank_run(text, monkeypatch, 2, *flags, "two")
+    assert_close_results("one", "two")
+    out = capsys.readouterr().out
+    assert out == Path("two", "train.log").read_text()
+    assert "\ndevice      2 ranks, cpu, 1 threads each\n" in out
+    assert logged(out, "epoch") == [1, 2, 3, 4]
+    seconds = list(values("two", "seconds").values())
+    assert 0 < seconds[0] <= seconds[1] <= seconds[-1]
+    for found in compared:
+        assert [list(x) for x in found[1:]] == [["parameters"]] * 4
+    found = [[x["parameters"] for x in rank[1:]] for rank in compared]
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 4
+
+
+def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
+    text, place, monkeypatch, capsys, bars
+):
+    def save(path, saved):
+        raise OSError(ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    trainers = []
+    real = train.Trainer.finish
+
+    def finish(self):
+        trainers.append(self)
+        real(self)
+
+    monkeypatch.setattr(train.Trainer, "finish", finish)
+    flags = ("--steps", 2, "--run", "run", "--on-save-error", "continue")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    rank_run(text, monkeypatch, 2, *flags)
+    assert sorted(bar.options["disable"] for bar in bars) == [False, True]
+    assert [trainer.state.best_loss for trainer in trainers] == [math.inf] * 2
+    assert capsys.readouterr().out.count("; training continues") == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_only_ranks_on_gpus_wait_before_they_compare_numbers(asynchronous, size):
+    trainer = train.Trainer.__new__(train.Trainer)
+    trainer.parallel = SimpleNamespace(asynchronous=asynchronous)
+    trainer.ranks = SimpleNamespace(size=size)
+    assert trainer.ranks_wait_for_device == (asynchronous and size == 2)
+
+
+def test_ranks_stop_by_the_largest_of_their_signals_and_by_rank_0s_clock(monkeypatch):
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 70.0))
+
+    def work(ranks, numbers=(None, signal.SIGTERM, signal.SIGINT)):
+        trainer = SimpleNamespace(ranks=ranks, began=50.0 - ranks.rank)
+        trainer.signal = numbers[ranks.rank]
+        trainer.state = SimpleNamespace(seconds=0.0)
+        train.Trainer.sync_stop(trainer)
+        return trainer.stopped_by, trainer.state.seconds
+
+    assert run_ranks(3, work) == [(signal.SIGTERM, 20.0)] * 3
+    assert run_ranks(2, lambda ranks: work(ranks, [None] * 2)) == [(None, 20.0)] * 2
+
+
+def test_the_allocator_is_tuned_for_training(start, monkeypatch):
+    calls = observed(monkeypatch, "tune_allocator")
+    start("--dry-run")
+    assert calls == [()]
