@@ -159,7 +159,9 @@ def test_a_fused_kernel_replaces_the_operation_of_its_name():
         assert found.data.tolist() == [0.0, 1.0, 64.0]
     assert asked == [("weighted_sum", id(x.data), id(numbers), id(numbers))] * 2
     assert found.requires_grad
-    assert not weighted(numbers, numbers, numbers).requires_grad
+    constant = weighted(numbers, numbers, numbers)
+    assert constant.data.tolist() == [0.0, 7.0, 14.0]
+    assert not constant.requires_grad
     with no_grad():
         assert weighted(x, x, x).data.tolist() == [0.0, 7.0, 14.0]
         assert not weighted(x, x, x).requires_grad
