@@ -105,7 +105,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     preset = (
         "preset: tiny, multi30k, small, base, big, base-en-fr, big-en-fr, base-ROW (of "
-        "Table 3), parsing, parsing-small, or a JSON or TOML file (default tiny)"
+        "Table 3), parsing, parsing-semi, parsing-small, or a JSON or TOML file "
+        "(default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
     device = "cpu, cuda or cuda:N (default cpu)"

@@ -250,7 +250,7 @@ def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             make_folder(path, exist_ok=False)
             break
-    (path / ".processes").touch()  # `lock` removes it if nothing begins here
+    RunDirectory(path)._process_ids.touch()  # `lock` removes it if nothing begins here
     return path
 
 

@@ -117,8 +117,7 @@ def exit_code(
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
         message = f"out of memory, {advice}: {error}"
-    message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-    print(f"{prog}: error: {who}{message}", file=sys.stderr)
+    print(f"{prog}: error: {who}{printable(message)}", file=sys.stderr)
     return code
 
 
