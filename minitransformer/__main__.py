@@ -58,10 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     place, _ = COMMANDS[name]
-    if place.endswith(".py"):
-        run_script(place, rest)
-        return 0
-    return int(importlib.import_module(f"minitransformer.{place}").main(rest))
+    try:
+        if place.endswith(".py"):
+            run_script(place, rest)
+            return 0
+        return int(importlib.import_module(f"minitransformer.{place}").main(rest))
+    except KeyboardInterrupt:  # while modules were loaded: commands handle others
+        print(f"minitransformer {name}: error: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

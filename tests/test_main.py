@@ -110,3 +110,12 @@ def test_the_installed_command_is_this_one():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'minitransformer = "minitransformer.__main__:main"' in text
     assert callable(command_line.main)
+
+
+def test_ctrl_c_while_modules_are_loaded_is_one_line(capsys, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert main(["average", "--help"]) == 130
+    assert capsys.readouterr().err == "minitransformer average: error: interrupted\n"

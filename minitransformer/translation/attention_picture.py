@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from minitransformer.files import atomic_write
 from minitransformer.settings.extras import import_extra
 from minitransformer.translation.attention_maps import AttentionMaps
 
@@ -40,4 +41,5 @@ def draw_attention(maps: AttentionMaps, output: Path) -> None:
                 panel.set_xticks(range(len(words)), words, fontsize=4, rotation=90)
                 panel.tick_params(length=0)
     figure.tight_layout()
-    figure.savefig(output, dpi=200)
+    with atomic_write(output) as file:
+        figure.savefig(file, dpi=200, format=output.suffix[1:])
