@@ -263,17 +263,41 @@ def test_loss_is_cross_entropy_with_smoothed_targets(smoothing, chunk, monkeypat
     rng = np.random.default_rng(3)
     x, weight = rng.standard_normal((3, 4, 5)), rng.standard_normal((7, 5))
     targets = rng.integers(0, 7, (3, 4))
-    loss, _ = PRIMITIVES["projected_cross_entropy"](
+    loss, vjp = PRIMITIVES["projected_cross_entropy"](
         x, weight, targets, label_smoothing=smoothing, padding_id=0
     )
-    expected = 0.0
-    for row, target in zip(x.reshape(-1, 5), targets.reshape(-1), strict=True):
+    expected, dx, dweight = 0.0, np.zeros((12, 5)), np.zeros((7, 5))
+    rows = x.reshape(-1, 5)
+    for i, (row, target) in enumerate(zip(rows, targets.reshape(-1), strict=True)):
+        if target == 0:
+            continue
         logits = weight @ row
         log_probs = logits - math.log(sum(math.exp(z) for z in logits))
         q = np.full(7, smoothing / 7)
         q[target] += 1 - smoothing
-        expected -= float(q @ log_probs) if target != 0 else 0.0
+        expected -= float(q @ log_probs)
+        dlogits = np.exp(log_probs) - q
+        dx[i] = dlogits @ weight
+        dweight += np.outer(dlogits, row)
     assert_close(loss, expected)
+    gradients = vjp(np.asarray(2.0))
+    assert_close(gradients[0].reshape(-1, 5), 2 * dx)
+    assert_close(gradients[1], 2 * dweight)
+
+
+def test_without_a_rate_there_is_no_dropout_and_without_a_scale_none():
+    draw = np.random.default_rng(0).standard_normal
+    table, positions, ids = draw((5, 4)), draw((3, 4)), np.array([[1, 2, 4], [3, 3, 0]])
+    embedded, _ = PRIMITIVES["embedding"](table, ids, positions, rng=HostStream((1,)))
+    assert_close(embedded, table[ids] + positions)
+    x = draw((2, 3, 4))
+    for name, inputs, options in (
+        ("attention", (x, x, x), {"num_heads": 2}),
+        ("restricted_attention", (x, x, x), {"num_heads": 2, "before": 1, "after": 1}),
+        ("add_layer_norm", (x, x, draw(4), draw(4)), {}),
+    ):
+        out, _ = PRIMITIVES[name](*inputs, **options, rng=HostStream((1,)))
+        assert_close(out, PRIMITIVES[name](*inputs, **options)[0])
 
 
 def test_loss_of_padding_alone_is_zero():
