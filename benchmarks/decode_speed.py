@@ -8,9 +8,10 @@ The medians and the ratios within a round are printed as JSON. The speed counts 
 output tokens of the best hypotheses, EOS included, over the time of decoding alone.
 `same` is the share of translations that equal this engine's; CTranslate2 divides scores
 by length^p, the others by the paper's penalty. PyTorch decodes each batch until its
-last sentence ends; with `-drop`, sentences leave the batch when they end. With --shape
-the weights are random and every output is as long as the input. With --lexicon this
-engine also runs with a shortlist of likely words, which saves work that the others do.
+last sentence ends; with `-drop`, sentences leave the batch when they end. CTranslate2
+runs in each type of number that it supports on the processor. With --shape the weights
+are random and every output is as long as the input. With --lexicon this engine also
+runs with a shortlist of likely words, which saves work that the others do.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
     "multi30k": (10_000, 500, 15),
 }
+CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
 SIDES = (
     "ours",
     "ours-shortlist",
     "pytorch",
     "pytorch-drop",
-    "ctranslate2",
-    "ctranslate2-int8",
+    *(f"ctranslate2-{kind}" for kind in CTRANSLATE2),
 )
 Sentences = list[list[int]]
 
@@ -124,10 +125,9 @@ def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
 
     _, pieces, _, longest = workload(args)
     ids = {piece: i for i, piece in enumerate(pieces)}
-    kind = "int8" if args.side.endswith("int8") else "float32"
     translator = ctranslate2.Translator(
-        str(args.workspace / kind),
-        compute_type=kind,
+        str(args.workspace / "ctranslate2"),
+        compute_type=args.side.partition("-")[2],
         inter_threads=args.threads,
         intra_threads=1,
     )
@@ -196,8 +196,18 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if bool(args.run) == bool(args.shape) or bool(args.run) != bool(args.input):
         parser.error("expected --run with --input, or --shape")
     if not args.sides:
-        args.sides = [s for s in SIDES if args.lexicon or s != "ours-shortlist"]
+        args.sides = [side for side in SIDES if is_possible(side, args.lexicon)]
     return args
+
+
+def is_possible(side: str, lexicon: Path | None) -> bool:
+    """Whether a side has the file, or CTranslate2 the kind of number, that it needs."""
+    import ctranslate2
+
+    name, _, kind = side.partition("-")
+    if name == "ctranslate2":
+        return kind in ctranslate2.get_supported_compute_types("cpu")
+    return kind != "shortlist" or lexicon is not None
 
 
 def main() -> None:
@@ -208,11 +218,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         workspace = Path(directory)
         model, pieces, sources, _ = workload(args)
-        for kind in ("float32", "int8"):
-            export.to_ctranslate2(model, pieces, workspace / kind, kind)
+        export.to_ctranslate2(model, pieces, workspace / "ctranslate2", "float32")
         arguments = [*sys.argv[1:], "--workspace", directory]
         found = alternate(__file__, args.sides, arguments, args.rounds)
+        figures = {side: medians(results) for side, results in found.items()}
         others = [side for side in args.sides if side != "ours"]
+        best = max(
+            (side for side in others if side.startswith("ctranslate2")),
+            key=lambda side: figures[side]["tokens_per_second"],
+            default=None,
+        )
         report(
             "decode_speed",
             model=str(args.run or args.shape),
@@ -220,11 +235,12 @@ def main() -> None:
             beam=args.beam,
             threads=args.threads,
             rounds=args.rounds,
-            **{side: medians(results) for side, results in found.items()},
+            **figures,
             speed_over={
                 side: ratio(found["ours"], found[side], "tokens_per_second")
                 for side in others
             },
+            best_of_ctranslate2=best,
             same={side: same(workspace, side) for side in others},
         )
 

@@ -103,7 +103,7 @@ def pytorch(args: argparse.Namespace) -> tuple[Step, Wait]:
 
     torch.manual_seed(1)
     config, batch = workload(args.shape)
-    model = TorchTraining(config).to(args.device)
+    model = TorchTraining(Transformer(config, seed=1)).to(args.device)
     loss_of = torch.compile(model) if args.side == "compiled" else model
     optimizer = model.adam()
     source, target = (

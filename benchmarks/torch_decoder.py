@@ -35,7 +35,7 @@ class TorchDecoder:
             for name, p in model.named_parameters()
         }
         self.table = self.weights["embedding.table"]
-        positions = torch.from_numpy(model.embedding._positions(512).data)
+        positions = torch.from_numpy(model.embedding.reserve(512).data)
         self.positions = positions.to(device, dtype)
 
     def norm(self, name: str, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -1,45 +1,76 @@
-"""The training loss of section 5 in PyTorch, as its users write it.
+"""The training of section 5 in PyTorch, as its users write it, from the same weights.
 
 The model is `nn.Transformer`, post-norm and without a final norm, with dropout where
-this engine has it, one matrix for embeddings and logits, and PyTorch's label-smoothed
-loss.
+this engine has it, no biases of attention, one matrix for embeddings and logits, and
+PyTorch's label-smoothed loss. It begins with the weights of a model of this engine, so
+that both compute the same thing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import nn
 
-from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.model.layers import MultiHeadAttention
+from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from minitransformer.settings.config import PAD_ID
+from minitransformer.text.batches import Batch
 
 
 class TorchTraining(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    """A model that computes what `ours` computes, with sinusoidal positions."""
+
+    def __init__(self, ours: Transformer, label_smoothing: float = 0.1) -> None:
         super().__init__()
-        d, rate = config.d_model, config.dropout
-        self.embedding = nn.Embedding(config.vocab_size, d)
-        nn.init.normal_(self.embedding.weight, 0, d**-0.5)
+        config = ours.config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.model = nn.Transformer(
-            d,
+            config.d_model,
             config.num_heads,
             config.encoder_layers,
             config.decoder_layers,
             config.d_ff,
-            rate,
+            config.dropout,
             batch_first=True,
+            layer_norm_eps=LAYER_NORM_EPSILON,
         )
         self.model.encoder.norm = self.model.decoder.norm = None
         for layer in (*self.model.encoder.layers, *self.model.decoder.layers):
             layer.dropout = nn.Identity()  # inside the feed-forward layer
-            layer.self_attn.dropout = 0.0
-            if hasattr(layer, "multihead_attn"):
-                layer.multihead_attn.dropout = 0.0
-        self.dropout = nn.Dropout(rate)
-        self.criterion = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=PAD_ID)
-        self.register_buffer("positions", torch.randn(512, d))
-        self.scale = math.sqrt(d)
+            for attention in attentions(layer):
+                attention.dropout = 0.0
+                for bias in (attention.in_proj_bias, attention.out_proj.bias):
+                    nn.init.zeros_(bias).requires_grad_(False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.criterion = nn.CrossEntropyLoss(
+            label_smoothing=label_smoothing, ignore_index=PAD_ID
+        )
+        positions = ours.embedding.reserve(512).data
+        self.register_buffer("positions", torch.from_numpy(positions.copy()))
+        self.scale = math.sqrt(config.d_model)
+        for array, weights in self.pairs(ours):
+            weights.copy_(torch.from_numpy(array))
+
+    def pairs(self, ours: Transformer) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        """Yield each parameter of `ours` with the same one here, in our layout."""
+        yield ours.embedding.table.data, self.embedding.weight.detach()
+        stacks = (
+            (ours.encoder, self.model.encoder.layers),
+            (ours.decoder, self.model.decoder.layers),
+        )
+        for layers, torch_layers in stacks:
+            for layer, torch_layer in zip(layers, torch_layers, strict=True):
+                yield from layer_pairs(layer, torch_layer)
+
+    def copy_to(self, ours: Transformer) -> None:
+        """Give the weights that were learned here to a model of this engine."""
+        for array, weights in self.pairs(ours):
+            array[...] = weights.numpy()
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         embedded = self.embedding(ids) * self.scale + self.positions[: ids.shape[1]]
@@ -58,7 +89,8 @@ class TorchTraining(nn.Module):
         )
         masks = {}
         if padded:
-            padding = source == PAD_ID
+            padding = torch.zeros(source.shape, device=source.device)
+            padding.masked_fill_(source == PAD_ID, -math.inf)
             masks = {
                 "src_key_padding_mask": padding,
                 "memory_key_padding_mask": padding,
@@ -74,6 +106,51 @@ class TorchTraining(nn.Module):
         return self.criterion(logits, expected.flatten())
 
     def adam(self) -> torch.optim.Adam:
+        trained = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.Adam(
-            self.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
+            trained, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
         )
+
+
+def attentions(layer: nn.Module) -> list[nn.MultiheadAttention]:
+    return [
+        part for part in layer.children() if isinstance(part, nn.MultiheadAttention)
+    ]
+
+
+def layer_pairs(
+    ours: EncoderLayer | DecoderLayer, theirs: nn.Module
+) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    """Yield the parameters of a layer as `TorchTraining.pairs` does."""
+    blocks = [ours.self_attention]
+    norms = [ours.self_attention_norm, ours.feed_forward_norm]
+    if isinstance(ours, DecoderLayer):
+        blocks.append(ours.cross_attention)
+        norms.insert(1, ours.cross_attention_norm)
+    for block, attention in zip(blocks, attentions(theirs), strict=True):
+        yield from attention_pairs(block, attention)
+    for number, norm in enumerate(norms, start=1):
+        torch_norm = getattr(theirs, f"norm{number}")
+        yield norm.gain.data, torch_norm.weight.detach()
+        yield norm.bias.data, torch_norm.bias.detach()
+    feed_forward = ours.feed_forward
+    yield feed_forward.weight_1.data, theirs.linear1.weight.detach().T
+    yield feed_forward.bias_1.data, theirs.linear1.bias.detach()
+    yield feed_forward.weight_2.data, theirs.linear2.weight.detach().T
+    yield feed_forward.bias_2.data, theirs.linear2.bias.detach()
+
+
+def attention_pairs(
+    ours: MultiHeadAttention, theirs: nn.MultiheadAttention
+) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    joint = theirs.in_proj_weight.detach().chunk(3)
+    for ours_part, part in zip((ours.query, ours.key, ours.value), joint, strict=True):
+        yield ours_part.data, part.T
+    yield ours.output.data, theirs.out_proj.weight.detach().T
+
+
+def tensors(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Return a batch as `TorchTraining.forward` takes it."""
+    source = torch.from_numpy(np.asarray(batch.source, np.int64))
+    target = torch.from_numpy(np.asarray(batch.target, np.int64))
+    return source, target, bool((source == PAD_ID).any())

@@ -4,13 +4,15 @@
     python benchmarks/train_speed.py --shape multi30k --data data/multi30k
 
 Each side runs in a process of its own, in alternating rounds. The medians and the
-ratios within a round are printed as JSON. PyTorch's side is `nn.Transformer` in float32
-(post-norm, no final norm, dropout where this engine has it) with fused Adam, the same
-embedding and label-smoothed loss, and padding masks where there is padding. A third
-side computes only the matrix products of the step, in the faster of two ways: whole,
-with the threads of BLAS, or cut into one part for each thread. The speed counts source
-and target tokens without padding. The shape multi30k trains the preset of that name on
-real batches.
+ratios within a round are printed as JSON. PyTorch's side is `nn.Transformer` (without a
+final norm, with dropout where this engine has it) with fused Adam, the same embedding
+and label-smoothed loss, and padding masks where there is padding. It runs in four
+modes: float32, bfloat16 by `torch.autocast`, and both compiled by `torch.compile`. The
+ratio that counts is the one over the mode with the highest median. A side `products`
+computes only the matrix products of the step, in the faster of two ways: whole, with
+the threads of BLAS, or cut into one part for each thread. The speed counts source and
+target tokens without padding. The shape multi30k trains the preset of that name on real
+batches.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from threadpoolctl import threadpool_limits
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
@@ -47,7 +49,8 @@ SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a se
     "d512": (512, 2048, 8, 6, 50, 32),
 }
 VOCAB_SIZE = 8000
-SIDES = ("ours", "products", "pytorch")
+PYTORCH = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
+SIDES = ("ours", "products", *PYTORCH)
 Step = Callable[[Batch], float]
 
 
@@ -92,20 +95,22 @@ def ours(config: ModelConfig, threads: int) -> Step:
     return step
 
 
-def pytorch(config: ModelConfig, threads: int) -> Step:
+def pytorch(config: ModelConfig, threads: int, mode: str = "pytorch") -> Step:
     import torch
-    from torch_training import TorchTraining
+    from torch_training import TorchTraining, tensors
 
     torch.manual_seed(1)
     torch.set_num_threads(threads)
-    model = TorchTraining(config)
+    model = TorchTraining(Transformer(config, seed=1))
+    loss_of = torch.compile(model, dynamic=True) if "compiled" in mode else model
     optimizer = model.adam()
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=mode.endswith("bf16"))
 
     def step(batch: Batch) -> float:
-        source = torch.from_numpy(np.asarray(batch.source, np.int64))
-        target = torch.from_numpy(np.asarray(batch.target, np.int64))
+        source, target, padded = tensors(batch)
         optimizer.zero_grad()
-        loss = model(source, target, bool((source == PAD_ID).any()))
+        with precision:
+            loss = loss_of(source, target, padded)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -210,8 +215,12 @@ def product_operands(
 def measure(args: argparse.Namespace) -> None:
     """Run one side and print its figures."""
     config, batches = workload(args)
-    sides = {"ours": ours, "products": products, "pytorch": pytorch}
-    step = sides[args.side](config, args.threads)
+    if args.side in PYTORCH:
+        step = pytorch(config, args.threads, args.side)
+    else:
+        step = {"ours": ours, "products": products}[args.side](config, args.threads)
+    if "compiled" in args.side:
+        list(map(step, batches))  # compiles for the shapes of all batches
     seconds = []
     for batch in batches:
         started = time.perf_counter()
@@ -238,6 +247,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="timed steps a round")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--modes", nargs="+", choices=PYTORCH, default=PYTORCH)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.shape == "multi30k" and args.data is None:
@@ -245,17 +255,24 @@ def main() -> None:
     if args.side:
         measure(args)
         return
-    found = alternate(__file__, SIDES, sys.argv[1:], args.rounds)
-    ours, products, pytorch = (found[side] for side in SIDES)
+    sides = "ours", "products", *args.modes
+    found = alternate(__file__, sides, sys.argv[1:], args.rounds)
+    speeds = {side: medians(found[side])["tokens_per_second"] for side in args.modes}
+    best = max(speeds, key=speeds.__getitem__)
+    ours = found["ours"]
     report(
         "train_speed",
         shape=args.shape,
         threads=args.threads,
         rounds=args.rounds,
         **{side: medians(results) for side, results in found.items()},
-        speed_over_pytorch=ratio(ours, pytorch, "tokens_per_second"),
-        share_of_matrix_products=ratio(ours, products, "tokens_per_second"),
-        memory_over_pytorch=ratio(ours, pytorch, "peak_memory_mb"),
+        speed_over_pytorch={
+            mode: ratio(ours, found[mode], "tokens_per_second") for mode in args.modes
+        },
+        best_of_pytorch=best,
+        speed_over_best_of_pytorch=ratio(ours, found[best], "tokens_per_second"),
+        share_of_matrix_products=ratio(ours, found["products"], "tokens_per_second"),
+        memory_over_pytorch=ratio(ours, found[best], "peak_memory_mb"),
     )
 
 

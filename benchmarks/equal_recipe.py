@@ -1,0 +1,214 @@
+"""The same training in this engine and in PyTorch: weights, batches, schedule, Adam.
+
+    python benchmarks/equal_recipe.py --data data/multi30k --source en --target de \
+        --steps 200 --dropout 0 --plot losses.png
+    python benchmarks/equal_recipe.py --data data/multi30k --source en --target de \
+        --steps 2000 --seeds 1 2 3
+
+Both sides begin with the same weights and take the same batches, in processes of their
+own, one after the other. Without dropout, their losses differ by rounding alone. With
+dropout, they drop the same places at the same rates, but other elements. The PyTorch
+side is benchmarks/torch_training.py, in float32 or in the mode that --mode names. At
+the end, both translate the test text with this engine's beam search, without averaging
+checkpoints; PyTorch's side takes the first seed alone. The losses, minutes of training
+and BLEU are printed as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from harness import report, run_side
+from train_speed import PYTORCH
+
+from minitransformer.engine.machine import tune_allocator
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    TextConfig,
+    TrainingConfig,
+)
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+from minitransformer.text.batches import Batch, BatchStream
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.lines import find_text
+from minitransformer.training.evaluation import translation_quality
+from minitransformer.training.optimizer import (
+    Adam,
+    learning_rate,
+    peak_learning_rate,
+)
+from minitransformer.training.parallel import ThreadedModel
+from minitransformer.translation.translator import Translator
+
+
+class Ours:
+    def __init__(self, model: Transformer, training: TrainingConfig, threads: int):
+        tune_allocator()
+        self.model, self.training = model, training
+        self.parameters = ParameterBuffer(model)
+        self.threaded = ThreadedModel(model, self.parameters, threads)
+        constants = training.beta1, training.beta2, training.epsilon
+        self.adam = Adam(self.parameters.data, *constants)
+
+    def update(self, batch: Batch, rate: float) -> float:
+        key = self.training.seed, self.adam.steps + 1
+        loss = self.threaded.gradient([batch], self.training.label_smoothing, key)
+        self.adam.update(self.parameters.grad, rate)
+        return float(loss)
+
+    def trained(self) -> Transformer:
+        self.threaded.close()
+        return self.model
+
+
+class PyTorch:
+    def __init__(
+        self, model: Transformer, training: TrainingConfig, threads: int, mode: str
+    ):
+        import torch
+        from torch_training import TorchTraining, tensors
+
+        torch.manual_seed(training.seed)
+        torch.set_num_threads(threads)
+        self.ours, self.tensors = model, tensors
+        self.model = TorchTraining(model, training.label_smoothing)
+        compiled = torch.compile(self.model, dynamic=True)
+        self.loss_of = compiled if "compiled" in mode else self.model
+        self.optimizer = self.model.adam()
+        low = mode.endswith("bf16")
+        self.precision = torch.autocast("cpu", torch.bfloat16, enabled=low)
+
+    def update(self, batch: Batch, rate: float) -> float:
+        self.optimizer.param_groups[0]["lr"] = rate
+        self.optimizer.zero_grad()
+        with self.precision:
+            loss = self.loss_of(*self.tensors(batch))
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def trained(self) -> Transformer:
+        self.model.copy_to(self.ours)
+        return self.ours
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Train one side, and print its losses, minutes and BLEU."""
+    preset = PRESETS[args.config]
+    changed = {} if args.dropout is None else {"dropout": args.dropout}
+    config = build(ModelConfig, preset, changed)
+    training = build(TrainingConfig, preset, {"seed": args.seed, "steps": args.steps})
+    folder = {"data": str(args.data), "source": args.source, "target": args.target}
+    text = find_text(build(TextConfig, {}, folder))
+    tokenizer = cached_tokenizer(
+        text["train"], config.vocab_size, args.cache, args.threads
+    )
+    corpus = encoded_corpus(text["train"], tokenizer, args.cache, args.threads)
+    stream = BatchStream(corpus, training, 0, 0)
+    model = Transformer(config, training.seed)
+    side: Ours | PyTorch
+    if args.side == "ours":
+        side = Ours(model, training, args.threads)
+    else:
+        side = PyTorch(model, training, args.threads, args.mode)
+    peak = training.learning_rate or peak_learning_rate(config.d_model, training.warmup)
+    losses, seconds = [], 0.0
+    for step in range(1, args.steps + 1):
+        batch = next(stream)
+        started = time.perf_counter()
+        losses.append(side.update(batch, learning_rate(step, peak, training.warmup)))
+        seconds += time.perf_counter() - started
+        if step % 100 == 0:
+            print(f"{args.side} step {step} loss {losses[-1]:.4f}", file=sys.stderr)
+    figures = {"losses": losses, "minutes": seconds / 60}
+    if "test" in text and not args.no_bleu:
+        translator = Translator(side.trained(), tokenizer, args.threads)
+        pairs = text["test"].first(None)
+        lines = translator.translate(
+            [source for source, _ in pairs], build(DecodingConfig, preset, {})
+        )
+        quality = translation_quality(lines, [target for _, target in pairs])
+        figures |= {"bleu": quality.bleu, "signature": quality.bleu_signature}
+    print(json.dumps(figures))
+
+
+def draw(found: dict[str, list[float]], path: Path) -> None:
+    """Draw the losses of all sides, and below them how far they are from the first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 5))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    first = next(iter(found.values()))
+    steps = np.arange(1, len(first) + 1)
+    for style, (name, losses) in zip(
+        ("-", "--", ":", "-."), found.items(), strict=False
+    ):
+        above.plot(steps, losses, style, label=name, linewidth=1.2)
+        if losses is not first:
+            difference = np.abs(np.subtract(losses, first))
+            below.semilogy(steps, np.maximum(difference, 1e-9), label=name)
+    above.set_ylabel("loss, nats a token")
+    above.legend(frameon=False)
+    below.set_ylabel("difference")
+    below.set_xlabel("updates")
+    for panel in (above, below):
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    add("--config", default="multi30k", help="preset (default multi30k)")
+    add("--data", type=Path, required=True, help="folder of train.LANG, test*.LANG")
+    add("--source", required=True)
+    add("--target", required=True)
+    add("--steps", type=int, default=200)
+    add("--dropout", type=float, help="default that of the preset")
+    add("--seeds", type=int, nargs="+", default=[1])
+    add("--mode", choices=PYTORCH, default="pytorch", help="how PyTorch computes")
+    add("--no-bleu", action="store_true", help="do not translate the test text")
+    add("--plot", type=Path, metavar="FILE", help="draw the losses")
+    add("--cache", type=Path, default=Path("cache"))
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add("--side", choices=("ours", "pytorch"), help=argparse.SUPPRESS)
+    add("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        measure(args)
+        return
+    found = {}
+    for side, seed in [("pytorch", args.seeds[0]), *(("ours", s) for s in args.seeds)]:
+        wanted = ["--side", side, "--seed", str(seed)]
+        found[f"{side}, seed {seed}"] = run_side(__file__, [*sys.argv[1:], *wanted])
+    losses = {name: figures.pop("losses") for name, figures in found.items()}
+    theirs, ours, *_ = losses.values()
+    if args.plot:
+        draw(losses, args.plot)
+    report(
+        "equal_recipe",
+        config=args.config,
+        steps=args.steps,
+        threads=args.threads,
+        mode=args.mode,
+        dropout=args.dropout,
+        last_loss={name: each[-1] for name, each in losses.items()},
+        largest_difference=float(np.abs(np.subtract(theirs, ours)).max()),
+        **found,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The PyTorch sides of the benchmarks do the work that this engine does."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    DecodingConfig,
+    ModelConfig,
+)
+from minitransformer.text.batches import Batch
+from minitransformer.training.optimizer import Adam
+from minitransformer.translation.batch_translation import translate_ids
+from support.scripts import ROOT
+
+torch = pytest.importorskip("torch")
+
+CONFIG = ModelConfig(
+    vocab_size=40,
+    encoder_layers=2,
+    decoder_layers=2,
+    d_model=16,
+    d_ff=24,
+    num_heads=4,
+    dropout=0.0,
+)
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def random_batch(rng):
+    source, target = rng.integers(4, 40, (3, 7)), rng.integers(4, 40, (3, 6))
+    target[:, 0] = BOS_ID
+    source[1, 4:], target[0, 3:] = PAD_ID, PAD_ID
+    return Batch(source, target)
+
+
+def test_three_updates_of_pytorch_are_those_of_this_engine(benchmark):
+    rng, rate = np.random.default_rng(0), 0.01
+    ours = Transformer(CONFIG, seed=1)
+    side = benchmark("torch_training")
+    theirs = side.TorchTraining(ours)
+    optimizer = theirs.adam()
+    buffer = ParameterBuffer(ours)
+    adam = Adam(buffer.data, 0.9, 0.98, 1e-9)
+    for _ in range(3):
+        batch = random_batch(rng)
+        buffer.grad.fill(0)
+        loss = training_loss(ours, batch.source, batch.target, 0.1, None)
+        loss.backward(1 / batch.target_tokens)
+        adam.update(buffer.grad, rate)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        their_loss = theirs(*side.tensors(batch))
+        their_loss.backward()
+        optimizer.step()
+        got = their_loss.item() * batch.target_tokens
+        assert got == pytest.approx(float(loss.data), rel=1e-4)
+    copy = Transformer(CONFIG, seed=2)
+    theirs.copy_to(copy)
+    learned = ParameterBuffer(copy).data
+    first = ParameterBuffer(Transformer(CONFIG, seed=1)).data
+    assert np.abs(learned - buffer.data).max() < 1e-3 * np.abs(learned - first).max()
+
+
+@pytest.mark.parametrize("drop_finished", [False, True])
+def test_beam_search_in_pytorch_finds_the_same(benchmark, drop_finished):
+    model = Transformer(CONFIG, seed=3)
+    decoder = benchmark("torch_decoder").TorchDecoder(model, drop_finished)
+    sources = [[5, 6, 7, 8], [9, 10, 11, 12]]
+    limits = [len(source) + 51 for source in sources]
+    ids = torch.tensor([[*source, EOS_ID] for source in sources])
+    with torch.no_grad():
+        found = decoder.search(ids, limits, 4, 0.6)
+    expected = translate_ids(model, sources, DecodingConfig(beam=4), 1, None)
+    assert found == [list(hypotheses[0].tokens) for hypotheses in expected]
