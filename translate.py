@@ -95,7 +95,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--json", action="store_true", help="write a JSON object for each line")
     add("--threads", type=positive, metavar="N", help="CPU threads (default all cores)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    precision = "number format on a GPU (default bf16, or else fp32)"
+    precision = "number format (default fp32; on a GPU bf16 if it can)"
     add("--precision", choices=PRECISIONS, help=precision)
     buffer = "most lines that are translated together (default 2000)"
     add("--buffer", type=positive, metavar="LINES", help=buffer)

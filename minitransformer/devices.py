@@ -40,7 +40,8 @@ class Device:
     def description(self) -> str:
         """The device and how it computes, in a few words."""
         if self.name == "cpu":
-            return f"cpu, {self.num_threads} threads"
+            products = ", products in bf16" if self.precision == "bf16" else ""
+            return f"cpu, {self.num_threads} threads{products}"
         return f"{self.name}, {self.precision}"
 
 
@@ -64,11 +65,16 @@ def open_device(
     unknown, RuntimeError if there is no such GPU or a library that it needs is missing.
     """
     if name == "cpu":
-        if precision not in (None, "fp32"):
+        if precision not in (None, "fp32", "bf16"):
             raise UsageError(
-                f"--precision: expected fp32 with --device cpu, got {precision}"
+                f"--precision: expected fp32 or bf16 with --device cpu, got {precision}"
             )
-        return Device(name, np, "fp32", None, num_threads or num_cores())
+        register_kernels(np.ndarray, None)
+        if precision == "bf16":
+            from minitransformer import bfloat16
+
+            register_kernels(np.ndarray, bfloat16.open_kernels().find)
+        return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
 
     cupy = device.select_gpu(name)

@@ -16,12 +16,14 @@ from support.scripts import ROOT
 
 PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
 TO_RUNS = {"settings", "files", "engine", "text", "model", "runs"}
-EVERYTHING = {*TO_RUNS, "training", "translation", "parsing", "cuda", "devices", "api"}
+EVERYTHING = {*TO_RUNS, "bfloat16", "training", "translation", "parsing", "cuda"}
+EVERYTHING |= {"devices", "api"}
 MAY_IMPORT = {
     "settings": set(),
     "files": set(),
     "engine": {"settings", "files"},
     "text": {"settings", "files"},
+    "bfloat16": {"engine", "settings"},
     "model": {"engine", "settings"},
     "runs": TO_RUNS,
     "training": TO_RUNS,

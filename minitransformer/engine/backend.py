@@ -52,6 +52,11 @@ def fused_kernel(
     return otherwise
 
 
+def parameters_changed(parameters: Array) -> None:
+    """Tell fused kernels that what they prepared from these values is out of date."""
+    fused_kernel("parameters_changed", (parameters,), lambda _: None)(parameters)
+
+
 def to_host(array: Array) -> np.ndarray:
     """Return `array` as a NumPy array, copied only if it lives on a GPU."""
     return array if isinstance(array, np.ndarray) else array.get()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minitransformer.engine.autograd import Tensor
-from minitransformer.engine.backend import Array, array_module
+from minitransformer.engine.backend import Array, array_module, parameters_changed
 
 M = TypeVar("M", bound="Module")
 
@@ -113,6 +113,7 @@ class ParameterBuffer:
 
     def update_low_precision(self) -> None:
         """Copy `data`, which has changed, to the 16-bit copy if there is one."""
+        parameters_changed(self.data)
         if self.low_precision is not None:
             self.low_precision[...] = self.data
 

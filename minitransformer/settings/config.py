@@ -27,7 +27,7 @@ from minitransformer.settings.options import (
     option,
 )
 
-# The number formats that a GPU may compute with (`engine/precision.py`).
+# The number formats of `engine/precision.py`: all on a GPU, fp32 and bf16 on a CPU.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # The ids of the special symbols in every vocabulary.
@@ -201,7 +201,9 @@ class TrainingConfig(Config):
         50, "updates between progress lines", at_least=1, alias="--log-interval"
     )
     precision: str | None = option(
-        None, "number format on a GPU (default bf16, or else fp32)", choices=PRECISIONS
+        None,
+        "number format (default fp32; on a GPU bf16 if it can)",
+        choices=PRECISIONS,
     )
 
     def checkpoint_due(self, step: int, before: float, after: float) -> bool:

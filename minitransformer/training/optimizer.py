@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minitransformer.engine.backend import Array
+from minitransformer.engine.backend import Array, parameters_changed
 
 # Elements updated at a time, so few that a block of each vector fits in the cache.
 BLOCK = 1 << 15
@@ -108,6 +108,7 @@ class Adam:
             change = np.divide(m, root, out=root)
             change *= rate / (1 - self.beta1**self.steps)
             self.parameters[block] -= change
+        parameters_changed(self.parameters)
 
 
 def gradient_norm(gradient: Array) -> float:

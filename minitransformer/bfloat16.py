@@ -1,0 +1,235 @@
+"""Matrix products in bfloat16, on processors that have instructions for them.
+
+A bfloat16 is the upper half of a float32: its range with 8 bits of mantissa. `linear`
+and the loss round the matrices that they multiply to bfloat16 and sum in float32.
+Parameters, statistics, softmax, attention, loss and gradients stay float32, as with
+`--precision bf16` on a GPU.
+
+The library NumKong multiplies. It computes A B^T from the rows of A and from B packed
+in the order in which its kernels read it. What is used again is rounded and packed
+once: the matrices of the parameters once an update or a translation, activations once
+for the products of the forward and the backward pass. Arrays of type uint16 hold the
+bits of bfloat16 numbers, of which NumPy has none.
+
+Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Vjp
+from minitransformer.settings.extras import import_extra
+
+# Instructions that multiply bfloat16 numbers, as NumKong names them.
+INSTRUCTIONS = ("genoa", "neonbfdot", "svebfdot", "smebf16")
+
+# Where Linux says whether the processor has AMX, which NumKong does not find out.
+CPUINFO = Path("/proc/cpuinfo")
+
+# Smaller matrices of parameters, and others, are multiplied in float32.
+MIN_SIZE = 64 * 64
+
+# Rows and columns of the tiles in which a matrix is transposed: they fit the cache.
+TILE = 64
+
+Packed = Any  # a matrix as NumKong's kernels read it
+
+
+class Bfloat16Kernels:
+    """The operations that multiply in bfloat16, and the parameters that they packed."""
+
+    def __init__(self, numkong: ModuleType) -> None:
+        self._numkong = numkong
+        self._lock = threading.Lock()
+        self._packed: dict[int, dict[Any, Packed]] = {}  # by vector, by matrix in it
+        self._last = threading.local()
+        self._kernels: dict[str, Callable[..., Any]] = {
+            "linear": self.linear,
+            "projected_cross_entropy": self.projected_cross_entropy,
+            "parameters_changed": self.forget,
+        }
+
+    def find(
+        self, name: str, arrays: tuple[np.ndarray, ...]
+    ) -> Callable[..., Any] | None:
+        """Return the kernel of an operation on parameters, if it has one."""
+        if name in self._kernels and all(map(_is_parameter, arrays[1:2])):
+            return self._kernels[name]
+        return None
+
+    def forget(self, parameters: np.ndarray) -> None:
+        """Drop what was packed of a vector of parameters, whose values have changed."""
+        if packed := self._packed.get(id(parameters)):
+            packed.clear()
+
+    def linear(
+        self,
+        x: np.ndarray,
+        weight: np.ndarray,
+        bias: np.ndarray | None = None,
+        *,
+        relu: bool = False,
+    ) -> tuple[np.ndarray, Vjp]:
+        """`ops.linear`. Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]"""
+        shape = x.shape
+        rows = self._rounded_input(x)  # [N, n]
+        out = self.product(rows, self._kept(weight.T))
+        if bias is not None:
+            out += bias
+        positive = np.maximum(out, 0, out=out) > 0 if relu else None
+
+        def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+            g = g.reshape(len(rows), -1)
+            if positive is not None:
+                g = g * positive
+            db = None if bias is None else np.ones(len(g), g.dtype) @ g
+            low = self.rounded(g)
+            dx = self.product(low, self._kept(weight)).reshape(shape)
+            return dx, self.product(transposed(rows), self.pack(transposed(low))), db
+
+        return out.reshape(*shape[:-1], -1), vjp
+
+    def projected_cross_entropy(
+        self,
+        x: np.ndarray,
+        weight: np.ndarray,
+        targets: np.ndarray,
+        *,
+        label_smoothing: float,
+        padding_id: int,
+    ) -> tuple[np.ndarray, Vjp]:
+        """`ops.projected_cross_entropy`, whose comments explain the steps.
+
+        Shapes: x [..., D], weight [V, D], targets [...] -> scalar
+        """
+        vocab_size, width = weight.shape
+        flat_targets = targets.reshape(-1)
+        used = np.flatnonzero(flat_targets != padding_id)
+        rows, ids = x.reshape(-1, width)[used], flat_targets[used]
+        smoothing, confidence = label_smoothing / vocab_size, 1 - label_smoothing
+        ones = np.ones(vocab_size, np.float32)
+        loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
+        chunk = max(ops.LOGITS_PER_CHUNK // vocab_size, ops.MIN_ROWS_PER_CHUNK)
+        for start in range(0, len(rows), chunk):
+            part, target = rows[start : start + chunk], ids[start : start + chunk]
+            row = np.arange(len(part))
+            logits = self.product(self.rounded(part), self._kept(weight))  # [chunk, V]
+            target_logits, highest = logits[row, target], logits.max(axis=-1)
+            logits -= highest[:, None]
+            exponentials = np.exp(logits, out=logits)
+            totals = exponentials @ ones
+            loss += float((np.log(totals) + highest - confidence * target_logits).sum())
+            exponentials[row, target] -= confidence * totals
+            low, inverse_totals = self.rounded(exponentials), (1 / totals)[:, None]
+            scaled = self.rounded(part * inverse_totals)
+            product = self.product(low, self._kept(weight.T))
+            np.multiply(product, inverse_totals, out=drows[start : start + chunk])
+            dweight += self.product(transposed(low), self.pack(transposed(scaled)))
+        if smoothing > 0:
+            weight_sum, row_sum = ones @ weight, np.ones(len(rows), x.dtype) @ rows
+            loss -= smoothing * float(row_sum @ weight_sum)
+            drows -= smoothing * weight_sum
+            dweight -= smoothing * row_sum
+        dx = np.zeros_like(x)
+        dx.reshape(-1, width)[used] = drows
+
+        def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+            return (
+                np.multiply(dx, g, out=dx),
+                np.multiply(dweight, g, out=dweight),
+                None,
+            )
+
+        return np.asarray(loss, dtype=x.dtype), vjp
+
+    def rounded(self, x: np.ndarray) -> np.ndarray:
+        """Round float32 numbers to the nearest bfloat16 numbers, as uint16."""
+        low = np.empty(x.shape, np.uint16)
+        self._numkong.astype(x, "bf16", out=self._tensor(low))
+        return low
+
+    def product(self, rows: np.ndarray, packed: Packed) -> np.ndarray:
+        """Return A B^T in float32 of rows A [N, k] and of packed B [m, k] -> [N, m]"""
+        out = np.empty((len(rows), packed.width), np.float32)
+        self._numkong.dots_packed(self._tensor(rows), packed, out=self._tensor(out))
+        return out
+
+    def pack(self, rows: np.ndarray) -> Packed:
+        """Pack B [m, k] for products A B^T."""
+        return self._numkong.dots_pack(self._tensor(rows), dtype="bf16")
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        """Return NumKong's view of an array."""
+        kind = "bf16" if array.dtype == np.uint16 else "float32"
+        return self._numkong.from_pointer(
+            array.ctypes.data, array.shape, kind, owner=array
+        )
+
+    def _rounded_input(self, x: np.ndarray) -> np.ndarray:
+        """Round activations [..., n] to [N, n], once if the same array comes again.
+
+        Queries, keys and values are projected from one array, one after the other.
+        """
+        last, low = getattr(self._last, "input", (None, np.empty(0)))
+        if last is None or last() is not x:
+            low = self.rounded(x.reshape(-1, x.shape[-1]))
+            self._last.input = weakref.ref(x), low
+        return low
+
+    def _kept(self, matrix: np.ndarray) -> Packed:
+        """Pack a matrix of parameters, or its transpose, if it is not packed yet."""
+        parameters = matrix.base
+        assert parameters is not None
+        key = matrix.ctypes.data, matrix.shape, matrix.strides
+        with self._lock:
+            if id(parameters) not in self._packed:
+                self._packed[id(parameters)] = {}
+                weakref.finalize(parameters, self._packed.pop, id(parameters), None)
+            packed = self._packed[id(parameters)]
+            if key not in packed:
+                upright = matrix.flags.c_contiguous
+                low = self.rounded(matrix if upright else matrix.T)
+                packed[key] = self.pack(low if upright else transposed(low))
+            return packed[key]
+
+
+def transposed(x: np.ndarray) -> np.ndarray:
+    """Return the transposed matrix, contiguous: copied in tiles that fit the cache."""
+    height, width = x.shape
+    out = np.empty((width, height), x.dtype)
+    for i in range(0, height, TILE):
+        for j in range(0, width, TILE):
+            out[j : j + TILE, i : i + TILE] = x[i : i + TILE, j : j + TILE].T
+    return out
+
+
+def _is_parameter(weight: np.ndarray) -> bool:
+    """Whether a matrix is a large one in a flat vector of float32 parameters."""
+    in_vector = weight.base is not None and weight.base.ndim == 1
+    return in_vector and weight.size >= MIN_SIZE and weight.dtype == np.float32
+
+
+def open_kernels() -> Bfloat16Kernels:
+    """Return the kernels of this processor.
+
+    Raises: RuntimeError if NumKong is not installed, or the processor does not multiply
+    bfloat16 numbers.
+    """
+    numkong = import_extra("numkong", "bf16", "--precision bf16 on a CPU needs NumKong")
+    if CPUINFO.exists() and " amx_bf16" in CPUINFO.read_text():
+        numkong.enable_capability("sapphireamx")
+    elif not any(map(numkong.get_capabilities().get, INSTRUCTIONS)):
+        raise RuntimeError(
+            "--precision bf16: expected a processor that multiplies bfloat16 numbers "
+            "(AMX, AVX-512 BF16, or Arm's BF16 instructions), got one that does not"
+        )
+    return Bfloat16Kernels(numkong)

@@ -1,0 +1,248 @@
+"""Products in bfloat16 on processors, against float64 products of rounded numbers."""
+
+import gc
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import train
+import translate
+from minitransformer import bfloat16
+from minitransformer.devices import open_device
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.engine.backend import _KERNELS, fused_kernel, register_kernels
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import ModelConfig
+from minitransformer.training.optimizer import Adam
+from support.in_process import run_main
+
+pytest.importorskip("numkong")
+
+CONFIG = ModelConfig(
+    vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
+)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels on any processor, which computes slowly what it has no means for."""
+    monkeypatch.setattr(bfloat16, "INSTRUCTIONS", ("serial",))
+    monkeypatch.setattr(bfloat16, "MIN_SIZE", 1)
+    opened = bfloat16.open_kernels()
+    register_kernels(np.ndarray, opened.find)
+    yield opened
+    register_kernels(np.ndarray, None)
+
+
+def rounded(x):
+    return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def parameters(rng, *shapes):
+    """Matrices and vectors in one flat vector, as a model's parameters are."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    flat = rng.standard_normal(sum(sizes)).astype(np.float32)
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def assert_near(got, expected, tolerance=1e-5):
+    scale = np.abs(expected).max()
+    assert np.abs(got - expected).max() <= tolerance * scale
+
+
+def test_rounding_is_to_the_nearest_and_ties_to_even(kernels):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.standard_normal(999), [1 + 2**-8, 1 + 3 * 2**-8, 0, -1e38]])
+    x = x.astype(np.float32).reshape(-1, 17)
+    expected = x.astype(ml_dtypes.bfloat16).view(np.uint16)
+    assert (kernels.rounded(x) == expected).all()
+    assert (kernels.rounded(x[:, ::2]) == expected[:, ::2]).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (63, 64), (64, 65), (130, 7)])
+def test_tiles_make_the_transpose(shape):
+    x = np.arange(shape[0] * shape[1], dtype=np.uint16).reshape(shape)
+    got = bfloat16.transposed(x)
+    assert got.flags.c_contiguous
+    assert (got == x.T).all()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(3, 5), (64, 64), (70, 33)])
+def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
+    rng = np.random.default_rng(n)
+    weight, bias = parameters(rng, (n, m), (m,))
+    x = rng.standard_normal((4, 9, n)).astype(np.float32)
+    kernel = fused_kernel("linear", (x, weight, bias), PRIMITIVES["linear"])
+    assert kernel == kernels.linear
+    out, vjp = kernel(x, weight, bias, relu=relu)
+    rows = rounded(x.reshape(-1, n))
+    expected = rows @ rounded(weight) + bias
+    g = rng.standard_normal(out.shape).astype(np.float32)
+    upstream = g.reshape(-1, m) * (expected > 0 if relu else 1)
+    expected = np.maximum(expected, 0) if relu else expected
+    assert_near(out.reshape(-1, m), expected)
+    dx, dw, db = vjp(g)
+    assert dx.shape == x.shape
+    assert_near(dx.reshape(-1, n), rounded(upstream) @ rounded(weight).T)
+    assert_near(dw, rows.T @ rounded(upstream))
+    assert_near(db, upstream.sum(axis=0))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_follows_float64(kernels, smoothing, monkeypatch):
+    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", 5)
+    rng = np.random.default_rng(1)
+    [weight] = parameters(rng, (30, 8))
+    x = rng.standard_normal((3, 4, 8)).astype(np.float32)
+    targets = rng.integers(0, 30, (3, 4))
+    options = {"label_smoothing": smoothing, "padding_id": 0}
+    name = "projected_cross_entropy"
+    kernel = fused_kernel(name, (x, weight, targets), PRIMITIVES[name])
+    assert kernel == kernels.projected_cross_entropy
+    loss, vjp = kernel(x, weight, targets, **options)
+    wide = rounded(x), rounded(weight), targets
+    expected, expected_vjp = PRIMITIVES[name](*wide, **options)
+    assert loss == pytest.approx(float(expected), rel=1e-2 if smoothing else 1e-5)
+    two = np.float32(2)
+    for got, want in zip(vjp(two)[:2], expected_vjp(two)[:2], strict=True):
+        assert_near(got, want, 1e-2)
+
+
+def test_other_matrices_are_multiplied_in_float32(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    [weight] = parameters(rng, (64, 64))
+    x = np.zeros((2, 64), np.float32)
+    assert kernels.find("linear", (x, weight.copy())) is None
+    assert kernels.find("linear", (x, parameters(rng, (8, 8))[0])) is not None
+    assert kernels.find("attention", (x, weight)) is None
+    wide = weight.astype(np.float64)
+    assert kernels.find("linear", (x, wide.reshape(-1)[:].reshape(64, 64))) is None
+    monkeypatch.setattr(bfloat16, "MIN_SIZE", 64 * 64)
+    assert kernels.find("linear", (x, weight)) is not None
+    assert kernels.find("linear", (x, weight[:63])) is None
+
+
+def test_a_gradient_of_the_model_follows_float32(kernels):
+    rng = np.random.default_rng(2)
+    source, target = rng.integers(4, 90, (6, 9)), rng.integers(4, 90, (6, 8))
+    gradients = {}
+    for name in ("bf16", "fp32"):
+        model = Transformer(CONFIG, seed=1)
+        buffer = ParameterBuffer(model)
+        buffer.grad.fill(0)
+        training_loss(model, source, target, 0.1, None).backward()
+        gradients[name] = buffer.grad.astype(np.float64)
+        register_kernels(np.ndarray, None)
+    a, b = gradients.values()
+    assert a @ b / np.sqrt((a @ a) * (b @ b)) > 0.9995
+    assert (a != b).any()
+
+
+def test_what_was_packed_follows_the_parameters_and_goes_with_them(kernels):
+    model = Transformer(CONFIG, seed=1)
+    buffer = ParameterBuffer(model)
+    weight = model.encoder[0].feed_forward.weight_1
+    x = Tensor(np.eye(16, dtype=np.float32))
+    adam = Adam(buffer.data, 0.9, 0.98, 1e-9)
+    for _ in range(2):
+        assert_near(ops.linear(x, weight).data, rounded(weight.data))
+        adam.update(np.ones_like(buffer.data), 0.1)
+    buffer.data[...] *= 2
+    buffer.update_low_precision()
+    assert_near(ops.linear(x, weight).data, rounded(weight.data))
+    assert len(kernels._packed) == 1
+    del model, buffer, weight, adam
+    gc.collect()
+    assert not kernels._packed
+
+
+def test_a_run_in_bf16_learns_resumes_and_translates(kernels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["ab", "ba", "c"]
+    rng = np.random.default_rng(5)
+    for split, count in (("train", 60), ("val", 5)):
+        rows = [" ".join(rng.choice(words, 4)) for _ in range(count)]
+        for side in ("en", "de"):
+            (tmp_path / f"{split}.{side}").write_text("\n".join(rows) + "\n")
+    flags = (
+        "--data . --source en --target de --encoder-layers 1 --decoder-layers 1 "
+        "--d-model 16 --d-ff 16 --num-heads 2 --vocab-size 12 --dropout 0 --warmup 10 "
+        "--max-tokens 100 --learning-rate 0.01 --validate-every 20 --save-every 20 "
+        "--validate-bleu 0 --threads 2 --average 1 --log-every 20"
+    ).split()
+    losses = {}
+    for precision in ("fp32", "bf16", "again"):
+        asked = ["--precision", precision if precision != "again" else "bf16"]
+        steps = "20" if precision == "again" else "40"
+        run = ["--run", precision, "--steps", steps]
+        code, _, errors = run_main(train.main, *flags, *run, *asked)
+        assert code == 0, errors
+        if precision == "again":
+            code, _, errors = run_main(train.main, "--resume", "again", "--steps", 40)
+            assert code == 0, errors
+        lines = (tmp_path / precision / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        losses[precision] = [r["loss"] for r in found if "loss" in r]
+    assert "products in bf16" in (tmp_path / "bf16/train.log").read_text()
+    assert losses["bf16"] == losses["again"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    outputs = []
+    for precision in ("fp32", "bf16"):
+        names = "--model", "bf16", "--precision", precision, "ab ba c ab"
+        code, out, errors = run_main(translate.main, *names)
+        assert code == 0, errors
+        outputs.append(out)
+    assert outputs[0] == outputs[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("name", "capabilities", "message"),
+    [
+        ("numkong", {"serial": True, "haswell": True}, "AVX-512 BF16"),
+        ("numkong_is_missing", {}, "pip install 'minitransformer[bf16]'"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(monkeypatch, name, capabilities, message):
+    find = bfloat16.import_extra
+
+    class Library:
+        @staticmethod
+        def get_capabilities():
+            return capabilities
+
+    def import_extra(module, extra, need):
+        return Library if name == module else find(name, extra, need)
+
+    monkeypatch.setattr(bfloat16, "import_extra", import_extra)
+    monkeypatch.setattr(bfloat16, "CPUINFO", bfloat16.Path("/nowhere"))
+    with pytest.raises(RuntimeError, match="--precision bf16") as error:
+        open_device("cpu", "bf16")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert np.ndarray not in _KERNELS
+
+
+def test_amx_is_switched_on_only_where_the_processor_has_it(tmp_path, monkeypatch):
+    enabled = []
+
+    class Library:
+        enable_capability = staticmethod(enabled.append)
+
+        @staticmethod
+        def get_capabilities():
+            return {"genoa": True}
+
+    monkeypatch.setattr(bfloat16, "import_extra", lambda *_: Library)
+    for flags in ("flags : avx2 avx512_bf16", "flags : amx_tile amx_bf16"):
+        (tmp_path / "cpuinfo").write_text(flags)
+        monkeypatch.setattr(bfloat16, "CPUINFO", tmp_path / "cpuinfo")
+        bfloat16.open_kernels()
+    assert enabled == ["sapphireamx"]
