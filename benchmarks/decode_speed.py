@@ -26,9 +26,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from harness import alternate, medians, peak_memory_mb, ratio, report
+from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
 
+from minitransformer.devices import open_device
 from minitransformer.engine.machine import tune_allocator
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
@@ -47,6 +49,7 @@ SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
 CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
 SIDES = (
     "ours",
+    "ours-bf16",
     "ours-shortlist",
     "pytorch",
     "pytorch-drop",
@@ -68,6 +71,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
     sizes = {"vocab_size": vocab_size}
     model = Transformer(build(ModelConfig, PRESETS[args.shape], sizes), seed=1)
     model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
+    ParameterBuffer(model)  # in which bf16 finds its parameters
     pieces = ["<pad>", "<unk>", "<s>", "</s>", *map(str, range(4, vocab_size))]
     rng = np.random.default_rng(0)
     source = rng.integers(4, vocab_size, (sentences, length))
@@ -76,6 +80,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
 
 def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     tune_allocator()
+    open_device("cpu", "bf16" if args.side == "ours-bf16" else "fp32")
     model, _, _, longest = workload(args)
     limit = {"max_len_a": 0.0, "max_len_b": longest - 1} if longest else {}
     config = DecodingConfig(
@@ -201,12 +206,14 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def is_possible(side: str, lexicon: Path | None) -> bool:
-    """Whether a side has the file, or CTranslate2 the kind of number, that it needs."""
+    """Whether there is what a side needs: a file, or a kind of number."""
     import ctranslate2
 
     name, _, kind = side.partition("-")
     if name == "ctranslate2":
         return kind in ctranslate2.get_supported_compute_types("cpu")
+    if side == "ours-bf16":
+        return has_bfloat16()
     return kind != "shortlist" or lexicon is not None
 
 

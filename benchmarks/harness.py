@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
 import threadpoolctl
 
+from minitransformer import bfloat16
+
 Result = dict[str, float]
 
 
@@ -79,6 +81,15 @@ def processor() -> str:
     flags = set(fields.get("flags", "").split())
     found = ", ".join(name for name in wanted if name in flags)
     return f"{fields.get('model name', platform.machine())} ({found})"
+
+
+def has_bfloat16() -> bool:
+    """Whether this engine can multiply bfloat16 numbers here."""
+    try:
+        bfloat16.open_kernels()
+    except RuntimeError:
+        return False
+    return True
 
 
 def blas_in_use() -> str:

@@ -10,9 +10,10 @@ and label-smoothed loss, and padding masks where there is padding. It runs in fo
 modes: float32, bfloat16 by `torch.autocast`, and both compiled by `torch.compile`. The
 ratio that counts is the one over the mode with the highest median. A side `products`
 computes only the matrix products of the step, in the faster of two ways: whole, with
-the threads of BLAS, or cut into one part for each thread. The speed counts source and
-target tokens without padding. The shape multi30k trains the preset of that name on real
-batches.
+the threads of BLAS, or cut into one part for each thread. Where the processor
+multiplies bfloat16 numbers, this engine runs in bf16 as well. The speed counts source
+and target tokens without padding. The shape multi30k trains the preset of that name on
+real batches.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from harness import alternate, medians, peak_memory_mb, ratio, report
+from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
 from threadpoolctl import threadpool_limits
 
+from minitransformer.devices import open_device
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -50,7 +52,8 @@ SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a se
 }
 VOCAB_SIZE = 8000
 PYTORCH = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
-SIDES = ("ours", "products", *PYTORCH)
+OURS = ("ours", "ours-bf16")
+SIDES = (*OURS, "products", *PYTORCH)
 Step = Callable[[Batch], float]
 
 
@@ -80,8 +83,9 @@ def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
     return config, [corpus.batch(batches[i]) for i in range(steps)]
 
 
-def ours(config: ModelConfig, threads: int) -> Step:
+def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
     tune_allocator()
+    open_device("cpu", "bf16" if side == "ours-bf16" else "fp32")
     model = Transformer(config)
     parameters = ParameterBuffer(model)
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
@@ -215,10 +219,11 @@ def product_operands(
 def measure(args: argparse.Namespace) -> None:
     """Run one side and print its figures."""
     config, batches = workload(args)
-    if args.side in PYTORCH:
-        step = pytorch(config, args.threads, args.side)
+    if args.side == "products":
+        step = products(config, args.threads)
     else:
-        step = {"ours": ours, "products": products}[args.side](config, args.threads)
+        side = ours if args.side in OURS else pytorch
+        step = side(config, args.threads, args.side)
     if "compiled" in args.side:
         list(map(step, batches))  # compiles for the shapes of all batches
     seconds = []
@@ -255,11 +260,18 @@ def main() -> None:
     if args.side:
         measure(args)
         return
-    sides = "ours", "products", *args.modes
+    own = OURS if has_bfloat16() else OURS[:1]
+    sides = *own, "products", *args.modes
     found = alternate(__file__, sides, sys.argv[1:], args.rounds)
     speeds = {side: medians(found[side])["tokens_per_second"] for side in args.modes}
     best = max(speeds, key=speeds.__getitem__)
     ours = found["ours"]
+    in_bf16 = {
+        f"bf16_{name}_over_{other}": ratio(found[OURS[1]], found[side], key)
+        for side, other in (("ours", "float32"), (best, "best_of_pytorch"))
+        for name, key in (("speed", "tokens_per_second"), ("memory", "peak_memory_mb"))
+        if OURS[1] in found
+    }
     report(
         "train_speed",
         shape=args.shape,
@@ -273,6 +285,7 @@ def main() -> None:
         speed_over_best_of_pytorch=ratio(ours, found[best], "tokens_per_second"),
         share_of_matrix_products=ratio(ours, found["products"], "tokens_per_second"),
         memory_over_pytorch=ratio(ours, found[best], "peak_memory_mb"),
+        **in_bf16,
     )
 
 
