@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,6 +111,18 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise
     except Exception as error:  # whatever a damaged or malicious file may cause
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
+
+
+def recorded_loss(path: Path) -> float:
+    """Return the validation loss of a run's best or averaged model, as its state says.
+
+    It is NaN if the file cannot be read: `load` says what is wrong with it.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            return float(json.loads(file.metadata()["state"])["best_loss"])
+    except Exception:  # whatever a damaged or malicious file may cause
+        return math.nan
 
 
 def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:

@@ -21,7 +21,7 @@ from minitransformer.files import (
     sync,
     write_bytes,
 )
-from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load
+from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_loss
 from minitransformer.settings.config import DecodingConfig, RunConfig
 
 
@@ -204,10 +204,15 @@ class RunDirectory:
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.
 
+        An average of an earlier end of the run does not count any more, once the best
+        checkpoint has a lower validation loss.
+
         Raises: FileNotFoundError if there is none.
         """
         if not (found := self._by_preference()):
             raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+        if found[:2] == [self.averaged, self.best]:
+            found[:2] = sorted(found[:2], key=recorded_loss)
         return found[0]
 
     def has_checkpoint(self) -> bool:
