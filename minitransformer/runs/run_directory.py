@@ -22,6 +22,7 @@ from minitransformer.files import (
     write_bytes,
 )
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_loss
+from minitransformer.runs.shipped import DEFAULT, shipped_model
 from minitransformer.settings.config import DecodingConfig, RunConfig
 
 
@@ -281,10 +282,20 @@ def newest_run(
 def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
     """Return the checkpoint that a file or run directory stands for.
 
-    None stands for the newest run in `runs` that has one. Raises: FileNotFoundError.
+    So does the name of a shipped model, unless a run or file is there. None stands for
+    the newest run in `runs` that has one, or else for the default shipped model.
+
+    Raises: FileNotFoundError.
     """
     if path is None:
-        return newest_run(runs, with_checkpoint=True).preferred_checkpoint()
+        try:
+            return newest_run(runs, with_checkpoint=True).preferred_checkpoint()
+        except FileNotFoundError:
+            if (shipped := shipped_model(DEFAULT)) is None:
+                raise
+            return shipped
+    if not (path.is_file() or RunDirectory(path).has_checkpoint()):
+        path = shipped_model(str(path)) or path
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
 
