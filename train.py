@@ -28,7 +28,6 @@ from minitransformer.files import write_bytes
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.average import average_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import (
     ReadOnlyRunDirectory,
@@ -60,6 +59,7 @@ from minitransformer.text.grammar.corpus import built_in_corpus, text_of_run
 from minitransformer.text.lines import TextPair, find_text
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.averaging import set_final_parameters
 from minitransformer.training.checks import check_positions, check_text, last_checkpoint
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.evaluation import (
@@ -480,14 +480,10 @@ class Trainer:
 
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
-        paths = self.run.checkpoints()[-self.training.average :]
-        if len(paths) > 1 and not self.ranks.rank:
-            averaged = average_checkpoints(paths).parameters.data
-            self.parameters.data[...] = self.device.xp.asarray(averaged)
-            self.save_as(self.run.averaged, with_moments=False)
-            self.log(f"averaged    the last {len(paths)} checkpoints")
-        self.ranks.broadcast(self.parameters.data)
-        self.parameters.update_low_precision()
+        run, training, val = self.run, self.training, self.corpora.get("val")
+        run_so_far = run, training, self.parallel, val, self.state, self.log
+        if set_final_parameters(*run_so_far):
+            self.save_as(run.averaged, with_moments=False)
         if "test" in self.text:
             test = self.translate_split("test")
             self.run.record(self.state.step, test_bleu=test.bleu, exact=test.exact)

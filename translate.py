@@ -20,6 +20,7 @@ from pathlib import Path
 from minitransformer.api import load
 from minitransformer.files import write_bytes
 from minitransformer.runs.run_directory import find_checkpoint, is_model
+from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS, DecodingConfig
 from minitransformer.settings.options import (
     Parser,
@@ -147,7 +148,7 @@ def load_model(args: argparse.Namespace) -> Translator:
     """Load what --model names, or else the newest run; flags say how it decodes."""
     paths = args.model or [find_checkpoint(None)]
     if not args.model:
-        print(f"translate.py: using {paths[0]}", file=sys.stderr)
+        print(f"translate.py: using {described(paths[0])}", file=sys.stderr)
     translator = load(
         *paths,
         device=args.device,

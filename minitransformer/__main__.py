@@ -21,7 +21,7 @@ COMMANDS = {
     "cost": ("training.cost", "parameters, operations and hours of a model"),
     "plot": ("training.plot", "plot loss, BLEU and speed of runs"),
     "lexicon": ("translation.lexicon", "learn the shortlists of likely words"),
-    "export": ("translation.export", "write a model for CTranslate2"),
+    "export": ("translation.export", "write a model in 16 bits or for CTranslate2"),
     "parse": ("parsing.parsing", "trees to text and back, and their scores"),
 }
 

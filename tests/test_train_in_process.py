@@ -40,7 +40,9 @@ MODEL = (
     "--vocab-size 12 --dropout 0.2 --max-tokens 40 --warmup 3 --beam 2 --max-len-a 0 "
     "--max-len-b 8 --validate-bleu 0"
 ).split()
-EVERY = "--validate-every 2 --save-every 2 --log-every 1 --average 2".split()
+EVERY = (
+    "--validate-every 2 --save-every 2 --log-every 1 --average 2 --average-by number"
+).split()
 
 # The validation and test text are nearly what the targets of the training text are.
 TARGET = "ab c ba ab c"

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 import sentencepiece
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import train as train_script
@@ -141,6 +142,13 @@ def check_run(watched, config, *, seed, accumulate, label_smoothing, **settings)
     best = min(expected, key=expected.get)  # by the validation loss
     written = {f"step-{t:08d}": records[t - 1]["parameters"] for t in steps}
     written |= {"averaged": averaged, "best": records[best - 1]["parameters"]}
+    with safe_open(watched.run / "averaged.safetensors", framework="np") as file:
+        stored = json.loads(file.metadata()["state"])["best_loss"]
+    lowest = expected[best]
+    if settings.get("average_by") != "number":  # by which runs are compared later
+        lowest = validation_loss(averaged)
+        assert lowest < expected[best]
+    assert stored == pytest.approx(lowest, rel=1e-9)
     assert {p.stem for p in watched.run.glob("*.safetensors")} == written.keys()
     for name, parameters in written.items():
         found = watched.weights(name, parameters)
@@ -152,10 +160,12 @@ def check_run(watched, config, *, seed, accumulate, label_smoothing, **settings)
 def test_a_run_with_the_papers_settings_is_that_of_the_reference(tmp_path, monkeypatch):
     (tmp_path / "own.json").write_text(json.dumps(MODEL))
     flags = "--warmup 2 --steps 4 --average 2 --max-tokens 60 --save-every 1 "
-    flags += "--log-every 1 --validate-every 3 --validate-bleu 0 --config"
+    flags += "--log-every 1 --validate-every 3 --validate-bleu 0 "
+    flags += "--average-by number --config"
     run = Watched(tmp_path, monkeypatch, *flags.split(), tmp_path / "own.json")
     papers = {"label_smoothing": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
     others = {"warmup": 2, "steps": 4, "average": 2, "validate_every": 3}
+    others["average_by"] = "number"
     config = ModelConfig(**MODEL, dropout=0.1)
     check_run(run, config, seed=1, accumulate=1, **papers, **others)
 
@@ -182,7 +192,7 @@ def test_a_run_with_other_settings_is_that_of_the_reference(tmp_path, monkeypatc
         "clip_norm": 0.5,
         "steps": 9,
         "patience": 2,
-        "average": 2,
+        "average": 5,
     }
     flags = "--max-tokens 40 --save-every 1 --log-every 1 --validate-every 1".split()
     flags += ["--validate-bleu", 0]
@@ -192,6 +202,7 @@ def test_a_run_with_other_settings_is_that_of_the_reference(tmp_path, monkeypatc
     records = check_run(run, ModelConfig(**model), **settings)
     # The run is one of which these settings matter: two validations in a row without
     # a lower loss end it, not two in all, and one of its gradients needs no clipping.
+    # The mean of the last four checkpoints is better than those of fewer and of all.
     losses = [record["validation_loss"] for record in records]
     assert [x == min(losses[: i + 1]) for i, x in enumerate(losses)] == [
         True, False, True, False, False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +13,35 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
 
 
-def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
-    """Return the last checkpoint, with the mean of the parameters of all (section 6.1).
+def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
+    """Yield the last checkpoint, then with the mean of the last two, the last three, …
 
-    Raises: ValueError if there is none, or their settings or tokenizers differ.
+    It is one object, whose parameters change from one time to the next.
+
+    Raises: ValueError if there is no checkpoint, or settings or tokenizers differ.
     """
     if not paths:
         raise ValueError("expected checkpoints to average, got none")
     result = load(paths[-1])
     total = result.parameters.data.astype(np.float64)
-    for path in paths[:-1]:
+    yield result
+    for count, path in enumerate(reversed(paths[:-1]), start=2):
         other = load(path)
         if other.model.config != result.model.config:
             raise ValueError(f"{path}: its configuration differs from {paths[-1]}")
         if other.tokenizer.model != result.tokenizer.model:
             raise ValueError(f"{path}: its tokenizer differs from that of {paths[-1]}")
         total += other.parameters.data
-    result.parameters.data[...] = total / len(paths)
-    return result
+        result.parameters.data[...] = total / count
+        yield result
+
+
+def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
+    """Return the last checkpoint, with the mean of the parameters of all (section 6.1).
+
+    Raises: as `running_means`.
+    """
+    return deque(running_means(paths), maxlen=1).pop()
 
 
 def select_checkpoints(paths: Sequence[Path], last: int) -> list[Path]:

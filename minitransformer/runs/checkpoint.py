@@ -2,13 +2,15 @@
 
 A checkpoint is one safetensors file. It holds the parameters by name, the tokenizer,
 for a training run also Adam's two moments, and as JSON the model's configuration, the
-state of the run and a checksum of each tensor. Nothing in it is ever executed.
+state of the run and a checksum of each tensor. Nothing in it is ever executed. Files
+that are passed on may hold the parameters in 16 bits; read, they are float32 again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,16 +51,21 @@ class Checkpoint:
     moments: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def save(path: Path, checkpoint: Checkpoint) -> None:
+def save(path: Path, checkpoint: Checkpoint, half: bool = False) -> None:
     """Write a checkpoint, which appears at `path` only when it is complete.
 
-    Raises: OSError if it cannot be written; an older file then stays as it is.
+    With `half`, the parameters are written as numbers of 16 bits, float16.
+
+    Raises: OSError if it cannot be written; an older file then stays as it is;
+    ValueError if a float16 cannot hold a parameter.
     """
     parameters = checkpoint.parameters
     tensors = {
         name: np.ascontiguousarray(to_host(view))
         for name, view in parameters.views(parameters.data).items()
     }
+    if half:
+        tensors = {name: _float16(name, tensor) for name, tensor in tensors.items()}
     tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     if checkpoint.moments is not None:
         moments = map(to_host, checkpoint.moments)
@@ -69,9 +76,19 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json.dumps(checkpoint.state),
     }
+    if half:
+        metadata["parameters"] = "float16"
     metadata["checksum"] = _checksum(metadata)
     with atomic_write(path) as file:
         write_tensors(file, tensors, metadata)
+
+
+def _float16(name: str, values: np.ndarray) -> np.ndarray:
+    """Round to float16. Raises: ValueError if a number is too large for it"""
+    largest = np.abs(values).max()
+    if largest > np.finfo(np.float16).max:
+        raise ValueError(f"{name}: expected numbers up to 65,504, got {largest:,.0f}")
+    return values.astype(np.float16)
 
 
 def write_tensors(
@@ -112,6 +129,18 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
 
 
+def recorded_loss(path: Path) -> float:
+    """Return the validation loss of a run's best or averaged model, as its state says.
+
+    It is NaN if the file cannot be read: `load` says what is wrong with it.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            return float(json.loads(file.metadata()["state"])["best_loss"])
+    except Exception:  # whatever a damaged or malicious file may cause
+        return math.nan
+
+
 def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     """Raises: an error of any kind if the file is not a whole checkpoint."""
     metadata = file.metadata() or {}
@@ -121,16 +150,18 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     if checksum not in (None, _checksum(metadata)):
         raise ValueError("the checksum of its metadata differs from the one written")
     config = from_dict(ModelConfig, json.loads(metadata["config"]))
-    least = 4 * config.num_parameters  # checked before memory is taken for them
+    half = metadata.get("parameters") == "float16"
+    width = 2 if half else 4
+    least = width * config.num_parameters  # checked before memory is taken for them
     if file_size < least:
         raise ValueError(f"expected at least {least:,} bytes, it is shorter")
     checksums = json.loads(metadata["checksums"])
 
-    def read(name: str, like: np.ndarray) -> np.ndarray:
-        tensor = file.get_tensor(name)
-        if tensor.dtype != like.dtype or tensor.shape != like.shape:
+    def read(name: str, like: np.ndarray, half: bool = False) -> np.ndarray:
+        tensor, dtype = file.get_tensor(name), np.float16 if half else like.dtype
+        if tensor.dtype != dtype or tensor.shape != like.shape:
             raise ValueError(
-                f"{name}: expected {like.dtype} {like.shape}, "
+                f"{name}: expected {np.dtype(dtype)} {like.shape}, "
                 f"got {tensor.dtype} {tensor.shape}"
             )
         if not np.isfinite(tensor).all():
@@ -153,7 +184,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     if extra := names - views.keys() - {TOKENIZER, *MOMENTS}:
         raise ValueError(f"expected no tensor {min(extra)!r}")
     for name, view in views.items():
-        view[...] = read(name, view)
+        view[...] = read(name, view, half)
     state, moments = json.loads(metadata["state"]), None
     if with_moments:
         if not names.issuperset(MOMENTS):

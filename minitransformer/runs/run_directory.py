@@ -21,7 +21,8 @@ from minitransformer.files import (
     sync,
     write_bytes,
 )
-from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load
+from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_loss
+from minitransformer.runs.shipped import DEFAULT, shipped_model
 from minitransformer.settings.config import DecodingConfig, RunConfig
 
 
@@ -204,10 +205,15 @@ class RunDirectory:
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.
 
+        An average of an earlier end of the run does not count any more, once the best
+        checkpoint has a lower validation loss.
+
         Raises: FileNotFoundError if there is none.
         """
         if not (found := self._by_preference()):
             raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
+        if found[:2] == [self.averaged, self.best]:
+            found[:2] = sorted(found[:2], key=recorded_loss)
         return found[0]
 
     def has_checkpoint(self) -> bool:
@@ -276,10 +282,20 @@ def newest_run(
 def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
     """Return the checkpoint that a file or run directory stands for.
 
-    None stands for the newest run in `runs` that has one. Raises: FileNotFoundError.
+    So does the name of a shipped model, unless a run or file is there. None stands for
+    the newest run in `runs` that has one, or else for the default shipped model.
+
+    Raises: FileNotFoundError.
     """
     if path is None:
-        return newest_run(runs, with_checkpoint=True).preferred_checkpoint()
+        try:
+            return newest_run(runs, with_checkpoint=True).preferred_checkpoint()
+        except FileNotFoundError:
+            if (shipped := shipped_model(DEFAULT)) is None:
+                raise
+            return shipped
+    if not (path.is_file() or RunDirectory(path).has_checkpoint()):
+        path = shipped_model(str(path)) or path
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
 

@@ -3,10 +3,11 @@
 The fields become flags: `d_model` becomes `--d-model`. The defaults are those of the
 paper's base model (sections 5 and 6.1, Table 3); `presets.py` has others.
 
-Differs: batches have 4,096 tokens instead of 25,000, and checkpoints are saved every
-1,000 updates instead of every ten minutes; the presets of the paper's models do both as
-the paper says. Training leaves out pairs of more than 256 tokens a side, which the
-paper does not mention: few sentences are longer, and they would need much memory.
+Differs: batches have 4,096 tokens instead of 25,000, checkpoints are saved every 1,000
+updates instead of every ten minutes, and the validation loss decides how many of the
+last are averaged; the presets of the paper's models do all three as the paper says.
+Training leaves out pairs of more than 256 tokens a side, which the paper does not
+mention: few sentences are longer, and they would need much memory.
 """
 
 from __future__ import annotations
@@ -187,7 +188,12 @@ class TrainingConfig(Config):
     )
     keep_last: int = option(10, "checkpoints kept, at least --average", at_least=1)
     average: int = option(
-        5, "checkpoints averaged at the end of training; 1 for no average", at_least=1
+        5, "most checkpoints that are averaged at the end of training", at_least=1
+    )
+    average_by: str | None = option(
+        None,
+        "average as many as give the lowest validation loss (default), or --average",
+        choices=("validation", "number"),
     )
     on_nonfinite: str = option(
         "stop",
@@ -336,8 +342,8 @@ class TextConfig(Config):
 # What may change when a run is resumed: when it ends, what it reports and keeps, how it
 # treats errors, and its precision.
 RESUMABLE = (
-    "steps minutes patience keep_last average log_every precision on_nonfinite "
-    "on_save_error"
+    "steps minutes patience keep_last average average_by log_every precision "
+    "on_nonfinite on_save_error"
 ).split()
 
 

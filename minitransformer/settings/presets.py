@@ -67,7 +67,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "save_every": 500,
     },
     # Table 3, row base, with the batches of section 5.1 and the checkpoints of 6.1.
-    "base": {"max_tokens": 25_000, "checkpoint_minutes": 10.0},
+    "base": {
+        "max_tokens": 25_000,
+        "checkpoint_minutes": 10.0,
+        "average_by": "number",
+    },
     # Table 3, row big.
     "big": {
         "d_model": 1024,
@@ -78,6 +82,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_tokens": 25_000,
         "checkpoint_minutes": 10.0,
         "average": 20,
+        "average_by": "number",
         "keep_last": 20,
     },
     # Table 4 and section 6.3, which does not give dropout and learning rate: the first

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from minitransformer.files import write_bytes
 from minitransformer.settings.options import Parser, exit_code, positive
-from minitransformer.text.lines import read_lines
+from minitransformer.text.lines import TextPair, read_lines
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -70,6 +70,12 @@ def split_pairs(
     return splits
 
 
+def unseen(pairs: Iterable[Pair], held_out: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs of which neither side is a sentence of `held_out`."""
+    sources, targets = {source for source, _ in held_out}, {t for _, t in held_out}
+    return [(s, t) for s, t in pairs if s not in sources and t not in targets]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer split",
@@ -90,12 +96,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
     add("--test", type=positive, default=2000, help="test pairs (default 2000)")
     add("--seed", type=int, default=1, help="seed of the draw (default 1)")
+    also = "more training text, line by line, without the sentences of val and test"
+    add("--also", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help=also)
     args = parser.parse_args(arguments)
 
     def work() -> None:
         pairs = read_pairs(args.pairs)
         counts = {"val": args.val, "test": args.test}
         splits = split_pairs(pairs, counts, args.seed)
+        if args.also:
+            more = TextPair(*args.also).first()
+            pairs += more
+            splits["train"] += unseen(more, splits["val"] + splits["test"])
         args.folder.mkdir(parents=True, exist_ok=True)
         for split, chosen in splits.items():
             for side, language in enumerate((args.source, args.target)):

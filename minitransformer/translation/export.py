@@ -1,9 +1,9 @@
-"""Export of a trained model to CTranslate2, another inference engine.
+"""Export of a trained model: in 16 bits, or to CTranslate2, another inference engine.
 
-Greedy output is the same there: a bias of the logits makes the tokens impossible that
-beam search here never produces, and they have no part in probabilities. Its beam search
-divides scores by length^p instead of the paper's penalty, so scores differ and long
-sentences may come out differently.
+Greedy output is the same in CTranslate2: a bias of the logits makes the tokens
+impossible that beam search here never produces, and they have no part in probabilities.
+Its beam search divides scores by length^p instead of the paper's penalty, so scores
+differ and long sentences may come out differently.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, exit_code
 
 NOTES = """\
-CTranslate2 reads DIR. The file tokenizer.model in it, for SentencePiece, cuts text into
-the word pieces that the model expects. Greedy output is the same as here; beam search
-divides scores by length^p instead of the paper's penalty."""
+For float16, the output is a checkpoint of half the size, which translate.py reads and
+from which train.py --from begins. CTranslate2 reads DIR. The file tokenizer.model in
+it, for SentencePiece, cuts text into the word pieces that the model expects. Greedy
+output is the same as here; beam search divides scores by length^p instead of the
+paper's penalty."""
 
 # The bias of logits that never win. A float16 can hold it.
 NEVER = -30_000.0
@@ -130,24 +132,35 @@ def to_ctranslate2(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer export",
-        "Write a trained model for another engine to serve.",
-        ("minitransformer export ctranslate2 runs/NAME DIR --quantization int8",),
+        "Write a trained model to pass on, or for another engine to serve.",
+        (
+            "minitransformer export ctranslate2 runs/NAME DIR --quantization int8",
+            "minitransformer export float16 runs/NAME small.safetensors",
+        ),
         NOTES,
     )
-    parser.add_argument("engine", choices=("ctranslate2",))
+    parser.add_argument("kind", choices=("ctranslate2", "float16"))
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
-    parser.add_argument("directory", type=Path, help="a new or empty directory")
+    output = "a new or empty directory; for float16, a file"
+    parser.add_argument("output", type=Path, help=output)
     kinds = ("float32", "int8", "int16", "float16")
-    help = "number format of the weights (default float32)"
-    parser.add_argument("--quantization", choices=kinds, default="float32", help=help)
+    help = "number format of CTranslate2's weights (default float32)"
+    parser.add_argument("--quantization", choices=kinds, help=help)
     args = parser.parse_args(arguments)
+    if args.quantization and args.kind == "float16":
+        parser.error("--quantization does nothing with float16")
 
     def work() -> None:
         source = find_checkpoint(args.run)
         trained = checkpoint.load(source)
+        if args.kind == "float16":
+            checkpoint.save(args.output, trained, half=True)
+            print(f"wrote {source} to {args.output} in float16")
+            return
+        quantization = args.quantization or "float32"
         pieces = trained.tokenizer.pieces(range(trained.tokenizer.vocab_size))
-        to_ctranslate2(trained.model, pieces, args.directory, args.quantization)
-        write_bytes(args.directory / "tokenizer.model", trained.tokenizer.model)
-        print(f"wrote {source} to {args.directory} in {args.quantization}")
+        to_ctranslate2(trained.model, pieces, args.output, quantization)
+        write_bytes(args.output / "tokenizer.model", trained.tokenizer.model)
+        print(f"wrote {source} to {args.output} in {quantization}")
 
     return exit_code(parser.prog, work)

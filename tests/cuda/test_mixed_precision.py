@@ -257,8 +257,10 @@ def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
     with no_kernels():
         run("--resume mixed --steps 6 --threads 1 --precision fp32")
     assert losses(tmp_path / "mixed")[-1] < mixed[0]
-    run("--resume mixed --steps 8 --device cuda --precision fp16")
+    by_validation = "--average-by validation --average 1"
+    run(f"--resume mixed --steps 8 --device cuda --precision fp16 {by_validation}")
     log = (tmp_path / "mixed" / "train.log").read_text()
+    assert f"average 1   validation loss {losses(tmp_path / 'mixed')[-1]:.4f}" in log
     assert "device      cuda, fp16" in log
     assert "loss scale 65,536, 0 skipped" in log
 

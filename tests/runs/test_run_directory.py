@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minitransformer import files
-from minitransformer.runs import run_directory
+from minitransformer.runs import run_directory, shipped
 from minitransformer.runs.run_directory import (
     ReadOnlyRunDirectory,
     RunDirectory,
@@ -215,7 +215,8 @@ def test_only_rank_0_refuses_a_directory_in_use(tmp_path):
     RunDirectory(tmp_path / "new").require_empty()
 
 
-def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path):
+def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "none")
     run = RunDirectory(tmp_path / "runs" / "a")
     run.path.mkdir(parents=True)
     run.config.write_text("{}")

@@ -42,7 +42,7 @@ def test_the_defaults_are_those_of_base_but_for_batches_and_checkpoints():
         base, default = options.build(cls, PRESETS["base"], {}), cls()
         names = (f.name for f in fields(cls))
         differ = {n for n in names if getattr(base, n) != getattr(default, n)}
-        assert differ <= {"max_tokens", "checkpoint_minutes"}
+        assert differ <= {"max_tokens", "checkpoint_minutes", "average_by"}
 
 
 @pytest.mark.parametrize("cls", ALL)

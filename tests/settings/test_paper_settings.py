@@ -67,13 +67,13 @@ def test_the_training_of_base_is_that_of_section_5():
 
 def test_base_saves_every_ten_minutes_and_averages_the_last_five_checkpoints():
     for preset in ("base", "base-en-fr"):
-        check(preset, checkpoint_minutes=10.0, average=5)
+        check(preset, checkpoint_minutes=10.0, average=5, average_by="number")
         assert settings(preset)["keep_last"] >= 5
 
 
 def test_big_saves_every_ten_minutes_and_averages_the_last_twenty_checkpoints():
     for preset in ("big", "big-en-fr"):
-        check(preset, checkpoint_minutes=10.0, average=20)
+        check(preset, checkpoint_minutes=10.0, average=20, average_by="number")
         assert settings(preset)["keep_last"] >= 20
 
 

@@ -5,6 +5,7 @@ edits and copies, and compares the directories with a model of them after each.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,9 +29,10 @@ from hypothesis.stateful import (
 import train
 import translate
 from minitransformer.runs import average
+from minitransformer.text.lines import TextPair
 from support.forked import Forked, run_forked
 from support.in_process import run_main
-from support.run_model import CheckpointFile, Contents, Plan, Reference
+from support.run_model import MAX_TOKENS, CheckpointFile, Contents, Plan, Reference
 from support.scripts import write_random_text
 
 LONGEST = 16  # steps of the reference; no training is longer
@@ -39,7 +41,7 @@ RUNS = Path("runs")
 
 MODEL = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
-    "--vocab-size 60 --max-tokens 120 --warmup 5 --validate-bleu 0 "
+    f"--vocab-size 60 --max-tokens {MAX_TOKENS} --warmup 5 --validate-bleu 0 "
     "--beam 1 --max-len-a 0 --max-len-b 3"
 ).split()
 
@@ -120,7 +122,9 @@ def make_world(folder: Path) -> World:
         # Not forked, so that this process has imported all that its forks need.
         code, _, error = run_main(train.main, *flags, "--run", str(run))
         assert code == 0, error
-        references.append(Reference(run, int(variant.split()[3])))
+        text = TextPair(folder / "val.source", folder / "val.target")
+        log_every = int(variant.split()[3])
+        references.append(Reference(run, log_every, text, folder / "cache"))
     return World(folder, data, references, Counter())
 
 
@@ -214,8 +218,9 @@ class RunMachine(RuleBasedStateMachine):
     def preferred(self, run: Run) -> str | None:
         """Return the digest of the parameters that this directory translates with."""
         now, files = run.contents, self.reference(run).files
-        if now.averaged:
-            return now.averaged
+        loss = self.reference(run).loss.get(now.best, math.inf)
+        if now.averaged and now.averaged[1] <= loss:
+            return now.averaged[0]
         if now.best:
             return files[now.best].parameters
         return files[now.checkpoints[-1].step].parameters if now.checkpoints else None

@@ -23,6 +23,11 @@ class ThreadCommunicator(Communicator):
 
         return wait
 
+    def broadcast(self, array):
+        if self.rank:
+            array.fill(0)
+        self.start_all_reduce(array)()
+
 
 def run_ranks(size, work):
     """Run `work(communicator)` on `size` ranks; return the results by rank.

@@ -24,11 +24,13 @@ def gradient(loss, parameters):
 def replay(
     parameters, loss, validation_loss, *, d_model, warmup, steps, average,
     learning_rate=None, beta1=0.9, beta2=0.98, epsilon=1e-9, clip_norm=math.inf,
-    validate_every=1, patience=math.inf,
+    validate_every=1, patience=math.inf, average_by="validation",
 ):  # fmt: skip
-    """Train: one record for each update, and the mean of the last `average` parameters.
+    """Train: one record for each update, and the mean of the last parameters.
 
-    `loss(parameters, step)` is the mean over the target tokens of an update.
+    `loss(parameters, step)` is the mean over the target tokens of an update. As many
+    parameters are averaged as give the lowest validation loss, at most `average`; the
+    mean is None if an update had a lower one. By "number", `average` are averaged.
     """
     names, records, measured = list(parameters), [], {}
     m, v = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
@@ -53,5 +55,14 @@ def replay(
             best = min(measured, key=measured.get)
             if len([step for step in measured if step > best]) >= patience:
                 break
-    last = [record["parameters"] for record in records[-average:]]
-    return records, {name: sum(p[name] for p in last) / len(last) for name in names}
+
+    def mean(n):
+        last = [record["parameters"] for record in records[-n:]]
+        return {name: sum(p[name] for p in last) / n for name in names}
+
+    if average_by == "number":
+        return records, mean(average)
+    means = [mean(n) for n in range(1, min(average, len(records)) + 1)]
+    lowest = min(means, key=validation_loss)
+    worse = validation_loss(lowest) >= min(measured.values())
+    return records, None if worse else lowest

@@ -5,6 +5,7 @@ which a training writes its files. After a kill the directory must be as it was 
 one of these writes.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -15,8 +16,15 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
+from minitransformer.runs.average import average_checkpoints
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.text.cache import encoded_corpus
+from minitransformer.text.lines import TextPair
+from minitransformer.training.evaluation import validate
+from minitransformer.training.parallel import ThreadedModel
 from support.scripts import TIMINGS
 
+MAX_TOKENS = 120  # of a batch
 MOMENTS = ("adam.mean", "adam.square")
 
 
@@ -49,6 +57,7 @@ class CheckpointFile:
         self.saved = Saved(
             state["step"], state["best_loss"], state["validations_since_best"]
         )
+        self.model = self.parameters, self.saved.best_loss
 
 
 def read_metrics(path: Path) -> list[dict[str, object]]:
@@ -72,7 +81,8 @@ def kind(record: dict[str, object]) -> str:
 class Contents:
     """What a run directory holds: checkpoints by step, lines of metrics, best, mean.
 
-    A run that has begun is unsaved until its first checkpoint is complete.
+    A run that has begun is unsaved until its first checkpoint is complete. The mean is
+    known by a digest of its parameters and by its validation loss.
     """
 
     begun: bool = False
@@ -80,7 +90,7 @@ class Contents:
     checkpoints: tuple[Saved, ...] = ()
     metrics: tuple[tuple[int, str], ...] = ()
     best: int | None = None
-    averaged: str | None = None
+    averaged: tuple[str, float] | None = None
 
     def pruned(self, keep: int) -> Iterator["Contents"]:
         """Say what is there after each step of pruning."""
@@ -110,7 +120,8 @@ class Plan:
 class Reference:
     """A training that was never interrupted and kept everything, by step."""
 
-    def __init__(self, run: Path, log_every: int) -> None:
+    def __init__(self, run: Path, log_every: int, text: TextPair, cache: Path) -> None:
+        self.run, self.text, self.cache = run, text, cache
         files = [CheckpointFile(path) for path in sorted(run.glob("step-*"))]
         self.files = {file.saved.step: file for file in files}
         self.log_every = log_every
@@ -127,6 +138,17 @@ class Reference:
     @staticmethod
     def without_timings(line: dict[str, object]) -> dict[str, object]:
         return {k: v for k, v in line.items() if k not in TIMINGS}
+
+    @functools.cache  # noqa: B019
+    def mean_loss(self, *steps: int) -> float:
+        """Return the validation loss of a mean, to the last bit."""
+        run = RunDirectory(self.run)
+        mean = average_checkpoints([run.checkpoint(step) for step in steps])
+        threaded = ThreadedModel(mean.model, mean.parameters, 1)
+        corpus = encoded_corpus(self.text, mean.tokenizer, self.cache)
+        loss = validate(threaded, corpus, MAX_TOKENS).loss
+        threaded.close()
+        return loss
 
     def mean(self, steps: list[int]) -> str:
         """Return the digest of the mean of the parameters after these steps."""
@@ -154,7 +176,7 @@ class Reference:
             assert found.parameters == self.files[best].parameters, "best"
             assert found.saved.best_loss == self.loss[best]
         if (run / "averaged.safetensors").exists():
-            averaged = CheckpointFile(run / "averaged.safetensors").parameters
+            averaged = CheckpointFile(run / "averaged.safetensors").model
         begun = (run / "config.json").exists()
         return Contents(
             begun,
@@ -227,8 +249,17 @@ class Reference:
             if at.step % plan.save_every == 0 or finished:
                 moments += save(moments[-1], at)
             stops.append(save(moments[-1], at)[-1])
-        last = [saved.step for saved in moments[-1].checkpoints[-plan.average :]]
-        if len(last) > 1:
-            write(averaged=self.mean(last))
+        steps = [saved.step for saved in moments[-1].checkpoints[-plan.average :]]
+        means = [steps[first:] for first in reversed(range(len(steps)))]
+        losses = [self.mean_loss(*mean) for mean in means]
+        best, averaged = moments[-1].best, moments[-1].averaged
+        lowest = self.loss.get(best, math.inf)
+        if averaged and averaged[1] >= lowest:
+            write(averaged=None)
+        elif averaged:
+            lowest = averaged[1]
+        if min(losses) < lowest:
+            chosen = means[losses.index(min(losses))]
+            write(averaged=(self.mean(chosen), min(losses)))
         record(at.step, "test")
         return moments, stops

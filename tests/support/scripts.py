@@ -18,7 +18,8 @@ SHORT = ("--max-len-a", "0", "--max-len-b", "5", "--threads", "1")
 SMALL_RUN = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 32 --num-heads 2 "
     "--vocab-size 60 --dropout 0.2 --max-tokens 200 --warmup 10 --threads 2 "
-    "--validate-every 10 --save-every 10 --log-every 4 --validate-bleu 4 --average 2"
+    "--validate-every 10 --save-every 10 --log-every 4 --validate-bleu 4 --average 2 "
+    "--average-by number"
 ).split()
 
 # The flags of a run of many quick steps, with frequent checkpoints.

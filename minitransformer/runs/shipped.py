@@ -1,0 +1,29 @@
+"""The trained models that come with the package, each with a card that describes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minitransformer.runs.checkpoint import SUFFIX
+
+# A folder for each model, by its name: the checkpoint and its card, README.md, whose
+# title is the name, a colon, and what the model does.
+FOLDER = Path(__file__).parents[1] / "models"
+
+# The model that is used where there is no run.
+DEFAULT = "en-de"
+
+
+def shipped_model(name: str) -> Path | None:
+    """Return the checkpoint of the model of this name, or None if there is none."""
+    path = FOLDER / name / f"model{SUFFIX}"
+    return path if path.parent.parent == FOLDER and path.is_file() else None
+
+
+def described(checkpoint: Path) -> str:
+    """Return what messages call a checkpoint: its path, or the title of its card."""
+    if checkpoint.parent.parent != FOLDER:
+        return str(checkpoint)
+    card = checkpoint.with_name("README.md").read_text(encoding="utf-8")
+    title = card.partition("\n")[0].removeprefix("# ")
+    return f"the shipped model {title}; train.py makes your own"

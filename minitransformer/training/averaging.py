@@ -1,0 +1,85 @@
+"""The parameters that a run ends with: a mean of its last checkpoints (section 6.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from minitransformer.engine.backend import array_module
+from minitransformer.runs.average import average_checkpoints, running_means
+from minitransformer.runs.checkpoint import load, recorded_loss
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import TrainingConfig
+from minitransformer.text.batches import ParallelCorpus
+from minitransformer.training.evaluation import validate
+from minitransformer.training.parallel import ParallelModel
+from minitransformer.training.progress import TrainingState
+
+
+def set_final_parameters(
+    run: RunDirectory,
+    training: TrainingConfig,
+    parallel: ParallelModel,
+    validation: ParallelCorpus | None,
+    state: TrainingState,
+    log: Callable[[str], None],
+) -> bool:
+    """Set the parameters to those that the run ends with; return if they are new.
+
+    They are the mean of the last n checkpoints, for the n up to `average` that gives
+    the lowest validation loss, which becomes the state's `best_loss`. If none is lower
+    than that of the best model in the run's directory, they are that model's. With
+    `average_by` "number", and without validation text, n is `average`.
+
+    Differs: the paper averages a fixed number, as "number" does. While the loss still
+    falls fast, a mean that reaches far back is worse than the last checkpoint.
+    """
+    ranks, parameters = parallel.communicator, parallel.parameters
+    paths = [] if ranks.rank else run.checkpoints()[-training.average :]
+    [count] = map(int, ranks.all_reduce_numbers([float(len(paths))]))
+
+    def set_parameters(values: np.ndarray | None) -> None:
+        """Set those of all ranks to what rank 0 says, if anything."""
+        if values is not None:
+            parameters.data[...] = array_module(parameters.data).asarray(values)
+        ranks.broadcast(parameters.data)
+        parameters.update_low_precision()
+
+    if validation is None or training.average_by == "number":
+        averages = count > 1 and not ranks.rank
+        set_parameters(average_checkpoints(paths).parameters.data if averages else None)
+        if count > 1:
+            log(f"averaged    the last {count} checkpoints")
+        return count > 1
+    means = running_means(paths)
+    lowest, chosen, number = math.inf if ranks.rank else _lowest_loss(run), None, 0
+    for n in range(1, count + 1):
+        mean = None if ranks.rank else next(means).parameters.data
+        set_parameters(mean)
+        loss = validate(parallel, validation, training.max_tokens).loss
+        log(f"average {n:<4}validation loss {loss:.4f}")
+        if loss < lowest:
+            lowest, number = loss, n
+            chosen = None if mean is None else mean.copy()
+    if not number and not ranks.rank and run.has_checkpoint():
+        kept = run.preferred_checkpoint()
+        chosen = load(kept).parameters.data
+        log(f"averaged    none: {kept.name} has validation loss {lowest:.4f}")
+    set_parameters(chosen)
+    if number:
+        log(f"averaged    the last {number} checkpoints")
+        state.best_loss = lowest
+    return number > 0
+
+
+def _lowest_loss(run: RunDirectory) -> float:
+    """Return the validation loss of the best model in the directory, or infinity.
+
+    An average is removed if it is not known to be better than the best checkpoint.
+    """
+    best, averaged = recorded_loss(run.best), recorded_loss(run.averaged)
+    if averaged >= best:
+        run.averaged.unlink()
+    return min((x for x in (best, averaged) if not math.isnan(x)), default=math.inf)

@@ -1,0 +1,120 @@
+"""The model in the box: where it is found, and that everything takes its name."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minitransformer
+from minitransformer.runs import checkpoint, shipped
+from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
+from minitransformer.translation import export
+from support.in_process import run_translate
+from support.models import CAT_LINES, save_small_model, save_small_run
+from support.scripts import SHORT
+
+REAL = shipped.FOLDER / "en-de"
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch, model_path):
+    """A package with a small model, seen from an empty folder."""
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "models" / "en-de"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("# en-de: English to German\n\nIts card.\n")
+    half = folder / "model.safetensors"
+    assert export.main(["float16", model_path, str(half)]) == 0
+    return half
+
+
+def test_it_translates_where_there_is_no_run(box, model_path, capfd):
+    for flags in ((), ("--model", "en-de")):
+        found = run_translate(capfd, *SHORT, *flags, CAT_LINES[0])
+        expected = run_translate(capfd, *SHORT, "--model", str(box), CAT_LINES[0])
+        assert found[:2] == expected[:2]
+        named = "" if flags else "translate.py: using the shipped model en-de: English "
+        assert found[2].startswith(named)
+        assert found[2].count("\n") == (not flags)
+    Path("words").write_text("the cat\n")
+    code, _, error = run_translate(capfd, "--score", "words", CAT_LINES[0])
+    assert (code, "using the shipped model" in error) == (0, True)
+    code, _, error = run_translate(capfd, "--attention", "heads.html", CAT_LINES[0])
+    assert (code, Path("heads.html").exists()) == (0, True), error
+    for translator in (minitransformer.load(), minitransformer.load("en-de")):
+        table = translator.model.embedding.table.data
+        assert table.dtype == np.float32
+
+
+def test_a_run_with_a_checkpoint_comes_first(box, capfd):
+    run = RunDirectory(Path("runs/mine"))
+    run.path.mkdir(parents=True)
+    run.config.write_text("{}")
+    assert find_checkpoint(None) == box
+    Path("en-de").mkdir()  # the data, perhaps
+    assert find_checkpoint(Path("en-de")) == box
+    Path("en-de").rmdir()
+    save_small_run(Path("en-de"))
+    assert find_checkpoint(Path("en-de")) == Path("en-de/best.safetensors")
+    save_small_model(run.best)
+    assert find_checkpoint(None) == run.best
+    _, _, error = run_translate(capfd, *SHORT, "--model", "en-de", "x")
+    assert error == ""
+
+
+def test_only_its_name_is_its_name(box):
+    names = "en-fr", "", ".", "..", "../models/en-de", "en-de/", "\0"
+    assert [x for x in names if shipped.shipped_model(x)] == ["en-de/"]
+    for name in ("en-fr", "no/where"):
+        with pytest.raises(FileNotFoundError, match=f"no file {name}"):
+            minitransformer.load(name)
+
+
+def test_without_it_the_message_is_about_runs(box, capfd):
+    box.unlink()
+    code, _, error = run_translate(capfd, "x")
+    assert (code, error.count("\n")) == (1, 1)
+    assert "expected a training run in" in error
+
+
+def test_16_bits_are_those_of_numpy(box, model_path, capsys):
+    exact, half = checkpoint.load(Path(model_path)), checkpoint.load(box)
+    expected = exact.parameters.data.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(half.parameters.data, expected)
+    assert half.parameters.data.dtype == np.float32
+    assert half.tokenizer.model == exact.tokenizer.model
+    saved = Path(model_path).stat().st_size - box.stat().st_size
+    assert saved == pytest.approx(2 * expected.size, abs=200)
+    with pytest.raises(SystemExit) as ended:
+        export.main(["float16", model_path, "out", "--quantization", "int8"])
+    assert ended.value.code == 2
+    exact.parameters.data[3] = -65_520  # rounds to infinity
+    with pytest.raises(ValueError, match="expected numbers up to 65,504, got 65,520"):
+        checkpoint.save(Path("large"), exact, half=True)
+    assert not Path("large").exists()
+
+
+@pytest.mark.parametrize("at", [-1, -5000, 1200])
+def test_damage_is_noticed(box, at):
+    data = bytearray(box.read_bytes())
+    data[at] ^= 1
+    box.write_bytes(data)
+    with pytest.raises(ValueError, match="not a usable checkpoint"):
+        minitransformer.load("en-de")
+
+
+@pytest.mark.skipif(not REAL.joinpath("model.safetensors").exists(), reason="none yet")
+def test_the_model_of_this_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (REAL / "model.safetensors").stat().st_size <= 12_000_000
+    card = (REAL / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("# en-de: English to German\n")
+    assert "…" not in card  # what is to be filled in
+    for source in ("manythings.org/anki", "tatoeba.org", "CC BY 2.0", "statmt.org"):
+        assert source in card
+    assert re.search(r"^    python train\.py ", card, re.MULTILINE)
+    translator = minitransformer.load("en-de")
+    [german] = minitransformer.translate(translator, ["Where is the station?"])
+    assert "Bahnhof" in german

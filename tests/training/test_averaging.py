@@ -1,0 +1,177 @@
+"""The mean that a run ends with, against means and losses in plain NumPy."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.ids import Ragged
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.averaging import set_final_parameters
+from minitransformer.training.distributed import Communicator
+from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.progress import TrainingState
+from support.models import CAT_LINES
+from support.ranks import run_ranks
+from support.reference import ReferenceTransformer
+
+CONFIG = ModelConfig(
+    vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
+)
+# How far the checkpoints are from one point, and in which of two directions: the mean
+# of the last three is nearest to it, and no checkpoint is near.
+PLACES = [(9, 4), (2, -3), (-1, 2), (-1, 1)]
+
+
+def corpus():
+    """Twelve sentence pairs of random ids, each of four."""
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(4, 40, (12, 4)).tolist() for _ in range(2)]
+    return ParallelCorpus(*(Ragged.from_lists(side) for side in rows))
+
+
+def reference_loss(model, values):
+    """The mean negative log-likelihood of a token of the corpus with these parameters.
+
+    The reference's loss counts padding out; here is none.
+    """
+    views = ParameterBuffer(model).views(values.astype(np.float64))
+    reference = ReferenceTransformer(views, layers=(1, 1), num_heads=2)
+    batch = corpus().batch(np.arange(12))
+    return reference.loss(batch.source, batch.target, label_smoothing=0) / (12 * 5)
+
+
+class Ended:
+    """A run that has saved its last checkpoint, and ends."""
+
+    def __init__(self, folder):
+        self.run, self.tokenizer = RunDirectory(folder), Tokenizer.train(CAT_LINES, 40)
+        rng = np.random.default_rng(1)
+        self.model = Transformer(CONFIG)
+        start = ParameterBuffer(self.model).data.copy()
+        aims = rng.normal(0, 0.2, (2, start.size))
+        self.saved = [(start + np.array(p) @ aims).astype("float32") for p in PLACES]
+        for number, values in enumerate(self.saved, start=1):
+            self.save(self.run.checkpoint(number), values)
+        self.losses = [
+            reference_loss(self.model, np.mean(self.saved[-n:], axis=0, dtype=float))
+            for n in range(1, len(PLACES) + 1)
+        ]
+
+    def save(self, path, values, loss=math.inf):
+        model = Transformer(CONFIG)
+        parameters = ParameterBuffer(model)
+        parameters.data[...] = values
+        state = TrainingState({}, best_loss=loss).to_json()
+        checkpoint.save(path, Checkpoint(model, self.tokenizer, parameters, state))
+
+    def end(self, average=4, validation=True, ranks=None, **settings):
+        """Return whether there is a new mean, the parameters, the state and the log."""
+        model, lines, state = Transformer(CONFIG), [], TrainingState({})
+        run = RunDirectory(Path("none")) if ranks and ranks.rank else self.run
+        parallel = ThreadedModel(model, ParameterBuffer(model), 1, ranks)
+        training = TrainingConfig(average=average, max_tokens=20, **settings)
+        val = corpus() if validation else None
+        new = set_final_parameters(run, training, parallel, val, state, lines.append)
+        parallel.close()
+        return new, parallel.parameters.data, state.best_loss, lines
+
+
+@pytest.fixture
+def ended(tmp_path):
+    found = Ended(tmp_path)
+    assert np.argsort(found.losses)[0] == 2  # the mean of the last three
+    assert min(found.losses[1], found.losses[3]) > found.losses[2] + 0.01
+    return found
+
+
+def mean_of_last(ended, n):
+    return np.mean(ended.saved[-n:], axis=0, dtype=float).astype("float32")
+
+
+@pytest.mark.parametrize("best", [None, "worse", "damaged"])
+def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
+    if best == "worse":
+        ended.save(ended.run.best, ended.saved[0], ended.losses[2] + 0.001)
+    elif best == "damaged":
+        ended.run.best.write_bytes(b"{}")
+    new, parameters, loss, lines = ended.end()
+    assert new
+    np.testing.assert_array_equal(parameters, mean_of_last(ended, 3))
+    assert loss == pytest.approx(ended.losses[2], rel=1e-5)
+    expected = [f"average {n + 1}   validation" for n in range(4)]
+    assert [line[:22] for line in lines[:4]] == expected
+    assert [float(line.split()[-1]) for line in lines[:4]] == pytest.approx(
+        ended.losses, abs=1e-4
+    )
+    assert lines[4:] == ["averaged    the last 3 checkpoints"]
+    assert len(ended.end(average=2)[-1]) == 3
+    assert len(ended.end(average=9)[-1]) == 5
+
+
+def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended):
+    lower = ended.losses[2] - 0.001
+    ended.save(ended.run.best, ended.saved[0], lower)
+    ended.save(ended.run.averaged, ended.saved[1], lower)  # saved beside that best
+    new, parameters, loss, lines = ended.end()
+    assert (new, loss) == (False, math.inf)
+    np.testing.assert_array_equal(parameters, ended.saved[0])
+    named = f"best.safetensors has validation loss {lower:.4f}"
+    assert lines[4:] == [f"averaged    none: {named}"]
+    assert not ended.run.averaged.exists()
+
+
+def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
+    lower = ended.losses[2] - 0.001
+    ended.save(ended.run.best, ended.saved[0], lower + 0.002)
+    ended.save(ended.run.averaged, ended.saved[1], lower)
+    new, parameters, _, lines = ended.end()
+    assert not new
+    np.testing.assert_array_equal(parameters, ended.saved[1])
+    assert lines[4].startswith("averaged    none: averaged.safetensors has")
+    assert ended.run.preferred_checkpoint() == ended.run.averaged
+    ended.save(ended.run.best, ended.saved[0], lower - 0.001)  # of a run that goes on
+    assert ended.run.preferred_checkpoint() == ended.run.best
+    ended.save(ended.run.best, ended.saved[0], lower)
+    assert ended.run.preferred_checkpoint() == ended.run.averaged
+
+
+@pytest.mark.parametrize("settings", [{"validation": False}, {"average_by": "number"}])
+def test_without_validation_the_number_decides(ended, settings):
+    ended.save(ended.run.best, ended.saved[0], 0.0)
+    new, parameters, _, lines = ended.end(average=2, **settings)
+    assert new
+    np.testing.assert_array_equal(parameters, mean_of_last(ended, 2).astype(np.float32))
+    assert lines == ["averaged    the last 2 checkpoints"]
+    assert not ended.end(average=1, **settings)[0]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_has_no_finite_loss_is_not_averaged(ended):
+    for path in ended.run.checkpoints():
+        ended.save(path, ended.saved[0] * 1e30)
+    new, parameters, _, lines = ended.end()
+    assert not new
+    assert "has validation loss inf" in lines[-1]
+    np.testing.assert_array_equal(parameters, ended.saved[0] * np.float32(1e30))
+    for path in ended.run.checkpoints():
+        path.unlink()
+    assert not ended.end()[0]
+
+
+@pytest.mark.parametrize("best", [None, 0.0])
+def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best):
+    """The others have no files."""
+    if best is not None:
+        ended.save(ended.run.best, ended.saved[0], best)
+    alone = ended.end(ranks=Communicator())
+    for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks)):
+        np.testing.assert_array_equal(found[1], alone[1])
