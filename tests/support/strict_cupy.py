@@ -393,15 +393,15 @@ class ndarray:  # noqa: N801
 
     # Reductions
 
-    def _reduce(self, name, **options):
+    def _reduce(self, name, options):
         if self.dtype == BFLOAT16:
             raise TypeError(f"Wrong type (bfloat16) of arguments for cupy_{name}")
         return compute(lambda a: getattr(a, name)(**options), self)
 
 
 def _reduction(name):
-    def method(self, axis=None, keepdims=False):
-        return self._reduce(name, axis=axis, keepdims=keepdims)
+    def method(self, axis=None, **options):
+        return self._reduce(name, {"axis": axis, **options})
 
     return method
 
@@ -703,6 +703,7 @@ def install(monkeypatch, libraries, gpus=3):
     loader = types.SimpleNamespace(**vars(ctypes))
     loader.CDLL = lambda name: {"libcublas.so.13": HostBlas}[name](gpu)
     monkeypatch.setattr(device, "ctypes", loader)
+    monkeypatch.setenv("CUPY_TF32", "0")  # which opening a device changes
     device._device.cache_clear()
     gpu.xp = xp
     return gpu

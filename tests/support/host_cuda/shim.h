@@ -78,10 +78,13 @@ inline void wait(Group& group) {
   if (!_setjmp(running->resume)) _longjmp(scheduler, 1);
 }
 
+// A fiber serves block after block, since making one takes system calls.
 inline void enter() {
-  body();
-  running->done = true;
-  _longjmp(scheduler, 1);
+  for (;;) {
+    body();
+    running->done = true;
+    if (!_setjmp(running->resume)) _longjmp(scheduler, 1);
+  }
 }
 
 inline void run_fiber(Fiber& fiber) {
@@ -104,8 +107,9 @@ inline bool run_block(bool backwards) {
     fiber.place = i;
     fiber.index = {i % block_size.x, i / block_size.x % block_size.y,
                    i / block_size.x / block_size.y};
-    fiber.started = fiber.done = false;
+    fiber.done = false;
     fiber.group = nullptr;
+    if (fiber.started) continue;
     fiber.stack.resize(STACK);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.data();
