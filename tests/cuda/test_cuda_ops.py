@@ -6,7 +6,6 @@ Each test runs with kernels built for the host, and on a GPU where there is one.
 import contextlib
 import inspect
 import math
-import re
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -39,6 +38,7 @@ from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.incremental_decoding import CachedDecoder
 from support.closeness import assert_close
 from support.cuda import kernels_for
+from support.host_device import kernel_names
 from support.scripted_decoder import ScriptedDecoder, random_log_probs
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
@@ -298,7 +298,7 @@ def test_relu_passes_nan_on(gpu):
 def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
     whole = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
     monkeypatch.setattr(fused, "LOGITS_PER_CHUNK", 1)
-    monkeypatch.setattr(fused, "MIN_ROWS_PER_CHUNK", 16)
+    monkeypatch.setattr(fused, "ROWS_PER_TILE", 16)
     parts = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
     assert_close(to_host(parts[0]), to_host(whole[0]), "float32")
     for a, b in zip(parts[1][:2], whole[1][:2], strict=True):
@@ -576,7 +576,7 @@ def test_operations_without_a_16_bit_kernel_are_computed_in_float32(gpu, dtype):
 
 
 def test_every_kernel_is_launched():
-    kernels = re.findall(r"__global__ void (\w+)\(", device.kernel_source())
+    kernels = kernel_names(device.kernel_source())
     folder = device.KERNELS.parent
     code = "".join(path.read_text() for path in folder.glob("*.py"))
     assert len(kernels) > 15

@@ -15,13 +15,18 @@ SHIMS = Path(__file__).parent / "host_cuda"
 FLAGS = "-O1 -std=c++17 -shared -fPIC -fno-strict-aliasing -w".split()
 
 
+def kernel_names(source: str) -> list[str]:
+    bounds = r"(?:__launch_bounds__\(\w+\)\s+)?"
+    return re.findall(rf"__global__ void\s+{bounds}(\w+)\(", source)
+
+
 def build(compiler: str, folder: Path) -> dict[str, ctypes.CDLL]:
     """Compile the kernels for each type of activations; return the libraries by it.
 
     `folder` keeps those of the last source.
     """
     source = device.kernel_source()
-    names = re.findall(r"__global__ void (\w+)\(", source)
+    names = kernel_names(source)
     exports = "".join(f"EXPORT({name})\n" for name in names)
     parts = [source, exports, *(p.read_text() for p in sorted(SHIMS.iterdir())), *FLAGS]
     digest = hashlib.sha256("".join([compiler, *parts]).encode()).hexdigest()[:16]

@@ -23,38 +23,65 @@ __device__ Candidate<Value> warp_best(Candidate<Value> own) {
   return own;
 }
 
+// The most candidates for the best tokens of a row that a block keeps.
+constexpr int MAX_CANDIDATES = 1024;
+
 // The best `count` tokens of each row of logits, best first, with their logits as
 // values; log_totals = log(sum(exp(logits))) over all tokens. Tokens below `first` are
 // never among the best; where too few others are left, a value is -infinity. One block
-// for each row, which it searches once for each of the best.
+// for each row. Its first pass finds the best token of each thread; the count-th best
+// of these bounds what can be among the best, and a second pass keeps what reaches it.
+// If that is too much to keep, each of the best takes a pass of its own.
 // Shapes: values, tokens [N, count], log_totals [N], logits [N, V]; V = width
 extern "C" __global__ void top_tokens(float* values, int* tokens, float* log_totals,
                                       const real* logits, int count, int first,
                                       int width) {
-  __shared__ Candidate<float> warps[WARPS];
+  __shared__ Candidate<float> warps[WARPS], list[MAX_CANDIDATES];
+  __shared__ int length;
   i64 row = blockIdx.x;
   logits += row * width;
+  values += row * count, tokens += row * count;
   LogSumExp total{LOWEST, 0.0f};
-  for (int i = threadIdx.x; i < width; i += blockDim.x) total.add((float)logits[i]);
+  Candidate<float> none{-INFINITY, 0x7fffffff}, own = none, last{INFINITY, -1};
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    Candidate<float> here{(float)logits[i], i};
+    total.add(here.value);
+    if (i >= first && here.before(own)) own = here;
+  }
   total = block_log_sum_exp(total);
-  Candidate<float> last{INFINITY, -1};
-  for (int k = 0; k < count; k++) {
-    Candidate<float> best{-INFINITY, 0x7fffffff};
-    for (int i = first + threadIdx.x; i < width; i += blockDim.x) {
-      Candidate<float> here{(float)logits[i], i};
-      if (last.before(here) && here.before(best)) best = here;
-    }
+  auto best_of_block = [&](Candidate<float> best) {
     best = warp_best(best);
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = best;
     __syncthreads();
     for (int i = 0; i < WARPS; i++)
       if (warps[i].before(best)) best = warps[i];
     __syncthreads();
-    if (threadIdx.x == 0) {
-      values[row * count + k] = best.value;
-      tokens[row * count + k] = best.index;
+    return best;
+  };
+  Candidate<float> bound = last;
+  for (int k = 0; k < count; k++)
+    bound = best_of_block(bound.before(own) ? own : none);
+  if (threadIdx.x == 0) length = 0;
+  __syncthreads();
+  for (int i = first + threadIdx.x; i < width; i += blockDim.x) {
+    Candidate<float> here{(float)logits[i], i};
+    if (bound.before(here)) continue;
+    int place = atomicAdd(&length, 1);
+    if (place < MAX_CANDIDATES) list[place] = here;
+  }
+  __syncthreads();
+  bool listed = length <= MAX_CANDIDATES;
+  for (int k = 0; k < count; k++) {
+    Candidate<float> best = none;
+    int end = listed ? length : width;
+    for (int i = threadIdx.x + (listed ? 0 : first); i < end; i += blockDim.x) {
+      Candidate<float> here = none;
+      if (listed) here = list[i];
+      else here.value = (float)logits[i], here.index = i;
+      if (last.before(here) && here.before(best)) best = here;
     }
-    last = best;
+    last = best = best_of_block(best);
+    if (threadIdx.x == 0) values[k] = best.value, tokens[k] = best.index;
   }
   if (threadIdx.x == 0) log_totals[row] = total.value();
 }

@@ -31,6 +31,7 @@ using i64 = long long;
 
 constexpr int WARP = 32;
 constexpr int WARPS = 256 / WARP;          // in a block
+constexpr int MAX_WARPS = 1024 / WARP;     // in the largest block
 constexpr int VECTOR = 16 / sizeof(real);  // elements of a 16-byte vector
 constexpr int MAX_WIDTH = 1024;            // of a row that a warp holds in registers
 constexpr int MAX_VECTORS = MAX_WIDTH / (WARP * VECTOR);  // of such a row, a thread
@@ -41,6 +42,9 @@ __device__ i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.
 
 // The row of the calling warp, in kernels with one warp for each row.
 __device__ i64 warp_row() { return (i64)blockIdx.x * WARPS + threadIdx.x / WARP; }
+
+// The column of the first vector that a lane takes of its warp's row.
+__device__ int lane_column() { return threadIdx.x % WARP * VECTOR; }
 
 __device__ int vectors_in(int width) { return (width + VECTOR - 1) / VECTOR; }
 
@@ -57,6 +61,22 @@ __device__ void load(float (&value)[VECTOR], const real* row, int column, int wi
   } else {
     for (int i = 0; i < VECTOR; i++)
       value[i] = column + i < width ? (float)from[i] : 0.0f;
+  }
+}
+
+// Read as many elements of a row of floats (a bias, a gain) as a vector has.
+__device__ void load_floats(float (&value)[VECTOR], const float* row, int column,
+                            int width) {
+  const float* from = row + column;
+  if (column + VECTOR <= width && (size_t)from % sizeof(float4) == 0) {
+#pragma unroll
+    for (int i = 0; i < VECTOR; i += 4) {
+      float4 four = *(const float4*)(from + i);
+      value[i] = four.x, value[i + 1] = four.y;
+      value[i + 2] = four.z, value[i + 3] = four.w;
+    }
+  } else {
+    for (int i = 0; i < VECTOR; i++) value[i] = column + i < width ? from[i] : 0.0f;
   }
 }
 
@@ -87,15 +107,15 @@ __device__ float warp_max(float x) {
   return x;
 }
 
-// Return the sum over the 256 threads of a block to each of them.
+// Return the sum over the threads of a block, whole warps, to each of them.
 __device__ float block_sum(float x) {
-  __shared__ float sums[WARPS];
+  __shared__ float sums[MAX_WARPS];
   x = warp_sum(x);
   __syncthreads();
   if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = x;
   __syncthreads();
   float total = 0.0f;
-  for (int i = 0; i < WARPS; i++) total += sums[i];
+  for (int i = 0; i < (int)blockDim.x / WARP; i++) total += sums[i];
   return total;
 }
 
@@ -121,14 +141,15 @@ __device__ LogSumExp warp_log_sum_exp(LogSumExp own) {
   return {maximum, warp_sum(own.sum * expf(own.maximum - maximum))};
 }
 
-// Return the value over the 256 threads of a block to each of them. Call it once.
+// Return the value over the threads of a block, whole warps, to each. Call it once.
 __device__ LogSumExp block_log_sum_exp(LogSumExp own) {
-  __shared__ LogSumExp warps[WARPS];
+  __shared__ LogSumExp warps[MAX_WARPS];
   own = warp_log_sum_exp(own);
   if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = own;
   __syncthreads();
   float maximum = LOWEST, sum = 0.0f;
-  for (LogSumExp warp : warps) maximum = fmaxf(maximum, warp.maximum);
-  for (LogSumExp warp : warps) sum += warp.sum * expf(warp.maximum - maximum);
+  int count = blockDim.x / WARP;
+  for (int i = 0; i < count; i++) maximum = fmaxf(maximum, warps[i].maximum);
+  for (int i = 0; i < count; i++) sum += warps[i].sum * expf(warps[i].maximum - maximum);
   return {maximum, sum};
 }

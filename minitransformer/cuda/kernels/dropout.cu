@@ -43,16 +43,17 @@ struct Dropout {
 };
 
 // out = Dropout(x): x / (1 - rate) where the mask keeps it, else 0; rows begin `stride`
-// elements apart. One thread for each vector.
+// elements apart. One warp for each row.
 // Shapes: out, x [rows, width]
 extern "C" __global__ void dropout(real* out, const real* x, i64 rows, int width,
                                    int stride, const u64* seed, u64 first,
                                    int threshold) {
-  i64 row = thread_index() / vectors_in(width);
-  int column = thread_index() % vectors_in(width) * VECTOR;
+  i64 row = warp_row();
   if (row >= rows) return;
-  float value[VECTOR];
-  load(value, x + row * stride, column, width);
-  Dropout{seed, first, threshold, width}.apply(value, row, column);
-  store(out + row * stride, column, width, value);
+  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
+    float value[VECTOR];
+    load(value, x + row * stride, column, width);
+    Dropout{seed, first, threshold, width}.apply(value, row, column);
+    store(out + row * stride, column, width, value);
+  }
 }

@@ -42,9 +42,11 @@ extern "C" __global__ void add_layer_norm(
   for (int k = 0; k < MAX_VECTORS; k++) {
     int column = (k * WARP + lane) * VECTOR;
     if (column >= width) break;
+    float factor[VECTOR], term[VECTOR];
+    load_floats(factor, gain, column, width);
+    load_floats(term, bias, column, width);
     for (int i = 0; i < VECTOR; i++)
-      if (column + i < width)
-        value[k][i] = value[k][i] * inverse * gain[column + i] + bias[column + i];
+      value[k][i] = value[k][i] * inverse * factor[i] + term[i];
     store(out + row * width, column, width, value[k]);
   }
   if (lane == 0) {
@@ -62,38 +64,37 @@ extern "C" __global__ void layer_norm_backward(
     const float* inverses, const float* gain, i64 rows, int width, const u64* seed,
     u64 first, int threshold) {
   i64 row = warp_row();
-  int lane = threadIdx.x % WARP;
   if (row >= rows) return;
-  float mean = means[row], inverse = inverses[row];
-  float normal[MAX_VECTORS][VECTOR], dnormal[MAX_VECTORS][VECTOR];
-  float sum = 0.0f, product = 0.0f;
-#pragma unroll
-  for (int k = 0; k < MAX_VECTORS; k++) {
-    int column = (k * WARP + lane) * VECTOR;
-    if (column >= width) break;
-    load(normal[k], h + row * width, column, width);
-    load(dnormal[k], g + row * width, column, width);
+  float mean = means[row], inverse = inverses[row], sum = 0.0f, product = 0.0f;
+  // The rows are read again below, from the cache: registers for both would leave the
+  // multiprocessor half empty.
+  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
+    float normal[VECTOR], dnormal[VECTOR], factor[VECTOR];
+    load(normal, h + row * width, column, width);
+    load(dnormal, g + row * width, column, width);
+    load_floats(factor, gain, column, width);
     for (int i = 0; i < VECTOR; i++) {
-      if (column + i >= width) break;
-      normal[k][i] = (normal[k][i] - mean) * inverse;
-      dnormal[k][i] *= gain[column + i];
-      sum += dnormal[k][i];
-      product += dnormal[k][i] * normal[k][i];
+      dnormal[i] *= factor[i];  // 0 beyond the row's end
+      sum += dnormal[i];
+      product += dnormal[i] * ((normal[i] - mean) * inverse);
     }
   }
   sum = warp_sum(sum) / width;
   product = warp_sum(product) / width;
   Dropout dropout{seed, first, threshold, width};
-#pragma unroll
-  for (int k = 0; k < MAX_VECTORS; k++) {
-    int column = (k * WARP + lane) * VECTOR;
-    if (column >= width) break;
-    for (int i = 0; i < VECTOR; i++)
-      dnormal[k][i] = (dnormal[k][i] - sum - normal[k][i] * product) * inverse;
-    store(dresidual + row * width, column, width, dnormal[k]);
+  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
+    float normal[VECTOR], dnormal[VECTOR], factor[VECTOR];
+    load(normal, h + row * width, column, width);
+    load(dnormal, g + row * width, column, width);
+    load_floats(factor, gain, column, width);
+    for (int i = 0; i < VECTOR; i++) {
+      float n = (normal[i] - mean) * inverse;
+      dnormal[i] = (dnormal[i] * factor[i] - sum - n * product) * inverse;
+    }
+    store(dresidual + row * width, column, width, dnormal);
     if (dx == nullptr) continue;
-    dropout.apply(dnormal[k], row, column);
-    store(dx + row * width, column, width, dnormal[k]);
+    dropout.apply(dnormal, row, column);
+    store(dx + row * width, column, width, dnormal);
   }
 }
 

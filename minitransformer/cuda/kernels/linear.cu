@@ -1,20 +1,23 @@
 // Linear layers.
 
 // out = out + bias, or max(0, out + bias) with `relu`, in place; without a bias where
-// that is null. One thread for each vector.
+// that is null. One warp for each row.
 // Shapes: out [rows, width], bias [width]
 extern "C" __global__ void bias_relu(real* out, const float* bias, i64 rows, int width,
                                      int relu) {
-  i64 row = thread_index() / vectors_in(width);
-  int column = thread_index() % vectors_in(width) * VECTOR;
+  i64 row = warp_row();
   if (row >= rows) return;
-  float value[VECTOR];
-  load(value, out + row * width, column, width);
-  for (int i = 0; i < VECTOR; i++) {
-    if (bias != nullptr && column + i < width) value[i] += bias[column + i];
-    if (relu && value[i] < 0.0f) value[i] = 0.0f;
+  out += row * width;
+  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
+    float value[VECTOR], term[VECTOR] = {};
+    load(value, out, column, width);
+    if (bias != nullptr) load_floats(term, bias, column, width);
+    for (int i = 0; i < VECTOR; i++) {
+      value[i] += term[i];
+      if (relu && value[i] < 0.0f) value[i] = 0.0f;
+    }
+    store(out, column, width, value);
   }
-  store(out + row * width, column, width, value);
 }
 
 // masked = g where out > 0, else 0; partial = sums of the columns of `masked`, the
