@@ -40,26 +40,37 @@ def model_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def host_libraries(tmp_path_factory):
-    """kernels.cu, built for the host."""
+def host_libraries(request, tmp_path_factory):
+    """The kernels, built for the host, by the type of activations."""
     pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
     from support import host_device
 
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        pytest.skip("no C++ compiler: kernels.cu is not built for the host")
-    return host_device.build(compiler, tmp_path_factory.mktemp("host_cuda"))
+        pytest.skip("no C++ compiler: the kernels are not built for the host")
+    cache = getattr(request.config, "cache", None)
+    folder = cache.mkdir("kernels") if cache else tmp_path_factory.mktemp("kernels")
+    return host_device.build(compiler, folder)
 
 
 @pytest.fixture
-def host_gpu(host_libraries, stand_in, monkeypatch):
-    """A device whose kernels are those built for the host; `xp` is NumPy."""
-    from minitransformer.cuda import device
-    from support.host_device import HostDevice
+def stand_in(host_libraries, monkeypatch):
+    """A machine with GPUs that are none, in the place of CuPy: their state."""
+    from minitransformer.cuda.ops import find_kernel
+    from support.cuda import kernels_for
+    from support.strict_cupy import install
 
-    host = HostDevice(host_libraries, stand_in.xp)
-    monkeypatch.setattr(device, "current", lambda: host)
-    return host
+    gpu = install(monkeypatch, host_libraries)
+    with kernels_for(gpu.xp.ndarray, find=find_kernel):
+        yield gpu
+
+
+@pytest.fixture
+def host_gpu(stand_in):
+    """The stand-in's device, of the class that drives a real GPU."""
+    from minitransformer.cuda import device
+
+    return device.current()
 
 
 @pytest.fixture(params=["host", "gpu"])
@@ -73,20 +84,3 @@ def gpu(request):
     if not cupy.cuda.is_available():
         pytest.skip("no GPU")
     return device.current()
-
-
-@pytest.fixture
-def host_kernels(host_gpu):
-    """Arrays of NumPy take the kernels that were built for the host."""
-    from support.cuda import DeviceArray, kernels_for
-
-    with kernels_for(np.ndarray, DeviceArray):
-        yield host_gpu
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """NumPy in the place of CuPy."""
-    from support.cuda import StandInCuda
-
-    return StandInCuda(monkeypatch)

@@ -11,6 +11,7 @@ import numpy as np
 
 from minitransformer.cuda import device
 from minitransformer.cuda.device import WARP
+from minitransformer.cuda.incremental_decoding import GpuDecoder
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation.beam_search import (
@@ -64,8 +65,10 @@ def beam_search(
     tokens = xp.full((batch, beams), BOS_ID, np.int32)
     history: list[tuple[np.ndarray, Array, Array]] = []  # left, origins, tokens by step
     while True:
-        blocks = list(decoder.step(tokens.reshape(-1)))
-        logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
+        if isinstance(decoder, GpuDecoder):
+            logits = decoder.logits(tokens.reshape(-1))
+        else:
+            logits = xp.concatenate(list(decoder.step(tokens.reshape(-1))), axis=1)
         best = log_probs, *_top_tokens(xp.ascontiguousarray(logits), count)
         log_probs = xp.empty((len(left), beam_size), np.float64)
         origins, rows, tokens = (xp.empty(log_probs.shape, np.int32) for _ in range(3))

@@ -22,7 +22,7 @@ import numpy as np
 from minitransformer.engine.backend import Array
 from minitransformer.settings.options import UsageError
 
-# The types of activations: their names in kernels.cu, and cuBLAS's numbers for them.
+# The types of activations: their names in CUDA C++, and cuBLAS's numbers for them.
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 CUBLAS_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
@@ -36,7 +36,12 @@ THREADS, WARP, WARPS = 256, 32, 8
 # generation has 80.
 MIN_CAPABILITY = {"fp32": 0, "fp16": 53, "tf32": 80, "bf16": 80}
 
-SOURCE = Path(__file__).with_name("kernels.cu")
+# The files of kernels in the order in which they are joined.
+KERNELS = Path(__file__).with_name("kernels")
+FILES = (
+    "common dropout column_sums embedding linear layer_norm attention cross_entropy "
+    "elementwise beam_search adam"
+).split()
 
 
 class Device:
@@ -164,10 +169,19 @@ class Device:
         """Return a kernel; compile all kernels for `dtype` if that is not done yet."""
         if dtype not in self._modules:
             self._modules[dtype] = self.xp.RawModule(
-                code=SOURCE.read_text(encoding="utf-8"),
+                code=kernel_source(),
                 options=("-std=c++17", f"-DREAL={C_TYPES[dtype]}"),
             )
         return self._modules[dtype].get_function(name)
+
+
+def kernel_source() -> str:
+    """Return the source of all kernels; the compiler's messages name their files."""
+    parts = [
+        f'#line 1 "{name}.cu"\n{(KERNELS / f"{name}.cu").read_text(encoding="utf-8")}'
+        for name in FILES
+    ]
+    return "".join(parts)
 
 
 def select_gpu(name: str) -> ModuleType:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -62,7 +60,20 @@ class FixedKeyValueCache(KeyValueCache):
 class GpuDecoder(CachedDecoder):
     """A `CachedDecoder` that computes all logits of a step in one product."""
 
-    logits_per_block = sys.maxsize
+    def step(self, tokens: Array) -> Iterator[Array]:
+        yield as_float32(self.logits(tokens))
+
+    def logits(self, tokens: Array) -> Array:
+        """Return the logits of a step in the activations' type, as kernels read them.
+
+        Shapes: tokens [B K] -> [B K, V]
+        """
+        tokens = self._xp.asarray(tokens)
+        ids = tokens if self._shortlist is None else self._shortlist[tokens]
+        return self._project(self._model.decode_step(ids, self._state))
+
+    def _project(self, outputs: Array) -> Array:
+        return ops.linear(Tensor(outputs), Tensor(self._table.T)).data
 
 
 class GraphDecoder(GpuDecoder):
@@ -83,7 +94,7 @@ class GraphDecoder(GpuDecoder):
     ) -> None:
         gpu = device.current()
         self._cuda = gpu.xp.cuda
-        stream, self._memory = _stream_and_memory(gpu.xp, threading.get_ident())
+        stream, self._memory = _stream_and_memory(gpu)
         if not self._cuda.get_current_stream().ptr:  # the null stream has no graphs
             self._cuda.Device().synchronize()  # wait for the parameters
             stream.use()
@@ -93,10 +104,9 @@ class GraphDecoder(GpuDecoder):
         self._graphs_work = True
         self._logits: Array = None
 
-    def step(self, tokens: Array) -> Iterator[Array]:
+    def logits(self, tokens: Array) -> Array:
         if self._state.position == 0:
-            yield from super().step(tokens)
-            return
+            return super().logits(tokens)
         if self._state.position >= self._capacity or self._beams != len(tokens):
             self._allocate(len(tokens))
         ids = self._shortlist
@@ -111,7 +121,7 @@ class GraphDecoder(GpuDecoder):
                 self._record()
         self._position += 1
         self._state.position += 1
-        yield self._logits
+        return self._logits
 
     def _allocate(self, beams: int) -> None:
         """Allocate what the next steps read and write; an older graph is dropped."""
@@ -138,7 +148,7 @@ class GraphDecoder(GpuDecoder):
         x = ops.embedding(embedding.table, ids, here, scale=embedding.scale)
         for layer, cache in zip(self._model.decoder, self._state.caches, strict=True):
             x = layer.step(x, cache, self._state.source_mask)
-        return as_float32(ops.linear(Tensor(x.data[:, 0]), Tensor(self._table.T)).data)
+        return self._project(x.data[:, 0])
 
     def _record(self) -> None:
         """Record the step that was just computed, or decode without graphs if it fails.
@@ -160,13 +170,24 @@ class GraphDecoder(GpuDecoder):
             warnings.warn(f"decoding without CUDA graphs: {problem}", stacklevel=2)
 
 
-@functools.cache
-def _stream_and_memory(xp: Any, thread: int) -> tuple[Any, Any]:
-    """Return a stream that can be recorded, and a memory pool for its graphs.
+class _OfThread(threading.local):
+    """What a thread keeps for its decoders, which work one after another.
 
-    The decoders of a thread work one after another, so they can share both.
+    By the GPU: a stream that can be recorded, and a memory pool for its graphs.
     """
-    return xp.cuda.Stream(non_blocking=True), device.graph_memory(xp)
+
+    def __init__(self) -> None:
+        self.kept: dict[device.Device, tuple[Any, Any]] = {}
+
+
+_of_thread = _OfThread()
+
+
+def _stream_and_memory(gpu: device.Device) -> tuple[Any, Any]:
+    if gpu not in _of_thread.kept:
+        stream = gpu.xp.cuda.Stream(non_blocking=True)
+        _of_thread.kept[gpu] = stream, device.graph_memory(gpu.xp)
+    return _of_thread.kept[gpu]
 
 
 def graph_decoder(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+import multiprocessing
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,10 @@ class NcclCommunicator(Communicator):
         host, _, port = address.rpartition(":")
         where = {"host": host, "port": int(port)} if address else {"use_mpi": True}
         try:
-            self._group = distributed.init_process_group(self.size, self.rank, **where)
+            with _forked_processes():
+                self._group = distributed.init_process_group(
+                    self.size, self.rank, **where
+                )
         except Exception as error:  # the libraries below raise many kinds
             raise RuntimeError(
                 f"rank {self.rank} of {self.size}: NCCL did not start: {error}"
@@ -57,6 +63,23 @@ class NcclCommunicator(Communicator):
         return array.get()
 
 
+@contextlib.contextmanager
+def _forked_processes() -> Iterator[None]:
+    """Have `multiprocessing` fork: CuPy's store, by which ranks meet, needs it.
+
+    That store is a process whose object no other way of starting can pickle. Python
+    3.14 forks no more by default, and 3.12 warns of it where threads are running.
+    """
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
 def connect_gpus(
     world: World, environ: Mapping[str, str], timeout: float
 ) -> Communicator:
@@ -71,5 +94,8 @@ def connect_gpus(
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(n)]
     if missing:
         raise RuntimeError(f"expected {missing[0]} in the environment, found none")
-    address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    port = int(environ["MASTER_PORT"])
+    # torchrun's own store listens at that port, and the next one is ours.
+    port += environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = f"{environ['MASTER_ADDR']}:{port}"
     return NcclCommunicator(world, address, timeout)

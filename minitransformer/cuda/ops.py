@@ -23,16 +23,24 @@ from minitransformer.cuda.beam_search import beam_search
 from minitransformer.cuda.device import WARP, WARPS, num_blocks, num_vectors
 from minitransformer.cuda.incremental_decoding import graph_decoder
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
-from minitransformer.engine.backend import Array, array_module, as_float32
+from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.ops import LAYER_NORM_EPSILON, MASKED_SCORE, split_heads
 from minitransformer.engine.random_streams import PhiloxStream, dropout_threshold
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
 MAX_WIDTH = 1024
 
-# The loss computes this many logits at a time: large products, but little memory.
-LOGITS_PER_CHUNK = 1 << 27
-MIN_ROWS_PER_CHUNK = 256
+# The loss computes about this many logits at a time, in chunks of equal size: large
+# enough that the product with the embedding, whose tiles have 128 rows, fills a GPU's
+# multiprocessors.
+LOGITS_PER_CHUNK = 5 << 26
+ROWS_PER_TILE = 128
+
+# Scoring given translations takes this many logits at a time, in float32.
+LOGITS_TO_SCORE = 1 << 25
+
+# The most threads of a block, which share a row of logits.
+MAX_THREADS = 1024
 
 # Operations without a kernel, which the model does not use in training.
 ELEMENTARY = ("add", "multiply", "sum_all")
@@ -103,8 +111,8 @@ def linear(
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
     gpu.matmul(rows, weight, out)
     if relu or bias is not None:
-        grid = _vector_blocks(out)
-        gpu.launch("bias_relu", x.dtype, grid, out, bias, *_size(out), relu)
+        kernel_args = out, bias, *_size(out), relu
+        gpu.launch("bias_relu", x.dtype, _warp_blocks(len(out)), *kernel_args)
     activated = out if relu else None
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
@@ -140,19 +148,18 @@ def embedding(
     dropout_mask = _draw_mask(out.shape, rate, rng)
     positions_32 = xp.ascontiguousarray(positions, dtype=np.float32)
     arrays = out, xp.ascontiguousarray(table), ids, positions_32
-    options = float(scale), np.int64(ids.size), ids_shape[-1], width, *dropout_mask
-    gpu.launch("embedding", out.dtype, _vector_blocks(out), *arrays, *options)
+    options = float(scale), ids.size, ids_shape[-1], width, *dropout_mask
+    gpu.launch("embedding", out.dtype, _warp_blocks(ids.size), *arrays, *options)
 
     def vjp(g: Array) -> tuple[Array, None, Array]:
         g = _dropout(g, dropout_mask)
         sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
         dpositions = xp.zeros(positions.shape, dtype=np.float32)
         dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
-        first = xp.full(len(table), ids.size, dtype=np.int32)
-        grid = num_blocks(ids.size)
-        gpu.launch("first_occurrences", g.dtype, grid, first, ids, ids.size)
+        order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
+        gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
         dtable = xp.zeros(table.shape, dtype=np.float32)
-        kernel_args = dtable, g, ids, first, float(scale), ids.size, width
+        kernel_args = dtable, g, ids, order, float(scale), ids.size, width
         gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
         return dtable, None, dpositions
 
@@ -187,7 +194,7 @@ def attention(
     def dropped_weights() -> Array:
         if not dropout_mask.threshold:
             return weights
-        out, grid = empty_scores(), _vector_blocks(weights)
+        out, grid = empty_scores(), _warp_blocks(rows)
         gpu.launch("dropout", q.dtype, grid, out, weights, *size, *dropout_mask)
         return out
 
@@ -257,7 +264,8 @@ def projected_cross_entropy(
     xp, gpu = array_module(x), device.current()
     rows, vocab_size = _rows(x), len(weight)
     targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
-    chunk = max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
+    chunk = rows_per_chunk(len(rows), vocab_size)
+    threads = -(-num_vectors(vocab_size, x.dtype) // WARP) * WARP
     stride = -(-vocab_size // 8) * 8
     buffer = xp.empty((min(chunk, len(rows)), stride), dtype=x.dtype)
     losses, loss = (xp.empty(size, np.float32) for size in (len(rows), 1))
@@ -269,7 +277,10 @@ def projected_cross_entropy(
         gpu.matmul(part, weight.T, logits)
         arrays = logits, losses[start:], targets[start:]
         options = confidence, smoothing, padding_id, vocab_size, stride
-        gpu.launch("cross_entropy", x.dtype, len(part), *arrays, *options)
+        block = min(threads, MAX_THREADS)
+        gpu.launch(
+            "cross_entropy", x.dtype, len(part), *arrays, *options, block=block
+        )
         gpu.matmul(logits, weight, drows[start : start + chunk])
         gpu.matmul(logits.T, part, dweight, beta=1.0 if start else 0.0)
     gpu.launch("sum_all", np.float32, 1, loss, losses, len(losses))
@@ -285,12 +296,29 @@ def projected_cross_entropy(
     return loss.reshape(()), vjp
 
 
+def rows_per_chunk(rows: int, vocab_size: int) -> int:
+    """Return of how many rows the logits are computed at a time."""
+    chunks = max(1, round(rows * vocab_size / LOGITS_PER_CHUNK))
+    return -(-rows // (chunks * ROWS_PER_TILE)) * ROWS_PER_TILE
+
+
 def accumulate(total: Array, term: Array) -> Array:
-    """Add `term` to `total` in place, also in bfloat16, which CuPy does not add."""
+    """Add `term` to `total` in place, in one pass whatever their types."""
     grid = num_blocks(num_vectors(total.size, total.dtype))
     kernel_args = total, term.astype(total.dtype, copy=False), np.int64(total.size)
     device.current().launch("accumulate", total.dtype, grid, *kernel_args)
     return total
+
+
+def checksum(array: Array) -> int:
+    """Return a digest of a float32 array, of which only a few bytes leave the GPU.
+
+    It is a sum modulo 2^64 of a hash of each element and its index.
+    """
+    partial = array_module(array).empty(MAX_PARTIAL_SUMS, np.uint64)
+    gpu, size = device.current(), np.int64(array.size)
+    gpu.launch("checksum", np.float32, len(partial), partial, array, size)
+    return int(to_host(partial).sum())
 
 
 OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
@@ -302,6 +330,8 @@ OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     "projected_cross_entropy": projected_cross_entropy,
 }
 DECODING: dict[str, Callable[..., Any]] = {
+    "checksum": checksum,
+    "logits_to_score": lambda: LOGITS_TO_SCORE,
     "beam_search": beam_search,
     "incremental_decoder": graph_decoder,
 }
@@ -334,7 +364,7 @@ def _dropout(x: Array, mask: _DropoutMask) -> Array:
     if mask.threshold:
         rows, dropped_from = array_module(x).empty_like(rows), rows
         arrays, size = (rows, dropped_from), (*_size(rows), rows.shape[1])
-        grid = _vector_blocks(rows)
+        grid = _warp_blocks(len(rows))
         device.current().launch("dropout", x.dtype, grid, *arrays, *size, *mask)
     return rows.reshape(x.shape)
 
@@ -369,12 +399,6 @@ def _rows(x: Array) -> Array:
 def _size(rows: Array) -> tuple[np.int64, int]:
     """Return the numbers of rows and columns, as kernels take them."""
     return np.int64(len(rows)), rows.shape[1]
-
-
-def _vector_blocks(x: Array) -> int:
-    """Return the blocks for one thread for each 16-byte vector of a row."""
-    width = x.shape[-1]
-    return num_blocks(x.size // width * num_vectors(width, x.dtype))
 
 
 def _warp_blocks(rows: int) -> int:

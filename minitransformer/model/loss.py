@@ -6,7 +6,7 @@ import numpy as np
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, no_grad
-from minitransformer.engine.backend import Array, array_module, as_float32
+from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
 from minitransformer.engine.random_streams import RandomStream
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
@@ -51,12 +51,12 @@ def token_log_probs(
     with no_grad():
         outputs = model(source, target[:, :-1]).data
         dtype = np.promote_types(outputs.dtype, np.float32)
-        log_probs = xp.zeros(expected.shape, dtype=dtype)
-        is_best = xp.zeros(expected.shape, dtype=bool)
+        log_probs, is_best = (xp.zeros(expected.shape, t) for t in (dtype, bool))
         used = expected != PAD_ID
         rows, ids = outputs[used], expected[used]  # [N, D], [N]
         row_log_probs, row_is_best = xp.empty(len(ids), dtype=dtype), []
-        chunk = max(ops.LOGITS_PER_CHUNK // model.config.vocab_size, 1)
+        size = fused_kernel("logits_to_score", (outputs,), lambda: ops.LOGITS_PER_CHUNK)
+        chunk = max(size() // model.config.vocab_size, 1)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
             logits = as_float32(model.logits(Tensor(rows[part])).data)  # [chunk, V]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.engine.autograd import PRIMITIVES, no_grad, wrap_primitives
-from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.engine.autograd import no_grad, wrap_primitives
+from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.machine import one_blas_thread
 from minitransformer.settings.config import BOS_ID, EOS_ID, DecodingConfig
 from minitransformer.translation.pages import page
@@ -74,9 +74,10 @@ def attention_maps(
             q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
         ) -> Any:
             # Attention averages the values: of one-hot values, that is the weights.
-            heads, keys = options["num_heads"], k.shape[1]
-            one_hot = xp.tile(xp.eye(keys, dtype=v.dtype), heads)[None]  # [1, S, H S]
-            weights, _ = PRIMITIVES[name](q, k, one_hot, mask, **options)  # [1, T, H S]
+            heads, keys, exact = options["num_heads"], k.shape[1], as_float32(q)
+            one_hot = xp.tile(xp.eye(keys, dtype=exact.dtype), heads)[None]
+            inputs = exact, as_float32(k), one_hot, mask  # one_hot [1, S, H S]
+            weights, _ = body(*inputs, **options)  # [1, T, H S]
             by_head = weights[0].reshape(-1, heads, keys).swapaxes(0, 1)
             recorded.append(to_host(by_head))
             return body(q, k, v, mask, **options)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hmac
 import json
+import queue
 import secrets
 import socket
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,8 +65,10 @@ class Server(ThreadingHTTPServer):
         self.translator, self.config = translator, config
         self.max_beam = max(MAX_BEAM, config.beam)
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(16)
-        self._translating = threading.Lock()
         self._admitted = threading.Semaphore(1 + MAX_WAITING)
+        self._waiting: queue.SimpleQueue[tuple[str, dict[str, Any], Future[str]]]
+        self._waiting = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -87,15 +91,28 @@ class Server(ThreadingHTTPServer):
         """Return the JSON that answers a request. Raises: ValueError."""
         if not self._admitted.acquire(blocking=False):
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "busy: try again soon")
+        found: Future[str] = Future()
+        self._waiting.put((path, request, found))
         try:
-            with self._translating:
-                if path == "/translate":
-                    return self._translate(request)
-                text = _field(request, "text", str)
-                config = self._decoding(request | {"nbest": 1})
-                return attention_maps(self.translator, text, config).to_json()
+            return found.result()
         finally:
             self._admitted.release()
+
+    def _work(self) -> None:
+        """Compute all answers, in the one thread whose GPU, if any, is the model's."""
+        self.translator.use_device()
+        while True:
+            path, request, found = self._waiting.get()
+            try:
+                compute = self._translate if path == "/translate" else self._attention
+                found.set_result(compute(request))
+            except BaseException as error:
+                found.set_exception(error)
+
+    def _attention(self, request: dict[str, Any]) -> str:
+        text = _field(request, "text", str)
+        config = self._decoding(request | {"nbest": 1})
+        return attention_maps(self.translator, text, config).to_json()
 
     def _translate(self, request: dict[str, Any]) -> str:
         lines = _field(request, "text", str).split("\n")

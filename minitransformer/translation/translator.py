@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
@@ -36,6 +38,15 @@ class Translator:
         self.model, self.tokenizer = model, tokenizer
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
         self.shortlist = lexicon.shortlist if lexicon else None
+
+    def use_device(self) -> None:
+        """Have this thread compute where the model is, if that is one of several GPUs.
+
+        CUDA has every thread begin with the first.
+        """
+        table = self.model.embedding.table.data
+        if not isinstance(table, np.ndarray):
+            table.device.use()
 
     @property
     def single_model(self) -> Transformer:

@@ -6,7 +6,6 @@ Each test runs with kernels built for the host, and on a GPU where there is one.
 import contextlib
 import inspect
 import math
-import re
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from minitransformer.engine.autograd import PRIMITIVES, no_grad
 from minitransformer.engine.backend import to_host
 from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
     BOS_ID,
@@ -38,6 +38,7 @@ from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.incremental_decoding import CachedDecoder
 from support.closeness import assert_close
 from support.cuda import kernels_for
+from support.host_device import kernel_names
 from support.scripted_decoder import ScriptedDecoder, random_log_probs
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
@@ -137,15 +138,15 @@ def test_kernels_follow_the_reference(gpu, name, seed, dtype):
 
 
 @pytest.mark.parametrize("name", fused.OPERATIONS)
-def test_the_order_of_threads_changes_no_bit(host_gpu, name):
+def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu, name):
     """No kernel reads what another thread has yet to write, or has overwritten."""
     results = []
     for backwards in (False, True):
-        host_gpu.backwards = backwards
+        stand_in.backwards = backwards
         _, (out, gradients), _ = run_both(host_gpu, name, 1, np.float32)
         results.append([out, *(g for g in gradients if g is not None)])
     for a, b in zip(*results, strict=True):
-        assert a.tobytes() == b.tobytes()
+        assert to_host(a).tobytes() == to_host(b).tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -297,7 +298,7 @@ def test_relu_passes_nan_on(gpu):
 def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
     whole = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
     monkeypatch.setattr(fused, "LOGITS_PER_CHUNK", 1)
-    monkeypatch.setattr(fused, "MIN_ROWS_PER_CHUNK", 16)
+    monkeypatch.setattr(fused, "ROWS_PER_TILE", 16)
     parts = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
     assert_close(to_host(parts[0]), to_host(whole[0]), "float32")
     for a, b in zip(parts[1][:2], whole[1][:2], strict=True):
@@ -463,54 +464,46 @@ def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
     assert fixed._graph is not None
 
 
-def test_a_decoding_graph_is_replayed_until_its_shapes_change(
-    host_kernels, monkeypatch
-):
-    """With graphs that compute again."""
+def test_a_decoding_graph_is_replayed_until_its_shapes_change(stand_in):
     launched = []
-
-    def record(stream, work):
-        class Graph:
-            def launch(self):
-                if fixed._graph is self:
-                    launched.append(fixed._state.position)
-                    logits[...] = work()
-
-        logits = work()
-        return Graph(), logits
-
-    monkeypatch.setattr(device, "record", record)
-    model = Transformer(TINY, seed=2)
+    model, fixed, plain = two_decoders(stand_in.xp, 2)
     with no_grad():
-        kinds = incremental_decoding.GraphDecoder, CachedDecoder
-        fixed, plain = (kind(model, np.full((3, 5), 7), 2) for kind in kinds)
-        tokens = np.array([2, 2, 2])
+        tokens = stand_in.xp.asarray([2, 2, 2])
         for step in range(20):
+            before = stand_in.calls.count("launched"), fixed._graph
             [a], [b] = list(fixed.step(tokens)), list(plain.step(tokens))
-            assert_close(a, b, "float32")
+            assert_close(to_host(a), to_host(b), "float32")
+            if before[1] and stand_in.calls.count("launched") > before[0]:
+                launched.append(step)
             rows = np.arange(6 if step < 9 else 4) // (2 if step == 0 else 1)
-            fixed.select(rows)
-            plain.select(rows)
-            tokens = 3 + (step + np.arange(len(rows))) % 20
+            fixed.select(stand_in.xp.asarray(rows))
+            plain.select(stand_in.xp.asarray(rows))
+            tokens = stand_in.xp.asarray(3 + (step + np.arange(len(rows))) % 20)
     # Two steps after each change of the batch (9) or the capacity (16) are computed.
     assert launched == [3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 18, 19]
 
 
-def test_a_step_that_cannot_be_recorded_is_computed(host_kernels, monkeypatch):
-    def refuse(stream, work):
-        raise RuntimeError("operation not permitted")
-
-    monkeypatch.setattr(device, "record", refuse)
+def two_decoders(xp, beam):
+    """A decoder with graphs, and one without."""
     model = Transformer(TINY, seed=2)
+    ParameterBuffer(model).move_to(xp)
+    source = xp.asarray(np.full((3, 5), 7))
     with no_grad():
-        fixed = incremental_decoding.GraphDecoder(model, np.full((3, 5), 7), 1)
-        plain = CachedDecoder(model, np.full((3, 5), 7), 1)
+        fixed = incremental_decoding.GraphDecoder(model, source, beam)
+        return model, fixed, CachedDecoder(model, source, beam)
+
+
+def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
+    _, fixed, plain = two_decoders(stand_in.xp, 1)
+    stand_in.refuses_capture = True
+    tokens = stand_in.xp.asarray([5, 6, 7])
+    with no_grad():
         for step in range(6):
-            [expected] = plain.step(np.array([5, 6, 7]))
+            [expected] = plain.step(tokens)
             warns = pytest.warns(UserWarning, match="without CUDA graphs: operation")
             with warns if step == 2 else contextlib.nullcontext():
-                [found] = fixed.step(np.array([5, 6, 7]))
-            assert_close(found, expected, "float32")
+                [found] = fixed.step(tokens)
+            assert_close(to_host(found), to_host(expected), "float32")
 
 
 def test_translations_are_those_of_the_reference(gpu):
@@ -583,8 +576,9 @@ def test_operations_without_a_16_bit_kernel_are_computed_in_float32(gpu, dtype):
 
 
 def test_every_kernel_is_launched():
-    kernels = re.findall(r"__global__ void (\w+)\(", device.SOURCE.read_text())
-    code = "".join(path.read_text() for path in device.SOURCE.parent.glob("*.py"))
+    kernels = kernel_names(device.kernel_source())
+    folder = device.KERNELS.parent
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
     assert len(kernels) > 15
     assert [name for name in kernels if f'"{name}"' not in code] == []
 
@@ -594,4 +588,12 @@ def test_kernels_compile_for_gpus(tmp_path):
     """As .ci/run does for every type and two GPUs."""
     command = ["nvcc", "-std=c++17", "-cubin", "-arch=sm_90", "-DREAL=__nv_bfloat16"]
     command += ["-Werror", "all-warnings", "-o", str(tmp_path / "kernels.cubin")]
-    subprocess.run([*command, str(device.SOURCE)], check=True)
+    source = tmp_path / "kernels.cu"
+    source.write_text(device.kernel_source())
+    subprocess.run([*command, str(source)], check=True)
+
+
+def test_each_file_of_kernels_is_joined_and_short():
+    found = {path.stem: path.read_text() for path in device.KERNELS.iterdir()}
+    assert found.keys() == set(device.FILES)
+    assert {name for name, text in found.items() if text.count("\n") > 300} == set()

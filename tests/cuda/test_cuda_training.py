@@ -1,6 +1,5 @@
-"""What a GPU is asked to do in training, with arrays of NumPy in place of its own."""
+"""What a GPU is asked to do in training, by a stand-in of CuPy."""
 
-import contextlib
 import types
 
 import numpy as np
@@ -11,20 +10,24 @@ from hypothesis import strategies as st
 from minitransformer.cuda import device, training
 from minitransformer.cuda.device import graph_memory
 from minitransformer.cuda.training import GpuModel, PaddedBatch, padded_length
+from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import to_host
+from minitransformer.model.layers import sinusoids
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.text.batches import Batch
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ThreadedModel
 from support.closeness import assert_close
-from support.cuda import CudaError
+from support.strict_cupy import CUDARuntimeError as CudaError
 from support.models import small_batch, small_model
 from support.ranks import run_ranks
 
 
-def gpu_model(dropout=0.0, log=print, **options):
+def gpu_model(xp, dropout=0.0, log=print, **options):
     model = small_model(dropout, "float32")
     parameters = ParameterBuffer(model)
-    scale = LossScale(np, "fp32")
+    parameters.move_to(xp)
+    scale = LossScale(xp, "fp32")
     return GpuModel(model, parameters, scale, log=log, **options)
 
 
@@ -45,17 +48,21 @@ def steps(model):
     found = []
     for step, one in enumerate(batches):
         loss = model.gradient([one], 0.1, (1, step))
-        found.append((float(loss), model.parameters.grad.copy()))
+        found.append((float(loss), to_host(model.parameters.grad).copy()))
     return found
 
 
+def of_graphs(stand_in):
+    return [x for x in stand_in.calls if x in ("captured", "launched", "copied")]
+
+
 def test_a_graph_of_each_shape_is_recorded_once_and_replayed(stand_in):
-    found = steps(gpu_model(0.3))
+    found = steps(gpu_model(stand_in.xp, 0.3))
     again = ["copied", "launched"]
-    assert stand_in.calls == ["captured", *again, "captured", *again]
+    assert of_graphs(stand_in) == ["captured", *again, "captured", *again]
     stand_in.calls.clear()
-    expected = steps(gpu_model(0.3, graphs=False))
-    assert stand_in.calls == []
+    expected = steps(gpu_model(stand_in.xp, 0.3, graphs=False))
+    assert of_graphs(stand_in) == []
     for (loss, gradient), (other, plain) in zip(found, expected, strict=True):
         assert loss == other
         np.testing.assert_array_equal(gradient, plain)
@@ -64,7 +71,7 @@ def test_a_graph_of_each_shape_is_recorded_once_and_replayed(stand_in):
 def test_padding_to_the_shape_of_a_graph_changes_no_gradient(stand_in):
     threaded = float64_model()
     for (loss, gradient), (other, plain) in zip(
-        steps(gpu_model()), steps(threaded), strict=True
+        steps(gpu_model(stand_in.xp)), steps(threaded), strict=True
     ):
         assert_close(loss, other, "float32")
         assert_close(gradient, plain, "float32")
@@ -72,10 +79,10 @@ def test_padding_to_the_shape_of_a_graph_changes_no_gradient(stand_in):
 
 def test_training_goes_on_without_graphs_and_says_so(stand_in):
     stand_in.refuses_capture, said = True, []
-    found = steps(gpu_model(log=said.append))
+    found = steps(gpu_model(stand_in.xp, log=said.append))
     [line] = said
     assert line.startswith("graphs      none, work is launched kernel by kernel: ")
-    expected = steps(gpu_model(graphs=False))
+    expected = steps(gpu_model(stand_in.xp, graphs=False))
     assert [loss for loss, _ in found] == [loss for loss, _ in expected]
 
 
@@ -85,9 +92,11 @@ def test_ranks_that_compute_in_different_parts_agree(stand_in):
     loss = threaded.gradient(batches, 0.1, (1, 1))
 
     def work(ranks):
-        model = gpu_model(communicator=ranks, graphs=False)
+        stand_in.xp.cuda.Device(ranks.rank).use()
+        model = gpu_model(stand_in.xp, communicator=ranks, graphs=False)
         model.parts = 1 + ranks.rank
-        return model.gradient(batches, 0.1, (1, 1)), model.parameters.grad
+        loss = model.gradient(batches, 0.1, (1, 1))
+        return float(loss), to_host(model.parameters.grad)
 
     for other, found in run_ranks(3, work):
         assert_close(other, loss, "float32")
@@ -107,11 +116,15 @@ def few_rows(monkeypatch, most):
 
 def test_running_out_of_gpu_memory_halves_the_parts_of_batches(stand_in, monkeypatch):
     said = []
-    whole, model = gpu_model(), gpu_model(log=said.append)
-    loss = whole.gradient([small_batch(0, 13)], 0.1, (1, 1))
+    whole = gpu_model(stand_in.xp)
+    loss = float(whole.gradient([small_batch(0, 13)], 0.1, (1, 1)))
+    expected = to_host(whole.parameters.grad)
     few_rows(monkeypatch, 4)
-    assert_close(model.gradient([small_batch(0, 13)], 0.1, (1, 1)), loss, "float32")
-    assert_close(model.parameters.grad, whole.parameters.grad, "float32")
+    model = gpu_model(stand_in.xp, log=said.append)
+    stand_in.calls.clear()
+    found = float(model.gradient([small_batch(0, 13)], 0.1, (1, 1)))
+    assert_close(found, loss, "float32")
+    assert_close(to_host(model.parameters.grad), expected, "float32")
     assert model.parts == 4
     assert "not enough for 78 + " in said[0]
     assert "computed in 2 parts" in said[0]
@@ -124,38 +137,33 @@ def test_running_out_of_gpu_memory_halves_the_parts_of_batches(stand_in, monkeyp
 def test_a_sentence_too_long_for_the_memory_is_named(stand_in, monkeypatch):
     few_rows(monkeypatch, 0)
     with pytest.raises(RuntimeError, match=r"memory with 6 source and 4 target"):
-        gpu_model(log=[].append).gradient([small_batch(0, 3)], 0.1, (1, 1))
+        gpu_model(stand_in.xp, log=[].append).gradient([small_batch(0, 3)], 0.1, (1, 1))
 
 
-def test_graph_memory_frees_the_default_pool_to_make_room(stand_in):
-    tries = []
-
-    def memory(size):
-        tries.append(size)
-        if len(tries) < 2 or size > 100:
-            raise CudaError("cudaErrorMemoryAllocation: out of memory")
-        return f"{size} bytes"
-
-    stand_in.xp.cuda.Memory = memory
+def test_graph_memory_frees_the_default_pool_to_make_room(stand_in, monkeypatch):
+    """And has no limit of its own, whatever CUPY_GPU_MEMORY_LIMIT says."""
     pool = graph_memory(stand_in.xp)
-    assert pool.malloc(8) == "8 bytes"
+    kept = stand_in.default_pool.malloc(1 << 21)
+    stand_in.bytes_left = 1 << 21
+    del kept
+    block = pool.malloc(3 << 20)
     assert stand_in.calls == ["freed"]
     with pytest.raises(MemoryError, match="out of memory"):
-        pool.malloc(1000)
-    assert stand_in.limits == [0]  # none, whatever CUPY_GPU_MEMORY_LIMIT says
+        pool.malloc(2 << 20)
+    del block
 
 
 def test_positions_are_not_in_memory_that_graphs_use_again(stand_in):
-    model, available = gpu_model(), []
-
-    def using_allocator(malloc):
-        available.append(model.model.embedding.positions.shape[0])
-        return contextlib.nullcontext()
-
-    stand_in.xp.cuda.using_allocator = using_allocator
-    long = Batch(np.full((2, 300), 5), np.full((2, 4), 5))
-    model.gradient([long], 0.1, (1, 1))
-    assert available[0] >= 300
+    """Sinusoids for a long batch, between two replays of a graph of short ones."""
+    short = [trimmed(seed, 7, 6, 4) for seed in range(2)]
+    long = Batch(np.full((1, 40), 5), np.full((1, 4), 5))
+    model = gpu_model(stand_in.xp)
+    model.model.embedding.positions = Tensor(sinusoids(8, 8).astype(np.float32))
+    for step, batch in enumerate((short[0], long, short[1])):
+        model.gradient([batch], 0.1, (1, step))
+    table = to_host(model.model.embedding.positions.data)
+    assert len(table) >= 40
+    assert_close(table, sinusoids(len(table), 8), "float32")
 
 
 def test_the_first_error_of_a_recording_is_reported():
@@ -197,7 +205,8 @@ def test_a_padded_batch_keeps_nothing_of_the_last_one(stand_in):
     inputs.fill(trimmed(1, 2, 3, 4))
     assert (inputs.source[2:] == 0).all()
     assert (inputs.source[:, 3:] == 0).all()
-    np.testing.assert_array_equal(inputs.target[:2, :5], trimmed(1, 2, 3, 4).target)
+    kept = to_host(inputs.target[:2, :5])
+    np.testing.assert_array_equal(kept, trimmed(1, 2, 3, 4).target)
 
 
 def test_libraries_that_are_missing_are_named(monkeypatch):
@@ -212,12 +221,12 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
 
 def test_the_number_of_graphs_is_limited(stand_in, monkeypatch):
     monkeypatch.setattr(training, "MAX_GRAPHS", 1)
-    steps(gpu_model())
+    steps(gpu_model(stand_in.xp))
     assert stand_in.calls.count("captured") == 1
     assert stand_in.calls.count("launched") == 2
 
 
 def test_the_number_of_batches_in_flight_is_limited(stand_in, monkeypatch):
     monkeypatch.setattr(training, "MAX_IN_FLIGHT", 1)
-    steps(gpu_model(graphs=False))
-    assert stand_in.calls == ["copied"] * 3
+    steps(gpu_model(stand_in.xp, graphs=False))
+    assert of_graphs(stand_in) == ["copied"] * 3

@@ -13,8 +13,8 @@ import train
 from minitransformer.cuda.device import choose_precision
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.cuda.training import GpuModel
-from minitransformer.devices import Device, open_device
-from minitransformer.engine.precision import low_precision_type
+from minitransformer.devices import open_device
+from minitransformer.engine.backend import to_host
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
@@ -26,7 +26,6 @@ from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import Progress, TrainingState
 from support.closeness import assert_close
-from support.cuda import no_kernels
 from support.models import small_batch
 from support.scripts import SMALL_RUN
 
@@ -122,11 +121,6 @@ def reference(batches, config=CONFIG):
     return loss, parameters
 
 
-def stand_in_device(precision):
-    """What `open_device` returns, but with arrays of NumPy."""
-    return Device("cuda", np, precision, low_precision_type(precision), 1)
-
-
 def model_on(device, config=CONFIG):
     model = Transformer(config, seed=1)
     parameters = ParameterBuffer(model)
@@ -136,19 +130,18 @@ def model_on(device, config=CONFIG):
 
 
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
-def test_a_mixed_precision_step_follows_float64(host_kernels, stand_in, name):
+def test_a_mixed_precision_step_follows_float64(stand_in, name):
     batches = [small_batch(0, 5), small_batch(1, 2)]
-    with no_kernels():
-        loss, expected = reference(batches)
-    gpu_model, parameters, scale = model_on(stand_in_device(name))
+    loss, expected = reference(batches)
+    gpu_model, parameters, scale = model_on(open_device("cuda", name))
     for parts in (1, 3) if name == "fp32" else (1,):
         gpu_model.parts = parts
         found = gpu_model.gradient(batches, 0.1, (1, 1))
-        assert found == pytest.approx(loss, rel=STEP_TOLERANCES[name])
-        difference = parameters.grad / scale.factor - expected.grad
+        assert float(found) == pytest.approx(loss, rel=STEP_TOLERANCES[name])
+        gradient = to_host(parameters.grad).astype(float) / float(scale.factor)
+        difference = gradient - expected.grad
         size = np.linalg.norm(expected.grad)
         assert np.linalg.norm(difference) <= STEP_TOLERANCES[name] * size
-    gradient = parameters.grad.astype(float) / scale.factor
     clip = 0.5 * np.linalg.norm(gradient)
     training = TrainingConfig(clip_norm=float(clip))
     gpu_adam = GpuAdam(parameters, training, scale)
@@ -157,11 +150,11 @@ def test_a_mixed_precision_step_follows_float64(host_kernels, stand_in, name):
         norm, finite = gpu_adam.step(parameters.grad, found, 1e-3)
         adam.update(gradient, 1e-3, 0.5)
         assert finite
-        assert norm == pytest.approx(2 * clip, rel=1e-5)
-    assert_close(parameters.data, expected.data, "float32")
-    if parameters.low_precision is not None:
-        copy = parameters.data.astype(parameters.low_precision.dtype)
-        np.testing.assert_array_equal(parameters.low_precision, copy)
+        assert float(norm) == pytest.approx(2 * clip, rel=1e-5)
+    assert_close(to_host(parameters.data), expected.data, "float32")
+    if (low := parameters.low_precision) is not None:
+        copy = to_host(parameters.data).astype(low.dtype)
+        np.testing.assert_array_equal(to_host(low), copy)
 
 
 @pytest.fixture(scope="module")
@@ -192,36 +185,29 @@ def test_a_step_of_base_on_a_gpu_follows_float64(request, name):
         assert np.linalg.norm(difference) <= ON_A_GPU[name] * size
 
 
-def test_an_overflow_changes_nothing_but_the_scale(host_kernels, stand_in):
-    _, parameters, scale = model_on(stand_in_device("fp16"))
+def test_an_overflow_changes_nothing_but_the_scale(stand_in):
+    _, parameters, scale = model_on(open_device("cuda", "fp16"))
     adam = GpuAdam(parameters, TrainingConfig(), scale)
-    before = parameters.data.copy()
+    before = to_host(parameters.data)
     parameters.grad.fill(1.0)
     parameters.grad[7] = np.inf
-    _, finite = adam.step(parameters.grad, np.float32(1), 0.1)
+    _, finite = adam.step(parameters.grad, None, 0.1)
     assert not finite
-    assert (scale.factor, adam.steps) == (32768, 0)
-    np.testing.assert_array_equal(parameters.data, before)
-    assert not adam.first_moment.any()
+    assert (float(scale.factor), int(adam.steps)) == (32768, 0)
+    np.testing.assert_array_equal(to_host(parameters.data), before)
+    assert not to_host(adam.first_moment).any()
     parameters.grad[7] = 1.0
-    norm, finite = adam.step(parameters.grad, np.float32(1), 0.1)
+    norm, finite = adam.step(parameters.grad, None, 0.1)
     assert finite
-    assert adam.steps == 1
-    assert norm == pytest.approx(np.sqrt(len(before)) / 32768, rel=1e-5)
-    assert_close(parameters.data, before - 0.1, "float32")  # Adam's first step
+    assert int(adam.steps) == 1
+    assert float(norm) == pytest.approx(np.sqrt(len(before)) / 32768, rel=1e-5)
+    assert_close(to_host(parameters.data), before - 0.1, "float32")  # Adam's first step
 
 
 @pytest.fixture
-def run(host_kernels, stand_in, tmp_path, monkeypatch):
-    """Run train.py on a few sentences, where `--device cuda` has arrays of NumPy."""
+def run(stand_in, tmp_path, monkeypatch):
+    """Run train.py on a few sentences, where `--device cuda` is the stand-in's."""
     monkeypatch.chdir(tmp_path)
-
-    def open_stand_in(name, precision, num_threads):
-        if name == "cpu":
-            return open_device(name, precision, num_threads)
-        return stand_in_device(precision or "fp32")
-
-    monkeypatch.setattr(train, "open_device", open_stand_in)
     for split, lines in {"train": 24, "val": 2}.items():
         text = "".join(f"{'a cat and a dog saw'[i % 7 :]} {i}\n" for i in range(lines))
         for side in ("source", "target"):
@@ -247,15 +233,13 @@ def losses(path):
 def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
     """Its files are portable, and of float32."""
     run("--run mixed --steps 4 --device cuda --precision fp16")
-    with no_kernels():
-        run("--run whole --steps 4")
+    run("--run whole --steps 4")
     mixed = losses(tmp_path / "mixed")
     assert mixed == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
     path = tmp_path / "mixed" / "step-00000004.safetensors"
     types = {tensor.dtype.name for tensor in load_file(path).values()}
     assert types == {"float32", "uint8"}
-    with no_kernels():
-        run("--resume mixed --steps 6 --threads 1 --precision fp32")
+    run("--resume mixed --steps 6 --threads 1 --precision fp32")
     assert losses(tmp_path / "mixed")[-1] < mixed[0]
     by_validation = "--average-by validation --average 1"
     run(f"--resume mixed --steps 8 --device cuda --precision fp16 {by_validation}")

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from minitransformer.engine.backend import array_module, to_host
 from minitransformer.training.distributed import Communicator
 
 
@@ -16,9 +17,10 @@ class ThreadCommunicator(Communicator):
     def start_all_reduce(self, array):
         def wait():
             slots, barrier = self.shared
-            slots[self.rank] = array.copy()
+            slots[self.rank] = to_host(array).copy()
             barrier.wait()
-            array[...] = sum(slots[1:], start=slots[0].copy())
+            total = sum(slots[1:], start=slots[0].copy())
+            array[...] = array_module(array).asarray(total)
             barrier.wait()
 
         return wait

@@ -1,4 +1,4 @@
-// CUDA's threading model on the host, enough to run kernels.cu in a test.
+// CUDA's threading model on the host, enough to run the kernels in a test.
 //
 // Each thread of a block is a fiber, which runs until it waits for its warp or its
 // block; blocks run one after another, so that shared memory can be static. A barrier
@@ -26,10 +26,18 @@
 #define blockDim (host::block_size)
 #define gridDim (host::grid_size)
 
+#define __launch_bounds__(count)
+
 using std::isfinite;
+using std::max;
+using std::min;
 
 struct dim3 {
   unsigned x, y, z;
+};
+
+struct alignas(16) float4 {
+  float x, y, z, w;
 };
 
 struct uint4 {
@@ -78,10 +86,13 @@ inline void wait(Group& group) {
   if (!_setjmp(running->resume)) _longjmp(scheduler, 1);
 }
 
+// A fiber serves block after block, since making one takes system calls.
 inline void enter() {
-  body();
-  running->done = true;
-  _longjmp(scheduler, 1);
+  for (;;) {
+    body();
+    running->done = true;
+    if (!_setjmp(running->resume)) _longjmp(scheduler, 1);
+  }
 }
 
 inline void run_fiber(Fiber& fiber) {
@@ -104,8 +115,9 @@ inline bool run_block(bool backwards) {
     fiber.place = i;
     fiber.index = {i % block_size.x, i / block_size.x % block_size.y,
                    i / block_size.x / block_size.y};
-    fiber.started = fiber.done = false;
+    fiber.done = false;
     fiber.group = nullptr;
+    if (fiber.started) continue;
     fiber.stack.resize(STACK);
     getcontext(&fiber.start);
     fiber.start.uc_stack.ss_sp = fiber.stack.data();
@@ -194,9 +206,9 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
-inline int atomicMin(int* address, int value) {
+inline int atomicAdd(int* address, int value) {
   int old = *address;
-  *address = std::min(old, value);
+  *address += value;
   return old;
 }
 

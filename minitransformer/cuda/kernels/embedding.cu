@@ -1,0 +1,76 @@
+// Embedding.
+
+// out[n] = Dropout(table[ids[n]] * scale + positions[n % length]). One warp for each
+// token.
+// Shapes: out [N, D], table [V, D], ids [N], positions [length, D]; N = tokens
+extern "C" __global__ void embedding(
+    real* out, const real* table, const int* ids, const float* positions, float scale,
+    int tokens, int length, int width, const u64* seed, u64 first, int threshold) {
+  int token = warp_row();
+  if (token >= tokens) return;
+  const float* position = positions + (i64)(token % length) * width;
+  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
+    float value[VECTOR], here[VECTOR];
+    load(value, table + (i64)ids[token] * width, column, width);
+    load_floats(here, position, column, width);
+    for (int i = 0; i < VECTOR; i++) value[i] = value[i] * scale + here[i];
+    Dropout{seed, first, threshold, width}.apply(value, token, column);
+    store(out + (i64)token * width, column, width, value);
+  }
+}
+
+// sorted = the tokens by id, and in their order where ids are equal: each token counts
+// those that come before it, 256 at a time, which every thread of a block reads at
+// once. One thread for each token.
+// Shapes: sorted, ids [N]; N = tokens
+extern "C" __global__ void sort_tokens(int* sorted, const int* ids, int tokens) {
+  constexpr int TILE = WARPS * WARP;
+  __shared__ int tile[TILE];
+  int token = thread_index(), own = token < tokens ? ids[token] : 0, before = 0;
+  for (int start = 0; start < tokens; start += TILE) {
+    int other = start + threadIdx.x, count = min(TILE, tokens - start);
+    __syncthreads();
+    if (other < tokens) tile[threadIdx.x] = ids[other];
+    __syncthreads();
+#pragma unroll 8
+    for (int i = 0; i < count; i++)
+      before += tile[i] < own || (tile[i] == own && start + i < token);
+  }
+  if (token < tokens) sorted[before] = token;
+}
+
+// dtable[id] = scale * the sum of g[n] over all tokens n with ids[n] = id. One block
+// for each token; only the block at the place of an id's first token in the sorted ones
+// has work. Each thread takes a vector of columns. Where a row is short, the block has
+// threads for several rows at once: group i of them takes the tokens i, i + groups, ...
+// Shapes: dtable [V, D], g [N, D], ids, sorted [N]; N = tokens
+extern "C" __global__ void embedding_backward(float* dtable, const real* g,
+                                              const int* ids, const int* sorted,
+                                              float scale, int tokens, int width) {
+  constexpr int THREADS = WARPS * WARP;
+  __shared__ float sums[THREADS][VECTOR];
+  int begin = blockIdx.x, id = ids[sorted[begin]], end = begin + 1;
+  if (begin > 0 && ids[sorted[begin - 1]] == id) return;
+  while (end < tokens && ids[sorted[end]] == id) end++;
+  int vectors = vectors_in(width) < THREADS ? vectors_in(width) : THREADS;
+  int groups = THREADS / vectors, group = threadIdx.x / vectors;
+  for (int start = 0; start < width; start += vectors * VECTOR) {
+    int column = start + threadIdx.x % vectors * VECTOR;
+    float sum[VECTOR] = {};
+#pragma unroll 4
+    for (int i = begin + group; i < end && group < groups && column < width;
+         i += groups) {
+      float x[VECTOR];
+      load(x, g + (i64)sorted[i] * width, column, width);
+      for (int j = 0; j < VECTOR; j++) sum[j] += x[j];
+    }
+    __syncthreads();
+    for (int j = 0; j < VECTOR; j++) sums[threadIdx.x][j] = sum[j];
+    __syncthreads();
+    for (int j = 0; group == 0 && j < VECTOR && column + j < width; j++) {
+      float total = 0.0f;
+      for (int i = 0; i < groups; i++) total += sums[i * vectors + threadIdx.x][j];
+      dtable[(i64)id * width + column + j] = total * scale;
+    }
+  }
+}

@@ -1,0 +1,775 @@
+"""A stand-in of CuPy, as strict as CuPy 14.2 on a GPU is.
+
+Arrays are no arrays of NumPy and become none by themselves. What CuPy refuses is
+refused: arrays of NumPy as operands, batched products and reductions in bfloat16. What
+a GPU forbids while a graph is captured (waiting, copies from and to the host, CuPy's own
+products) is an error. Freed memory is overwritten, then handed out again, and a graph
+reads and writes the addresses that it recorded. An array that one stream writes may be
+used on another only after a wait. Each thread begins on GPU 0, and a kernel takes only
+arrays of the GPU that its thread has selected.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import math
+import multiprocessing
+import operator
+import sys
+import threading
+import types
+from collections import Counter
+from mmap import mmap
+from weakref import finalize
+
+import ml_dtypes
+import numpy as np
+
+from support.host_blas import HostBlas
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+ALIGNMENT = 512
+FREED = 255  # the value of all bytes of freed memory: NaN, or -1
+
+
+class CUDARuntimeError(RuntimeError):
+    """What CuPy raises when a call of the driver fails."""
+
+
+class OutOfMemoryError(MemoryError):
+    """What a pool of CuPy raises."""
+
+
+class Memory:
+    """A block as cudaMalloc returns it, on the GPU that the thread has selected."""
+
+    def __init__(self, size):
+        gpu.take(size)
+        self.size, self.device = size, gpu.local.device
+        raw = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        self.bytes = raw[start : start + max(size, 1)]
+        self.bytes.fill(FREED)
+        self.written = None  # stream, time
+        finalize(self, gpu.give, size)
+
+
+class MemoryPointer:
+    """An address in a block; `block` is kept while it is in use."""
+
+    def __init__(self, block, offset):
+        assert offset == 0
+        self.block = block
+
+
+class MemoryPool:
+    """Hands out blocks; those that nobody uses any more serve again on their stream."""
+
+    def __init__(self, allocate=None):
+        self.allocate = allocate or (lambda size: MemoryPointer(Memory(size), 0))
+        self.free, self.limit = {}, 1 << 20  # as CUPY_GPU_MEMORY_LIMIT may say
+        self.held = 0
+
+    def set_limit(self, size):
+        self.limit = size or math.inf
+
+    def malloc(self, size):
+        size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+        key = gpu.local.device, gpu.stream.ptr
+        blocks = self.free.setdefault(key, [])
+        fitting = [block for block in blocks if size <= block.size <= 2 * size]
+        if fitting:
+            block = min(fitting, key=lambda b: b.size)
+            blocks.remove(block)
+        else:
+            if self.held + size > self.limit:
+                raise OutOfMemoryError(f"Out of memory allocating {size} bytes")
+            block = self.allocate(size).block
+            self.held += size
+        pointer = MemoryPointer(block, 0)
+        finalize(pointer, self._release, key, block)
+        return pointer
+
+    def _release(self, key, block):
+        block.bytes.fill(FREED)
+        self.free[key].append(block)
+
+    def free_all_blocks(self):
+        for blocks in self.free.values():
+            self.held -= sum(block.size for block in blocks)
+            blocks.clear()
+        gpu.calls.append("freed" if self is gpu.default_pool else "graphs freed")
+
+
+class Event:
+    @property
+    def done(self):
+        gpu.host_waits(self.seen)
+        return True
+
+    def __init__(self, seen):
+        self.seen = dict(seen)
+
+    def synchronize(self):
+        gpu.host_waits(self.seen)
+        gpu.calls.append("copied")
+
+
+class Stream:
+    """Runs work at once; while it captures, work is noted and not run."""
+
+    def __init__(self, non_blocking=False, ptr=None):
+        self.ptr = ptr if ptr is not None else id(self)
+        self.captured = None
+        self.time, self.seen = 0, {}
+
+    def use(self):
+        gpu.local.streams[gpu.local.device] = self
+        return self
+
+    def synchronize(self):
+        gpu.may_not_capture("waiting for a stream")
+        gpu.host_waits(self.seen)
+        gpu.calls.append("waited")
+
+    def record(self):
+        return Event(self.seen)
+
+    def wait_event(self, event):
+        self.seen = merged(self.seen, event.seen)
+
+    def begin_capture(self):
+        if gpu.refuses_capture or not self.ptr:
+            raise CUDARuntimeError("operation not permitted when stream is capturing")
+        self.captured = []
+        gpu.calls.append("captured")
+
+    def end_capture(self):
+        work, self.captured = self.captured, None
+        if gpu.refuses_capture:
+            raise CUDARuntimeError("operation would result in a merge")
+        return Graph(work)
+
+
+class Graph:
+    """What was captured: work on addresses, which it does not keep from being freed."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def launch(self):
+        gpu.calls.append("launched")
+        for task in self.work:
+            gpu.run(task)
+
+
+def merged(a, b):
+    return {key: max(a.get(key, 0), b.get(key, 0)) for key in a.keys() | b.keys()}
+
+
+class Local(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self):
+        self.device, self.streams, self.allocators = 0, {}, []
+
+
+class Device:
+    compute_capability = "90"
+
+    def __init__(self, index=None):
+        self.id = gpu.local.device if index is None else index
+
+    def use(self):
+        gpu.local.device = self.id
+
+    def synchronize(self):
+        gpu.may_not_capture("waiting for the device")
+        gpu.host_waits({stream: gpu.times[stream] for stream in gpu.times})
+
+
+class GpuState:
+    """The machine: its streams, what they have waited for, and what was asked of it."""
+
+    largest_copy = math.inf  # to the host, in bytes
+
+    def __init__(self, libraries, count):
+        self.libraries, self.count = libraries, count
+        self.calls, self.kernels = [], set()
+        self.refuses_capture, self.backwards = False, False
+        self.bytes_left, self.lock = math.inf, threading.RLock()
+        self.local, self.times, self.waited_for = Local(), Counter(), {}
+        self.null = [Stream(ptr=0) for _ in range(count)]
+        self.default_pool = MemoryPool()
+        self.default_pool.set_limit(0)
+
+    def take(self, size):
+        if size > self.bytes_left:
+            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        self.bytes_left -= size
+
+    def give(self, size):
+        self.bytes_left += size
+
+    @property
+    def stream(self):
+        device = self.local.device
+        return self.local.streams.get(device) or self.null[device]
+
+    def malloc(self, size):
+        allocators = self.local.allocators
+        return (allocators[-1] if allocators else self.default_pool.malloc)(size)
+
+    @contextlib.contextmanager
+    def using_allocator(self, malloc):
+        self.local.allocators.append(malloc)
+        try:
+            yield
+        finally:
+            self.local.allocators.pop()
+
+    def may_not_capture(self, what):
+        if self.stream.captured is not None:
+            raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
+
+    def host_waits(self, seen):
+        self.waited_for = merged(self.waited_for, seen)
+
+    def launch(self, task, arrays, stream=None):
+        """Queue a task that reads or writes these arrays."""
+        stream = stream or self.stream
+        for array in arrays:
+            block = array._pointer.block
+            if block.device != self.local.device:
+                raise CUDARuntimeError(
+                    f"an array on GPU {block.device}, used on GPU {self.local.device}"
+                )
+            if block.written is not None and block.written[0] != stream.ptr:
+                other, time = block.written
+                known = max(stream.seen.get(other, 0), self.waited_for.get(other, 0))
+                assert time <= known, "a race: no wait for another stream's work"
+        if stream.captured is not None:
+            stream.captured.append(task)
+            return
+        self.times[stream.ptr] += 1
+        stream.seen[stream.ptr] = self.times[stream.ptr]
+        for array in arrays:
+            array._pointer.block.written = stream.ptr, self.times[stream.ptr]
+        self.run(task)
+
+    def run(self, task):
+        with self.lock, np.errstate(all="ignore"):
+            task()
+
+
+gpu = None  # the GpuState of the test that runs
+
+
+class ndarray:  # noqa: N801
+    """An array on a GPU: `_host` is what it would be in NumPy, at the same address."""
+
+    __array_ufunc__ = None
+    __hash__ = None
+
+    def __init__(self, host, pointer):
+        self._host, self._pointer = host, pointer
+
+    @property
+    def data(self):
+        block = self._pointer.block
+        return types.SimpleNamespace(ptr=self._host.ctypes.data, block=block)
+
+    def __array__(self, *_, **__):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    @property
+    def shape(self):
+        return self._host.shape
+
+    @property
+    def device(self):
+        return Device(self._pointer.block.device)
+
+    def __getattr__(self, name):
+        if name in ("dtype", "ndim", "size", "itemsize", "nbytes", "strides", "flags"):
+            return getattr(self._host, name)
+        raise AttributeError(name)
+
+    def __repr__(self):
+        return f"<{self.dtype} {self.shape} on GPU {self._pointer.block.device}>"
+
+    def __len__(self):
+        return len(self._host)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    # To the host, which waits
+
+    def get(self):
+        gpu.may_not_capture("a copy to the host")
+        assert self.nbytes <= gpu.largest_copy, f"{self.nbytes} bytes to the host"
+        gpu.launch(lambda: None, [self])
+        gpu.host_waits(gpu.stream.seen)
+        return self._host.copy()
+
+    def item(self):
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def __bool__(self):
+        return bool(self.get())
+
+    def __int__(self):
+        return int(self.get())
+
+    def __float__(self):
+        return float(self.get())
+
+    def __format__(self, spec):
+        return format(self.item(), spec)
+
+    # Views and copies
+
+    def _view(self, host):
+        return ndarray(host, self._pointer)
+
+    def _same_or_copy(self, function, *arguments):
+        host = function(self._host, *arguments)
+        if np.may_share_memory(host, self._host):
+            return self._view(host)
+        return compute(function, self, *arguments)
+
+    def reshape(self, *shape):
+        shape = shape[0] if len(shape) == 1 else shape
+        return self._same_or_copy(np.reshape, shape)
+
+    def ravel(self):
+        return self.reshape(-1)
+
+    def swapaxes(self, a, b):
+        return self._view(self._host.swapaxes(a, b))
+
+    @property
+    def T(self):
+        return self._view(self._host.T)
+
+    def view(self, dtype):
+        return self._view(self._host.view(dtype))
+
+    def astype(self, dtype, copy=True):
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        return compute(lambda a: a.astype(dtype), self)
+
+    def copy(self):
+        return compute(np.array, self)
+
+    def __getitem__(self, index):
+        arrays = index_arrays(index)
+        if any(a.dtype == bool for a in arrays):
+            gpu.may_not_capture("an index of booleans, whose number the host must know")
+        if not arrays:
+            return self._view(np.asarray(self._host[index]))
+        key = host_index(index)  # not `index`, whose memory a graph must not keep
+        return compute(lambda a: a[key], self, others=arrays)
+
+    def __setitem__(self, index, value):
+        arrays = index_arrays(index)
+        value, host = operand(value), self._host
+        used = [x for x in (self, value, *arrays) if isinstance(x, ndarray)]
+        value = value._host if isinstance(value, ndarray) else value
+        key = host_index(index)
+
+        def assign():
+            host[key] = np.asarray(value).astype(host.dtype)
+
+        gpu.launch(assign, used)
+
+    def fill(self, value):
+        self[...] = value
+
+    def set(self, host):
+        assert host.dtype == self.dtype, "set wants an array of the same type"
+        assert host.shape == self.shape
+        assert self.flags.c_contiguous
+        gpu.may_not_capture("a copy from the host")
+        gpu.launch(functools.partial(np.copyto, self._host, host), [self])
+
+    # Reductions
+
+    def _reduce(self, name, options):
+        if self.dtype == BFLOAT16:
+            raise TypeError(f"Wrong type (bfloat16) of arguments for cupy_{name}")
+        return compute(lambda a: getattr(a, name)(**options), self)
+
+
+def _reduction(name):
+    def method(self, axis=None, **options):
+        return self._reduce(name, {"axis": axis, **options})
+
+    return method
+
+
+for _name in ("sum", "max", "min", "all", "any", "argmax"):
+    setattr(ndarray, _name, _reduction(_name))
+
+
+def index_arrays(index):
+    parts = index if isinstance(index, tuple) else (index,)
+    return [part for part in parts if isinstance(operand(part, "index"), ndarray)]
+
+
+def host_index(index):
+    if isinstance(index, tuple):
+        return tuple(map(host_index, index))
+    return index._host if isinstance(index, ndarray) else index
+
+
+def operand(value, what="operand"):
+    """Refuse what CuPy takes from no host."""
+    if isinstance(value, np.ndarray | list):
+        raise TypeError(f"Unsupported type {type(value)} of an {what}")
+    return value
+
+
+def new(shape, dtype):
+    dtype = np.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    size = math.prod(shape) * dtype.itemsize
+    data = gpu.malloc(size)
+    return ndarray(data.block.bytes[:size].view(dtype).reshape(shape), data)
+
+
+def compute(function, *arguments, out=None, others=()):
+    """Queue `function`, which NumPy computes, into a new array or `out`."""
+    arrays = [x for x in arguments if isinstance(operand(x), ndarray)]
+    values = [x._host if isinstance(x, ndarray) else x for x in arguments]
+    with gpu.lock, np.errstate(all="ignore"):
+        result = np.asarray(function(*values))
+    if out is None:
+        out = new(result.shape, result.dtype)
+    target = out._host
+
+    def task():
+        np.copyto(target, np.asarray(function(*values)), casting="same_kind")
+
+    gpu.launch(task, [*arrays, *others, out])
+    return out
+
+
+def matmul(a, b, out=None):
+    gpu.may_not_capture("a product of CuPy's own handle")
+    if BFLOAT16 in (a.dtype, b.dtype) and max(a.ndim, b.ndim) > 2:
+        raise TypeError("a batched product of bfloat16 goes to kernels for integers")
+
+    def product(x, y):
+        wide = [v.astype(np.float32) if v.dtype.itemsize == 2 else v for v in (x, y)]
+        return (wide[0] @ wide[1]).astype(np.promote_types(x.dtype, y.dtype))
+
+    return compute(product, a, b, out=out)
+
+
+class UFunc:
+    def __init__(self, name):
+        self.function = getattr(np, name)
+
+    def __call__(self, *arguments, out=None):
+        return compute(self.function, *arguments, out=out)
+
+    def reduceat(self, array, indices, axis=0):
+        assert array.dtype != BFLOAT16
+        return compute(lambda a, i: np.add.reduceat(a, i, axis=axis), array, indices)
+
+
+OPERATORS = (
+    "add sub mul truediv floordiv pow and_ or_ xor rshift lshift eq ne lt le gt ge mod"
+).split()
+COMPARISONS = "eq ne lt le gt ge".split()
+
+
+def _operator(name):
+    function = getattr(operator, name)
+    plain = name.strip("_")
+
+    def forward(self, other):
+        if not isinstance(other, ndarray | int | float | bool | np.generic):
+            operand(other)
+            return NotImplemented
+        return compute(function, self, other)
+
+    def reflected(self, other):
+        return compute(lambda a, b: function(b, a), self, other)
+
+    def in_place(self, other):
+        return compute(function, self, other, out=self)
+
+    setattr(ndarray, f"__{plain}__", forward)
+    if name not in COMPARISONS:
+        setattr(ndarray, f"__r{plain}__", reflected)
+        setattr(ndarray, f"__i{plain}__", in_place)
+
+
+for _name in OPERATORS:
+    _operator(_name)
+ndarray.__matmul__ = matmul
+ndarray.__neg__ = lambda self: compute(operator.neg, self)
+ndarray.__invert__ = lambda self: compute(operator.invert, self)
+
+
+class RawModule:
+    """Kernels that were built for the host, of the type that the options name."""
+
+    def __init__(self, code, options):
+        [real] = [o.partition("=")[2] for o in options if o.startswith("-DREAL=")]
+        self.library, self.code = gpu.libraries[real], code
+
+    def get_function(self, name):
+        assert f" {name}(" in self.code, f"no kernel {name}"
+        return RawKernel(name, self.library[f"launch_{name}"])
+
+
+WRONG = {1: "number of arguments", 2: "size of an argument", 3: "barrier not reached"}
+WRONG[4] = "size of the block"
+
+
+class RawKernel:
+    def __init__(self, name, function):
+        self.name, self.function = name, function
+
+    def __call__(self, grid, block, arguments):
+        grid, block = ((*sizes, 1, 1)[:3] for sizes in (grid, block))
+        assert 0 < grid[0] < 1 << 31, (self.name, grid)
+        assert all(0 < size < 1 << 16 for size in grid[1:]), (self.name, grid)
+        assert 0 < math.prod(block) <= 1024, (self.name, block)
+        arrays = [a for a in arguments if isinstance(operand(a), ndarray)]
+        assert all(type(a) is ndarray or isinstance(a, np.generic) for a in arguments)
+        values = [
+            np.array(a._host.ctypes.data, np.uint64) if isinstance(a, ndarray) else a
+            for a in arguments
+        ]
+        values = [np.array(value) for value in values]
+        count, state = len(values), gpu
+        state.kernels.add(self.name)
+
+        def task():
+            status = self.function(
+                (ctypes.c_uint * 3)(*grid),
+                (ctypes.c_uint * 3)(*block),
+                (ctypes.c_void_p * count)(*(value.ctypes.data for value in values)),
+                (ctypes.c_int * count)(*(value.itemsize for value in values)),
+                count,
+                state.backwards,
+            )
+            assert status == 0, f"{self.name}: {WRONG[status]}"
+
+        gpu.launch(task, arrays)
+
+
+def asarray(value, dtype=None):
+    if isinstance(value, ndarray):
+        same = dtype is None or np.dtype(dtype) == value.dtype
+        return value if same else value.astype(dtype)
+    gpu.may_not_capture("a copy from the host")
+    host = np.asarray(value, dtype)
+    out = new(host.shape, host.dtype)
+    gpu.launch(lambda: np.copyto(out._host, host), [out])
+    return out
+
+
+def ascontiguousarray(array, dtype=None):
+    array = asarray(array, dtype)
+    return array if array.flags.c_contiguous else array.copy()
+
+
+def filled(value):
+    def create(shape, dtype=float):
+        out = new(shape, dtype)
+        out.fill(value)
+        return out
+
+    return create
+
+
+def waits(name):
+    """A function whose result has a size that the host must learn."""
+
+    def function(array, **options):
+        gpu.may_not_capture(name)
+        assert array.dtype != BFLOAT16
+        found = getattr(np, name)(array.get(), **options)
+        return tuple(map(asarray, found)) if isinstance(found, tuple) else asarray(found)
+
+    return function
+
+
+def functions():
+    """The functions of CuPy that the package calls; no other is there."""
+
+    def like(value):
+        fill = filled(value)
+        return lambda a, dtype=None: fill(a.shape, dtype or a.dtype)
+
+    def of_arrays(name):
+        def function(arrays, axis=0):
+            task = getattr(np, name)
+            return compute(lambda *values: task(values, axis=axis), *arrays)
+
+        return function
+
+    def einsum(subscripts, *arrays):
+        assert BFLOAT16 not in [a.dtype for a in arrays]
+        return compute(lambda *values: np.einsum(subscripts, *values), *arrays)
+
+    def argsort(a, kind=None):
+        assert a.dtype != BFLOAT16
+        return compute(lambda values: np.argsort(values, kind=kind), a)
+
+    def where(condition, x, y):
+        return compute(np.where, condition, x, y)
+
+    def full(shape, value, dtype=None):
+        fill = value.item() if isinstance(value, ndarray) else value
+        return filled(fill)(shape, dtype or np.asarray(fill).dtype)
+
+    def full_host(function):
+        return lambda *a, **k: compute(lambda: function(*a, **k))
+
+    windows = np.lib.stride_tricks.sliding_window_view
+    tricks = types.SimpleNamespace(
+        sliding_window_view=lambda a, *rest, **k: a._view(windows(a._host, *rest, **k))
+    )
+    ufuncs = "add multiply maximum log exp sqrt isfinite less_equal".split()
+    return {
+        **{name: UFunc(name) for name in ufuncs},
+        **{name: full_host(getattr(np, name)) for name in ("arange", "tri", "eye")},
+        **{name: of_arrays(name) for name in ("concatenate", "stack")},
+        **{name: waits(name) for name in ("flatnonzero", "unique")},
+        "ndarray": ndarray,
+        "asarray": asarray,
+        "ascontiguousarray": ascontiguousarray,
+        "empty": lambda shape, dtype=float: new(shape, dtype),
+        "empty_like": lambda a, dtype=None: new(a.shape, dtype or a.dtype),
+        "zeros": filled(0),
+        "ones": filled(1),
+        "zeros_like": like(0),
+        "full": full,
+        "where": where,
+        "matmul": matmul,
+        "einsum": einsum,
+        "argsort": argsort,
+        "take": lambda a, i, axis: compute(
+            lambda x, y: np.take(x, y, axis=axis), a, i
+        ),
+        "tile": lambda a, reps: compute(lambda x: np.tile(x, reps), a),
+        "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
+        "may_share_memory": lambda a, b: np.may_share_memory(a._host, b._host),
+        "finfo": np.finfo,
+        "inf": np.inf,
+        "lib": types.SimpleNamespace(stride_tricks=tricks),
+        "RawModule": RawModule,
+        "get_default_memory_pool": lambda: gpu.default_pool,
+    }
+
+
+def install(monkeypatch, libraries, gpus=3):
+    """Put the stand-in where CuPy is imported from; return the state of its GPUs."""
+    global gpu
+    gpu = GpuState(libraries, gpus)
+    xp = types.ModuleType("cupy")
+    vars(xp).update(functions())
+    xp.cuda = types.SimpleNamespace(
+        Stream=Stream,
+        Device=Device,
+        Memory=Memory,
+        MemoryPointer=MemoryPointer,
+        MemoryPool=MemoryPool,
+        using_allocator=gpu.using_allocator,
+        get_current_stream=lambda: gpu.stream,
+        is_available=lambda: True,
+        runtime=types.SimpleNamespace(
+            CUDARuntimeError=CUDARuntimeError,
+            getDeviceCount=lambda: gpu.count,
+            getDevice=lambda: gpu.local.device,
+            runtimeGetVersion=lambda: 13000,
+            driverGetVersion=lambda: 13000,
+        ),
+    )
+    blas = types.ModuleType("cupy_backends.cuda.libs")
+    blas.cublas = "loaded"
+    cupyx = types.ModuleType("cupyx")
+    cupyx.empty_pinned = np.empty
+    modules = {"cupy": xp, "cupyx": cupyx, "cupy_backends.cuda.libs": blas}
+    for name in ("cupy_backends", "cupy_backends.cuda"):
+        modules[name] = types.ModuleType(name)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    device = importlib.import_module("minitransformer.cuda.device")
+    loader = types.SimpleNamespace(**vars(ctypes))
+    loader.CDLL = lambda name: {"libcublas.so.13": HostBlas}[name](gpu)
+    monkeypatch.setattr(device, "ctypes", loader)
+    monkeypatch.setenv("CUPY_TF32", "0")  # which opening a device changes
+    device._device.cache_clear()
+    gpu.xp = xp
+    return gpu
+
+
+class SharedSums:
+    """What the ranks of a test share: a slot for each, and a barrier."""
+
+    def __init__(self, size, count):
+        context = multiprocessing.get_context("fork")
+        self.barrier = context.Barrier(size)
+        self.slots = [np.frombuffer(mmap(-1, count), np.uint8) for _ in range(size)]
+
+
+class Group:
+    """A group of ranks as `cupyx.distributed` makes it."""
+
+    TYPES = "bBiIlLqQefd"  # as in CuPy 14.2, which lacks bfloat16
+
+    def __init__(self, shared, rank):
+        self.shared, self.rank = shared, rank
+
+    def _exchange(self, array, stream, combine):
+        assert array.dtype.char in self.TYPES, f"Unknown dtype {array.dtype} for NCCL"
+        assert array.flags.c_contiguous
+        assert stream.captured is None
+
+        def task():
+            host, count = array._host, array.nbytes
+            slots = [slot[:count].view(host.dtype) for slot in self.shared.slots]
+            slots[self.rank][...] = host.reshape(-1)
+            self.shared.barrier.wait(60)
+            host[...] = combine(slots).reshape(host.shape)
+            self.shared.barrier.wait(60)
+
+        gpu.launch(task, [array], stream)
+
+    def all_reduce(self, source, out, operation, stream):
+        assert source is out
+        assert operation == "sum"
+        self._exchange(out, stream, lambda slots: np.sum(slots, axis=0))
+
+    def broadcast(self, array, root, stream):
+        self._exchange(array, stream, lambda slots: slots[root])
+
+
+def nccl_module(init_process_group):
+    module = types.ModuleType("cupyx.distributed")
+    module.init_process_group = init_process_group
+    return module
+
+
+def install_nccl(monkeypatch, shared, rank):
+    """Put a stand-in where NCCL is imported from, for a process of rank `rank`."""
+
+    def init_process_group(size, asked_rank, **where):
+        assert (size, asked_rank) == (len(shared.slots), rank)
+        return Group(shared, rank)
+
+    module = nccl_module(init_process_group)
+    monkeypatch.setitem(sys.modules, "cupyx.distributed", module)
