@@ -173,7 +173,7 @@ def _unlink_mpich_memory() -> None:
     end of an MPI program, and never if that is aborted.
     """
     with suppress(OSError):  # only Linux says what is mapped
-        mapped = Path("/proc/self/maps").read_text().splitlines()
+        mapped = Path("/proc/self/maps").read_text("utf-8").splitlines()
         for name in {line.split()[5] for line in mapped if "/dev/shm/mpich" in line}:
             Path(name).unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import socket
 import sys
@@ -53,6 +54,7 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    allow_reuse_address = os.name != "nt"  # there two servers would share the port
 
     def __init__(
         self, host: str, port: int, translator: Translator, config: DecodingConfig
