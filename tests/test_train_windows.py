@@ -1,7 +1,7 @@
 """Both scripts and the locks where everything that Windows lacks is taken away.
 
-`support/windows/sitecustomize.py` takes it away. It cannot show that the package runs on
-Windows, only that it needs nothing that is missing there.
+`support/windows/sitecustomize.py` takes it away. This cannot show that the package runs
+on Windows, only that it needs nothing that is missing there.
 """
 
 import os
@@ -116,7 +116,8 @@ def test_an_old_file_that_is_read_is_waited_for(tmp_path):
     script = (
         "import sys, threading; from pathlib import Path\n"
         "from minitransformer.files import write_bytes\n"
-        "path = Path(sys.argv[1]); path.write_bytes(b'old'); reader = open(path, 'rb')\n"
+        "path = Path(sys.argv[1]); path.write_bytes(b'old')\n"
+        "reader = open(path, 'rb')\n"
         "threading.Timer(0.3, reader.close).start(); write_bytes(path, b'new')\n"
         "assert reader.closed and path.read_bytes() == b'new'"
     )

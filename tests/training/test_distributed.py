@@ -494,7 +494,7 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 
 
 @needs_mpi
-@pytest.mark.parametrize("code", [3, -signal.SIGKILL, -signal.SIGTERM])
+@pytest.mark.parametrize("code", [3, -launch.KILL, -signal.SIGTERM])
 def test_a_rank_that_ends_before_it_connects_ends_all(tmp_path, code):
     command = [sys.executable, "-c", NEVER_CONNECTED, str(code)]
     began = time.monotonic()
@@ -510,7 +510,7 @@ def test_a_rank_that_ends_before_it_connects_ends_all(tmp_path, code):
     [
         (0, 1, 0),
         (1, 3, 1),
-        (-signal.SIGKILL, 3, 1),
+        (-launch.KILL, 3, 1),
         (2, 1, 2),
         (launch.LASTING_ERROR, 1, 1),
         (128 + signal.SIGTERM, 1, 128 + signal.SIGTERM),
