@@ -37,7 +37,8 @@ settings.load_profile("repeatable")
 # What a test names that Windows has not, or allows to administrators alone.
 POSIX = re.compile(
     r"/proc|/dev/|chmod|chown|flock|Forked|forked|fsync|geteuid|HANGUP|killpg|mkfifo|"
-    r"needs_mpi|os\.kill|os\.pipe|os\.umask|SIG[A-Z]+|symlink_to|\"(bash|env)\""
+    r"needs_mpi|os\.kill|os\.pipe|os\.umask|SIG[A-Z]+|symlink_to|\"(bash|env)\"|"
+    r"IsADirectoryError|before_the_renaming|two_processes_cannot_train"
 )
 
 

@@ -71,7 +71,7 @@ def from_package():
     while frame.f_globals.get("__name__", "").startswith("pathlib"):
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return "minitransformer/" in file or file.endswith(("train.py", "translate.py"))
+    return "minitransformer/" in file or file.endswith(("/train.py", "/translate.py"))
 
 
 def like_windows_open(real):
