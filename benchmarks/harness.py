@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +27,7 @@ def peak_memory_mb() -> float:
     if (status := Path("/proc/self/status")).exists():
         peak = next(x for x in status.read_text().split("\n") if x.startswith("VmHWM"))
         return int(peak.split()[1]) / 1024
+    resource = importlib.import_module("resource")  # which Windows has not
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (1024 * 1024 if sys.platform == "darwin" else 1024)
 

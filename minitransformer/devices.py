@@ -95,7 +95,9 @@ def connect_ranks(
     Raises: RuntimeError if they cannot be reached, ValueError as `find_world`.
     """
     from minitransformer.training.distributed import connect_processors, find_world
+    from minitransformer.training.slurm import with_slurm
 
+    environ = with_slurm(environ)
     world = find_world(environ)
     if device == "cpu" or world.size == 1:
         return connect_processors(world, timeout)

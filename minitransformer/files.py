@@ -1,9 +1,14 @@
-"""Files that are written atomically or built once, and locks between processes."""
+"""Files that are written atomically or built once, and locks between processes.
+
+Windows differs: it locks and syncs no folders, and an open file can be neither deleted,
+renamed nor replaced, so that it needs no lock to be safe from `sweep`.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import glob
+import importlib
 import itertools
 import os
 import shutil
@@ -14,6 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -51,6 +61,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+                if not fcntl:
+                    file.close()
                 replace(partial, target)  # while it is locked
     finally:
         with suppress(OSError):
@@ -64,8 +76,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on disk.
+
+    Windows cannot do this for folders, nor for files that are open for reading only.
+    """
+    if not fcntl and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if fcntl else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -81,8 +98,20 @@ def make_folder(path: Path, exist_ok: bool = True) -> None:
 
 
 def replace(partial: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, and sync the new name to disk."""
-    os.replace(partial, path)
+    """Rename a file or folder to `path`, and sync the new name to disk.
+
+    On Windows this waits some seconds for a program that has the old file open.
+
+    Raises: OSError if it cannot be renamed.
+    """
+    for attempt in itertools.count():
+        try:
+            os.replace(partial, path)
+            break
+        except PermissionError:
+            if fcntl or attempt == SILENT_ATTEMPTS:
+                raise
+        time.sleep(POLL_INTERVAL)
     sync(path.parent)
 
 
@@ -135,11 +164,22 @@ def build_once(
 def file_lock(path: Path, wait: bool, create: bool = False) -> Iterator[None]:
     """Hold a lock that only one process can hold; a crash releases it.
 
-    The lock is on a folder, or on a file, which `create` makes if it is missing.
+    The lock is on a folder, or on a file, which `create` makes if it is missing. On
+    Windows a file beside the folder, which exists as long as the lock, stands for it.
 
     Raises: TimeoutError if another process holds it and `wait` is False, OSError if
     `path` is a symbolic link or no regular file.
     """
+    if not fcntl and path.is_dir():
+        folder = path.resolve()
+        beside = folder.parent / f".{folder.name}.lock"
+        try:
+            with file_lock(beside, wait, create=True):
+                yield
+        finally:
+            with suppress(OSError):  # another process waits for it
+                beside.unlink()
+        return
     while True:
         if path.is_dir():
             descriptor = os.open(path, os.O_RDONLY)
@@ -160,7 +200,10 @@ def open_no_link(path: Path | str, flags: int) -> int:
 
     Raises: OSError if it is a link or no regular file.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    if hasattr(os, "O_NOFOLLOW"):
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    elif os.path.islink(path):
+        raise OSError(errno.ELOOP, "expected no symbolic link", str(path))
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -169,16 +212,23 @@ def open_no_link(path: Path | str, flags: int) -> int:
 
 
 def sweep(folder: Path, pattern: str) -> None:
-    """Delete the unfinished files and folders of processes that were killed."""
+    """Delete the unfinished files and folders of processes that were killed.
+
+    On Windows, only a file that is closed but not yet renamed is in danger from this.
+    """
     for path in folder.glob(pattern):
-        with suppress(OSError), file_lock(path, wait=False):  # its writer holds a lock
-            _remove(path)
+        with suppress(OSError):
+            if not fcntl:
+                _remove(path)
+                continue
+            with file_lock(path, wait=False):  # its writer holds a lock
+                _remove(path)
 
 
 def _acquire(descriptor: int, path: Path, wait: bool) -> None:
     for attempt in itertools.count():
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
             return
         except BlockingIOError:
             if not wait:
@@ -188,7 +238,21 @@ def _acquire(descriptor: int, path: Path, wait: bool) -> None:
         time.sleep(POLL_INTERVAL)
 
 
+def _lock(descriptor: int) -> None:
+    """Lock an open file. Raises: BlockingIOError if another process has locked it."""
+    if fcntl:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    msvcrt = importlib.import_module("msvcrt")
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(*error.args) from error
+
+
 def _is_open_as(descriptor: int, path: Path) -> bool:
+    if not fcntl:
+        return True
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -219,6 +283,8 @@ def _create(path: Path) -> int:
     """Create a file and lock it, so that `sweep` sees that its writer is alive."""
     while True:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        if not fcntl:
+            return descriptor
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
@@ -227,6 +293,8 @@ def _create(path: Path) -> int:
 
 
 def _copy_permissions(old: os.stat_result, file: BinaryIO) -> None:
+    if not fcntl:
+        return
     with suppress(OSError):  # only root may give a file away
         os.fchown(file.fileno(), old.st_uid, old.st_gid)
     with suppress(OSError):  # a file system without modes

@@ -167,5 +167,10 @@ def test_tests_mirror_the_rooms():
             assert room in path.read_text(encoding="utf-8"), path
     beside = {f"test_{path.stem.strip('_')}" for path in PACKAGE.glob("*.py")}
     beside |= {"test_train", "test_train_flags", "test_train_in_process"}
-    beside |= {"test_train_reference", "test_translate", "test_house"}
+    beside |= {
+        "test_train_reference",
+        "test_train_windows",
+        "test_translate",
+        "test_house",
+    }
     assert {path.stem for path in TESTS.glob("test_*.py")} <= beside

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minitransformer import files
 from minitransformer.files import (
     file_lock,
     make_folder,
@@ -55,6 +56,8 @@ class RunDirectory:
         is_theirs = self.path.exists() and not any(self.path.iterdir())
         make_folder(self.path)
         with ExitStack() as stack:
+            if not files.fcntl:  # Windows, which deletes no file that is locked
+                stack.callback(self.remove_if_empty, is_theirs)
             try:
                 # Somebody may delete the file, but its lock keeps out other machines
                 # on a network file system, which that of the folder need not do.
@@ -77,9 +80,9 @@ class RunDirectory:
         """Remove the directory, or only what `lock` wrote, if no run began here."""
         with suppress(OSError):
             if self._is_empty():
+                self._lock.unlink(missing_ok=True)
                 self._unsaved.unlink(missing_ok=True)
                 self._process_ids.unlink(missing_ok=True)
-                self._lock.unlink(missing_ok=True)
                 if not keep_folder:
                     self.path.rmdir()
 
@@ -198,7 +201,8 @@ class RunDirectory:
         """Delete all but the newest `keep_last` checkpoints named by their step."""
         checkpoints = self.checkpoints()
         for path in checkpoints[:-keep_last]:
-            path.unlink()
+            with suppress(PermissionError):  # on Windows: somebody reads it
+                path.unlink()
         if checkpoints:
             self._unsaved.unlink(missing_ok=True)
 

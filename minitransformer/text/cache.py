@@ -172,4 +172,4 @@ def _encode(
             f"{text.source}, {text.target}: expected sentence pairs, found none"
         )
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
-    (folder / "corpus.json").write_text(json.dumps(header))
+    (folder / "corpus.json").write_bytes(json.dumps(header).encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +20,10 @@ class StoredIds:
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
-        self._descriptor, self._dtype = os.open(path, os.O_RDONLY), np.dtype(dtype)
-        weakref.finalize(self, os.close, self._descriptor)
+        self._dtype = np.dtype(dtype)
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()  # threads share the position in the file
         self._size = path.stat().st_size // self._dtype.itemsize
 
     def __len__(self) -> int:
@@ -29,11 +31,11 @@ class StoredIds:
 
     def read(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Concatenate slices of the file. Shapes: starts, lengths [B] -> [total]"""
-        descriptor, width = self._descriptor, self._dtype.itemsize
-        parts = [
-            os.pread(descriptor, length * width, start * width)
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
+        file, width, parts = self._file, self._dtype.itemsize, list[bytes]()
+        with self._lock:
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                file.seek(start * width)
+                parts.append(file.read(length * width))
         return np.frombuffer(b"".join(parts), self._dtype)
 
 

@@ -125,13 +125,21 @@ def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
                 lines = []
         if len(rest) > MAX_LINE:
             break
-        if lines and not select.select([descriptor], [], [], 0)[0]:
+        if lines and not _more_is_waiting(descriptor):
             yield lines
             lines = []
     if rest:
         lines.append(decode_line(rest, number + 1, place))
     if lines:
         yield lines
+
+
+def _more_is_waiting(descriptor: int) -> bool:
+    """Whether a read would return at once; False on Windows, which cannot tell."""
+    try:
+        return bool(select.select([descriptor], [], [], 0)[0])
+    except OSError:
+        return False
 
 
 def _read_block(descriptor: int, place: str) -> bytes:

@@ -33,6 +33,9 @@ Wait = Callable[[], None]
 # well, small enough that the first can be summed while backward computes the rest.
 BYTES_PER_BUCKET = 25 << 20
 
+# How long a rank that ends waits for the others to say that they are there. Unit: s
+LAST_CALL = 5.0
+
 
 @dataclass(frozen=True)
 class World:
@@ -149,7 +152,8 @@ class MpiCommunicator(Communicator):
                 f"is rank {found[0]} of {found[1]}: it belongs to another MPI than the "
                 "launcher, use the mpiexec of the one that it was installed with"
             )
-        self.barrier()
+        host = self._mpi.Get_processor_name().encode()
+        self._hosts = [x.decode() for x in self.all_gather(host)]
         _unlink_mpich_memory()
 
     def start_all_reduce(self, array: Array) -> Wait:
@@ -163,7 +167,23 @@ class MpiCommunicator(Communicator):
         self._comm.Abort(code)
 
     def _wait(self, request: Any) -> None:
-        poll(request.Test, self.timeout)
+        poll(request.Test, self.timeout, self._silent)
+
+    def _silent(self) -> str:
+        """Name the ranks that are lost: those that do not wait as this one does.
+
+        Every rank that has waited in vain comes here, and sends all others a byte.
+        """
+        others, answered = set(range(self.size)) - {self.rank}, set[int]()
+        sent = [self._comm.Isend(b"!", rank) for rank in others]
+        received = {rank: self._comm.Irecv(bytearray(1), rank) for rank in others}
+        deadline = time.monotonic() + min(self.timeout / 2, LAST_CALL)
+        while others - answered and time.monotonic() < deadline:
+            answered |= {rank for rank in others - answered if received[rank].Test()}
+            time.sleep(0.01)
+        del sent
+        lost = sorted(others - answered) or sorted(others)
+        return ", ".join(f"rank {rank} on {self._hosts[rank]}" for rank in lost)
 
 
 def _unlink_mpich_memory() -> None:
@@ -173,23 +193,28 @@ def _unlink_mpich_memory() -> None:
     end of an MPI program, and never if that is aborted.
     """
     with suppress(OSError):  # only Linux says what is mapped
-        mapped = Path("/proc/self/maps").read_text().splitlines()
+        mapped = Path("/proc/self/maps").read_text("utf-8").splitlines()
         for name in {line.split()[5] for line in mapped if "/dev/shm/mpich" in line}:
             Path(name).unlink(missing_ok=True)
 
 
-def poll(done: Callable[[], bool], timeout: float) -> None:
+def poll(
+    done: Callable[[], bool],
+    timeout: float,
+    silent: Callable[[], str] = lambda: "the other ranks",
+) -> None:
     """Wait until `done` returns True, asking often at first and less often later.
 
-    Raises: RuntimeError if it does not within `timeout` seconds.
+    Raises: RuntimeError if it does not within `timeout` seconds; `silent` says who did
+    not answer.
     """
     began = time.monotonic()
     while not done():
         waited = time.monotonic() - began
         if waited > timeout:
             raise RuntimeError(
-                "expected an answer from the other ranks, got none for "
-                f"{timeout:g} s (--peer-timeout)"
+                f"expected an answer from {silent()}, got none for {timeout:g} s "
+                "(--peer-timeout)"
             )
         if waited > 0.001:
             time.sleep(min(0.01, waited / 20))
@@ -197,6 +222,7 @@ def poll(done: Callable[[], bool], timeout: float) -> None:
 
 # The environment variables by which launchers tell a process its rank, the world size,
 # the local rank and the local world size: MPICH and Intel MPI, Open MPI, torchrun.
+# `slurm.py` gives those of srun the names of torchrun.
 MPICH = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
 OPEN_MPI = (
     "OMPI_COMM_WORLD_RANK",
@@ -217,8 +243,10 @@ def find_world(environ: Mapping[str, str]) -> World:
             continue
         try:
             rank, size = int(environ[names[0]]), int(environ[names[1]])
-            local_size = int(environ.get(names[3], size))
-            local_rank = int(environ.get(names[2], rank % local_size))
+            # srun --mpi=pmi2 gives rank and size the names of MPICH, and only those
+            local_size = int(environ.get(names[3], environ.get(TORCHRUN[3], size)))
+            place = environ.get(TORCHRUN[2], rank % local_size)
+            local_rank = int(environ.get(names[2], place))
         except (ValueError, ZeroDivisionError):
             rank, size = -1, 0
         if not 0 <= rank < size:
@@ -227,7 +255,8 @@ def find_world(environ: Mapping[str, str]) -> World:
                 f"{environ[names[1]]}"
             )
         if size > 1:
-            return World(rank, size, local_rank, local_size, names is not TORCHRUN)
+            by_mpi = names is not TORCHRUN or "PMIX_RANK" in environ
+            return World(rank, size, local_rank, local_size, by_mpi)
     return ALONE
 
 
@@ -240,8 +269,8 @@ def connect_processors(world: World, timeout: float) -> Communicator:
         return Communicator()
     if not world.by_mpi:
         raise RuntimeError(
-            "device cpu: expected ranks started by MPI (--ranks N or mpirun -n N), got "
-            f"rank {world.rank} of {world.size} from another launcher"
+            "device cpu: expected ranks started by MPI (--ranks N, mpirun -n N or srun "
+            f"--mpi=pmi2), got rank {world.rank} of {world.size} from another launcher"
         )
     return MpiCommunicator(world, timeout)
 

@@ -3,7 +3,7 @@
 MPI's `mpiexec` starts ranks that compute on processors. Ranks that compute on GPUs are
 started one by one, with the environment variables of torchrun-style launchers. When one
 rank ends early, all others are ended too, and an error names the one that ended first.
-When the launcher itself ends, so do its ranks.
+When the launcher itself ends, so do its ranks, except on Windows.
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ if TYPE_CHECKING:  # `run_rank` starts faster without them
 GRACE_PERIOD = 10.0
 POLL_INTERVAL = 0.05
 
+WINDOWS = not hasattr(os, "killpg")
+
 # The signals that ask a training to save and stop; SIGHUP says that a terminal closed.
+# Windows has SIGBREAK (Ctrl-Break), which alone reaches a process in another group.
 HANGUP = getattr(signal, "SIGHUP", None)
-STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
+BREAK = getattr(signal, "SIGBREAK", None)
+STOP_SIGNALS = tuple(s for s in (HANGUP, BREAK, signal.SIGINT, signal.SIGTERM) if s)
+ASK_TO_STOP = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM)
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 # The exit code by which a rank tells the launcher of an error that a restart would meet
 # again, such as a damaged file.
@@ -94,6 +100,7 @@ class RankProcesses:
         self._folder, self._by_mpi = folder, config.ranks > 1
         self._forwarders: list[threading.Thread] = []
         if self._by_mpi:
+            refuse_windows("--ranks")
             rank = [sys.executable, "-m", "minitransformer.training.launch"]
             rank += [str(folder), str(os.getpid())]
             mpi = subprocess.Popen(
@@ -113,6 +120,8 @@ class RankProcesses:
                 forwarder.start()
                 self._forwarders.append(forwarder)
         else:
+            if config.gpus > 1:
+                refuse_windows("--gpus")
             with socket.socket() as listener:  # find a port that nobody listens on
                 listener.bind(("127.0.0.1", 0))
                 port = int(listener.getsockname()[1])
@@ -123,7 +132,8 @@ class RankProcesses:
                     stdin=subprocess.DEVNULL,
                     env=os.environ | rank_environment(rank, config.gpus, port),
                     text=True,
-                    preexec_fn=_end_with_parent,
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+                    preexec_fn=None if WINDOWS else _end_with_parent,
                 )
                 for rank in range(config.gpus)
             ]
@@ -172,7 +182,7 @@ class RankProcesses:
         """Return by rank the numbers that `run_rank` has written, oldest first."""
         files = self._folder.glob(f"*{suffix}")
         oldest_first = sorted(files, key=lambda path: path.stat().st_mtime_ns)
-        texts = {path.stem: path.read_text() for path in oldest_first}
+        texts = {path.stem: path.read_text("utf-8") for path in oldest_first}
         return {rank: int(text) for rank, text in texts.items() if text}
 
     def _ask_to_stop(self) -> bool:
@@ -180,16 +190,19 @@ class RankProcesses:
         if not (first := self._process_ids().get("0")):
             return False
         with suppress(ProcessLookupError):
-            os.kill(first, signal.SIGTERM)
+            os.kill(first, ASK_TO_STOP)
         return True
 
     def _terminate(self) -> None:
         """End what still runs: by SIGTERM, and by SIGKILL after the grace period."""
-        for stop in (signal.SIGTERM, signal.SIGKILL):
+        for stop in (signal.SIGTERM, KILL):
             running = [p for p in self._processes if p.poll() is None]
             for process in running:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, stop)
+                    if WINDOWS:
+                        process.terminate()
+                    else:
+                        os.killpg(process.pid, stop)
             deadline = time.monotonic() + GRACE_PERIOD
             while any(p.poll() is None for p in running):
                 if time.monotonic() > deadline:
@@ -200,7 +213,7 @@ class RankProcesses:
             for rank, process_id in self._process_ids().items():
                 if rank not in ended:
                     with suppress(ProcessLookupError):
-                        os.kill(process_id, signal.SIGKILL)
+                        os.kill(process_id, KILL)
         for forwarder in self._forwarders:
             forwarder.join(GRACE_PERIOD)
 
@@ -249,6 +262,15 @@ def launch_training(
     return 1
 
 
+def refuse_windows(flag: str) -> None:
+    """Raises: RuntimeError on Windows, where only one process can be watched."""
+    if WINDOWS:
+        raise RuntimeError(
+            f"{flag}: expected Linux or macOS, got Windows: start the ranks by "
+            "`mpiexec -n N python train.py`"
+        )
+
+
 def find_mpiexec() -> str:
     """Return the path of MPI's launcher, preferably the one beside this Python.
 
@@ -284,14 +306,14 @@ def run_rank(folder: Path, launcher: int, command: Sequence[str]) -> int:
     """
     rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
     process = subprocess.Popen(command, close_fds=False, preexec_fn=_end_with_parent)
-    (folder / f"{rank}.pid").write_text(str(process.pid))
+    (folder / f"{rank}.pid").write_bytes(str(process.pid).encode())
     while (code := process.poll()) is None:
         time.sleep(POLL_INTERVAL)
         try:
             os.kill(launcher, 0)
         except ProcessLookupError:
             process.kill()
-    (folder / f"{rank}.code").write_text(str(code))
+    (folder / f"{rank}.code").write_bytes(str(code).encode())
     return 128 - code if code < 0 else code
 
 

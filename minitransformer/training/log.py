@@ -38,7 +38,7 @@ class LossyStream:
 def drop_failed_output() -> None:
     """Let no print to standard output or standard error fail from now on."""
     if sys.stdout is None:  # it was closed
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout, sys.stderr = LossyStream(sys.stdout), LossyStream(sys.stderr)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import queue
 import secrets
 import socket
@@ -55,6 +56,7 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    allow_reuse_address = os.name != "nt"  # there two servers would share the port
 
     def __init__(
         self, host: str, port: int, translator: Translator, config: DecodingConfig

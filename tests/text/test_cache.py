@@ -94,10 +94,10 @@ def test_too_many_open_files_are_not_called_damage(pair, cache, monkeypatch):
     encoded(pair, cache)
     [folder] = [path for path in cache.iterdir() if path.is_dir()]
 
-    def fails(path, flags):
+    def fails(path, mode, **options):
         raise OSError(24, "Too many open files", str(path))
 
-    monkeypatch.setattr(os, "open", fails)
+    monkeypatch.setattr("minitransformer.text.ids.open", fails, raising=False)
     with pytest.raises(OSError, match=r"Too many open files.*source\.ids"):
         read_corpus(folder)
 

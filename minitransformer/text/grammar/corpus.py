@@ -227,7 +227,7 @@ def built_in_corpus(cache: Path) -> dict[str, TextPair]:
             pairs = generate(size, split)
             for side, language in enumerate(("en", "de")):
                 text = "".join(pair[side] + "\n" for pair in pairs)
-                (partial / f"{split}.{language}").write_text(text, encoding="utf-8")
+                (partial / f"{split}.{language}").write_bytes(text.encode())
 
     def read(folder: Path) -> dict[str, TextPair]:
         names = {s: (f"{folder}/{s}.en", f"{folder}/{s}.de") for s in SIZES}
