@@ -422,23 +422,25 @@ class Trainer:
             "validation_perplexity": total.perplexity,
             "validation_accuracy": total.accuracy,
         }
-        bleu = ""
+        text, bleu = "", -1.0
         if count := training.validate_bleu:
-            values["validation_bleu"] = self.translate_split("val", count).bleu
-            bleu = f"  BLEU {values['validation_bleu']:.2f}"
+            values["validation_bleu"] = bleu = self.translate_split("val", count).bleu
+            text = f"  BLEU {bleu:.2f}"
         self.run.record(state.step, **values)
-        best_so_far, better = state.best_loss, total.loss < state.best_loss
+        best_so_far = state.best_loss, state.best_bleu
+        better = state.is_best(total.loss, bleu, training.best_by)
         state.validations_since_best += 1
         self.log(
             f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
-            f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{bleu}"
+            f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
             f"{'  best' * better}"
         )
         if better:
-            state.best_loss, state.validations_since_best = total.loss, 0
+            state.best_loss, state.best_bleu = total.loss, bleu
+            state.validations_since_best = 0
             saved = float(self.save_as(self.run.best, with_moments=False))
             if self.ranks.all_reduce_numbers([saved]) == [0.0]:
-                state.best_loss = best_so_far
+                state.best_loss, state.best_bleu = best_so_far
 
     def translate_split(
         self, split: str, limit: int | None = None

@@ -140,6 +140,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--train-source a --train-target b", 1, "found none at"),
         ("--train-source a --train-target b --attempt 0", 1, "found none at"),
         ("--data no --source en --target de --attempt 0", 65, "expected a folder"),
+        ("--train-source t --train-target t --best-by loss", 2, "expects validation"),
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
         ("--max-positions 99", 2, "does nothing without --positions learned"),
@@ -150,8 +151,8 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
     ],
 )
 def test_bad_arguments_get_one_line(place, flags, code, message):
+    (place / "t").write_text("a b c\n")
     if "--device" in flags:
-        (place / "t").write_text("a b c\n")
         flags += " --train-source t --train-target t"
     found, _, error = run_main(train.main, *flags.split())
     last = error.splitlines()[-1]

@@ -28,6 +28,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import launch, progress
 from minitransformer.training.distributed import Communicator
+from minitransformer.training.evaluation import TokenStatistics, TranslationQuality
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
 from support.in_process import run_main, signals_put_back
@@ -306,6 +307,46 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
     [line] = [x for x in out.splitlines() if x.startswith("test  ")]
     assert line.startswith(f"test        {exact:.1%} exact, BLEU {bleu:.2f} (nrefs:1|")
     assert line.endswith("), beam 2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "best", "last"), [("--best-by bleu", [2, 4], 8), ("", [2, 6], 10)]
+)
+def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best, last):
+    """The third loss is the lowest and the second BLEU the highest of all."""
+
+    def script():
+        """Let the validations from here on find these numbers, in this order."""
+        losses, bleus = iter((3.0, 4.0, 1.0, 1.0, 2.0)), iter((0.0, 7.5, 7.5, 3.0, 0.0))
+
+        def translate_split(self, split, limit=None):
+            bleu = next(bleus) if split == "val" else 0.0
+            return TranslationQuality(bleu, "", 0.0, "", 0.0)
+
+        def validate(*arguments):
+            return TokenStatistics(next(losses), 0, 1)
+
+        monkeypatch.setattr(train.Trainer, "translate_split", translate_split)
+        monkeypatch.setattr(train, "validate", validate)
+
+    flags = [*flags.split(), "--validate-bleu", 4, "--patience", 2, "--save-every", 4]
+    script()
+    out = start(*flags, "--steps", 50, "--run", "whole")
+    lines = [x for x in out.splitlines() if "validation:" in x]
+    assert [int(x.split()[1]) for x in lines if x.endswith("  best")] == best
+    assert steps("whole")[-1] == last
+    found = checkpoint.load(Path("whole", "best.safetensors")).state
+    assert (found["step"], found["validations_since_best"]) == (best[-1], 0)
+    expected = {4: (4.0, 7.5), 6: (1.0, 7.5)}[best[-1]]
+    assert (found["best_loss"], found["best_bleu"]) == expected
+    script()
+    start(*flags, "--steps", 4, "--run", "run")
+    start("--resume", "run", "--steps", 50)
+    assert_same_results("whole", "run")
+    error = start(
+        "--resume", "run", "--best-by", "bleu" if best[1] == 6 else "loss", code=2
+    )
+    assert "--best-by: cannot change in a resumed run" in error
 
 
 @pytest.fixture

@@ -177,7 +177,12 @@ class TrainingConfig(Config):
         500, "sentences translated for BLEU in a validation; 0 for none", at_least=0
     )
     patience: int | None = option(
-        None, "stop after this many validations without a lower loss", at_least=1
+        None, "stop after this many validations without a better one", at_least=1
+    )
+    best_by: str | None = option(
+        None,
+        "what makes a validation the best so far (default loss)",
+        choices=("loss", "bleu"),
     )
     save_every: int = option(
         1000, "updates between checkpoints", at_least=1, alias="--save-interval-updates"
@@ -203,6 +208,11 @@ class TrainingConfig(Config):
     precision: str | None = option(
         None, "number format on a GPU (default bf16, or else fp32)", choices=PRECISIONS
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_by == "bleu" and not self.validate_bleu:
+            raise ValueError("--best-by bleu expects --validate-bleu above 0, got 0")
 
     def checkpoint_due(self, step: int, before: float, after: float) -> bool:
         """Whether to save a checkpoint after `step`.
@@ -351,6 +361,10 @@ class RunConfig:
     training: TrainingConfig
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        if self.training.best_by and "val" not in self.text:
+            raise UsageError("--best-by expects validation text, found none")
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

@@ -44,9 +44,11 @@ class TrainingState:
     """What a run needs to continue, besides the parameters and Adam's moments.
 
     `text` has the digest of each split's text. The next batch is number `position` of
-    `epoch`. `loss_scale` is fp16's factor with its number of finite steps. The fields
-    of type Array are scalars, on a GPU until `Progress.synchronize` makes them numbers.
-    The names of all fields are part of the checkpoint format.
+    `epoch`. `best_loss` and `best_bleu` are those of the best validation; a BLEU that
+    was not measured is -1, as in older states. `loss_scale` is fp16's factor with its
+    number of finite steps. The fields of type Array are scalars, on a GPU until
+    `Progress.synchronize` makes them numbers. The names of all fields are part of the
+    checkpoint format.
     """
 
     text: dict[str, str]
@@ -55,12 +57,19 @@ class TrainingState:
     position: int = 0
     seconds: float = 0.0
     best_loss: float = math.inf
+    best_bleu: float = -1.0
     validations_since_best: int = 0
     skipped: Array = 0
     learning_rate: float = 0.0
     gradient_norm: Array = 0.0
     loss_scale: tuple[float, int] | None = None
     window: Window = field(default_factory=Window)
+
+    def is_best(self, loss: float, bleu: float, best_by: str | None) -> bool:
+        """Whether a validation is better than all before it (--best-by)."""
+        if best_by == "bleu":
+            return bleu > self.best_bleu
+        return loss < self.best_loss
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object, after `Progress.synchronize`."""
@@ -80,7 +89,7 @@ class TrainingState:
                 factor, finite_steps = scale
                 scale = _number("factor", factor), _number("finite_steps", finite_steps)
             window = Window(**_numbers(Window, stored["window"]))
-            numbers = _numbers(cls, stored)
+            numbers = _numbers(cls, {"best_bleu": -1.0, **stored})
             state = cls(dict(text), loss_scale=scale, window=window, **numbers)
             if state.skipped > state.step:
                 raise ValueError(f"{state.skipped} skipped of {state.step}")
@@ -103,7 +112,8 @@ def _number(name: str, value: Any) -> Any:
         valid = type(value) is float
     else:
         limit = math.inf if name == "best_loss" else 1e300
-        valid = type(value) in (int, float) and 0 <= value <= limit
+        least = -1 if name == "best_bleu" else 0
+        valid = type(value) in (int, float) and least <= value <= limit
     if not valid:
         raise ValueError(f"{name} {reprlib.repr(value)}")
     return value if name in COUNTERS else float(value)

@@ -47,10 +47,14 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
     assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
 
 
+def test_an_older_state_has_no_best_bleu():
+    assert TrainingState.from_json(stored(best_bleu=None)).best_bleu == -1.0
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
-        *({name: None} for name in STATE if name != "gradient_norm"),
+        *({name: None} for name in STATE.keys() - {"gradient_norm", "best_bleu"}),
         *({name: None} for name in STATE["window"]),
         {"step": -1},
         {"step": 1.5},
@@ -67,6 +71,8 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
         {"seconds": 10**400},
         {"best_loss": math.nan},
         {"best_loss": -math.inf},
+        {"best_bleu": math.nan},
+        {"best_bleu": -2.0},
         {"validations_since_best": -9},
         {"skipped": -1},
         {"learning_rate": math.nan},
