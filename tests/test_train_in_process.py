@@ -745,15 +745,17 @@ def test_threads_are_the_cores_of_a_rank(
     text, place, monkeypatch, capsys, flags, cores, ranks, expected
 ):
     monkeypatch.setattr(train, "num_cores", lambda: cores)
-    names = ("open_device", "cached_tokenizer", "encoded_corpus")
-    calls = [observed(monkeypatch, name) for name in names]
+    places = {"open_device": 2, "cached_tokenizer": 3, "encoded_text": 3}
+    calls = [observed(monkeypatch, name) for name in places]
     translators = observed(monkeypatch, "Translator")
     settings = [*text, *MODEL, *EVERY, "--steps", 1, "--run", "run"]
     with signals_put_back():
         train.run_training(parse(*settings, *flags), Observed(ranks))
-    assert [[call[-1] for call in found] for found in calls] == [
-        [expected], [expected], [expected] * 3,
-    ]  # fmt: skip
+    threads = [
+        [call[place] for call in found]
+        for found, place in zip(calls, places.values(), strict=True)
+    ]
+    assert threads == [[expected], [expected], [expected] * 3]
     assert [call[-1] for call in translators] == [expected]
     assert calls[0][0][:2] == ("cpu", None)
 

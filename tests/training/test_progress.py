@@ -24,6 +24,10 @@ STATE = TrainingState(
 ).to_json()
 
 
+# What older states may lack.
+MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags"}
+
+
 def stored(**changes):
     """The state as JSON gives it back, with some values replaced or (None) removed."""
     state = json.loads(json.dumps(STATE))
@@ -47,14 +51,15 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
     assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
 
 
-def test_an_older_state_has_no_best_bleu():
-    assert TrainingState.from_json(stored(best_bleu=None)).best_bleu == -1.0
+def test_an_older_state_has_no_best_bleu_and_no_tags():
+    state = TrainingState.from_json(stored(best_bleu=None, tags=None))
+    assert (state.best_bleu, state.tags) == (-1.0, [])
 
 
 @pytest.mark.parametrize(
     "hostile",
     [
-        *({name: None} for name in STATE.keys() - {"gradient_norm", "best_bleu"}),
+        *({name: None} for name in sorted(STATE.keys() - MAY_BE_MISSING)),
         *({name: None} for name in STATE["window"]),
         {"step": -1},
         {"step": 1.5},
@@ -85,6 +90,8 @@ def test_an_older_state_has_no_best_bleu():
         {"window": []},
         {"target": -1.0},
         {"loss": math.nan},
+        {"tags": 5},
+        {"tags": [5]},
         {"text": 5},
         {"text": [1, 2]},
     ],
