@@ -852,6 +852,79 @@ def test_trying_out_begins_no_run(start, monkeypatch):
     assert not run.path.exists()
 
 
+# Several corpora
+
+FRENCH = "x ab ab x x"
+
+
+@pytest.fixture(scope="module")
+def corpora(text, tmp_path_factory):
+    """Flags that name the text, and other text of which there are no test files."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for split, count in (("train", 10), ("val", 2)):
+        for side, line in (("en", "c c ab"), ("fr", FRENCH)):
+            (folder / f"{split}.{side}").write_text(f"{line}\n" * count)
+    data = [text[0], text[1], str(folder), "--source", "en", "--target", "de", "fr"]
+    tags = ["--tag", "<2de>", "<2fr>", "--weights", "1", "2"]
+    return [*data, *tags, *MODEL, *EVERY, "--vocab-size", "15", "--threads", "2"]
+
+
+def test_a_mixture_trains_and_is_resumed(text, corpora, place):
+    def run(*flags, code=0):
+        found, out, error = run_main(train.main, *flags, *text[-2:])
+        assert found == code, error
+        return error or out
+
+    often = "--validate-bleu 4 --validate-every 6 --save-every 6".split()
+    flags = [*corpora, *often, "--learning-rate", 0.03]
+    out = run(*flags, "--steps", 30, "--run", "whole")
+    run(*flags, "--steps", 12, "--run", "run")
+    run("--resume", "run", "--steps", 30)
+    assert_same_results("whole", "run")
+    lines = [line for line in out.splitlines() if line.startswith("corpus ")]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "24 pairs, 12 an epoch (33.3%)", "10 pairs, 24 an epoch (66.7%)",
+    ]  # fmt: skip
+    assert ("tag <2de>:" in lines[0], "tag <2fr>:" in lines[1]) == (True, True)
+    found = state("run", 30)
+    assert (found["tags"], found["epoch"] > 1) == (["<2de>", "<2fr>"], True)
+    assert sorted(found["text"]) == ["test", "train", "train 2", "val", "val 2"]
+
+    # The BLEU of each corpus is that of what translate.py prints with its tag.
+    folder, model = Path(text[1]), Path("run/step-00000030.safetensors")
+    sources = (folder / "val.en").read_text().splitlines()[:2]
+    german = translations(model, ["--tag", "<2de>", *sources])
+    french = translations(model, ["<2fr> c c ab"] * 2)
+    scores = [
+        sacrebleu.corpus_bleu(*x).score
+        for x in ((german, [VAL[:2]]), (french, [[FRENCH] * 2]))
+    ]
+    both = sacrebleu.corpus_bleu(german + french, [[*VAL[:2], *[FRENCH] * 2]]).score
+    for name, score in (("_1", scores[0]), ("_2", scores[1]), ("", both)):
+        assert values("run", f"validation_bleu{name}")[30] == pytest.approx(score)
+    expected = f"BLEU {both:.2f} (corpus 1 {scores[0]:.2f}, corpus 2 {scores[1]:.2f})"
+    assert expected in out
+    assert (both > 0, "corpus" not in out[out.index("\ntest ") :]) == (True, True)
+
+    place = Path(corpora[2], "val.fr")
+    before = place.read_text()
+    place.write_text("changed\nx\n")
+    error = run("--resume", "run", "--steps", 24, code=1)
+    assert "val.en: the validation text has changed" in error
+    place.write_text(before)
+    error = run("--resume", "run", "--weights", 1, 1, code=2)
+    assert "--weights: cannot change in a resumed run" in error
+
+
+def test_ranks_share_a_mixture(text, corpora, place, monkeypatch):
+    flags = ["--vocab-size", 15, "--steps", 4, "--learning-rate", 0.01, "--run"]
+    code, _, error = run_main(train.main, *corpora, *text[-2:], *flags, "one")
+    assert code == 0, error
+    compared = rank_run(corpora, monkeypatch, 2, *text[-2:], *flags, "two")
+    assert_close_results("one", "two")
+    assert compared[0][0]["weights"] == (1, 2)
+
+
 # Several ranks
 
 

@@ -164,8 +164,8 @@ class MixedCorpus(ParallelCorpus):
     def rounds(self, pairs: np.ndarray, seed: int, epoch: int) -> list[np.ndarray]:
         parts, counts = self._by_corpus(pairs), self._counts(pairs)
         drawn = [
-            drawn_in_passes(part, epoch * count, count, (seed, number))
-            for number, (part, count) in enumerate(zip(parts, counts, strict=True))
+            drawn_in_passes(part, epoch * count, count, seed, number)
+            for number, (part, count) in enumerate(zip(parts, counts, strict=True), 1)
         ]
         passes = max(math.ceil(n / len(x)) for n, x in zip(counts, parts, strict=True))
         rounds = min(passes, max(1, sum(counts) // PAIRS_PER_ROUND))
@@ -187,14 +187,17 @@ class MixedCorpus(ParallelCorpus):
 
 
 def drawn_in_passes(
-    pairs: np.ndarray, first: int, count: int, key: tuple[int, ...]
+    pairs: np.ndarray, first: int, count: int, seed: int, corpus: int
 ) -> np.ndarray:
     """Return `count` elements from number `first` of passes that never end.
 
-    Each pass is a permutation of `pairs` that `key` and the number of the pass
-    determine. Shapes: pairs [any] -> [count]
+    Each pass is a permutation of `pairs` that the seed, the number of the pass and that
+    of the corpus determine. Shapes: pairs [any] -> [count]
     """
     passes = range(first // len(pairs), math.ceil((first + count) / len(pairs)))
-    order = [np.random.default_rng((*key, x)).permutation(pairs) for x in passes]
+    # Corpora count from 1, because a generator takes (seed, pass, 0) for (seed, pass),
+    # which is the key of the batches of an epoch.
+    seeds = [np.random.default_rng((seed, number, corpus)) for number in passes]
+    order = [rng.permutation(pairs) for rng in seeds]
     start = first - passes.start * len(pairs)
     return np.concatenate(order)[start : start + count]
