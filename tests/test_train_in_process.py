@@ -852,6 +852,34 @@ def test_trying_out_begins_no_run(start, monkeypatch):
     assert not run.path.exists()
 
 
+# A vocabulary of one's own
+
+
+def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
+    """The file is the vocabulary of another run, to which a symbol is added."""
+    own, at = Path(whole[0], "tokenizer.model"), MODEL.index("--vocab-size")
+    flags = [*text, *MODEL[:at], *MODEL[at + 2 :], *EVERY, "--threads", 2]
+    flags += ["--tokenizer", own, "--user-symbols", "<x>"]
+    code, _, error = run_main(train.main, *flags, "--steps", 3, "--run", "run")
+    assert (code, error) == (0, "")
+    found = checkpoint.load(Path("run", "best.safetensors"))
+    assert found.model.config.vocab_size == found.tokenizer.vocab_size == 13
+    pieces = found.tokenizer.pieces(range(13))
+    theirs = checkpoint.load(Path(whole[0], "best.safetensors")).tokenizer
+    assert pieces == [*theirs.pieces(range(4)), "<x>", *theirs.pieces(range(4, 12))]
+    assert Path("run", "tokenizer.model").read_bytes() == found.tokenizer.model
+    settings = json.loads(Path("run", "config.json").read_text())["vocabulary"]
+    assert (settings["tokenizer"], settings["user_symbols"]) == (str(own), ["<x>"])
+    (place / "none").write_text("no vocabulary")
+    for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
+        code, _, error = run_main(train.main, *flags, "--tokenizer", file)
+        assert (code, error.count("\n"), message in error) == (1, 1, True)
+    error = start("--tokenizer", own, code=2)
+    assert "--vocab-size does nothing with --tokenizer" in error
+    error = start("--resume", "run", "--tokenizer", own.name, code=2)
+    assert "--tokenizer: cannot change in a resumed run" in error
+
+
 # Several corpora
 
 FRENCH = "x ab ab x x"
