@@ -42,6 +42,7 @@ from minitransformer.settings.config import (
     RunConfig,
     TextConfig,
     TrainingConfig,
+    VocabularyConfig,
 )
 from minitransformer.settings.options import (
     Parser,
@@ -54,9 +55,11 @@ from minitransformer.settings.options import (
 )
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.batches import BatchStream, ParallelCorpus
-from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.grammar.corpus import built_in_corpus, text_of_run
+from minitransformer.text.cache import cached_tokenizer
+from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.lines import TextPair, find_text
+from minitransformer.text.mixture import encoded_text, text_of
+from minitransformer.text.own_vocabulary import with_size_of_file
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters
@@ -64,7 +67,7 @@ from minitransformer.training.checks import check_positions, check_text, last_ch
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.evaluation import (
     TranslationQuality,
-    translation_quality,
+    quality_of_samples,
     validate,
 )
 from minitransformer.training.launch import (
@@ -126,7 +129,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
-    for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig, RanksConfig):
+    shape = TextConfig, VocabularyConfig, ModelConfig
+    for cls in (*shape, TrainingConfig, DecodingConfig, RanksConfig):
         add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
     try:
@@ -158,7 +162,9 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     name, preset = find_preset(args.config or "tiny")
     named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
-    model = build(ModelConfig, preset, given(args, ModelConfig))
+    vocabulary = build(VocabularyConfig, preset, given(args, VocabularyConfig))
+    sizes = with_size_of_file(given(args, ModelConfig), vocabulary, text.tag)
+    model = build(ModelConfig, preset, sizes)
     if "max_positions" in args and model.position_limit is None:
         raise UsageError("--max-positions does nothing without --positions learned")
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
@@ -168,7 +174,8 @@ def new_config(args: argparse.Namespace) -> RunConfig:
         split: (str(pair.source.absolute()), str(pair.target.absolute()))
         for split, pair in found.items()
     }
-    return RunConfig(name, model, training, decoding, files)
+    configs = model, training, decoding, files, vocabulary
+    return RunConfig(name, *configs, text.weights, text.tag)
 
 
 def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
@@ -202,7 +209,7 @@ def prepare(
     device = open_device(ranks.device(args.device), training.precision, cores)
     if not resumes:
         run.require_empty()
-    text = text_of_run(settings.text, args.cache)
+    text = text_of(settings, args.cache)
     start = last_checkpoint(run, settings) if resumes else None
     if start is None:
         start = first_checkpoint(settings, text["train"], args.cache, cores)
@@ -210,12 +217,13 @@ def prepare(
     check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
     shared |= {"threads": cores, "precision": device.precision, "text": state.text}
+    shared |= {"weights": settings.weights, "vocabulary": start.tokenizer.checksum}
     ranks.assert_equal({**shared, "state": state.to_json()})
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
     start.parameters.update_low_precision()
     corpora = {
-        split: encoded_corpus(pair, start.tokenizer, args.cache, cores)
+        split: encoded_text(pair, start.tokenizer, args.cache, cores)
         for split, pair in text.items()
     }
     check_positions(settings, corpora)
@@ -241,10 +249,10 @@ def first_checkpoint(
     settings: RunConfig, train: TextPair, cache: Path, cores: int
 ) -> Checkpoint:
     """Learn the vocabulary (5.1) and draw the parameters: the state at step 0."""
-    config = settings.model
-    tokenizer = cached_tokenizer(train, config.vocab_size, cache, cores)
-    model = Transformer(config, settings.training.seed)
-    state = TrainingState({}).to_json()
+    size, vocabulary = settings.model.vocab_size, settings.vocabulary
+    tokenizer = cached_tokenizer(train, size, cache, cores, vocabulary)
+    model = Transformer(settings.model, settings.training.seed)
+    state = TrainingState({}, tags=sorted({*settings.tags})).to_json()
     return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
 
 
@@ -422,36 +430,39 @@ class Trainer:
             "validation_perplexity": total.perplexity,
             "validation_accuracy": total.accuracy,
         }
-        bleu = ""
+        text, bleu = "", -1.0
         if count := training.validate_bleu:
-            values["validation_bleu"] = self.translate_split("val", count).bleu
-            bleu = f"  BLEU {values['validation_bleu']:.2f}"
+            quality = self.translate_split("val", count)
+            text, bleu = f"  BLEU {quality.bleus}", quality.bleu
+            values |= quality.metrics("validation")
         self.run.record(state.step, **values)
-        best_so_far, better = state.best_loss, total.loss < state.best_loss
-        state.validations_since_best += 1
+        best_so_far = state.best_loss, state.best_bleu
+        better = state.is_best(total.loss, bleu, training.best_by)
+        state.validations_since_best = 0 if better else state.validations_since_best + 1
         self.log(
             f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
-            f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{bleu}"
+            f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
             f"{'  best' * better}"
         )
         if better:
-            state.best_loss, state.validations_since_best = total.loss, 0
+            state.best_loss, state.best_bleu = total.loss, bleu
             saved = float(self.save_as(self.run.best, with_moments=False))
             if self.ranks.all_reduce_numbers([saved]) == [0.0]:
-                state.best_loss = best_so_far
+                state.best_loss, state.best_bleu = best_so_far
 
     def translate_split(
         self, split: str, limit: int | None = None
     ) -> TranslationQuality:
         """Translate a split, or its first `limit` pairs; compare with references."""
-        pairs, ranks = self.text[split].first(limit), self.ranks
+        samples, ranks = self.text[split].samples(limit), self.ranks
+        pairs = [pair for part in samples.values() for pair in part]
         mine = [source for source, _ in pairs[ranks.rank :: ranks.size]]
         threads = self.parallel.num_threads
         translator = Translator(self.model, self.tokenizer, threads)
         lines = translator.translate(mine, self.settings.decoding)
         parts = [json.loads(p) for p in ranks.all_gather(json.dumps(lines).encode())]
         lines = [parts[i % ranks.size][i // ranks.size] for i in range(len(pairs))]
-        return translation_quality(lines, [target for _, target in pairs])
+        return quality_of_samples(lines, samples)
 
     def save(self) -> None:
         """Write a checkpoint to resume from; delete the oldest ones."""
@@ -486,9 +497,9 @@ class Trainer:
             self.save_as(run.averaged, with_moments=False)
         if "test" in self.text:
             test = self.translate_split("test")
-            self.run.record(self.state.step, test_bleu=test.bleu, exact=test.exact)
+            self.run.record(self.state.step, **test.metrics("test"), exact=test.exact)
             self.log(
-                f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
+                f"test        {test.exact:.1%} exact, BLEU {test.bleus} "
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
         self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")

@@ -85,6 +85,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compound-split", metavar="LANG", help=paper_bleu)
     scored = "write log-probabilities (nats) and tokens of these translations instead"
     add("--score", type=Path, metavar="FILE", help=scored)
+    tag = "tag that every line gets, such as <2de>, if the model learned several"
+    add("--tag", metavar="TAG", help=tag)
     lexicon = "use only likely words, from a file of `minitransformer lexicon`"
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
     heads = "show the attention of every head in a page (.html) or picture (.png, .svg)"
@@ -155,6 +157,7 @@ def load_model(args: argparse.Namespace) -> Translator:
         precision=args.precision,
         threads=args.threads,
         shortlist=args.shortlist,
+        tag=args.tag,
     )
     defaults, flags = vars(translator.decoding), given(args, DecodingConfig)
     translator.decoding = build(DecodingConfig, defaults, flags)

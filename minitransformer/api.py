@@ -20,6 +20,7 @@ from minitransformer.settings.config import DecodingConfig
 from minitransformer.settings.options import build
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
+from minitransformer.translation.tags import Tags, tags_of
 from minitransformer.translation.translator import Translator
 
 
@@ -29,13 +30,15 @@ def load(
     precision: str | None = None,
     threads: int | None = None,
     shortlist: str | Path | None = None,
+    tag: str | None = None,
 ) -> Translator:
     """Load a run directory or a checkpoint, by default the newest run in ./runs.
 
     Several paths make an ensemble, whose probabilities are averaged, and which decodes
     as the run of the first. `device` is "cpu",
     "cuda" or "cuda:N"; `devices.open_device` explains `precision` and `threads`.
-    `shortlist` is a file that `python -m minitransformer lexicon` has written.
+    `shortlist` is a file that `python -m minitransformer lexicon` has written. `tag` is
+    put before every line, for a model of several corpora whose lines have none.
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
@@ -54,7 +57,8 @@ def load(
         lexicon = Lexicon.load(Path(shortlist), tokenizer.vocab_size)
     models = [loaded.model for loaded in checkpoints]
     model = models[0] if len(models) == 1 else Ensemble(models)
-    return Translator(model, tokenizer, opened.num_threads, lexicon, decoding)
+    tags = Tags(tokenizer, tags_of(checkpoints[0].state), tag)
+    return Translator(model, tokenizer, opened.num_threads, lexicon, decoding, tags)
 
 
 def translate(

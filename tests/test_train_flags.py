@@ -70,7 +70,7 @@ DEFAULTS = {
         ("--profile", {"profile": 20}),
         ("--profile 3", {"profile": 3}),
         ("--cache d", {"cache": Path("d")}),
-        ("--source en --d-model 8", {"source": "en", "d_model": 8}),
+        ("--source en --d-model 8", {"source": ["en"], "d_model": 8}),
         ("--steps 3 --beam 2", {"steps": 3, "beam": 2}),
         ("--ranks 2", {"ranks": 2, "processes": RanksConfig(ranks=2)}),
         ("--restarts 1", {"restarts": 1, "processes": RanksConfig(restarts=1)}),
@@ -132,7 +132,8 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--encoder-layers 999999999999", 2, "a model of less than 2^40 parameters"),
         (f"--threads 1{'0' * 400}", 2, "--threads: expected a whole number"),
         ("--config huge", 2, "--config"),
-        ("--source en", 2, "--source and --target need --data"),
+        ("--source en", 2, "--source, --target, --weights and --tag need --data"),
+        ("--data a --weights 2 --source en --target de", 2, "nothing with one corpus"),
         ("--data .", 2, "--data expects --source and --target"),
         ("--data none --source en --target de", 1, "expected a folder, found none"),
         ("--data . --source en --target de", 1, "expected train.en and train.de"),
@@ -140,6 +141,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--train-source a --train-target b", 1, "found none at"),
         ("--train-source a --train-target b --attempt 0", 1, "found none at"),
         ("--data no --source en --target de --attempt 0", 65, "expected a folder"),
+        ("--train-source t --train-target t --best-by loss", 2, "expects validation"),
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
         ("--max-positions 99", 2, "does nothing without --positions learned"),
@@ -150,8 +152,8 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
     ],
 )
 def test_bad_arguments_get_one_line(place, flags, code, message):
+    (place / "t").write_text("a b c\n")
     if "--device" in flags:
-        (place / "t").write_text("a b c\n")
         flags += " --train-source t --train-target t"
     found, _, error = run_main(train.main, *flags.split())
     last = error.splitlines()[-1]

@@ -28,6 +28,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import launch, progress
 from minitransformer.training.distributed import Communicator
+from minitransformer.training.evaluation import TokenStatistics, TranslationQuality
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
 from support.in_process import run_main, signals_put_back
@@ -308,6 +309,46 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
     [line] = [x for x in out.splitlines() if x.startswith("test  ")]
     assert line.startswith(f"test        {exact:.1%} exact, BLEU {bleu:.2f} (nrefs:1|")
     assert line.endswith("), beam 2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "best", "last"), [("--best-by bleu", [2, 4], 8), ("", [2, 6], 10)]
+)
+def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best, last):
+    """The third loss is the lowest and the second BLEU the highest of all."""
+
+    def script():
+        """Let the validations from here on find these numbers, in this order."""
+        losses, bleus = iter((3.0, 4.0, 1.0, 1.0, 2.0)), iter((0.0, 7.5, 7.5, 3.0, 0.0))
+
+        def translate_split(self, split, limit=None):
+            bleu = next(bleus) if split == "val" else 0.0
+            return TranslationQuality(bleu, "", 0.0, "", 0.0)
+
+        def validate(*arguments):
+            return TokenStatistics(next(losses), 0, 1)
+
+        monkeypatch.setattr(train.Trainer, "translate_split", translate_split)
+        monkeypatch.setattr(train, "validate", validate)
+
+    flags = [*flags.split(), "--validate-bleu", 4, "--patience", 2, "--save-every", 4]
+    script()
+    out = start(*flags, "--steps", 50, "--run", "whole")
+    lines = [x for x in out.splitlines() if "validation:" in x]
+    assert [int(x.split()[1]) for x in lines if x.endswith("  best")] == best
+    assert steps("whole")[-1] == last
+    found = checkpoint.load(Path("whole", "best.safetensors")).state
+    assert (found["step"], found["validations_since_best"]) == (best[-1], 0)
+    expected = {4: (4.0, 7.5), 6: (1.0, 7.5)}[best[-1]]
+    assert (found["best_loss"], found["best_bleu"]) == expected
+    script()
+    start(*flags, "--steps", 4, "--run", "run")
+    start("--resume", "run", "--steps", 50)
+    assert_same_results("whole", "run")
+    error = start(
+        "--resume", "run", "--best-by", "bleu" if best[1] == 6 else "loss", code=2
+    )
+    assert "--best-by: cannot change in a resumed run" in error
 
 
 @pytest.fixture
@@ -706,15 +747,17 @@ def test_threads_are_the_cores_of_a_rank(
     text, place, monkeypatch, capsys, flags, cores, ranks, expected
 ):
     monkeypatch.setattr(train, "num_cores", lambda: cores)
-    names = ("open_device", "cached_tokenizer", "encoded_corpus")
-    calls = [observed(monkeypatch, name) for name in names]
+    places = {"open_device": 2, "cached_tokenizer": 3, "encoded_text": 3}
+    calls = [observed(monkeypatch, name) for name in places]
     translators = observed(monkeypatch, "Translator")
     settings = [*text, *MODEL, *EVERY, "--steps", 1, "--run", "run"]
     with signals_put_back():
         train.run_training(parse(*settings, *flags), Observed(ranks))
-    assert [[call[-1] for call in found] for found in calls] == [
-        [expected], [expected], [expected] * 3,
-    ]  # fmt: skip
+    threads = [
+        [call[place] for call in found]
+        for found, place in zip(calls, places.values(), strict=True)
+    ]
+    assert threads == [[expected], [expected], [expected] * 3]
     assert [call[-1] for call in translators] == [expected]
     assert calls[0][0][:2] == ("cpu", None)
 
@@ -809,6 +852,107 @@ def test_trying_out_begins_no_run(start, monkeypatch):
     run, _, resumes, args, ranks = calls[0]
     assert (resumes, args.dry_run, ranks.size) == (False, True, 1)
     assert not run.path.exists()
+
+
+# A vocabulary of one's own
+
+
+def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
+    """The file is the vocabulary of another run, to which a symbol is added."""
+    own, at = Path(whole[0], "tokenizer.model"), MODEL.index("--vocab-size")
+    flags = [*text, *MODEL[:at], *MODEL[at + 2 :], *EVERY, "--threads", 2]
+    flags += ["--tokenizer", own, "--user-symbols", "<x>"]
+    code, _, error = run_main(train.main, *flags, "--steps", 3, "--run", "run")
+    assert (code, error) == (0, "")
+    found = checkpoint.load(Path("run", "best.safetensors"))
+    assert found.model.config.vocab_size == found.tokenizer.vocab_size == 13
+    pieces = found.tokenizer.pieces(range(13))
+    theirs = checkpoint.load(Path(whole[0], "best.safetensors")).tokenizer
+    assert pieces == [*theirs.pieces(range(4)), "<x>", *theirs.pieces(range(4, 12))]
+    assert Path("run", "tokenizer.model").read_bytes() == found.tokenizer.model
+    settings = json.loads(Path("run", "config.json").read_text())["vocabulary"]
+    assert (settings["tokenizer"], settings["user_symbols"]) == (str(own), ["<x>"])
+    (place / "none").write_text("no vocabulary")
+    for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
+        code, _, error = run_main(train.main, *flags, "--tokenizer", file)
+        assert (code, error.count("\n"), message in error) == (1, 1, True)
+    error = start("--tokenizer", own, code=2)
+    assert "--vocab-size does nothing with --tokenizer" in error
+    error = start("--resume", "run", "--tokenizer", own.name, code=2)
+    assert "--tokenizer: cannot change in a resumed run" in error
+
+
+# Several corpora
+
+FRENCH = "x ab ab x x"
+
+
+@pytest.fixture(scope="module")
+def corpora(text, tmp_path_factory):
+    """Flags that name the text, and other text of which there are no test files."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for split, count in (("train", 10), ("val", 2)):
+        for side, line in (("en", "c c ab"), ("fr", FRENCH)):
+            (folder / f"{split}.{side}").write_text(f"{line}\n" * count)
+    data = [text[0], text[1], str(folder), "--source", "en", "--target", "de", "fr"]
+    tags = ["--tag", "<2de>", "<2fr>", "--weights", "1", "2"]
+    return [*data, *tags, *MODEL, *EVERY, "--vocab-size", "15", "--threads", "2"]
+
+
+def test_a_mixture_trains_and_is_resumed(text, corpora, place):
+    def run(*flags, code=0):
+        found, out, error = run_main(train.main, *flags, *text[-2:])
+        assert found == code, error
+        return error or out
+
+    often = "--validate-bleu 4 --validate-every 6 --save-every 6".split()
+    flags = [*corpora, *often, "--learning-rate", 0.03]
+    out = run(*flags, "--steps", 30, "--run", "whole")
+    run(*flags, "--steps", 12, "--run", "run")
+    run("--resume", "run", "--steps", 30)
+    assert_same_results("whole", "run")
+    lines = [line for line in out.splitlines() if line.startswith("corpus ")]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "24 pairs, 12 an epoch (33.3%)", "10 pairs, 24 an epoch (66.7%)",
+    ]  # fmt: skip
+    assert ("tag <2de>:" in lines[0], "tag <2fr>:" in lines[1]) == (True, True)
+    found = state("run", 30)
+    assert (found["tags"], found["epoch"] > 1) == (["<2de>", "<2fr>"], True)
+    assert sorted(found["text"]) == ["test", "train", "train 2", "val", "val 2"]
+
+    # The BLEU of each corpus is that of what translate.py prints with its tag.
+    folder, model = Path(text[1]), Path("run/step-00000030.safetensors")
+    sources = (folder / "val.en").read_text().splitlines()[:2]
+    german = translations(model, ["--tag", "<2de>", *sources])
+    french = translations(model, ["<2fr> c c ab"] * 2)
+    scores = [
+        sacrebleu.corpus_bleu(*x).score
+        for x in ((german, [VAL[:2]]), (french, [[FRENCH] * 2]))
+    ]
+    both = sacrebleu.corpus_bleu(german + french, [[*VAL[:2], *[FRENCH] * 2]]).score
+    for name, score in (("_1", scores[0]), ("_2", scores[1]), ("", both)):
+        assert values("run", f"validation_bleu{name}")[30] == pytest.approx(score)
+    expected = f"BLEU {both:.2f} (corpus 1 {scores[0]:.2f}, corpus 2 {scores[1]:.2f})"
+    assert expected in out
+    assert (both > 0, "corpus" not in out[out.index("\ntest ") :]) == (True, True)
+
+    place = Path(corpora[2], "val.fr")
+    before = place.read_text()
+    place.write_text("changed\nx\n")
+    error = run("--resume", "run", "--steps", 24, code=1)
+    assert "val.en: the validation text has changed" in error
+    place.write_text(before)
+    error = run("--resume", "run", "--weights", 1, 1, code=2)
+    assert "--weights: cannot change in a resumed run" in error
+
+
+def test_ranks_share_a_mixture(text, corpora, place, monkeypatch):
+    flags = ["--vocab-size", 15, "--steps", 4, "--learning-rate", 0.01, "--run"]
+    code, _, error = run_main(train.main, *corpora, *text[-2:], *flags, "one")
+    assert code == 0, error
+    compared = rank_run(corpora, monkeypatch, 2, *text[-2:], *flags, "two")
+    assert_close_results("one", "two")
+    assert compared[0][0]["weights"] == (1, 2)
 
 
 # Several ranks

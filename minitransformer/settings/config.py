@@ -15,7 +15,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from minitransformer.settings.options import (
@@ -33,6 +36,22 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
+
+# What no symbol of a user may be: the special pieces, bytes, nothing, or what has a
+# space (U+2581 in SentencePiece) or a comma in it.
+RESERVED = re.compile(
+    r"<pad>|<unk>|</?s>|<0x[0-9A-Fa-f]{2}>||.*[\s\u2581,].*", re.DOTALL
+)
+
+
+def check_symbols(flag: str, symbols: Iterable[str]) -> None:
+    """Raises: ValueError if a symbol cannot be a piece of the vocabulary."""
+    for symbol in symbols:
+        if RESERVED.fullmatch(symbol):
+            raise ValueError(
+                f"{flag}: expected a symbol without space or comma, none of <pad>, "
+                f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -125,6 +144,48 @@ class ModelConfig(Config):
 
 
 @dataclass(frozen=True)
+class VocabularyConfig(Config):
+    """How text becomes word pieces (section 5.1), by SentencePiece."""
+
+    help_group: ClassVar[str] = "the vocabulary (section 5.1)"
+
+    tokenizer: str | None = option(
+        None, "SentencePiece model to take; none is learned", metavar="FILE"
+    )
+    vocab_type: str = option(
+        "bpe", "how word pieces are learned", choices=("bpe", "unigram")
+    )
+    user_symbols: tuple[str, ...] = option(
+        (), "placeholders that are never split or changed", metavar="SYMBOL"
+    )
+    character_coverage: float = option(
+        1.0, "share of the text that learned characters cover", at_least=0.98, at_most=1
+    )
+    normalization: str = option(
+        "nmt_nfkc",
+        "how characters are normalised",
+        choices=("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        symbols = ",".join(self.user_symbols).split(",") if self.user_symbols else ()
+        check_symbols("--user-symbols", symbols)
+        object.__setattr__(self, "user_symbols", tuple(dict.fromkeys(symbols)))
+        if self.tokenizer is not None:
+            object.__setattr__(self, "tokenizer", str(Path(self.tokenizer).absolute()))
+            for name in ("vocab_type", "character_coverage", "normalization"):
+                if getattr(self, name) != getattr(VocabularyConfig, name):
+                    flag = flag_name(name)
+                    raise ValueError(f"{flag} does nothing with --tokenizer")
+
+    def with_symbols(self, symbols: Iterable[str]) -> VocabularyConfig:
+        """Return these settings with more symbols; an empty one counts for nothing."""
+        added = (*self.user_symbols, *filter(None, symbols))
+        return dataclasses.replace(self, user_symbols=added)
+
+
+@dataclass(frozen=True)
 class TrainingConfig(Config):
     """How to train: batches, optimizer, schedule and regularisation (section 5)."""
 
@@ -178,7 +239,12 @@ class TrainingConfig(Config):
         500, "sentences translated for BLEU in a validation; 0 for none", at_least=0
     )
     patience: int | None = option(
-        None, "stop after this many validations without a lower loss", at_least=1
+        None, "stop after this many validations without a better one", at_least=1
+    )
+    best_by: str | None = option(
+        None,
+        "what makes a validation the best so far (default loss)",
+        choices=("loss", "bleu"),
     )
     save_every: int = option(
         1000, "updates between checkpoints", at_least=1, alias="--save-interval-updates"
@@ -211,6 +277,11 @@ class TrainingConfig(Config):
         "number format (default fp32; on a GPU bf16 if it can)",
         choices=PRECISIONS,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_by == "bleu" and not self.validate_bleu:
+            raise ValueError("--best-by bleu expects --validate-bleu above 0, got 0")
 
     def checkpoint_due(self, step: int, before: float, after: float) -> bool:
         """Whether to save a checkpoint after `step`.
@@ -294,17 +365,34 @@ class DecodingConfig(Config):
 
 @dataclass(frozen=True)
 class TextConfig(Config):
-    """The text to learn from: a folder, single files, or the built-in corpus."""
+    """The text to learn from: folders, single files, or the built-in corpus.
+
+    Of several corpora, each has a folder, two languages, a weight and a tag of its own;
+    one folder or one language stands for all.
+    """
 
     help_group: ClassVar[str] = "the text to learn from (default: the built-in corpus)"
 
-    data: str | None = option(
-        None,
-        "folder of train.LANG, val.LANG, test*.LANG, plain or .gz",
+    data: tuple[str, ...] = option(
+        (),
+        "folders of train.LANG, val.LANG, test*.LANG, plain or .gz",
         metavar="FOLDER",
     )
-    source: str | None = option(None, "source language in --data", metavar="LANG")
-    target: str | None = option(None, "target language in --data", metavar="LANG")
+    source: tuple[str, ...] = option(
+        (), "source language in --data, of all folders or of each", metavar="LANG"
+    )
+    target: tuple[str, ...] = option(
+        (), "target language in --data, of all folders or of each", metavar="LANG"
+    )
+    weights: tuple[int, ...] = option(
+        (),
+        "how often pairs of each corpus occur, such as 3 1 (default as in the text)",
+        at_least=1,
+        at_most=10_000,
+    )
+    tag: tuple[str, ...] = option(
+        (), 'symbol before the source lines of each corpus, such as "<2de>"'
+    )
     train_source: str | None = option(None, "source of training text", metavar="FILE")
     train_target: str | None = option(None, "target of training text", metavar="FILE")
     val_source: str | None = option(None, "source of validation text", metavar="FILE")
@@ -315,16 +403,32 @@ class TextConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         named = {split: pair for split, pair in self._pairs().items() if any(pair)}
+        given = self.data, self.source, self.target, self.weights, self.tag
         if named:
-            if self.data or self.source or self.target:
-                raise ValueError("--data, --source, --target do not go with file names")
+            if any(given):
+                raise ValueError(
+                    "--data, --source, --target, --weights and --tag do not go with "
+                    "file names"
+                )
             for split in ("train", *named):
                 if None in named.get(split, (None,)):
                     raise ValueError(f"expected --{split}-source and --{split}-target")
         elif self.data and not (self.source and self.target):
             raise ValueError("--data expects --source and --target, such as en and de")
-        elif (self.source or self.target) and not self.data:
-            raise ValueError("--source and --target need --data")
+        elif any(given) and not self.data:
+            raise ValueError("--source, --target, --weights and --tag need --data")
+        for name in ("data", "source", "target"):
+            if (got := len(getattr(self, name))) not in (0, 1, len(self.corpora)):
+                expected = f"expected 1 or {len(self.corpora)}, one for each corpus"
+                raise ValueError(f"--{name}: {expected}, got {got}")
+        for name in ("weights", "tag"):
+            if (got := len(getattr(self, name))) not in (0, len(self.corpora)):
+                expected = f"expected {len(self.corpora)}, one for each corpus"
+                raise ValueError(f"--{name}: {expected}, got {got}")
+        if len(self.weights) == 1:
+            raise ValueError("--weights does nothing with one corpus")
+        if self.tag:
+            check_symbols("--tag", filter(None, self.tag) if any(self.tag) else [""])
 
     def _pairs(self) -> dict[str, tuple[str | None, str | None]]:
         return {
@@ -334,9 +438,29 @@ class TextConfig(Config):
         }
 
     @property
+    def corpora(self) -> list[tuple[str, str, str]]:
+        """The folder, source and target language of each corpus in --data."""
+        named = self.data, self.source, self.target
+        count = max(map(len, named))
+        return list(
+            zip(*(x * count if len(x) == 1 else x for x in named), strict=False)
+        )
+
+    @property
     def files(self) -> dict[str, tuple[str, str]]:
         """The source and target file of each split, if single files are named."""
         return {split: (s, t) for split, (s, t) in self._pairs().items() if s and t}
+
+
+def corpus_number(split: str) -> int:
+    """Return the number of the corpus that a split is of: "val 2" is of 2, "val" of 1.
+
+    Raises: ValueError if it is named otherwise.
+    """
+    number = split.partition(" ")[2]
+    if number and not re.fullmatch("[1-9][0-9]{0,3}", number):
+        raise ValueError(f"expected a split such as train or val 2, got {split!r}")
+    return int(number or 1)
 
 
 # What may change when a run is resumed: when it ends, what it reports and keeps, how it
@@ -351,7 +475,9 @@ RESUMABLE = (
 class RunConfig:
     """All settings of a training run, which its directory's config.json stores.
 
-    `text` has the source and the target file of each split (train, val, test).
+    `text` has the source and the target file of each split (train, val, test). Those of
+    further corpora are numbered ("train 2"). `weights` and `tags` are those of each
+    corpus, or empty; the tags are symbols of the vocabulary, too.
     """
 
     preset: str
@@ -359,6 +485,18 @@ class RunConfig:
     training: TrainingConfig
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
+    vocabulary: VocabularyConfig = VocabularyConfig()
+    weights: tuple[int, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = max(map(corpus_number, self.text), default=1)
+        vocabulary = self.vocabulary.with_symbols(self.tags)
+        object.__setattr__(self, "vocabulary", vocabulary)
+        if {len(self.weights), len(self.tags)} - {0, count}:
+            raise ValueError(f"expected weights and tags of {count} corpora")
+        if self.training.best_by and "val" not in self.text:
+            raise UsageError("--best-by expects validation text, found none")
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -369,7 +507,7 @@ class RunConfig:
         Raises: UsageError if another has a new value or names text, or one is wrong.
         """
         refused = list(given(namespace, TextConfig))
-        for part in (self.model, self.training, self.decoding):
+        for part in (self.model, self.training, self.decoding, self.vocabulary):
             for name, value in given(namespace, type(part)).items():
                 if name not in RESUMABLE and value != getattr(part, name):
                     refused.append(name)
@@ -392,12 +530,22 @@ class RunConfig:
             for pair in (files["train"], *files.values()):
                 if [type(name) for name in pair] != [str, str]:
                     raise TypeError(f"text: expected names of two files, got {pair}")
+            weights, tags = stored.get("weights", []), stored.get("tags", [])
+            if not all(type(x) is int and 0 < x <= 10_000 for x in weights):
+                raise TypeError(f"weights: expected whole numbers, got {weights}")
+            if not all(type(x) is str for x in tags):
+                raise TypeError(f"tags: expected texts, got {tags}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in files.items()},
+                from_dict(VocabularyConfig, stored["vocabulary"])
+                if "vocabulary" in stored
+                else VocabularyConfig(),  # of older runs
+                tuple(weights),
+                tuple(tags),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -158,7 +158,8 @@ def option(
 class Config:
     """A dataclass that checks its fields: their types, and the limits in `option`.
 
-    `help_group` is the title of its flags in a program's help.
+    A field of a tuple type takes any number of values, or one alone. `help_group` is
+    the title of its flags in a program's help.
     """
 
     help_group: ClassVar[str]
@@ -166,24 +167,33 @@ class Config:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, choices = getattr(self, f.name), f.metadata["flag"]["choices"]
-            kind, optional = _value_type(hints[f.name])
+            value = getattr(self, f.name)
+            kind, optional, several = _value_type(hints[f.name])
             if value is None and optional:
                 continue
-            if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
-            if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
-                got = f"{value}"[:40]
-                raise ValueError(f"{f.name}: expected a number below 2^63, got {got}")
-            object.__setattr__(self, f.name, kind(value))
-            for name, limit in f.metadata["limits"].items():
-                if limit is not None and not COMPARISONS[name](value, limit):
-                    expected = f"{name.replace('_', ' ')} {limit}"
-                    raise ValueError(f"{f.name}: expected {expected}, got {value}")
-            if choices is not None and value not in choices:
-                raise ValueError(
-                    f"{f.name}: expected one of {', '.join(choices)}, got {value}"
-                )
+            if several:
+                values = value if isinstance(value, list | tuple) else (value,)
+                checked = tuple(_checked(f, kind, x) for x in values)
+            else:
+                checked = _checked(f, kind, value)
+            object.__setattr__(self, f.name, checked)
+
+
+def _checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
+    """Return a value of a field as the type `kind`. Raises: ValueError"""
+    choices = f.metadata["flag"]["choices"]
+    if type(value) is not kind and (kind, type(value)) != (float, int):
+        raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
+    if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
+        got = f"{value}"[:40]
+        raise ValueError(f"{f.name}: expected a number below 2^63, got {got}")
+    for name, limit in f.metadata["limits"].items():
+        if limit is not None and not COMPARISONS[name](value, limit):
+            expected = f"{name.replace('_', ' ')} {limit}"
+            raise ValueError(f"{f.name}: expected {expected}, got {value}")
+    if choices is not None and value not in choices:
+        raise ValueError(f"{f.name}: expected one of {', '.join(choices)}, got {value}")
+    return kind(value)
 
 
 def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
@@ -252,11 +262,13 @@ def add_arguments(
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.name in without:
             continue
-        kind, optional = _value_type(hints[f.name])
+        kind, optional, several = _value_type(hints[f.name])
         settings = dict(f.metadata["flag"])
         if not settings["choices"]:
             settings["metavar"] = settings["metavar"] or METAVARS[kind]
-        if not optional:
+        if several:
+            settings |= {"nargs": "+", "action": "extend"}
+        elif not optional:
             settings["help"] += f" (default {f.default})"
         names = filter(None, (flag_name(f.name), f.metadata["alias"]))
         settings |= {"dest": f.name, "type": kind, "default": argparse.SUPPRESS}
@@ -287,9 +299,11 @@ def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
     }
 
 
-def _value_type(hint: Any) -> tuple[type, bool]:
-    """Return the type of a field (int, float or str), and whether it may be None."""
+def _value_type(hint: Any) -> tuple[type, bool, bool]:
+    """Return a field's type (int, float, str), if it may be None, if it has several."""
     if isinstance(hint, types.UnionType):
         kinds = [kind for kind in hint.__args__ if kind is not type(None)]
-        return kinds[0], True
-    return hint, False
+        return kinds[0], True, False
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], False, True
+    return hint, False, False

@@ -6,7 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from minitransformer.settings.config import DecodingConfig, ModelConfig, TrainingConfig
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    TrainingConfig,
+    VocabularyConfig,
+)
 from minitransformer.settings.options import (
     UsageError,
     overridden,
@@ -178,8 +183,8 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
             f"--config: expected FILE.json, FILE.toml or a preset, got {name}{hint}"
         )
     values = read_settings(path)
-    for unused in ("preset", "train", "val", "test"):
-        values.pop(unused, None)
+    unused = ("preset", "train", "val", "test", "weights", "tags")
+    values = {k: v for k, v in values.items() if k.partition(" ")[0] not in unused}
     base = values.pop("config", None)
     if base is not None and str(base) not in PRESETS:
         raise UsageError(
@@ -188,7 +193,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
         )
     known = {
         f.name
-        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
+        for cls in (ModelConfig, TrainingConfig, DecodingConfig, VocabularyConfig)
         for f in dataclasses.fields(cls)
     }
     if unknown := sorted(values.keys() - known):

@@ -70,6 +70,14 @@ class ParallelCorpus:
         longest = np.maximum(self.source.lengths, self.target.lengths)
         return np.flatnonzero(longest < max_length).astype(INDEX)
 
+    def rounds(self, pairs: np.ndarray, seed: int, epoch: int) -> list[np.ndarray]:
+        """Return the pairs of an epoch, in parts whose batches follow one another."""
+        return [pairs]
+
+    def summary(self, pairs: np.ndarray) -> list[str]:
+        """Return log lines about how an epoch is drawn, unless it is all pairs."""
+        return []
+
     def batch_by_length(
         self, pairs: np.ndarray, max_tokens: int, rng: np.random.Generator | None = None
     ) -> list[np.ndarray]:
@@ -135,7 +143,8 @@ class BatchStream:
     """The endless sequence of training batches, epoch after epoch.
 
     The seed determines the sequence, so that a checkpoint saves no more than `epoch`
-    and `position`, which is how many batches of this epoch have been taken.
+    and `position`, which is how many batches of this epoch have been taken. `pairs` are
+    the pairs of the corpus that are short enough to be drawn.
     """
 
     def __init__(
@@ -156,9 +165,13 @@ class BatchStream:
         self._shuffle()
 
     def _shuffle(self) -> None:
-        rng = np.random.default_rng((self.training.seed, self.epoch))
-        tokens = self.training.max_tokens
-        self._batches = self.corpus.batch_by_length(self.pairs, tokens, rng)
+        seed, tokens = self.training.seed, self.training.max_tokens
+        rng = np.random.default_rng((seed, self.epoch))
+        self._batches = [
+            batch
+            for pairs in self.corpus.rounds(self.pairs, seed, self.epoch)
+            for batch in self.corpus.batch_by_length(pairs, tokens, rng)
+        ]
 
     def __len__(self) -> int:
         """The number of batches in this epoch."""
@@ -170,6 +183,10 @@ class BatchStream:
             self._shuffle()
         self.position += 1
         return self.corpus.batch(self._batches[self.position - 1])
+
+    def pairs_of_epoch(self) -> np.ndarray:
+        """Return the indices of this epoch's pairs, in the order of their batches."""
+        return np.concatenate(self._batches)
 
     def largest_batches(self) -> list[Batch]:
         """Return the batches of this epoch that may need the most memory.

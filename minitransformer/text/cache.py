@@ -21,26 +21,35 @@ from zlib import crc32
 import numpy as np
 
 from minitransformer.files import build_once, name_errors
+from minitransformer.settings.config import VocabularyConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair
-from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.text.own_vocabulary import read_own_vocabulary
+from minitransformer.text.tokenizer import LEARNED, Tokenizer
 
 LINES_PER_CHUNK = 50_000
 
 
 def cached_tokenizer(
-    text: TextPair, vocab_size: int, cache: Path, num_threads: int
+    text: TextPair,
+    vocab_size: int,
+    cache: Path,
+    num_threads: int,
+    config: VocabularyConfig = LEARNED,
 ) -> Tokenizer:
     """Learn the joint vocabulary of both sides, or read it from the cache.
 
-    A checksum of four bytes follows it in its file.
+    A checksum of four bytes follows it in its file. `config` may name a file with a
+    vocabulary, which is then read instead.
 
-    Raises: ValueError as `Tokenizer.train` and `TextPair.lines`.
+    Raises: ValueError as `Tokenizer.train`, `read_own_vocabulary`, `TextPair.lines`.
     """
+    if config.tokenizer is not None:
+        return read_own_vocabulary(Path(config.tokenizer), config.user_symbols)
 
     def build(partial: Path) -> None:
-        model = _learn(text, vocab_size, num_threads).model
+        model = _learn(text, vocab_size, num_threads, config).model
         partial.write_bytes(model + crc32(model).to_bytes(4, "little"))
 
     def read(path: Path) -> Tokenizer:
@@ -50,11 +59,15 @@ def cached_tokenizer(
             raise ValueError(f"{path}: a damaged vocabulary, or one without checksum")
         return Tokenizer(model)
 
-    name = f"{text.digest()}-bpe{vocab_size}-bytes.model"
-    return build_once(cache / name, build, read)
+    name = f"{text.digest()}-{config.vocab_type}{vocab_size}-bytes"
+    if config != LEARNED:
+        name += f"-{hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()}"
+    return build_once(cache / f"{name}.model", build, read)
 
 
-def _learn(text: TextPair, vocab_size: int, num_threads: int) -> Tokenizer:
+def _learn(
+    text: TextPair, vocab_size: int, num_threads: int, config: VocabularyConfig
+) -> Tokenizer:
     """Learn a vocabulary in a thread of its own.
 
     In the main thread, Ctrl-C would have no effect until C++ returns.
@@ -70,11 +83,11 @@ def _learn(text: TextPair, vocab_size: int, num_threads: int) -> Tokenizer:
 
     def learn() -> None:
         try:
-            learned.set_result(Tokenizer.train(lines(), vocab_size, num_threads))
+            found = Tokenizer.train(lines(), vocab_size, num_threads, config)
+            learned.set_result(found)
         except Exception as error:
             if not learned.done():
-                files = f"{text.source}, {text.target}"
-                learned.set_exception(ValueError(f"{files}: {error}"))
+                learned.set_exception(ValueError(f"{text}: {error}"))
         finally:
             atexit.unregister(os._exit)
 
@@ -168,8 +181,6 @@ def _encode(
             append(f"{side}.ids", ids)
             append(f"{side}.starts", starts)
     if not pairs:
-        raise ValueError(
-            f"{text.source}, {text.target}: expected sentence pairs, found none"
-        )
+        raise ValueError(f"{text}: expected sentence pairs, found none")
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
     (folder / "corpus.json").write_bytes(json.dumps(header).encode())

@@ -86,7 +86,7 @@ class Ragged:
         With `first`, each sequence begins with that id (BOS).
         Shapes: chosen [B] -> [B, longest], EOS and `first` counted
         """
-        lengths = self.starts[chosen + 1] - self.starts[chosen]
+        lengths = self.lengths[chosen]
         columns = np.arange(lengths.max(initial=0))
         begin = int(first is not None)
         out = np.full((len(chosen), begin + len(columns) + 1), PAD_ID, dtype=np.int64)

@@ -152,14 +152,26 @@ def _read_block(descriptor: int, place: str) -> bytes:
 
 @dataclass(frozen=True)
 class TextPair:
-    """Parallel text: two files whose lines are translations of each other."""
+    """Parallel text: two files whose lines are translations of each other.
+
+    A tag, if there is one, is put before each source line that is not blank.
+    """
 
     source: Path
     target: Path
+    tag: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.target}"
+
+    @property
+    def parts(self) -> Mapping[int, TextPair]:
+        """The texts of single corpora that this one consists of, by number from 1."""
+        return {1: self}
 
     def digest(self) -> str:
-        """Return a digest of the content of both files, independent of their names."""
-        total = hashlib.blake2b(digest_size=16)
+        """Return a digest of tag and content, independent of the names of the files."""
+        total = hashlib.blake2b(self.tag.encode(), digest_size=16)
         for path in (self.source, self.target):
             part = hashlib.blake2b(digest_size=16)
             with open_text(path) as file:
@@ -180,11 +192,11 @@ class TextPair:
                     f"expected as many lines in {shorter} as in {longer}, got {number} "
                     f"and {total}"
                 )
-            yield s, t
+            yield f"{self.tag} {s}" if self.tag and s.strip() else s, t
 
-    def first(self, limit: int | None = None) -> list[tuple[str, str]]:
-        """Return the first `limit` pairs of lines, or all of them."""
-        return list(itertools.islice(self.lines(), limit))
+    def samples(self, limit: int | None = None) -> dict[int, list[tuple[str, str]]]:
+        """Return the first `limit` pairs of lines, or all of them, by their corpus."""
+        return {1: list(itertools.islice(self.lines(), limit))}
 
 
 def compare_lengths(source: Path | None, target: Path | None) -> None:
@@ -194,7 +206,7 @@ def compare_lengths(source: Path | None, target: Path | None) -> None:
     """
     paths = [path for path in (source, target) if path is not None]
     if [stat.S_ISREG(os.stat(path).st_mode) for path in paths] == [True, True]:
-        for _ in TextPair(*paths).lines():
+        for _ in TextPair(paths[0], paths[1]).lines():
             pass
 
 
@@ -206,28 +218,32 @@ def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
     for path in itertools.chain.from_iterable(files.values()):
         if not Path(path).is_file():
             raise FileNotFoundError(f"expected a text file, found none at {path}")
-    return {split: TextPair(*map(Path, pair)) for split, pair in files.items()}
+    return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}
 
 
 def find_text(config: TextConfig) -> dict[str, TextPair]:
-    """Find the pairs of files that settings name, or that are in the folder they name.
+    """Find the pairs of files that settings name, or that are in folders they name.
+
+    The splits of the second corpus are called "train 2", "val 2" and "test 2".
 
     Raises: ValueError if there is no training text or a side of a split is missing,
     FileNotFoundError if a file that is named does not exist.
     """
     if config.files:
         return text_pairs(config.files)
-    folder, source, target = Path(config.data or ""), config.source, config.target
-    if not folder.is_dir():
-        raise ValueError(f"--data: expected a folder, found none at {folder}")
-    found = {
-        split: pair
-        for split in ("train", "val", "test")
-        if (pair := find_pair(folder, split, str(source), str(target)))
-    }
-    if "train" not in found:
-        names = f"train.{source} and train.{target}"
-        raise ValueError(f"expected {names}, plain or .gz, found none in {folder}")
+    found = {}
+    for number, (name, source, target) in enumerate(config.corpora, start=1):
+        folder, suffix = Path(name), f" {number}" if number > 1 else ""
+        if not folder.is_dir():
+            raise ValueError(f"--data: expected a folder, found none at {folder}")
+        for split in ("train", "val", "test"):
+            if pair := find_pair(folder, split, source, target):
+                found[split + suffix] = pair
+            elif split == "train":
+                raise ValueError(
+                    f"expected train.{source} and train.{target}, plain or .gz, found "
+                    f"none in {folder}"
+                )
     return found
 
 

@@ -5,17 +5,31 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
+from zlib import crc32
 
 import sentencepiece
 
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.config import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    UNK_ID,
+    VocabularyConfig,
+)
 
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
+# How a vocabulary is learned unless settings say otherwise.
+LEARNED = VocabularyConfig()
+
 # Vocabularies of at least this size include the 256 bytes as pieces, which would take
 # too large a share of a smaller one.
 BYTES_FROM_SIZE = 1024
+
+# The threads that learn a unigram vocabulary, whatever the machine has: their number
+# decides in which order probabilities are summed, and so how they are rounded.
+UNIGRAM_THREADS = 8
 
 # From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
@@ -52,22 +66,35 @@ class Tokenizer:
                 f"{PAD_ID}, {UNK_ID}, {BOS_ID}, {EOS_ID}, got {found}"
             )
 
+    @property
+    def checksum(self) -> int:
+        """A number that differs from that of any other model, most probably."""
+        return crc32(self.model)
+
     @classmethod
     def train(
-        cls, lines: Iterable[str], vocab_size: int, num_threads: int = 1
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        num_threads: int = 1,
+        config: VocabularyConfig = LEARNED,
     ) -> Tokenizer:
         """Learn a vocabulary of exactly `vocab_size` pieces, bytes among them.
 
+        The symbols of `config` follow the special ones.
+
         Raises: ValueError saying which size is possible if this one is not.
         """
-        model = io.BytesIO()
+        model, unigram = io.BytesIO(), config.vocab_type == "unigram"
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines),
                 model_writer=model,
-                model_type="bpe",
+                model_type=config.vocab_type,
                 vocab_size=vocab_size,
-                character_coverage=1.0,
+                character_coverage=config.character_coverage,
+                normalization_rule_name=config.normalization,
+                user_defined_symbols=list(config.user_symbols),
                 byte_fallback=vocab_size >= BYTES_FROM_SIZE,
                 input_sentence_size=MAX_SENTENCES,
                 shuffle_input_sentence=True,
@@ -75,7 +102,7 @@ class Tokenizer:
                 unk_id=UNK_ID,
                 bos_id=BOS_ID,
                 eos_id=EOS_ID,
-                num_threads=num_threads,
+                num_threads=UNIGRAM_THREADS if unigram else num_threads,
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:

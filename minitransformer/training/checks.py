@@ -72,9 +72,11 @@ def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
     Raises: ValueError if a split has changed.
     """
     for split, pair in text.items():
-        digest = pair.digest()
-        if state.text.setdefault(split, digest) != digest:
-            raise ValueError(
-                f"{pair.source}: the {SPLITS.get(split, split)} text has changed "
-                "since this run began, so the run cannot be resumed"
-            )
+        for number, part in pair.parts.items():
+            name = f"{split} {number}" if number > 1 else split
+            digest = part.digest()
+            if state.text.setdefault(name, digest) != digest:
+                raise ValueError(
+                    f"{part.source}: the {SPLITS.get(split, split)} text has changed "
+                    "since this run began, so the run cannot be resumed"
+                )

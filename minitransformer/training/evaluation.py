@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +82,8 @@ class TranslationQuality:
     """How close translations come to their references.
 
     `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
-    text, with its signatures; `exact` is the share equal to the reference.
+    text, with its signatures; `exact` is the share equal to the reference. `by_corpus`
+    has the BLEU of each corpus by its number, if there are several.
     """
 
     bleu: float
@@ -89,6 +91,18 @@ class TranslationQuality:
     chrf: float
     chrf_signature: str
     exact: float
+    by_corpus: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def bleus(self) -> str:
+        """BLEU as text, that of each corpus after it."""
+        each = ", ".join(f"corpus {n} {bleu:.2f}" for n, bleu in self.by_corpus.items())
+        return f"{self.bleu:.2f}" + f" ({each})" * bool(each)
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """Return BLEU by its names in metrics.jsonl; test_bleu_2 is of corpus 2."""
+        each = {f"{split}_bleu_{n}": bleu for n, bleu in self.by_corpus.items()}
+        return {f"{split}_bleu": self.bleu, **each}
 
     def __str__(self) -> str:
         return (
@@ -117,6 +131,20 @@ def translation_quality(
         str(chrf.get_signature()),
         sum(t == r for t, r in pairs) / len(references),
     )
+
+
+def quality_of_samples(
+    translations: Sequence[str], samples: Mapping[int, Sequence[tuple[str, str]]]
+) -> TranslationQuality:
+    """Compare translations with the targets of pairs, all together and by corpus."""
+    references = [target for pairs in samples.values() for _, target in pairs]
+    quality, each = translation_quality(translations, references), {}
+    left = iter(translations)
+    for number, pairs in samples.items():
+        if mine := list(itertools.islice(left, len(pairs))):
+            targets = [target for _, target in pairs]
+            each[number] = translation_quality(mine, targets).bleu
+    return replace(quality, by_corpus=each) if len(each) > 1 else quality
 
 
 def compound_split_bleu(

@@ -43,10 +43,13 @@ class Window:
 class TrainingState:
     """What a run needs to continue, besides the parameters and Adam's moments.
 
-    `text` has the digest of each split's text. The next batch is number `position` of
-    `epoch`. `loss_scale` is fp16's factor with its number of finite steps. The fields
-    of type Array are scalars, on a GPU until `Progress.synchronize` makes them numbers.
-    The names of all fields are part of the checkpoint format.
+    `text` has the digest of each split's text, of each corpus in it. `tags` are those
+    of the corpora, an empty one for a corpus without. The next batch is number
+    `position` of `epoch`. `best_loss` and `best_bleu` are those of the best validation;
+    a BLEU that was not measured is -1, as in older states. `loss_scale` is fp16's
+    factor with its number of finite steps. The fields of type Array are scalars, on a
+    GPU until `Progress.synchronize` makes them numbers. The names of all fields are
+    part of the checkpoint format.
     """
 
     text: dict[str, str]
@@ -55,12 +58,20 @@ class TrainingState:
     position: int = 0
     seconds: float = 0.0
     best_loss: float = math.inf
+    best_bleu: float = -1.0
     validations_since_best: int = 0
     skipped: Array = 0
     learning_rate: float = 0.0
     gradient_norm: Array = 0.0
     loss_scale: tuple[float, int] | None = None
+    tags: list[str] = field(default_factory=list)
     window: Window = field(default_factory=Window)
+
+    def is_best(self, loss: float, bleu: float, best_by: str | None) -> bool:
+        """Whether a validation is better than all before it (--best-by)."""
+        if best_by == "bleu":
+            return bleu > self.best_bleu
+        return loss < self.best_loss
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object, after `Progress.synchronize`."""
@@ -74,14 +85,18 @@ class TrainingState:
         """
         try:
             text, scale = stored["text"], stored["loss_scale"]
+            tags = list(stored.get("tags", []))
+            if not all(isinstance(tag, str) for tag in tags):
+                raise ValueError(f"tags {reprlib.repr(tags)}")
             if isinstance(text, str):  # older states have that of the training text
                 text = {"train": text}
             if scale is not None:
                 factor, finite_steps = scale
                 scale = _number("factor", factor), _number("finite_steps", finite_steps)
             window = Window(**_numbers(Window, stored["window"]))
-            numbers = _numbers(cls, stored)
-            state = cls(dict(text), loss_scale=scale, window=window, **numbers)
+            numbers = _numbers(cls, {"best_bleu": -1.0, **stored})
+            others = {"loss_scale": scale, "tags": tags, "window": window}
+            state = cls(dict(text), **others, **numbers)
             if state.skipped > state.step:
                 raise ValueError(f"{state.skipped} skipped of {state.step}")
         except (KeyError, TypeError, ValueError) as error:
@@ -91,7 +106,8 @@ class TrainingState:
 
 def _numbers(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `cls` that are numbers. Raises: KeyError, ValueError"""
-    names = {f.name for f in dataclasses.fields(cls)} - {"text", "loss_scale", "window"}
+    others = {"text", "loss_scale", "tags", "window"}
+    names = {f.name for f in dataclasses.fields(cls)} - others
     return {name: _number(name, stored[name]) for name in names}
 
 
@@ -103,7 +119,8 @@ def _number(name: str, value: Any) -> Any:
         valid = type(value) is float
     else:
         limit = math.inf if name == "best_loss" else 1e300
-        valid = type(value) in (int, float) and 0 <= value <= limit
+        least = -1 if name == "best_bleu" else 0
+        valid = type(value) in (int, float) and least <= value <= limit
     if not valid:
         raise ValueError(f"{name} {reprlib.repr(value)}")
     return value if name in COUNTERS else float(value)
@@ -199,7 +216,7 @@ def run_summary(
 
     Tokens and operations are means over all batches, without padding.
     """
-    corpus, pairs = stream.corpus, stream.pairs
+    corpus, pairs = stream.corpus, stream.pairs_of_epoch()
     blocks = parameters_by_block(parallel.model)
     source = float(corpus.source.lengths[pairs].mean() + 1)
     target = float(corpus.target.lengths[pairs].mean() + 1)
@@ -213,8 +230,9 @@ def run_summary(
         f"parameters  {sum(blocks.values()):,}: {parts}",
         f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "
         f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
-        f"blank, {len(corpus) - len(pairs):,} longer than "
+        f"blank, {len(corpus) - len(stream.pairs):,} longer than "
         f"{stream.training.max_length} tokens",
+        *corpus.summary(stream.pairs),
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",

@@ -19,9 +19,8 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import Parser, exit_code, positive
 from minitransformer.text.batches import ParallelCorpus
-from minitransformer.text.cache import encoded_corpus
-from minitransformer.text.grammar.corpus import text_of_run
 from minitransformer.text.ids import Ragged
+from minitransformer.text.mixture import encoded_text, text_of
 from minitransformer.text.tokenizer import Tokenizer
 
 FORMAT = "minitransformer lexicon 1"
@@ -153,9 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         run = RunDirectory(args.run)
-        train = text_of_run(run.read_config().text, args.cache)["train"]
+        train = text_of(run.read_config(), args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
-        corpus = encoded_corpus(train, tokenizer, args.cache)
+        corpus = encoded_text(train, tokenizer, args.cache)
         size, count = tokenizer.vocab_size, args.translations
         train_lexicon(corpus, size, count, args.frequent).save(args.file)
         print(f"wrote {args.file} from {len(corpus):,} pairs")

@@ -17,14 +17,15 @@ from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.tags import Tags
 
 
 class Translator:
     """A model or an ensemble with its tokenizer, and a lexicon for shortlists if any.
 
     It translates on `num_threads` threads; `decoding` is how it decodes unless it is
-    told otherwise. Where a method takes `first_line`, that is
-    the number by which errors call the first of its lines.
+    told otherwise. `tags` are those of the source lines. Where a method takes
+    `first_line`, that is the number by which errors call the first of its lines.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class Translator:
         num_threads: int = 1,
         lexicon: Lexicon | None = None,
         decoding: DecodingConfig | None = None,
+        tags: Tags | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
+        self.tags = tags or Tags(tokenizer)
         self.shortlist = lexicon.shortlist if lexicon else None
 
     def use_device(self) -> None:
@@ -87,34 +90,45 @@ class Translator:
         Raises: ValueError if there are several models, or if a line is too long.
         """
         model, whole = self.single_model, replace(config, long_input="error")
+        no_tags = Tags(self.tokenizer)
         sources, targets = (
-            [ids for [ids] in self.encode(side, whole, first_line)]
-            for side in (lines, translations)
+            [ids for [ids] in self.encode(side, whole, first_line, tags)]
+            for side, tags in ((lines, self.tags), (translations, no_tags))
         )
         return score_targets(
             model, sources, targets, config.decode_tokens, self.num_threads
         )
 
     def encode(
-        self, lines: Sequence[str], config: DecodingConfig, first_line: int = 1
+        self,
+        lines: Sequence[str],
+        config: DecodingConfig,
+        first_line: int = 1,
+        tags: Tags | None = None,
     ) -> list[list[list[int]]]:
         """Return the ids of each line in parts: one, unless the line is too long.
 
+        Every part begins with the tag of its line; `tags` replaces those of the source.
         A line of more than `max_input` ids, or of more than the model has positions
         for, is treated as `long_input` says.
 
-        Raises: ValueError that names the line if `long_input` is "error".
+        Raises: ValueError that names the line if `long_input` is "error" or if it has
+        not the tag that it needs.
         """
         positions = (self.model.config.position_limit or math.inf) - 1  # one is EOS's
         limit = int(min(config.max_input, positions))
-        encoded = []
+        encoded, tags = [], tags or self.tags
         for number, ids in enumerate(self.tokenizer.encode(lines), start=first_line):
-            if len(ids) > limit and config.long_input == "error":
+            tag, text = tags.divide(ids, number)
+            if len(tag) + len(text) > limit and config.long_input == "error":
                 raise ValueError(
                     f"line {number}: expected at most {limit} word pieces "
                     f"(--max-input, or the model's positions), got {len(ids)}"
                 )
-            parts = self.tokenizer.split(ids, limit)
+            parts = [
+                [*tag, *part]
+                for part in self.tokenizer.split(text, max(limit - len(tag), 1))
+            ]
             encoded.append(parts if config.long_input == "split" else parts[:1])
         return encoded
 

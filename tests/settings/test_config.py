@@ -83,6 +83,11 @@ def test_flags_are_known_by_other_names():
         ),
         (TrainingConfig, {"minutes": 0.0}, "minutes: expected above 0, got 0"),
         (TrainingConfig, {"label_smoothing": -0.1}, "expected at least 0, got -0.1"),
+        (
+            TrainingConfig,
+            {"best_by": "bleu", "validate_bleu": 0},
+            "--best-by bleu expects --validate-bleu above 0, got 0",
+        ),
         (TextConfig, {"data": "x"}, "--data expects --source and --target"),
         (TextConfig, {"val_source": "x"}, "--train-source and --train-target"),
         (

@@ -24,6 +24,10 @@ STATE = TrainingState(
 ).to_json()
 
 
+# What older states may lack.
+MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags"}
+
+
 def stored(**changes):
     """The state as JSON gives it back, with some values replaced or (None) removed."""
     state = json.loads(json.dumps(STATE))
@@ -47,10 +51,15 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
     assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
 
 
+def test_an_older_state_has_no_best_bleu_and_no_tags():
+    state = TrainingState.from_json(stored(best_bleu=None, tags=None))
+    assert (state.best_bleu, state.tags) == (-1.0, [])
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
-        *({name: None} for name in STATE if name != "gradient_norm"),
+        *({name: None} for name in sorted(STATE.keys() - MAY_BE_MISSING)),
         *({name: None} for name in STATE["window"]),
         {"step": -1},
         {"step": 1.5},
@@ -67,6 +76,8 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
         {"seconds": 10**400},
         {"best_loss": math.nan},
         {"best_loss": -math.inf},
+        {"best_bleu": math.nan},
+        {"best_bleu": -2.0},
         {"validations_since_best": -9},
         {"skipped": -1},
         {"learning_rate": math.nan},
@@ -79,6 +90,8 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
         {"window": []},
         {"target": -1.0},
         {"loss": math.nan},
+        {"tags": 5},
+        {"tags": [5]},
         {"text": 5},
         {"text": [1, 2]},
     ],

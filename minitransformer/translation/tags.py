@@ -1,0 +1,62 @@
+"""Tags: what a model that learned from several corpora expects before a source line.
+
+A tag is a symbol such as `<2de>` that says which corpus a translation should resemble,
+for example one in German (as in Johnson et al., 2017). Beyond the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minitransformer.settings.options import UsageError
+from minitransformer.text.tokenizer import Tokenizer
+
+
+class Tags:
+    """The tags that a model knows, and the one that is put before every line, if any.
+
+    An empty tag among those that are known stands for lines without a tag.
+
+    Raises: UsageError if the model does not know the tag that was chosen.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, known: Sequence[str] = (), chosen: str | None = None
+    ) -> None:
+        if chosen is not None and chosen not in known:
+            expected = ", ".join(map(repr, known)) or "none, as this model has no tags"
+            raise UsageError(f"--tag: expected {expected}, got {chosen!r}")
+        self.names, self._chosen = ", ".join(filter(None, known)), chosen
+        encoded = zip(known, tokenizer.encode(known), strict=True)
+        self._ids = {tag: tuple(ids) for tag, ids in encoded}
+
+    def divide(self, ids: list[int], number: int) -> tuple[list[int], list[int]]:
+        """Return the ids of the tag of a line, or of the chosen one, and of its text.
+
+        Raises: ValueError if the line has no tag and needs one, or has another.
+        """
+        own = next(
+            (t for t, x in self._ids.items() if x and (*ids[: len(x)],) == x), ""
+        )
+        text = ids[len(self._ids.get(own, ())) :]
+        if not text:
+            return [], []
+        if self._chosen is not None and own not in ("", self._chosen):
+            raise ValueError(
+                f"line {number}: expected no other tag than --tag {self._chosen}, "
+                f"got {own}"
+            )
+        tag = own if self._chosen is None else self._chosen
+        if self._ids and tag not in self._ids:
+            raise ValueError(
+                f"line {number}: expected one of the model's tags {self.names} at its "
+                "beginning, or as --tag"
+            )
+        return list(self._ids.get(tag, ())), text
+
+
+def tags_of(state: Any) -> list[str]:
+    """Return the tags in the state of a training run, as a checkpoint has it."""
+    found = state.get("tags", []) if isinstance(state, dict) else []
+    return [tag for tag in found if isinstance(tag, str)]
