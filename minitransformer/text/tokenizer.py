@@ -90,10 +90,7 @@ class Tokenizer:
         try:
             return self._processor.encode(list(lines), num_threads=num_threads)
         except TypeError as error:
-            wrong = next((x for x in lines if re.search("[\ud800-\udfff]", x)), "")
-            raise ValueError(
-                f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}"
-            ) from error
+            raise _surrogate_error(lines) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenised text of each list of ids.
@@ -119,9 +116,37 @@ class Tokenizer:
             start = end
         return [*parts, list(ids[start:])]
 
+    def normalise(self, text: str) -> str:
+        """Return text as it is before it is cut, with SPACE in place of each space.
+
+        Raises: ValueError if it has a lone surrogate.
+        """
+        try:
+            return self._processor.normalize(text)
+        except TypeError as error:
+            raise _surrogate_error([text]) from error
+
+    def written_bytes(self) -> list[bytes]:
+        """Return the bytes that each piece writes; special symbols write none."""
+        p, written = self._processor, []
+        for i, piece in enumerate(self.pieces(range(self.vocab_size))):
+            if p.is_byte(i):  # of a space that begins a word, a piece has the mark
+                byte = bytes([int(piece[3:5], 16)])
+                written.append(byte.strip(b" "))
+            elif p.is_control(i) or p.is_unknown(i) or p.is_unused(i):
+                written.append(b"")
+            else:
+                written.append(piece.replace(SPACE, " ").encode())
+        return written
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word piece of each id."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def _surrogate_error(lines: Sequence[str]) -> ValueError:
+    wrong = next((x for x in lines if re.search("[\ud800-\udfff]", x)), "")
+    return ValueError(f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}")
 
 
 def _explain(message: str, vocab_size: int) -> str:
