@@ -123,21 +123,17 @@ class Tokenizer:
         """
         try:
             return self._processor.normalize(text)
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:
             raise _surrogate_error([text]) from error
 
-    def written_bytes(self) -> list[bytes]:
-        """Return the bytes that each piece writes; special symbols write none."""
-        p, written = self._processor, []
-        for i, piece in enumerate(self.pieces(range(self.vocab_size))):
-            if p.is_byte(i):  # of a space that begins a word, a piece has the mark
-                byte = bytes([int(piece[3:5], 16)])
-                written.append(byte.strip(b" "))
-            elif p.is_control(i) or p.is_unknown(i) or p.is_unused(i):
-                written.append(b"")
-            else:
-                written.append(piece.replace(SPACE, " ").encode())
-        return written
+    def written(self) -> list[str]:
+        """Return the text of each piece; special symbols and bytes have none."""
+        p, pieces = self._processor, self.pieces(range(self.vocab_size))
+        silent = p.is_control, p.is_unknown, p.is_unused, p.is_byte
+        return [
+            "" if any(kind(i) for kind in silent) else piece
+            for i, piece in enumerate(pieces)
+        ]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word piece of each id."""

@@ -49,6 +49,11 @@ def translate_ids(
     xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
     if constraints:
         search = beam_search
+        if constraints.min_len >= positions:
+            raise ValueError(
+                f"min_len: expected less than the model's {positions} positions, "
+                f"got {constraints.min_len}"
+            )
 
     def translate_batch(batch: np.ndarray) -> list[list[Hypothesis]]:
         limits = np.floor(config.max_len_a * encoded.lengths[batch] + config.max_len_b)

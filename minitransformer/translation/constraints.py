@@ -10,101 +10,127 @@ Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.settings.config import EOS_ID, PAD_ID, TranslationConfig
+from minitransformer.settings.config import EOS_ID, PAD_ID, UNK_ID, TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
+# Beginnings of words whose ways to be written are remembered.
+MAX_ENDINGS = 1024
 
-class Pieces:
-    """The word pieces of a vocabulary by the bytes that they write.
-
-    A piece that begins a word writes a space first; special symbols write nothing.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.written = tokenizer.written_bytes()
-        self.sorted = sorted((text, i) for i, text in enumerate(self.written) if text)
-        self.ids: dict[bytes, list[int]] = {}
-        for text, i in self.sorted:
-            self.ids.setdefault(text, []).append(i)
-        self.longest = max(map(len, self.ids))
-
-    def starting_with(self, text: bytes) -> list[int]:
-        """Return the pieces that write `text` and something after it."""
-        first = bisect.bisect_right(self.sorted, (text, len(self.written)))
-        last = bisect.bisect_left(self.sorted, (text + b"\xff", 0))
-        return [i for _, i in self.sorted[first:last]]
-
-    def prefix(self, text: str) -> Prefix | None:
-        """Return the prefix `text`, or None if it has no characters but spaces.
-
-        Raises: ValueError if no pieces write it.
-        """
-        normal = self._tokenizer.normalise(text).replace(SPACE, " ")
-        if not normal.strip():
-            return None
-        return Prefix(self, normal + " " * text[-1:].isspace())
+# The tokens that may follow, each with those that may follow it; None for all tokens.
+Tree: TypeAlias = "dict[int, Tree | None]"
 
 
 class Prefix:
-    """The text that a translation begins with: pieces may follow that agree with it.
+    """The text that a translation begins with, which may end within a word.
 
-    The text is normalised as the model's text is, but may end anywhere, within a word
-    or after a space. A state is the number of bytes of `text` that have been written.
-    The last piece may go beyond its end. No state is a dead end.
+    `tree` has the ways to write it. Until it is written, only those tokens may follow
+    into which the tokenizer cuts a text that begins with the prefix; other pieces could
+    write the same letters, but the model has never seen them there. The last token may
+    go beyond the prefix. `tokens` write the prefix and no more.
+
+    `text` is normalised, as is the text of the model.
     """
 
-    def __init__(self, pieces: Pieces, text: str) -> None:
-        self.text, self.bytes, self._written = text, text.encode(), pieces.written
-        length = len(self.bytes)
-        self._next: list[list[int]] = [[] for _ in range(length)]
-        for state in reversed(range(length)):
-            for end in range(state + 1, min(state + pieces.longest, length) + 1):
-                if end == length or self._next[end]:
-                    self._next[state] += pieces.ids.get(self.bytes[state:end], ())
-            self._next[state] += pieces.starting_with(self.bytes[state:])
-        if not self._next[0]:
-            raise ValueError(f"the vocabulary cannot write {text.strip()[:40]!r}")
-
-    def allowed(self, state: int) -> list[int]:
-        """Return the tokens that may follow."""
-        return self._next[state]
-
-    def advance(self, state: int, token: int) -> int:
-        """Return the state after a token."""
-        return min(state + len(self._written[token]), len(self.bytes))
-
-    @property
-    def tokens(self) -> set[int]:
-        """Tokens with which the text can be written, whatever of it has been written.
-
-        Those that go beyond its end are among them only where no others may follow.
-        """
-        length, found = len(self.bytes), set()
-        for state, tokens in enumerate(self._next):
-            within = [t for t in tokens if state + len(self._written[t]) <= length]
-            found.update(within or tokens)
-        return found
+    def __init__(self, text: str, tokens: Sequence[int], tree: Tree) -> None:
+        self.text, self.tokens, self.tree = text, tokens, tree
 
     def restore(self, translation: str, original: str) -> str:
         """Replace the normalised prefix of a translation by what was given for it.
 
         Raises: ValueError if the translation does not begin with the prefix.
         """
-        normal = self.text.removeprefix(" ")
-        if not translation.startswith(normal):
+        if not translation.startswith(self.text):
             raise ValueError(
-                f"expected a translation that can begin with {normal[:40]!r}, "
-                f"found {translation[:40]!r}: it ended too early"
+                f"expected a translation that begins with {self.text[:40]!r}, "
+                f"got {translation[:40]!r}: the model has too few positions"
             )
-        return original + translation[len(normal) :]
+        return original + translation[len(self.text) :]
+
+
+class PrefixFinder:
+    """Makes prefixes from text, for one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        written = ((text, i) for i, text in enumerate(tokenizer.written()) if text)
+        self._pieces = sorted(written)
+        self._endings = lru_cache(MAX_ENDINGS)(self._find_endings)
+
+    def find(self, text: str) -> Prefix | None:
+        """Return the prefix `text`, or None if it is blank.
+
+        Raises: ValueError if the vocabulary has no pieces for it.
+        """
+        words = self._tokenizer.normalise(text).replace(SPACE, " ").split()
+        if not words:
+            return None
+        normal = " ".join(words)
+        unfinished = "" if text[-1].isspace() else words.pop()
+        tokens, first = self._tokenizer.encode([normal, " ".join(words)])
+        tree = self._endings(unfinished)
+        if UNK_ID in tokens or not tree:
+            raise ValueError(f"the vocabulary cannot write {normal[:40]!r}")
+        for token in reversed(first):
+            tree = {token: tree}
+        if not unfinished:
+            normal += " "
+        return Prefix(normal, tokens, tree)
+
+    def _find_endings(self, word: str) -> Tree:
+        """Return the ways to write a word that begins with `word`."""
+        if not word:
+            return dict.fromkeys(self._beginning_with(SPACE))
+        parts = [word[:end] for end in range(len(word) + 1)]
+        before = self._tokenizer.encode(parts)
+        ways, texts = [before[-1]], [word]
+        for end, tokens in enumerate(before[:-1]):
+            rest = word[end:] if end else SPACE + word
+            for token, piece in self._beginning_with(rest).items():
+                ways.append([*tokens, token])
+                texts.append(word[:end] + piece.removeprefix(SPACE))
+        tree: Tree = {}
+        for way, cut in zip(ways, self._tokenizer.encode(texts), strict=True):
+            if way == cut:
+                _add(tree, way)
+        return tree
+
+    def _beginning_with(self, text: str) -> dict[int, str]:
+        """Return the pieces that begin with `text`, each with its own text."""
+        first = bisect.bisect_left(self._pieces, (text, 0))
+        found = itertools.takewhile(
+            lambda piece: piece[0].startswith(text), self._pieces[first:]
+        )
+        return {token: piece for piece, token in found}
+
+
+def _add(tree: Tree, way: Sequence[int]) -> None:
+    """Add tokens that follow one another; after the last, all tokens may follow."""
+    for token in way[:-1]:
+        below = tree.setdefault(token, {})
+        if below is None:  # a shorter way ends here, and all may follow that
+            return
+        tree = below
+    tree[way[-1]] = None
+
+
+def _within(tree: Tree, tokens: set[int]) -> Tree:
+    """Return the part of a tree that has these tokens only, and no dead ends."""
+    found: Tree = {}
+    for token in tree.keys() & tokens:
+        below = tree[token]
+        rest = None if below is None else _within(below, tokens)
+        if rest is None or rest:
+            found[token] = rest
+    return found
 
 
 class Constraints:
@@ -134,13 +160,13 @@ class Constraints:
 
         A prefix does not count. Shapes: limits [B], batch of sentences [B] -> [B]
         """
-        extra = [len(p.bytes) if p else 0 for p in self.prefixes_of(batch)]
+        extra = [len(p.text.encode()) + 1 if p else 0 for p in self.prefixes_of(batch)]
         return np.maximum(limits + extra, self.min_len + 1)
 
     def shortlist(self, tokens: np.ndarray, batch: np.ndarray) -> np.ndarray:
         """Add the tokens that prefixes need to a sorted shortlist of tokens."""
         needed = [p.tokens for p in self.prefixes_of(batch) if p]
-        return np.union1d(tokens, np.array([*set().union(*needed)], dtype=int))
+        return np.unique(np.concatenate([tokens, *needed]).astype(int))
 
     def decoder(
         self,
@@ -195,34 +221,26 @@ class ConstrainedDecoder(WatchedDecoder):
         shortlist: np.ndarray | None,
     ) -> None:
         super().__init__(decoder, len(batch))
-        self._constraints = constraints
-        self._shortlist = shortlist
-        self._prefixes = constraints.prefixes_of(batch)
-        self._written = np.zeros(len(batch), dtype=int)  # the state of each prefix
-        self._columns = cache(self._columns_allowed)
-
-    def _columns_allowed(self, sentence: int, state: int) -> np.ndarray | None:
-        """Return the columns of the logits that agree with a prefix; None for all."""
-        prefix = self._prefixes[sentence]
-        if prefix is None or state == len(prefix.bytes):
-            return None
-        tokens = np.array(prefix.allowed(state), dtype=int)
-        if self._shortlist is None:
-            return tokens
-        return np.flatnonzero(np.isin(self._shortlist, tokens))
+        self._constraints, self._shortlist = constraints, shortlist
+        trees: list[Tree | None] = [
+            p and p.tree for p in constraints.prefixes_of(batch)
+        ]
+        if shortlist is not None:
+            listed = set(shortlist.tolist())
+            trees = [None if t is None else _within(t, listed) for t in trees]
+        self._trees = trees  # what may follow each beam
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         if self.histories.shape[1]:  # not BOS
             ids = tokens if self._shortlist is None else self._shortlist[tokens]
-            for row, (sentence, token) in enumerate(
-                zip(self.sentences, ids, strict=True)
-            ):
-                if prefix := self._prefixes[sentence]:
-                    self._written[row] = prefix.advance(self._written[row], token)
+            self._trees = [
+                None if tree is None else tree.get(token)
+                for tree, token in zip(self._trees, ids.tolist(), strict=True)
+            ]
         yield from super().step(tokens)
 
     def select(self, rows: np.ndarray) -> None:
-        self._written = self._written[rows]
+        self._trees = [self._trees[row] for row in rows]
         super().select(rows)
 
     def excluded(self, logits: Array) -> np.ndarray:
@@ -230,9 +248,11 @@ class ConstrainedDecoder(WatchedDecoder):
         if self._constraints.ngram:
             exclude_repetitions(result, self.histories, self._constraints.ngram)
         result[:, EOS_ID] |= self.histories.shape[1] <= self._constraints.min_len
-        for row, state in enumerate(zip(self.sentences, self._written, strict=True)):
-            columns = self._columns(*state)
-            if columns is not None:
+        for row, tree in enumerate(self._trees):
+            if tree is not None:
+                columns = np.array([*tree], dtype=int)
+                if self._shortlist is not None:
+                    columns = np.searchsorted(self._shortlist, np.sort(columns))
                 result[row] = True
                 result[row, columns] = False
         return result

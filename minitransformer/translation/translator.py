@@ -14,7 +14,7 @@ from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import Links, TextInParts, align_words
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
-from minitransformer.translation.constraints import Constraints, Pieces, Prefix
+from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.sampling import sample_ids
@@ -136,7 +136,7 @@ class Translator:
             zip(given, encoded, strict=True), first_line
         ):
             try:
-                prefix = self._pieces.prefix(text) if text else None
+                prefix = self._finder.find(text) if text else None
                 if prefix and not parts[0]:
                     raise ValueError(f"expected none for a blank line, got {text!r}")
             except ValueError as error:
@@ -145,8 +145,8 @@ class Translator:
         return result
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self.tokenizer)
+    def _finder(self) -> PrefixFinder:
+        return PrefixFinder(self.tokenizer)
 
     def score(
         self,
@@ -224,7 +224,7 @@ class Translator:
         """
         decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
         lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
-        start = self._pieces.prefix(prefix) if prefix else None
+        start = self._finder.find(prefix) if prefix else None
         return [start.restore(x, prefix) if start else prefix + x for x in lines]
 
 
