@@ -223,11 +223,11 @@ class ConstrainedDecoder(WatchedDecoder):
         super().__init__(decoder, len(batch))
         self._constraints, self._shortlist = constraints, shortlist
         trees: list[Tree | None] = [
-            p and p.tree for p in constraints.prefixes_of(batch)
+            prefix.tree if prefix else None for prefix in constraints.prefixes_of(batch)
         ]
         if shortlist is not None:
             listed = set(shortlist.tolist())
-            trees = [None if t is None else _within(t, listed) for t in trees]
+            trees = [_within(tree, listed) if tree else None for tree in trees]
         self._trees = trees  # what may follow each beam
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:

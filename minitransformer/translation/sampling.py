@@ -5,11 +5,11 @@ may be sharpened or flattened by a temperature, and cut to the likeliest tokens 
 Fan et al., 2018; top-p: Holtzman et al., 2020). Back-translation with samples is due to
 Edunov et al. (2018).
 
-A sample depends on the model, the processor that computes it, the settings, the seed,
-the word pieces of the sentence and the number of the sample, and on nothing else. The
-computed logits of a sentence, however, differ in their last bits with the other
-sentences of a batch. Where a draw is so close that they could decide it, the sentence
-is translated again on its own.
+A sample depends on the model, the settings, the seed, the word pieces of the sentence
+and the number of the sample; on the processor, and on the versions of NumPy and its
+matrix library, which decide the last digits of the logits; and on nothing else. Those
+digits also differ with the other sentences of a batch. Where they could decide a draw,
+the sentence is translated again on its own.
 
 Shapes: B samples, V vocabulary.
 """
@@ -130,10 +130,14 @@ class SamplingDecoder(WatchedDecoder):
         draws, values = self._draws, to_host(logits).astype(np.float32, copy=True)
         values[:, [PAD_ID, UNK_ID, BOS_ID]] = -np.inf
         values /= np.float32(draws.temperature)
-        uniform = np.array([self._streams[s].random() for s in self.sentences])
-        tolerance = TOLERANCE / min(draws.temperature, 1.0)
-        weights, doubt = kept_weights(values, draws.top_k, draws.top_p, tolerance)
-        tokens, close = draw(weights, uniform, doubt + tolerance)
+        noise = np.empty_like(values)
+        for row, sentence in zip(noise, self.sentences, strict=True):
+            self._streams[sentence].standard_exponential(out=row, dtype=np.float32)
+        tolerance = 2 * TOLERANCE / min(draws.temperature, 1.0)
+        weights, least, below, above = likeliest(
+            values, draws.top_k, draws.top_p, tolerance
+        )
+        tokens, close = draw(weights, noise, least, below, above, tolerance)
         self.unsure.update(self.sentences[close].tolist())
         result = np.ones(values.shape, dtype=bool)
         possible = np.flatnonzero(weights.any(axis=1))
@@ -141,63 +145,69 @@ class SamplingDecoder(WatchedDecoder):
         return result
 
 
-def kept_weights(
+def likeliest(
     logits: np.ndarray, top_k: int | None, top_p: float | None, tolerance: float = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return exp(logits - their maximum), with 0 for tokens that are cut off.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return weights in proportion to probabilities, and the least that is kept.
 
     Top-k comes first: it keeps the k likeliest tokens. Of these, top-p keeps the
     fewest of the likeliest that together have at least the probability p. Tokens that
     are as likely as the last one that is kept are kept, too.
 
-    Shapes: logits [B, V] -> weights [B, V], and the probability of the tokens of which
-    logits that differ by `tolerance` could change whether they are kept [B]
+    Shapes: logits [B, V] -> weights [B, V], the least that is kept [B], and between
+    which weights, [B] and [B], it is in doubt whether a token is kept: logits that
+    differ by `tolerance` could change it
     """
     highest = logits.max(axis=1, keepdims=True)
     weights = np.exp(logits - np.where(highest == -np.inf, 0, highest))
     rows, size = np.arange(len(logits)), logits.shape[1]
-    doubt = np.zeros(len(logits))
     count = min(top_k or size, size)
     if count == size and top_p in (None, 1.0):
-        return weights, doubt
+        least = np.zeros(len(logits))
+        return weights, least, least + 1, least
     descending = np.sort(weights, axis=1)[:, ::-1]
-    sums = np.cumsum(descending[:, :count], axis=1, dtype=np.float64)
-    total = np.maximum(sums[:, -1], np.finfo(np.float64).tiny)
-    kept, unsure = np.full(len(logits), count), np.zeros(len(logits), dtype=bool)
+    first = last = np.full(len(logits), count - 1)  # of what may be the last one kept
     if top_p is not None:
-        share = sums / total[:, None]
-        kept = np.minimum((share < top_p).sum(axis=1) + 1, count)
-        unsure = (np.abs(share - top_p) < tolerance).any(axis=1)
-    lowest = descending[rows, kept - 1]
-    following = np.where(kept < size, descending[rows, np.minimum(kept, size - 1)], 0)
-    unsure |= following > lowest * (1 - tolerance)
-    for row in np.flatnonzero(unsure):
-        ratio = weights[row] / lowest[row]
-        near = weights[row, np.abs(ratio - 1) <= tolerance].sum() + following[row]
-        doubt[row] = near / total[row] + 2 * tolerance
-    weights[weights < lowest[:, None]] = 0
-    return weights, doubt
+        sums = np.cumsum(descending[:, :count], axis=1, dtype=np.float64)
+        share = sums / np.maximum(sums[:, -1:], np.finfo(np.float64).tiny)
+        first, kept, last = (
+            np.minimum((share < p).sum(axis=1), count - 1)
+            for p in (top_p - tolerance, top_p, top_p + tolerance)
+        )
+    else:
+        kept = first
+    following = descending[rows, np.minimum(last + 1, size - 1)]
+    lowest = descending[rows, last]
+    near = (last + 1 < size) & (following >= lowest * (1 - tolerance))
+    in_doubt = near | (first < last)
+    below = np.where(near, following, lowest) * (1 - tolerance)
+    above = np.where(in_doubt, descending[rows, first] * (1 + tolerance), -1)
+    return weights, descending[rows, kept], below, above
 
 
 def draw(
-    weights: np.ndarray, uniform: np.ndarray, tolerance: np.ndarray
+    weights: np.ndarray,
+    noise: np.ndarray,
+    least: np.ndarray,
+    below: np.ndarray,
+    above: np.ndarray,
+    tolerance: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a token for each row, with probabilities in proportion to the weights.
+    """Draw a token of each row, with probabilities in proportion to the weights.
 
-    The tokens divide the numbers from 0 to 1 into intervals, in the order of their ids.
-    The token whose interval has the number `uniform` is drawn. The draw is close if
-    there is another token's interval within `tolerance`.
+    Of independent numbers from exponential distributions, the one of rate w is the
+    smallest of all with a probability in proportion to w. So the token is drawn that
+    has the largest quotient of its weight and `noise`.
 
-    Shapes: weights [B, V], uniform [B] from 0 to below 1, tolerance [B]
-    -> tokens [B], and which draws are close [B] bool
+    Shapes: weights, exponential noise [B, V]; `least`, `below` and `above` as in
+    `likeliest` [B] -> tokens [B], and which draws are so close that weights that differ
+    by the factor 1 + tolerance could change them [B] bool
     """
-    rows, last = np.arange(len(weights)), weights.shape[1] - 1
-    sums = np.cumsum(weights, axis=1, dtype=np.float64)
-    total = sums[:, -1]
-    place = np.minimum(uniform * total, np.nextafter(total, 0))
-    tokens = np.minimum((sums <= place[:, None]).sum(axis=1), last)
-    high = sums[rows, tokens]
-    low = high - weights[rows, tokens]
-    margin = tolerance * total
-    close = (low > 0) & (place - low < margin)
-    return tokens, close | (high < total) & (high - place < margin)
+    rows = np.arange(len(weights))
+    quotients = weights / np.maximum(noise, np.finfo(noise.dtype).tiny)
+    tokens = np.where(weights >= least[:, None], quotients, 0).argmax(axis=1)
+    quotients[weights < np.minimum(least, below)[:, None]] = 0
+    best = quotients[rows, tokens]
+    quotients[rows, tokens] = 0
+    close = quotients.max(axis=1) >= best * (1 - tolerance)
+    return tokens, (close & (best > 0)) | (weights[rows, tokens] <= above)
