@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from minitransformer.api import load
 from minitransformer.files import write_bytes
 from minitransformer.runs.run_directory import find_checkpoint, is_model
 from minitransformer.runs.shipped import described
-from minitransformer.settings.config import PRECISIONS, DecodingConfig
+from minitransformer.settings.config import PRECISIONS, TranslationConfig
 from minitransformer.settings.options import (
     Parser,
     add_arguments,
@@ -36,8 +35,9 @@ from minitransformer.text.lines import (
     open_output,
     read_available_lines,
     read_lines,
+    with_lines_beside,
 )
-from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.output_lines import output_lines, pharaoh
 from minitransformer.translation.translator import Translator
 
 # What few translations need is imported where it is used, to start without delay.
@@ -48,6 +48,7 @@ EXAMPLES = (
     "cat new.en | python translate.py --beam 5 --nbest 3",
     "python translate.py --input test.en --reference test.de > test.out",
     "python translate.py --input test.en --score test.de",
+    "python translate.py --input mono.de --sample --output synthetic.en",
     'python translate.py --attention heads.html "A dog runs through the snow."',
     "python translate.py --serve",
 )
@@ -59,13 +60,18 @@ Each line read gives one line of standard output, in the same order; blank lines
 blank, and only a line feed ends a line. Everything else goes to standard error. With
 --nbest N > 1, each translation has a line `number ||| translation ||| score`. Numbers,
 those of --json too, begin with 0. The score is the natural log-probability divided by
-((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence."""
+((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence. --alignment
+adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0."""
 
 # What each of these flags leaves without effect.
 IGNORED = {
-    "serve": "input output score attention reference json buffer",
-    "attention": "input output score reference json buffer nbest max_input long_input",
-    "score": "reference json shortlist beam alpha nbest max_len_a max_len_b long_input",
+    "serve": "input output score attention reference json buffer prefix sample "
+    "temperature top_k top_p seed alignment",
+    "attention": "input output score reference json buffer nbest max_input long_input "
+    "prefix alignment",
+    "score": "reference json shortlist beam alpha nbest max_len_a max_len_b long_input "
+    "prefix sample temperature top_k top_p seed min_len no_repeat_ngram",
+    "sample": "beam shortlist",
 }
 
 
@@ -87,6 +93,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--score", type=Path, metavar="FILE", help=scored)
     tag = "tag that every line gets, such as <2de>, if the model learned several"
     add("--tag", metavar="TAG", help=tag)
+    beginning = "begin each translation with this text, cut at any character"
+    add("--prefix", type=Path, metavar="FILE", help=beginning)
     lexicon = "use only likely words, from a file of `minitransformer lexicon`"
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
     heads = "show the attention of every head in a page (.html) or picture (.png, .svg)"
@@ -102,7 +110,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--precision", choices=PRECISIONS, help=precision)
     buffer = "most lines that are translated together (default 2000)"
     add("--buffer", type=positive, metavar="LINES", help=buffer)
-    add_arguments(parser, DecodingConfig)
+    add_arguments(parser, TranslationConfig)
+    parser.set_defaults(alignment=False)
     args = parser.parse_intermixed_args(arguments)
     while args.model and args.sentence and is_model(args.sentence[0]):
         args.model.append(Path(args.sentence.pop(0)))  # --model A B
@@ -159,8 +168,8 @@ def load_model(args: argparse.Namespace) -> Translator:
         shortlist=args.shortlist,
         tag=args.tag,
     )
-    defaults, flags = vars(translator.decoding), given(args, DecodingConfig)
-    translator.decoding = build(DecodingConfig, defaults, flags)
+    defaults, flags = vars(translator.decoding), given(args, TranslationConfig)
+    translator.decoding = build(TranslationConfig, defaults, flags)
     return translator
 
 
@@ -170,9 +179,11 @@ def load_model(args: argparse.Namespace) -> Translator:
 def write_translations(args: argparse.Namespace, translator: Translator) -> None:
     outputs, number = list[str](), 0
     with open_output(args.output) as out:
-        for lines in source_lines(args):
-            for found in translator.hypotheses(lines, translator.decoding, number + 1):
-                texts = translator.text(found)
+        for lines, prefixes in with_lines_beside(source_lines(args), args.prefix):
+            config = translator.decoding
+            batch = translator.hypotheses(lines, config, number + 1, prefixes)
+            for found, prefix in zip(batch, prefixes, strict=True):
+                texts = translator.text(found, prefix)
                 if args.reference:
                     outputs.append(texts[0])
                 out.writelines(output_lines(args, number, texts, found))
@@ -189,45 +200,30 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
         print(f"BLEU {bleu:.2f}  tokenised, compounds split", file=sys.stderr)
 
 
-def output_lines(
-    args: argparse.Namespace, number: int, texts: list[str], found: list[Hypothesis]
-) -> Iterator[str]:
-    """Yield what is written for the translations of one line."""
-    translations = list(zip(texts, found, strict=True))
-    if args.json:
-        best = [
-            {"text": text, "score": h.score, "log_prob": h.log_prob}
-            for text, h in translations
-        ]
-        answer = {"line": number, "translations": best}
-        yield json.dumps(answer, ensure_ascii=False) + "\n"
-    elif getattr(args, "nbest", 1) > 1:
-        for text, h in translations:
-            yield f"{number} ||| {text} ||| {h.score:.4f}\n"
-    else:
-        yield texts[0] + "\n"
-
-
 # Scores of given translations
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:
-    """Write `log-probability TAB tokens` for each translation in --score."""
-    targets, total, tokens, number = read_lines(args.score), 0.0, 0, 0
-    expected = f"{args.score}: expected a line for each source line"
+    """Write `log-probability TAB tokens` for each translation in --score.
+
+    With --alignment, the pairs of words follow after another tab.
+    """
+    total, tokens, number = 0.0, 0, 0
     with open_output(args.output) as out:
-        for lines in source_lines(args):
-            pairs = lines, list(itertools.islice(targets, len(lines)))
-            if len(pairs[1]) < len(lines):
-                raise ValueError(f"{expected}, got {number + len(pairs[1])}")
-            scores = translator.score(*pairs, translator.decoding, number + 1)
-            for log_prob, length in scores:
-                out.write(f"{log_prob:.4f}\t{length}\n")
+        for pairs in with_lines_beside(source_lines(args), args.score):
+            rest = translator.decoding, number + 1
+            scores = translator.score(*pairs, *rest)
+            links = (
+                translator.align(*pairs, *rest)
+                if args.alignment
+                else [()] * len(scores)
+            )
+            for (log_prob, length), words in zip(scores, links, strict=True):
+                more = f"\t{pharaoh(words)}" if args.alignment else ""
+                out.write(f"{log_prob:.4f}\t{length}{more}\n")
                 total, tokens = total + log_prob, tokens + length
-            number += len(lines)
+            number += len(scores)
             out.flush()
-        if next(targets, None) is not None:
-            raise ValueError(f"{expected}, got more than {number}")
     perplexity = math.exp(min(-total / max(tokens, 1), 700))
     print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
 
@@ -251,7 +247,8 @@ def write_attention(args: argparse.Namespace, translator: Translator) -> None:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the flags ask for; return the exit code."""
-    compare_lengths(args.input, args.reference or args.score)
+    for other in (args.reference, args.score, args.prefix):
+        compare_lengths(args.input, other)
     translator = load_model(args)
     if args.serve:
         from minitransformer.translation.serve import serve

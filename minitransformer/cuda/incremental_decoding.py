@@ -109,7 +109,7 @@ class GraphDecoder(GpuDecoder):
             return super().logits(tokens)
         if self._state.position >= self._capacity or self._beams != len(tokens):
             self._allocate(len(tokens))
-        ids = self._shortlist
+        ids, tokens = self._shortlist, self._xp.asarray(tokens)
         self._tokens[...] = tokens if ids is None else ids[tokens]
         if self._graph is not None:
             self._graph.launch()

@@ -364,6 +364,57 @@ class DecodingConfig(Config):
 
 
 @dataclass(frozen=True)
+class TranslationConfig(DecodingConfig):
+    """How to translate: beam search, and what goes beyond the paper.
+
+    That is constraints, which every translation meets, samples, and word alignments.
+    Training does not need them, so they are not stored with a run.
+    """
+
+    help_group: ClassVar[str] = "constraints, samples, alignments (beyond the paper)"
+
+    min_len: int | None = option(
+        None, "fewest tokens of a translation, EOS not counted", at_least=1
+    )
+    no_repeat_ngram: int | None = option(
+        None,
+        "never write the same N tokens in a row twice in a translation",
+        at_least=1,
+        alias="--no-repeat-ngram-size",
+    )
+    sample: bool = option(
+        False, "draw translations at random, --nbest of each line, without a search"
+    )
+    temperature: float | None = option(
+        None, "sample: divide logits by this (default 1)", at_least=0.01, at_most=100
+    )
+    top_k: int | None = option(
+        None, "sample: draw among the N likeliest tokens (default all)", at_least=1
+    )
+    top_p: float | None = option(
+        None,
+        "sample: draw among the likeliest tokens that together have this probability",
+        above=0,
+        at_most=1,
+    )
+    seed: int | None = option(
+        None, "sample: the seed of the random numbers (default 1)", at_least=0
+    )
+    alignment: bool = option(
+        False, "write which words were made from which, as pairs `source-target`"
+    )
+
+    def __post_init__(self) -> None:
+        if self.sample:  # the beam does not limit the number of samples
+            Config.__post_init__(self)
+            return
+        super().__post_init__()
+        for name in ("temperature", "top_k", "top_p", "seed"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: does nothing without sample")
+
+
+@dataclass(frozen=True)
 class TextConfig(Config):
     """The text to learn from: folders, single files, or the built-in corpus.
 

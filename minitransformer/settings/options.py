@@ -256,23 +256,36 @@ def from_dict(cls: type[C], values: dict[str, Any]) -> C:
 def add_arguments(
     parser: argparse.ArgumentParser, cls: type[Config], without: tuple[str, ...] = ()
 ) -> None:
-    """Add a group with a flag for each field of `cls`, but for those in `without`."""
-    group = parser.add_argument_group(cls.help_group)
-    hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if f.name in without:
+    """Add a flag for each field of `cls`, but for those in `without`.
+
+    They are in a group with the title `cls.help_group`; the fields that `cls` inherits
+    are in the group of the class that has declared them. A field of type bool becomes a
+    flag that takes no value.
+    """
+    seen = set(without)
+    for part in reversed(cls.__mro__):
+        if not (issubclass(part, Config) and dataclasses.is_dataclass(part)):
             continue
-        kind, optional, several = _value_type(hints[f.name])
-        settings = dict(f.metadata["flag"])
-        if not settings["choices"]:
-            settings["metavar"] = settings["metavar"] or METAVARS[kind]
-        if several:
-            settings |= {"nargs": "+", "action": "extend"}
-        elif not optional:
-            settings["help"] += f" (default {f.default})"
-        names = filter(None, (flag_name(f.name), f.metadata["alias"]))
-        settings |= {"dest": f.name, "type": kind, "default": argparse.SUPPRESS}
-        group.add_argument(*names, **settings)
+        group = parser.add_argument_group(part.help_group)
+        hints = typing.get_type_hints(part)
+        for f in dataclasses.fields(part):
+            if f.name in seen:
+                continue
+            seen.add(f.name)
+            kind, optional, several = _value_type(hints[f.name])
+            settings = dict(f.metadata["flag"])
+            if not settings["choices"]:
+                settings["metavar"] = settings["metavar"] or METAVARS.get(kind)
+            if several:
+                settings |= {"nargs": "+", "action": "extend"}
+            elif not optional and kind is not bool:
+                settings["help"] += f" (default {f.default})"
+            names = filter(None, (flag_name(f.name), f.metadata["alias"]))
+            settings |= {"dest": f.name, "type": kind, "default": argparse.SUPPRESS}
+            if kind is bool:
+                settings = {k: settings[k] for k in ("dest", "help", "default")}
+                settings["action"] = "store_true"
+            group.add_argument(*names, **settings)
 
 
 def flag_name(field_name: str) -> str:

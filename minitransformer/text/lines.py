@@ -14,7 +14,7 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +148,25 @@ def _read_block(descriptor: int, place: str) -> bytes:
     except OSError as error:
         error.filename = place
         raise
+
+
+def with_lines_beside(
+    parts: Iterable[list[str]], path: Path | None
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield lists of lines, each with as many lines of the file at `path`.
+
+    Without a file, these are blank. Raises: ValueError if it has more lines or fewer.
+    """
+    beside = read_lines(path) if path else itertools.repeat("")
+    expected, number = f"{path}: expected a line for each source line", 0
+    for lines in parts:
+        others = list(itertools.islice(beside, len(lines)))
+        if len(others) < len(lines):
+            raise ValueError(f"{expected}, got {number + len(others)}")
+        number += len(lines)
+        yield lines, others
+    if path and next(beside, None) is not None:
+        raise ValueError(f"{expected}, got more than {number}")
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,7 @@ class Tokenizer:
         try:
             return self._processor.encode(list(lines), num_threads=num_threads)
         except TypeError as error:
-            wrong = next((x for x in lines if re.search("[\ud800-\udfff]", x)), "")
-            raise ValueError(
-                f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}"
-            ) from error
+            raise _surrogate_error(lines) from error
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenised text of each list of ids.
@@ -146,9 +143,33 @@ class Tokenizer:
             start = end
         return [*parts, list(ids[start:])]
 
+    def normalise(self, text: str) -> str:
+        """Return text as it is before it is cut, with SPACE in place of each space.
+
+        Raises: ValueError if it has a lone surrogate.
+        """
+        try:
+            return self._processor.normalize(text)
+        except (TypeError, RuntimeError) as error:
+            raise _surrogate_error([text]) from error
+
+    def written(self) -> list[str]:
+        """Return the text of each piece; special symbols and bytes have none."""
+        p, pieces = self._processor, self.pieces(range(self.vocab_size))
+        silent = p.is_control, p.is_unknown, p.is_unused, p.is_byte
+        return [
+            "" if any(kind(i) for kind in silent) else piece
+            for i, piece in enumerate(pieces)
+        ]
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word piece of each id."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def _surrogate_error(lines: Sequence[str]) -> ValueError:
+    wrong = next((x for x in lines if re.search("[\ud800-\udfff]", x)), "")
+    return ValueError(f"expected Unicode text, got a lone surrogate in {wrong[:40]!r}")
 
 
 def _explain(message: str, vocab_size: int) -> str:

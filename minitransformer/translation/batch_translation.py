@@ -17,6 +17,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import DecodingConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.beam_search import Hypothesis, beam_search
+from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.incremental_decoding import (
     Ensemble,
     incremental_decoder,
@@ -31,6 +32,7 @@ def translate_ids(
     config: DecodingConfig,
     num_threads: int = 1,
     shortlist: Callable[[np.ndarray], np.ndarray] | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the `config.nbest` best translations of each sentence, best first.
 
@@ -38,31 +40,50 @@ def translate_ids(
     output has max_len_a * (source tokens) + max_len_b tokens and EOS, or another token
     in its place. `shortlist` returns the target tokens that a batch of sources needs,
     sorted and with the special ones first; probabilities are relative to those tokens.
+    A sentence that no translation was found for, because of its `constraints`, has
+    none.
     """
     encoded = Ragged.from_lists(sources)
     positions = model.config.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
     xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
+    if constraints:
+        search = beam_search
+        if constraints.min_len >= positions:
+            raise ValueError(
+                f"min_len: expected less than the model's {positions} positions, "
+                f"got {constraints.min_len}"
+            )
 
     def translate_batch(batch: np.ndarray) -> list[list[Hypothesis]]:
         limits = np.floor(config.max_len_a * encoded.lengths[batch] + config.max_len_b)
-        limits = np.minimum(limits.astype(int) + 1, positions)  # EOS counts here
+        limits = limits.astype(int) + 1  # EOS counts here
         source = encoded.pad(batch)
         tokens = None if shortlist is None else shortlist(source)
+        if constraints:
+            limits = constraints.limits(limits, batch)
+            if tokens is not None:
+                tokens = constraints.shortlist(tokens, batch)
+        limits = np.minimum(limits, positions)
         with no_grad(), np.errstate(all="ignore"):  # the search refuses what overflows
             decoder = incremental_decoder(
                 model, xp.asarray(source), config.beam, tokens
             )
+            if constraints:
+                decoder = constraints.decoder(decoder, batch, tokens)
             found = search(decoder, limits, config.beam, config.alpha, config.nbest)
-        if tokens is None:
-            return found
-        return [
-            [
-                replace(h, tokens=tuple(tokens[list(h.tokens)].tolist()))
-                for h in hypotheses
+        if tokens is not None:
+            found = [
+                [
+                    replace(h, tokens=tuple(tokens[list(h.tokens)].tolist()))
+                    for h in hypotheses
+                ]
+                for hypotheses in found
             ]
-            for hypotheses in found
-        ]
+        if len(batch) > 1:
+            for n in getattr(decoder, "unsure", ()):  # samples: what others may decide
+                [found[n]] = translate_batch(batch[n : n + 1])
+        return found
 
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
     tokens_per_thread = math.ceil((encoded.lengths + 1).sum() / num_threads)

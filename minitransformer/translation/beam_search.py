@@ -20,6 +20,9 @@ from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
+# Stands for the candidates where a constraint excludes them all.
+NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
+
 # Groups of tokens whose maxima bound the best logits of a row, at least.
 MIN_GROUPS = 256
 
@@ -30,6 +33,7 @@ class Hypothesis:
 
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
     was cut off, EOS; `score` is log_prob / ((5 + number of these) / 6)^alpha.
+    `alignment` has pairs of a source word and one of its words, if it was asked for.
 
     Units: nats
     """
@@ -37,6 +41,7 @@ class Hypothesis:
     tokens: tuple[int, ...]
     score: float
     log_prob: float
+    alignment: tuple[tuple[int, int], ...] = ()
 
 
 def length_penalty(length: Array, alpha: float) -> Array:
@@ -153,8 +158,8 @@ def _best_candidates(
     """
     batch, beams = log_probs.shape
     log_totals = np.full(batch * beams, -np.inf)
-    bound: Array = log_totals
-    found, first = [], 0
+    bound: Array = np.full(batch * beams, np.finfo(np.float32).min)  # above -inf
+    found, first = [NO_CANDIDATE], 0
     for logits in blocks:
         width = logits.shape[1]
         never = [i - first for i in (PAD_ID, UNK_ID, BOS_ID) if 0 <= i - first < width]

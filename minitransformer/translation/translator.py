@@ -6,16 +6,20 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import DecodingConfig
+from minitransformer.settings.config import DecodingConfig, TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation.alignment import Links, TextInParts, align_words
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
+from minitransformer.translation.sampling import sample_ids
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.tags import Tags
 
@@ -59,24 +63,104 @@ class Translator:
         return self.model
 
     def translate(
-        self, lines: Sequence[str], config: DecodingConfig, first_line: int = 1
+        self,
+        lines: Sequence[str],
+        config: DecodingConfig,
+        first_line: int = 1,
+        prefixes: Sequence[str] | None = None,
     ) -> list[str]:
         """Return the best translation of each line."""
-        return self.text([h[0] for h in self.hypotheses(lines, config, first_line)])
+        found = self.hypotheses(lines, config, first_line, prefixes)
+        given = prefixes or [""] * len(lines)
+        return [self.text(h[:1], p)[0] for h, p in zip(found, given, strict=True)]
 
     def hypotheses(
-        self, lines: Sequence[str], config: DecodingConfig, first_line: int = 1
+        self,
+        lines: Sequence[str],
+        config: DecodingConfig,
+        first_line: int = 1,
+        prefixes: Sequence[str] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the `config.nbest` best translations of each line, best first.
 
         A line that is too long is translated in parts. Its n-th best translation
-        consists of the n-th best of every part, whose scores are added.
+        consists of the n-th best of every part, whose scores are added. `prefixes` has
+        what the translation of each line begins with; no constraint is an empty prefix.
+        A `TranslationConfig` may ask for other constraints, samples or word alignments.
+
+        Raises: ValueError naming a line that has no translation within its constraints.
         """
+        if not isinstance(config, TranslationConfig):
+            config = TranslationConfig(**vars(config))
         encoded = self.encode(lines, config, first_line)
+        starts = self._prefixes(prefixes, encoded, first_line)
         sources = [part for parts in encoded for part in parts]
-        threads, shortlist = self.num_threads, self.shortlist
-        found = iter(translate_ids(self.model, sources, config, threads, shortlist))
-        return [_joined([next(found) for _ in parts]) for parts in encoded]
+        model, threads = self.model, self.num_threads
+        if config.sample:
+            found = sample_ids(model, sources, config, threads, starts)
+        else:
+            constraints = Constraints(config, starts)
+            found = translate_ids(
+                model, sources, config, threads, self.shortlist, constraints
+            )
+        rest = iter(found)
+        in_parts = [[next(rest) for _ in parts] for parts in encoded]
+        joined = [_joined(parts) for parts in in_parts]
+        for number, hypotheses in enumerate(joined, first_line):
+            if not hypotheses:
+                raise ValueError(
+                    f"line {number}: expected constraints that a translation can meet, "
+                    "found none that does"
+                )
+        if not config.alignment:
+            return joined
+        texts = map(self.text, joined, prefixes or [""] * len(lines))
+        pairs = [
+            (TextInParts(line, parts), TextInParts(text, [p[n].tokens for p in ranked]))
+            for line, parts, ranked, best in zip(
+                lines, encoded, in_parts, texts, strict=True
+            )
+            for n, text in enumerate(best)
+        ]
+        links = iter(self._align(pairs, config))
+        return [[replace(h, alignment=next(links)) for h in best] for best in joined]
+
+    def _align(
+        self, pairs: Sequence[tuple[TextInParts, TextInParts]], config: DecodingConfig
+    ) -> list[Links]:
+        tokens, threads = config.decode_tokens, self.num_threads
+        return align_words(self.model, self.tokenizer, pairs, tokens, threads)
+
+    def _prefixes(
+        self,
+        prefixes: Sequence[str] | None,
+        encoded: Sequence[Sequence[Sequence[int]]],
+        first_line: int,
+    ) -> list[Prefix | None]:
+        """Return the prefix of each part of each line, which only the first one has.
+
+        Raises: ValueError naming a line that is blank, or whose prefix is impossible.
+        """
+        result: list[Prefix | None] = []
+        given = prefixes if prefixes is not None else [""] * len(encoded)
+        if len(given) != len(encoded):
+            expected = f"expected a prefix for each of {len(encoded)} lines"
+            raise ValueError(f"{expected}, got {len(given)}")
+        for number, (text, parts) in enumerate(
+            zip(given, encoded, strict=True), first_line
+        ):
+            try:
+                prefix = self._finder.find(text) if text else None
+                if prefix and not parts[0]:
+                    raise ValueError(f"expected none for a blank line, got {text!r}")
+            except ValueError as error:
+                raise ValueError(f"prefix of line {number}: {error}") from error
+            result += [prefix, *[None] * (len(parts) - 1)]
+        return result
+
+    @cached_property
+    def _finder(self) -> PrefixFinder:
+        return PrefixFinder(self.tokenizer)
 
     def score(
         self,
@@ -98,6 +182,29 @@ class Translator:
         return score_targets(
             model, sources, targets, config.decode_tokens, self.num_threads
         )
+
+    def align(
+        self,
+        lines: Sequence[str],
+        translations: Sequence[str],
+        config: DecodingConfig,
+        first_line: int = 1,
+    ) -> list[Links]:
+        """Return which words of given translations were made from which of the lines.
+
+        Raises: ValueError if a line is too long.
+        """
+        whole = replace(config, long_input="error")
+        sides = (
+            [
+                TextInParts(line, parts)
+                for line, parts in zip(
+                    side, self.encode(side, whole, first_line), strict=True
+                )
+            ]
+            for side in (lines, translations)
+        )
+        return self._align(list(zip(*sides, strict=True)), config)
 
     def encode(
         self,
@@ -132,10 +239,18 @@ class Translator:
             encoded.append(parts if config.long_input == "split" else parts[:1])
         return encoded
 
-    def text(self, hypotheses: Sequence[Hypothesis]) -> list[str]:
-        """Detokenise. A line feed within a translation becomes a space."""
+    def text(self, hypotheses: Sequence[Hypothesis], prefix: str = "") -> list[str]:
+        """Detokenise. A line feed within a translation becomes a space.
+
+        `prefix` is what the translations were asked to begin with. It is normalised as
+        all text, but what is returned begins with it to the letter.
+
+        Raises: ValueError if there was too little room for the prefix.
+        """
         decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
-        return [line.replace("\n", " ").replace("\r", " ") for line in decoded]
+        lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
+        start = self._finder.find(prefix) if prefix else None
+        return [start.restore(x, prefix) if start else prefix + x for x in lines]
 
 
 def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:

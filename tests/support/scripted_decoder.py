@@ -28,12 +28,12 @@ class ScriptedDecoder:
         self.rows = [self.rows[r] for r in rows]
 
 
-def random_log_probs(seed, sharpness=2.0):
+def random_log_probs(seed, sharpness=2.0, vocab_size=VOCAB):
     """Return a table of random but repeatable log-probabilities for every history."""
 
     def table(sentence, history):
         rng = np.random.default_rng([seed, sentence, *history])
-        logits = rng.standard_normal(VOCAB) * sharpness
+        logits = rng.standard_normal(vocab_size) * sharpness
         return logits - np.log(np.exp(logits).sum())
 
     return table

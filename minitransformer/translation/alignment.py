@@ -1,0 +1,181 @@
+"""Word alignments, from the decoder's attention to the source (beyond the paper).
+
+Attention tells what a word piece was made from: the weights with which the decoder
+looked at the source when it wrote that piece. The mean over all heads of all layers,
+and over the models of an ensemble, serves as the alignment of pieces. Summed over the
+pieces of words, it is the alignment of words, and each word of the translation is
+linked to the source word that has the largest sum.
+
+Shapes: B sentences, S source, T target, H heads, D d_model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine.backend import Array, array_module, as_float32, to_host
+from minitransformer.model.layers import MultiHeadAttention
+from minitransformer.model.transformer import Transformer, causal_mask
+from minitransformer.settings.config import BOS_ID
+from minitransformer.text.ids import Ragged
+from minitransformer.text.tokenizer import SPACE, Tokenizer
+from minitransformer.translation.batch_translation import map_batches
+from minitransformer.translation.incremental_decoding import Ensemble
+
+# Pairs of a source word and a target word, counted from 0.
+Links: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class TextInParts:
+    """A text and its word pieces: in one part, or in several if it was too long."""
+
+    text: str
+    parts: Sequence[Sequence[int]]
+
+    def words(self, tokenizer: Tokenizer) -> list[np.ndarray]:
+        """Return the number of the word that each piece of each part belongs to."""
+        ids = list(itertools.chain.from_iterable(self.parts))
+        words = np.array(words_of_pieces(tokenizer, ids, self.text), dtype=int)
+        return np.split(words, np.cumsum([len(part) for part in self.parts])[:-1])
+
+
+def align_words(
+    model: Transformer | Ensemble,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[TextInParts, TextInParts]],
+    max_tokens: int = 4096,
+    num_threads: int = 1,
+) -> list[Links]:
+    """Align the words of translations, which have as many parts as their sources."""
+    sources, targets = (
+        [part for pair in pairs for part in pair[side].parts] for side in (0, 1)
+    )
+    found = piece_weights(model, sources, targets, max_tokens, num_threads)
+    weights, results = iter(found), []
+    for source, target in pairs:
+        best: dict[int, tuple[float, int]] = {}  # of each target word
+        words = source.words(tokenizer), target.words(tokenizer)
+        for in_source, in_target in zip(*words, strict=True):
+            sums = word_weights(next(weights), in_source, in_target)
+            for word in np.flatnonzero(sums.any(axis=1)).tolist():
+                link = float(sums[word].max()), int(sums[word].argmax())
+                best[word] = max(best.get(word, link), link)
+        if not (source.text.split() and target.text.split()):
+            best = {}
+        results.append(tuple(sorted((i, j) for j, (_, i) in best.items())))
+    return results
+
+
+def piece_weights(
+    model: Transformer | Ensemble,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    max_tokens: int = 4096,
+    num_threads: int = 1,
+) -> list[np.ndarray]:
+    """Return how much each target piece is made from each source piece.
+
+    A row sums to 1, less the weight of the source's end. Where the source is empty, so
+    are the rows. Shapes: for each pair [T, S]
+    """
+    members = model.members if isinstance(model, Ensemble) else [model]
+    xp = array_module(model.embedding.table.data)
+    source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
+
+    def align_batch(batch: np.ndarray) -> list[np.ndarray]:
+        ids = source.pad(batch), target.pad(batch, BOS_ID)[:, :-1]
+        arrays = [xp.asarray(side) for side in ids]
+        with no_grad():
+            total = sum(mean_cross_attention(member, *arrays) for member in members)
+        weights = to_host(total) / len(members)
+        sizes = zip(weights, target.lengths[batch], source.lengths[batch], strict=True)
+        return [rows[:to, :of] for rows, to, of in sizes]
+
+    results = [np.zeros((len(t), 0)) for t in targets]
+    longest = np.maximum(source.lengths, target.lengths)
+    lengths = np.where(source.lengths > 0, longest, 0)
+    for pair, weights in map_batches(align_batch, lengths, max_tokens, num_threads):
+        results[pair] = weights
+    return results
+
+
+def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Array:
+    """Return the mean over layers and heads of the decoder's attention to the source.
+
+    Shapes: source ids [B, S], target ids [B, T], from BOS on -> [B, T, S]
+    """
+    memory, source_mask = model.encode(source)
+    x: Tensor = model.embedding(target, None)
+    total: Array = 0
+    restricted = model.config.attention_window is not None
+    target_mask = None if restricted else causal_mask(target)
+    for layer in model.decoder:
+        attended = layer.self_attention(x, x, target_mask, None)
+        queries = layer.self_attention_norm(attended, x, None)
+        weights = attention_weights(layer.cross_attention, queries, memory, source_mask)
+        total += weights.mean(axis=1)
+        x = layer(x, memory, target_mask, source_mask, None)
+    return total / len(model.decoder)
+
+
+def attention_weights(
+    attention: MultiHeadAttention, queries: Tensor, memory: Tensor, mask: Array
+) -> Array:
+    """Return softmax(Q Kᵀ / sqrt(d_k)) of equation 1.
+
+    Shapes: queries [B, T, D], memory [B, S, D], mask [B, 1, 1, S] -> [B, H, T, S]
+    """
+    q = ops.linear(queries, attention.query).data
+    k = ops.linear(memory, attention.key).data
+    q, k = (
+        as_float32(x).reshape(*x.shape[:2], attention.num_heads, -1).swapaxes(1, 2)
+        for x in (q, k)
+    )
+    xp = array_module(q)
+    scores = xp.where(mask, q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1]), -xp.inf)
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
+    """Return the number of the word of `text` that each of its pieces belongs to.
+
+    Words are what has white space around it.
+    """
+    pieces = tokenizer.pieces(ids)
+    starts = [i for i, piece in enumerate(pieces) if piece.startswith(SPACE)]
+    words, count = [], 0
+    for first, end in zip([0, *starts], [*starts, len(ids)], strict=True):
+        beginnings = [ids[first : i + 1] for i in range(first, end)]
+        begun = [len(part.split()) for part in tokenizer.decode(beginnings)]
+        words += [max(count + number - 1, 0) for number in begun]
+        count += begun[-1] if begun else 0
+    originals = text.split()
+    if originals and count != len(originals):  # normalisation made one word two or none
+        normal = [tokenizer.normalise(w).replace(SPACE, " ").split() for w in originals]
+        owners = np.repeat(np.arange(len(originals)), [len(parts) for parts in normal])
+        words = [int(owners[min(word, len(owners) - 1)]) for word in words]
+    return words
+
+
+def word_weights(
+    weights: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
+) -> np.ndarray:
+    """Sum weights over the pieces of words.
+
+    Shapes: weights [T, S], words of the pieces [S] and [T] -> [target words, source
+    words], both from word 0 on
+    """
+    size = [int(words.max(initial=-1)) + 1 for words in (target_words, source_words)]
+    sums = np.zeros(size)
+    np.add.at(sums, (target_words[:, None], source_words), weights)
+    return sums

@@ -1,0 +1,293 @@
+"""Constraints on translations: which tokens may follow (beyond the paper).
+
+A constraint stands between the model and the search, as an `IncrementalDecoder` that
+excludes tokens. Their probability goes to padding, which no search produces. So the
+search need not know of constraints, and log-probabilities remain those of the model.
+
+Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+
+from minitransformer.engine.backend import Array, array_module
+from minitransformer.settings.config import EOS_ID, PAD_ID, UNK_ID, TranslationConfig
+from minitransformer.text.tokenizer import SPACE, Tokenizer
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
+
+# Beginnings of words whose ways to be written are remembered.
+MAX_ENDINGS = 1024
+
+# The tokens that may follow, each with those that may follow it; None for all tokens.
+Tree: TypeAlias = "dict[int, Tree | None]"
+
+
+class Prefix:
+    """The text that a translation begins with, which may end within a word.
+
+    `tree` has the ways to write it. Until it is written, only those tokens may follow
+    into which the tokenizer cuts a text that begins with the prefix; other pieces could
+    write the same letters, but the model has never seen them there. The last token may
+    go beyond the prefix. `tokens` write the prefix and no more.
+
+    `text` is normalised, as is the text of the model.
+    """
+
+    def __init__(self, text: str, tokens: Sequence[int], tree: Tree) -> None:
+        self.text, self.tokens, self.tree = text, tokens, tree
+
+    def restore(self, translation: str, original: str) -> str:
+        """Replace the normalised prefix of a translation by what was given for it.
+
+        Raises: ValueError if the translation does not begin with the prefix.
+        """
+        if not translation.startswith(self.text):
+            raise ValueError(
+                f"expected a translation that begins with {self.text[:40]!r}, "
+                f"got {translation[:40]!r}: the model has too few positions"
+            )
+        return original + translation[len(self.text) :]
+
+
+class PrefixFinder:
+    """Makes prefixes from text, for one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        written = ((text, i) for i, text in enumerate(tokenizer.written()) if text)
+        self._pieces = sorted(written)
+        self._endings = lru_cache(MAX_ENDINGS)(self._find_endings)
+
+    def find(self, text: str) -> Prefix | None:
+        """Return the prefix `text`, or None if it is blank.
+
+        Raises: ValueError if the vocabulary has no pieces for it.
+        """
+        words = self._tokenizer.normalise(text).replace(SPACE, " ").split()
+        if not words:
+            return None
+        normal = " ".join(words)
+        unfinished = "" if text[-1].isspace() else words.pop()
+        tokens, first = self._tokenizer.encode([normal, " ".join(words)])
+        tree = self._endings(unfinished)
+        if UNK_ID in tokens or not tree:
+            raise ValueError(f"the vocabulary cannot write {normal[:40]!r}")
+        for token in reversed(first):
+            tree = {token: tree}
+        if not unfinished:
+            normal += " "
+        return Prefix(normal, tokens, tree)
+
+    def _find_endings(self, word: str) -> Tree:
+        """Return the ways to write a word that begins with `word`."""
+        if not word:
+            return dict.fromkeys(self._beginning_with(SPACE))
+        parts = [word[:end] for end in range(len(word) + 1)]
+        before = self._tokenizer.encode(parts)
+        ways, texts = [before[-1]], [word]
+        for end, tokens in enumerate(before[:-1]):
+            rest = word[end:] if end else SPACE + word
+            for token, piece in self._beginning_with(rest).items():
+                ways.append([*tokens, token])
+                texts.append(word[:end] + piece.removeprefix(SPACE))
+        tree: Tree = {}
+        for way, cut in zip(ways, self._tokenizer.encode(texts), strict=True):
+            if way == cut:
+                _add(tree, way)
+        return tree
+
+    def _beginning_with(self, text: str) -> dict[int, str]:
+        """Return the pieces that begin with `text`, each with its own text."""
+        first = bisect.bisect_left(self._pieces, (text, 0))
+        found = itertools.takewhile(
+            lambda piece: piece[0].startswith(text), self._pieces[first:]
+        )
+        return {token: piece for piece, token in found}
+
+
+def _add(tree: Tree, way: Sequence[int]) -> None:
+    """Add tokens that follow one another; after the last, all tokens may follow."""
+    for token in way[:-1]:
+        below = tree.setdefault(token, {})
+        if below is None:  # a shorter way ends here, and all may follow that
+            return
+        tree = below
+    tree[way[-1]] = None
+
+
+def _within(tree: Tree, tokens: set[int]) -> Tree:
+    """Return the part of a tree that has these tokens only, and no dead ends."""
+    found: Tree = {}
+    for token in tree.keys() & tokens:
+        below = tree[token]
+        rest = None if below is None else _within(below, tokens)
+        if rest is None or rest:
+            found[token] = rest
+    return found
+
+
+class Constraints:
+    """What the translations of some sentences must meet.
+
+    `prefixes` has the prefix of each sentence, or None. They are met before all else:
+    n-grams within a prefix may occur twice.
+    """
+
+    def __init__(
+        self,
+        config: TranslationConfig,
+        prefixes: Sequence[Prefix | None] = (),
+    ) -> None:
+        self.min_len, self.ngram = config.min_len or 0, config.no_repeat_ngram or 0
+        self.prefixes = prefixes if any(prefixes) else ()
+
+    def __bool__(self) -> bool:
+        """Whether anything is constrained."""
+        return bool(self.min_len or self.ngram or self.prefixes)
+
+    def prefixes_of(self, batch: np.ndarray) -> list[Prefix | None]:
+        return [self.prefixes[i] if self.prefixes else None for i in batch]
+
+    def limits(self, limits: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """Return the longest outputs, which need room for prefixes and `min_len`.
+
+        A prefix does not count. Shapes: limits [B], batch of sentences [B] -> [B]
+        """
+        extra = [len(p.text.encode()) + 1 if p else 0 for p in self.prefixes_of(batch)]
+        return np.maximum(limits + extra, self.min_len + 1)
+
+    def shortlist(self, tokens: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        """Add the tokens that prefixes need to a sorted shortlist of tokens."""
+        needed = [p.tokens for p in self.prefixes_of(batch) if p]
+        return np.unique(np.concatenate([tokens, *needed]).astype(int))
+
+    def decoder(
+        self,
+        decoder: IncrementalDecoder,
+        batch: np.ndarray,
+        shortlist: np.ndarray | None = None,
+    ) -> IncrementalDecoder:
+        """Return a decoder that constrains another one of the sentences `batch`."""
+        return ConstrainedDecoder(decoder, self, batch, shortlist)
+
+
+class WatchedDecoder:
+    """A decoder that knows the tokens fed so far, and so may exclude the next.
+
+    Shapes: sentences [B K], numbers from 0; histories [B K, length], which begin with
+    BOS
+    """
+
+    def __init__(self, decoder: IncrementalDecoder, batch_size: int) -> None:
+        self._decoder = decoder
+        self.sentences = np.arange(batch_size)
+        self.histories = np.empty((batch_size, 0), dtype=int)
+
+    def step(self, tokens: np.ndarray) -> Iterator[Array]:
+        self.histories = np.concatenate([self.histories, tokens[:, None]], axis=1)
+        blocks = list(self._decoder.step(tokens))
+        xp = array_module(blocks[0])
+        logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
+        exclude(logits, self.excluded(logits))
+        yield logits
+
+    def excluded(self, logits: Array) -> np.ndarray:
+        """Return what must not follow. Shapes: logits [B K, V] -> [B K, V] bool"""
+        raise NotImplementedError
+
+    def select(self, rows: np.ndarray) -> None:
+        self.sentences, self.histories = self.sentences[rows], self.histories[rows]
+        self._decoder.select(rows)
+
+
+class ConstrainedDecoder(WatchedDecoder):
+    """A decoder whose tokens meet constraints.
+
+    Source: `--no-repeat-ngram-size` and `--min-len` as in fairseq (Ott et al., 2019).
+    """
+
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        constraints: Constraints,
+        batch: np.ndarray,
+        shortlist: np.ndarray | None,
+    ) -> None:
+        super().__init__(decoder, len(batch))
+        self._constraints, self._shortlist = constraints, shortlist
+        trees: list[Tree | None] = [
+            prefix.tree if prefix else None for prefix in constraints.prefixes_of(batch)
+        ]
+        if shortlist is not None:
+            listed = set(shortlist.tolist())
+            trees = [_within(tree, listed) if tree else None for tree in trees]
+        self._trees = trees  # what may follow each beam
+
+    def step(self, tokens: np.ndarray) -> Iterator[Array]:
+        if self.histories.shape[1]:  # not BOS
+            ids = tokens if self._shortlist is None else self._shortlist[tokens]
+            self._trees = [
+                None if tree is None else tree.get(token)
+                for tree, token in zip(self._trees, ids.tolist(), strict=True)
+            ]
+        yield from super().step(tokens)
+
+    def select(self, rows: np.ndarray) -> None:
+        self._trees = [self._trees[row] for row in rows]
+        super().select(rows)
+
+    def excluded(self, logits: Array) -> np.ndarray:
+        result = np.zeros(logits.shape, dtype=bool)
+        if self._constraints.ngram:
+            exclude_repetitions(result, self.histories, self._constraints.ngram)
+        result[:, EOS_ID] |= self.histories.shape[1] <= self._constraints.min_len
+        for row, tree in enumerate(self._trees):
+            if tree is not None:
+                columns = np.array([*tree], dtype=int)
+                if self._shortlist is not None:
+                    columns = np.searchsorted(self._shortlist, np.sort(columns))
+                result[row] = True
+                result[row, columns] = False
+        return result
+
+
+def exclude_repetitions(
+    excluded: np.ndarray, histories: np.ndarray, ngram: int
+) -> None:
+    """Exclude tokens that would complete an n-gram that has occurred before.
+
+    Shapes: excluded [N, V] bool, histories [N, length]
+    """
+    if histories.shape[1] < ngram:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(histories, ngram, axis=1)
+    newest = histories[:, None, histories.shape[1] - ngram + 1 :]
+    row, place = np.nonzero((windows[:, :, :-1] == newest).all(axis=2))
+    excluded[row, windows[row, place, -1]] = True
+
+
+def exclude(logits: Array, excluded: np.ndarray) -> None:
+    """Set logits to -inf, and give their probability to padding.
+
+    So log-sum-exp, and with it the probability of every other token, remains the same.
+
+    Shapes: logits [N, V], excluded [N, V] bool
+    """
+    xp = array_module(logits)
+    affected = np.flatnonzero(excluded.any(axis=1))
+    rows, hidden = xp.asarray(affected), xp.asarray(excluded[affected])
+    hidden[:, PAD_ID] = True
+    chosen = logits[rows]
+    highest = chosen.max(axis=1)
+    total = xp.where(hidden, xp.exp(chosen - highest[:, None]), 0).sum(axis=1)
+    chosen[hidden] = -xp.inf
+    smallest = xp.finfo(chosen.dtype).tiny  # never log(0)
+    chosen[:, PAD_ID] = highest + xp.log(xp.maximum(total, smallest))
+    logits[rows] = chosen

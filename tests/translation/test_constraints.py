@@ -1,0 +1,289 @@
+"""Constraints against exhaustive search, and prefixes of real text."""
+
+import itertools
+import unicodedata
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer import load
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import (
+    EOS_ID,
+    UNK_ID,
+    ModelConfig,
+    TranslationConfig,
+)
+from minitransformer.text.ids import Ragged
+from minitransformer.text.tokenizer import SPACE, Tokenizer
+from minitransformer.translation.beam_search import beam_search
+from minitransformer.translation.constraints import Constraints, PrefixFinder
+from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.lexicon import Lexicon
+from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.translator import Translator
+from support.closeness import assert_close
+from support.in_process import run_translate
+from support.models import CAT_LINES, save_small_model
+from support.scripted_decoder import ScriptedDecoder, random_log_probs
+from support.scripts import SHORT
+
+SHORT_OUTPUT = TranslationConfig(max_len_a=0, max_len_b=5)
+
+
+def constrained_search(table, limit, nbest, config, prefixes=(), beam=None):
+    """The search of one sentence with a beam that no candidate is lost from."""
+    batch, constraints = np.array([0]), Constraints(config, prefixes)
+    decoder = constraints.decoder(ScriptedDecoder(table, [0]), batch)
+    return beam_search(decoder, np.array([limit]), beam or 3**limit, 0.6, nbest)[0]
+
+
+def ended(table, words, limit):
+    """Every sequence of `words` that ends in time: score, log-probability, tokens."""
+    for length in range(1, limit + 1):
+        for chosen in itertools.product(words, repeat=length - 1):
+            sequence = (*chosen, EOS_ID)
+            log_prob = sum(
+                table(0, sequence[:i])[token] for i, token in enumerate(sequence)
+            )
+            yield log_prob / ((5 + length) / 6) ** 0.6, log_prob, chosen
+
+
+def repeats(tokens, n):
+    grams = [tokens[i : i + n] for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) < len(grams)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(0, 3))
+def test_the_best_that_repeats_nothing_and_is_long_enough(seed, ngram, min_len):
+    table = cache(random_log_probs(seed))
+    config = TranslationConfig(no_repeat_ngram=ngram, min_len=min_len or None)
+    found = constrained_search(table, 5, 4, config)
+    allowed = [
+        (score, log_prob, tokens)
+        for score, log_prob, tokens in ended(table, (4, 5, 6), 5)
+        if len(tokens) >= min_len and not repeats(tokens, ngram)
+    ]
+    expected = sorted(allowed, reverse=True)[:4]
+    assert [h.tokens for h in found] == [tokens for *_, tokens in expected]
+    assert_close([h.score for h in found], [score for score, *_ in expected])
+    assert_close([h.log_prob for h in found], [p for _, p, _ in expected])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 2))
+def test_greedy_search_takes_the_best_token_that_is_allowed(seed, ngram):
+    table, words = random_log_probs(seed), []
+    config = TranslationConfig(no_repeat_ngram=ngram, min_len=2)
+    [found] = constrained_search(table, 9, 1, config, beam=1)
+    while True:
+        log_probs = table(0, tuple(words)).copy()
+        log_probs[:EOS_ID] = -np.inf
+        if len(words) < 2:
+            log_probs[EOS_ID] = -np.inf
+        for token in (4, 5, 6):
+            if repeats((*words, token), ngram):
+                log_probs[token] = -np.inf
+        if log_probs.argmax() == EOS_ID or len(words) == 9:
+            break
+        words.append(int(log_probs.argmax()))
+    assert found.tokens == tuple(words)
+
+
+def test_no_translation_is_found_where_none_is_allowed():
+    config = TranslationConfig(no_repeat_ngram=1, min_len=4)  # of three words
+    assert constrained_search(random_log_probs(1), 9, 1, config, beam=3) == []
+
+
+def test_nothing_asked_for_is_no_constraint():
+    assert not Constraints(TranslationConfig(), [None, None])
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A tokenizer of few pieces, several of which begin alike."""
+    lines = ["ab abb", "ba ab", "aab ab", "bab abb", "b a", "abb ba"] * 3
+    return Tokenizer.train(lines, 12)
+
+
+def allowed_by_definition(tokenizer, tokens, prefix):
+    """Whether the text's first pieces are cut from text that begins with the prefix."""
+    for end in range(1, len(tokens) + 1):
+        [before, text] = tokenizer.decode([tokens[: end - 1], tokens[:end]])
+        if not text.startswith(prefix):
+            continue
+        [cut] = tokenizer.encode([text])
+        last = tokenizer.pieces(tokens[end - 1 : end])
+        if last == [SPACE]:  # which precedes a letter that no piece begins with
+            cut = [*cut, tokens[end - 1]]
+        return not before.startswith(prefix) and cut == list(tokens[:end])
+    return False
+
+
+@pytest.mark.parametrize(
+    "prefix", ["a", "ab", "abb", "aab ", "b a", "ba ab", "aabb", "ab "]
+)
+def test_the_best_of_all_translations_that_begin_with_a_prefix(letters, prefix):
+    words = range(4, letters.vocab_size)
+    found = PrefixFinder(letters).find(prefix)
+    table = cache(random_log_probs(len(prefix), vocab_size=letters.vocab_size))
+    limit = 4
+    allowed = [
+        (score, log_prob, tokens)
+        for score, log_prob, tokens in ended(table, words, limit)
+        if allowed_by_definition(letters, tokens, prefix)
+    ]
+    assert allowed or len(letters.encode([prefix])[0]) >= limit
+    expected = sorted(allowed, reverse=True)[:9]
+    best = constrained_search(table, limit, 9, TranslationConfig(), [found], beam=600)
+    best = [h for h in best if len(h.tokens) < limit]  # what did not end is no match
+    assert [h.tokens for h in best] == [tokens for *_, tokens in expected]
+    assert_close([h.log_prob for h in best], [p for _, p, _ in expected])
+
+
+def test_pieces_of_a_prefix_may_repeat_themselves(letters):
+    prefix = PrefixFinder(letters).find("ab ab ab ")
+    table = random_log_probs(1, vocab_size=letters.vocab_size)
+    config = TranslationConfig(no_repeat_ngram=1)
+    [best] = constrained_search(table, 8, 1, config, [prefix], beam=4)
+    assert letters.decode([best.tokens])[0].startswith("ab ab ab ")
+    first = len(prefix.tokens)
+    rest = best.tokens[first + 1 :]
+    assert not {*rest} & {*best.tokens[: first + 1]}
+    assert len({*rest}) == len(rest)
+
+
+@pytest.fixture(scope="module")
+def translator(model_path):
+    return load(model_path, threads=1)
+
+
+CUT = "sat mat 7 cat"
+CONFIGS = {
+    "beam": SHORT_OUTPUT,
+    "greedy": replace(SHORT_OUTPUT, beam=1),
+    "nbest": replace(SHORT_OUTPUT, nbest=3),
+    "samples": replace(SHORT_OUTPUT, sample=True, nbest=3),
+    "split": replace(SHORT_OUTPUT, max_input=9),
+    "others": replace(SHORT_OUTPUT, no_repeat_ngram=2, min_len=4),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_translation_begins_with_its_prefix(translator, name):
+    config, prefixes = CONFIGS[name], [CUT[:end] for end in range(len(CUT) + 1)]
+    lines = CAT_LINES[: len(prefixes)]
+    found = translator.hypotheses(lines, config, 1, prefixes)
+    for hypotheses, prefix in zip(found, prefixes, strict=True):
+        texts = translator.text(hypotheses, prefix)
+        assert 1 <= len(texts) <= config.nbest
+        assert all(text.startswith(prefix) for text in texts)
+        assert all(UNK_ID not in h.tokens for h in hypotheses)
+        if name == "others":
+            assert all(len(h.tokens) >= 4 for h in hypotheses)
+    plain = translator.hypotheses(lines[:1], config)
+    assert [h.tokens for h in found[0]] == [h.tokens for h in plain[0]]
+
+
+def test_ensembles_and_shortlists_have_prefixes(translator, tmp_path):
+    other = save_small_model(tmp_path / "x.safetensors", d_k=6)
+    models = [translator.model, load(other).model]
+    tokenizer = translator.tokenizer
+    nothing = Ragged.from_lists([[]] * 50)
+    few = Lexicon(nothing, np.array(tokenizer.encode(["on"])[0]))
+    for model, lexicon in ((Ensemble(models), None), (models[0], few)):
+        restricted = Translator(model, tokenizer, 1, lexicon)
+        for beam in (1, 3):
+            config = replace(SHORT_OUTPUT, beam=beam)
+            prefixes = [CUT[:end] for end in range(len(CUT) + 1)]
+            found = restricted.translate(CAT_LINES[:14], config, 1, prefixes)
+            for text, prefix in zip(found, prefixes, strict=True):
+                assert text.startswith(prefix)
+
+
+def test_text_that_is_normalised_is_restored(translator):
+    for prefix in ("  the\u00a0cat", "the  cat ", "\uff54he", " ", "the\tmat"):
+        [text] = translator.translate(["a mat"], SHORT_OUTPUT, 1, [prefix])
+        assert text.startswith(prefix)
+        [[best]] = translator.hypotheses(["a mat"], SHORT_OUTPUT, 1, [prefix])
+        normal = unicodedata.normalize("NFKC", prefix).split()
+        [plain] = translator.text([best])
+        assert plain.startswith(" ".join(normal))
+
+
+def test_characters_without_a_piece_are_written_as_bytes():
+    rng = np.random.default_rng(1)
+    words = ["".join(rng.choice([*"abcdefghij"], 5)) for _ in range(3000)]
+    tokenizer = Tokenizer.train(map(" ".join, itertools.pairwise(words)), 1024)
+    sizes = {"vocab_size": 1024, "d_model": 8, "d_ff": 8, "num_heads": 2}
+    config = ModelConfig(encoder_layers=1, decoder_layers=1, **sizes)
+    translator = Translator(Transformer(config), tokenizer)
+    prefix = "abc \N{SLIGHTLY SMILING FACE}\u4f60"
+    for end in range(1, len(prefix) + 1):
+        [text] = translator.translate(["ab"], SHORT_OUTPUT, 1, [prefix[:end]])
+        assert text.startswith(prefix[:end])
+
+
+def test_a_prefix_has_room_in_the_longest_output(translator):
+    [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [CAT_LINES[3] + " the"])
+    assert len(found[0].tokens) > 6
+    config = replace(SHORT_OUTPUT, min_len=30)
+    [[best]] = translator.hypotheses(["on"], config)
+    assert len(best.tokens) >= 30
+
+
+def test_sentences_of_a_batch_have_their_own_prefixes(translator):
+    """Whatever the batch, the order and the threads, and also where some have none."""
+    prefixes = ["", "sat", "", "the m", "7"]
+    together = translator.translate(CAT_LINES[:5], SHORT_OUTPUT, 1, prefixes)
+    for line, prefix, text in zip(CAT_LINES, prefixes, together, strict=False):
+        assert translator.translate([line], SHORT_OUTPUT, 1, [prefix]) == [text]
+
+
+def test_impossible_constraints_name_the_line(translator, tmp_path):
+    for prefixes, message in (
+        (["", "\u4f60"], "prefix of line 8: the vocabulary cannot write '\u4f60'"),
+        (["", "a", "x"], "expected a prefix for each of 2 lines, got 3"),
+        (["", "\ud800"], "prefix of line 8: expected Unicode text"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            translator.translate(["a", "b"], SHORT_OUTPUT, 7, prefixes)
+    with pytest.raises(ValueError, match="prefix of line 1: expected none for a blank"):
+        translator.translate([" "], SHORT_OUTPUT, 1, ["the"])
+    config = replace(SHORT_OUTPUT, no_repeat_ngram=1, min_len=60)
+    with pytest.raises(ValueError, match="line 2: expected constraints that a transla"):
+        translator.translate(["", "cat"], config)
+    path = save_small_model(tmp_path / "l.st", positions="learned", max_positions=6)
+    with pytest.raises(ValueError, match="min_len: expected less than the model's 6"):
+        load(path).translate(["a"], replace(SHORT_OUTPUT, min_len=6))
+    with pytest.raises(ValueError, match="the model has too few positions"):
+        load(path).translate(["a"], SHORT_OUTPUT, 1, ["the cat sat on the mat"])
+
+
+def test_log_probabilities_are_those_of_the_model(translator):
+    lines, prefixes = CAT_LINES[:4], ["", "sat", "the", "mat "]
+    config = replace(SHORT_OUTPUT, no_repeat_ngram=1, max_len_b=40)
+    found = [h[0] for h in translator.hypotheses(lines, config, 1, prefixes)]
+    tokens = [h.tokens for h in found]
+    sources = translator.tokenizer.encode(lines)
+    expected = score_targets(translator.model, sources, tokens)
+    assert all(len(x) < 40 for x in tokens)  # so that EOS follows
+    assert_close([h.log_prob for h in found], [p for p, _ in expected], "float32")
+
+
+def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path, capfd):
+    (tmp_path / "prefix").write_text("sat\n\nthe m\n")
+    flags = ["--model", model_path, *SHORT, "--prefix", str(tmp_path / "prefix")]
+    code, out, err = run_translate(capfd, *flags, "--buffer", "2", "cat", "", "mat")
+    lines = out.split("\n")
+    assert (code, err, len(lines)) == (0, "", 4)
+    assert lines[0].startswith("sat")
+    assert lines[1] == ""
+    assert lines[2].startswith("the m")
+    for sentences, got in ((["a"], "got more than 1"), (["a", "", "b", "c"], "got 3")):
+        code, _, err = run_translate(capfd, *flags, *sentences)
+        assert code == 1
+        assert f"prefix: expected a line for each source line, {got}" in err

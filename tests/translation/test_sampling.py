@@ -1,0 +1,258 @@
+"""Samples: their frequencies against the softmax, and what they depend on."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from minitransformer import load
+from minitransformer.settings.config import EOS_ID, TranslationConfig
+from minitransformer.translation import sampling
+from minitransformer.translation.beam_search import beam_search
+from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.sampling import Draws, draw, likeliest, sample_ids
+from minitransformer.translation.scoring import score_targets
+from support.closeness import assert_close
+from support.in_process import run_translate
+from support.models import CAT_LINES, confident_models, mean_next_probabilities
+from support.scripted_decoder import ScriptedDecoder, random_log_probs
+from support.scripts import SHORT
+
+# The values that chi-square exceeds with probability 0.001, by degrees of freedom.
+CRITICAL = [
+    0.0, 10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877,
+    29.588, 31.264, 32.909,
+]  # fmt: skip
+
+SAMPLE = TranslationConfig(sample=True, max_len_a=0, max_len_b=5)
+
+
+def assert_drawn_from(counts, probabilities):
+    """Compare how often each outcome came with its probability."""
+    total = sum(counts.values())
+    assert counts.keys() <= {x for x, p in probabilities.items() if p > 0}
+    assert sum(probabilities.values()) == pytest.approx(1)
+    terms = [
+        (counts[outcome] - total * p) ** 2 / (total * p)
+        for outcome, p in probabilities.items()
+        if p > 0
+    ]
+    assert all(total * p >= 5 for p in probabilities.values() if p > 0)
+    assert sum(terms) < CRITICAL[len(terms) - 1]
+
+
+def next_probabilities(log_probs, temperature, top_k, top_p):
+    """The distribution of the next token, by the definitions and one by one."""
+    possible = {t: log_probs[t] / temperature for t in range(EOS_ID, len(log_probs))}
+    ranked = sorted(possible, key=lambda t: -possible[t])[:top_k]
+    total = sum(np.exp(possible[t]) for t in ranked)
+    kept, mass = {}, 0.0
+    for token in ranked:
+        if mass < (top_p or 1):
+            kept[token] = np.exp(possible[token]) / total
+            mass += kept[token]
+    return {token: p / mass for token, p in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [
+        (1.0, None, None),
+        (0.5, None, None),
+        (2.0, None, None),
+        (1.0, 2, None),
+        (1.0, None, 0.7),
+        (2.0, 3, 0.6),
+    ],
+)
+def test_outcomes_are_as_frequent_as_they_are_probable(temperature, top_k, top_p):
+    table, limit, count = cache(random_log_probs(3, 0.4)), 2, 4000
+    config = replace(SAMPLE, temperature=temperature, top_k=top_k, top_p=top_p)
+    draws = Draws(config, [], [(1, n) for n in range(count)])
+    decoder = draws.decoder(ScriptedDecoder(table, [0] * count), np.arange(count))
+    found = beam_search(decoder, np.full(count, limit), 1, 0.0, 1)
+    expected = {}
+    for first, p in next_probabilities(table(0, ()), temperature, top_k, top_p).items():
+        if first == EOS_ID:
+            expected[()] = p
+            continue
+        after = next_probabilities(table(0, (first,)), temperature, top_k, top_p)
+        for second, q in after.items():
+            expected[(first, second) if second != EOS_ID else (first,)] = p * q
+    assert_drawn_from(Counter(h.tokens for [h] in found), expected)
+    for [h] in found[:50]:  # log-probabilities are those of the model, at temperature 1
+        sequence = (*h.tokens, EOS_ID)[:limit]
+        log_probs = [table(0, sequence[:i])[t] for i, t in enumerate(sequence)]
+        assert_close(h.log_prob, sum(log_probs))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_samples_of_models_follow_the_softmax(members):
+    models, source = confident_models(members), [5, 6, 7]
+    config = replace(SAMPLE, max_len_b=0, nbest=3000)
+    model = Ensemble(models) if members > 1 else models[0]
+    [found] = sample_ids(model, [source], config)
+    p = mean_next_probabilities(models, source, [])[EOS_ID:]
+    outcomes = [(), *((token,) for token in range(4, 9))]
+    expected = dict(zip(outcomes, p / p.sum(), strict=True))
+    assert_drawn_from(Counter(h.tokens for h in found), expected)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(3, None), (None, 0.8), (20, 0.5), (1, 1)]
+)
+def test_what_is_kept_is_what_a_full_sort_keeps(top_k, top_p):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((40, 700)).astype(np.float32) * 2
+    logits[:, ::7] = -np.inf
+    weights, least, below, above = likeliest(logits, top_k, top_p)
+    for row, found, cut in zip(logits.astype(float), weights, least, strict=True):
+        order = np.argsort(-row)
+        p = np.exp(row[order[:top_k]])
+        before = np.cumsum(p) / p.sum() - p / p.sum()
+        kept = order[:top_k][before < (top_p or 2)]
+        assert set(np.flatnonzero(found >= cut)) == {*kept.tolist()}
+        assert_close(found, np.exp(row - row.max()), "float32")
+    assert (below >= least).all()
+    assert (above < below).all()  # nothing is in doubt
+
+
+def test_close_draws_are_noticed():
+    """Two tokens at the cut; two quotients that differ little; and a clear draw."""
+    logits = np.log([[0.4, 0.2, 0.2, 0.2]])
+    weights, *limits = likeliest(logits, 2, None, 1e-4)
+    assert_close(weights, [[1, 0.5, 0.5, 0.5]])
+    assert (weights >= limits[0]).all()  # those as likely as the last are kept
+    noise = np.array([[9.0, 5.0, 1.0, 7.0]])
+    tokens, close = draw(weights, noise, *limits, 1e-4)
+    assert (tokens.tolist(), close.tolist()) == ([2], [True])
+    tokens, close = draw(weights, noise * [[0.01, 1, 1, 1]], *limits, 1e-4)
+    assert (tokens.tolist(), close.tolist()) == ([0], [False])
+    every = likeliest(logits, None, None, 1e-4)[1:]
+    for factor, expected in ((1.00001, True), (0.99999, True), (1.1, False)):
+        noise = np.array([[2.0, 9.0, factor, 7.0]])
+        assert draw(weights, noise, *every, 1e-4)[1].tolist() == [expected]
+    for p, in_doubt in ((0.8, [0.3, 0.2]), (0.80005, [0.2, 0.3]), (0.79, [])):
+        weights, _, low, high = likeliest(np.log([[0.2, 0.5, 0.3]]), None, p, 1e-4)
+        found = 0.5 * weights[(weights >= low[:, None]) & (weights <= high[:, None])]
+        assert_close(sorted(found), sorted(in_doubt))
+
+
+@pytest.fixture(scope="module")
+def translator(model_path):
+    return load(model_path, threads=1)
+
+
+def tokens_of(translator, lines, config):
+    return [[h.tokens for h in found] for found in translator.hypotheses(lines, config)]
+
+
+@pytest.mark.parametrize("top_p", [None, 0.9])
+def test_samples_depend_on_the_line_alone(translator, top_p):
+    """Not on other lines, their order, the batch, threads, or the number of samples."""
+    lines = ["", *CAT_LINES[:6], "mat", CAT_LINES[0]]
+    config = replace(SAMPLE, nbest=3, top_p=top_p)
+    together = tokens_of(translator, lines, config)
+    assert together[0] == [()] * 3
+    assert together[1] == together[-1]
+    assert len({tuple(samples) for samples in together}) == len(lines) - 1
+    assert tokens_of(translator, lines[::-1], config) == together[::-1]
+    for line, samples in zip(lines, together, strict=True):
+        assert tokens_of(translator, [line], config) == [samples]
+    few = tokens_of(translator, lines, replace(config, nbest=2, decode_tokens=1))
+    assert few == [samples[:2] for samples in together]
+    threads = load_with(translator, num_threads=3)
+    assert tokens_of(threads, lines, config) == together
+    assert tokens_of(translator, lines, replace(config, seed=1)) == together
+    assert tokens_of(translator, lines, replace(config, seed=2)) != together
+
+
+def load_with(translator, **changes):
+    return type(translator)(translator.model, translator.tokenizer, **changes)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (9, None), (None, 0.8)])
+def test_noise_in_the_last_digits_changes_no_sample(
+    translator, monkeypatch, top_k, top_p
+):
+    """Where the noise of a batch could decide a draw, the line is translated alone."""
+    config = replace(SAMPLE, nbest=90, top_k=top_k, top_p=top_p)
+    lines, alone = CAT_LINES[:2], replace(config, decode_tokens=1)
+    expected = tokens_of(translator, lines, alone)
+    rng, sizes, plain = np.random.default_rng(0), [], sampling.to_host
+
+    def noisy(logits):
+        sizes.append(len(logits))
+        noise = rng.uniform(-2.9e-3, 2.9e-3, logits.shape).astype(np.float32)
+        return plain(logits + noise * (len(logits) > 1))
+
+    monkeypatch.setattr(sampling, "TOLERANCE", 3e-3)
+    monkeypatch.setattr(sampling, "to_host", noisy)
+    assert tokens_of(translator, lines, config) == expected
+    assert max(sizes) == 180
+    assert sizes.count(1) < 0.2 * 180 * 6  # most samples are not drawn again
+
+
+def test_a_draw_among_one_is_greedy_search(translator):
+    greedy = TranslationConfig(beam=1, max_len_a=0, max_len_b=5)
+    expected = tokens_of(translator, CAT_LINES[:9], greedy)
+    for few in ({"top_k": 1}, {"top_p": 1e-6}):
+        found = tokens_of(translator, CAT_LINES[:9], replace(SAMPLE, **few))
+        assert found == expected
+    assert tokens_of(translator, CAT_LINES[:9], SAMPLE) != expected
+
+
+def test_log_probabilities_are_those_of_forced_decoding(translator):
+    config = replace(SAMPLE, temperature=1.5, top_p=0.9, max_len_b=60)
+    found = [h[0] for h in translator.hypotheses(CAT_LINES[:5], config)]
+    sources = translator.tokenizer.encode(CAT_LINES[:5])
+    scores = score_targets(translator.model, sources, [h.tokens for h in found])
+    ended = [n for n, h in enumerate(found) if len(h.tokens) < 60]
+    assert ended
+    for n in ended:
+        assert_close(found[n].log_prob, scores[n][0], "float32")
+        penalty = ((5 + len(found[n].tokens) + 1) / 6) ** 0.6
+        assert_close(found[n].score, scores[n][0] / penalty, "float32")
+
+
+def test_samples_meet_constraints(translator):
+    config = replace(SAMPLE, nbest=20, no_repeat_ngram=1, min_len=3)
+    [found] = translator.hypotheses(["the cat"], config, 1, ["sat"])
+    assert len({h.tokens for h in found}) > 5
+    for text, h in zip(translator.text(found, "sat"), found, strict=True):
+        assert text.startswith("sat")
+        assert len(h.tokens) >= 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 2.0}, "temperature: does nothing without sample"),
+        ({"seed": 0}, "seed: does nothing without sample"),
+        ({"sample": True, "top_p": 0.0}, "top_p: expected above 0, got 0.0"),
+        ({"sample": True, "top_p": 1.5}, "top_p: expected at most 1, got 1.5"),
+        ({"sample": True, "top_k": 0}, "top_k: expected at least 1, got 0"),
+        ({"sample": 1}, "sample: expected bool, got 1"),
+        ({"nbest": 5}, r"nbest: expected at most the beam \(4\), got 5"),
+    ],
+)
+def test_settings_that_do_nothing_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TranslationConfig(**settings)
+
+
+def test_the_command_draws_samples(model_path, capfd):
+    flags = ["--model", model_path, *SHORT, "--sample", "--nbest", "6"]
+    code, out, err = run_translate(capfd, *flags, "the cat", "a mat")
+    assert (code, err) == (0, "")
+    lines = [line.split(" ||| ") for line in out.split("\n")[:-1]]
+    assert [line[0] for line in lines] == ["0"] * 6 + ["1"] * 6
+    assert len({text for _, text, _ in lines}) > 6
+    assert run_translate(capfd, *flags, "the cat", "a mat")[1] == out
+    more = ["--json", "--seed", "1", "--temperature", "1"]
+    _, answers, _ = run_translate(capfd, *flags, *more, "the cat")
+    texts = [t["text"] for t in json.loads(answers)["translations"]]
+    assert texts == [text for _, text, _ in lines[:6]]
