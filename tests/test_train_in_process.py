@@ -431,9 +431,24 @@ def test_minutes_end_a_run_and_count_those_before_it_was_resumed(start, clock):
             assert record[f"{side}_tokens_per_second"] == round(speed)
 
 
+def test_a_report_has_the_speed_of_all_its_updates(start, clock):
+    start("--steps", 4, "--log-every", 4, "--run", "run")
+    [report] = [record for record in records("run") if "loss" in record]
+    for side in ("source", "target"):
+        speed = report[f"{side}_tokens"] / (4 * 10.00049)
+        assert report[f"{side}_tokens_per_second"] == round(speed)
+
+
 def test_checkpoints_are_saved_by_the_clock(start, clock):
     start("--checkpoint-minutes", 0.5, "--steps", 7, "--run", "run")
     assert steps("run") == [3, 6, 7]
+
+
+def test_an_equal_loss_is_not_a_better_one(start):
+    """The parameters of a model that hardly learns remain, and so does its loss."""
+    out = start("--learning-rate", 1e-30, "--patience", 2, "--run", "run")
+    assert logged(out, "validation") == [2, 4, 6]
+    assert out.count("  best\n") == 1
 
 
 # What may go wrong
@@ -551,7 +566,8 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
 def test_a_run_directory_in_use_is_refused_before_the_text_is_read(start, whole, text):
     before = {path.name: path.read_bytes() for path in whole[0].glob("[!.]*")}
     error = start("--run", whole[0], "--cache", "fresh", code=1)
-    assert "expected a new or empty run directory" in error
+    begins = "train.py: error: expected a new or empty run directory"
+    assert error.startswith(begins)  # it names a rank only if there are several
     assert not Path("fresh").exists()
     assert before == {path.name: path.read_bytes() for path in whole[0].glob("[!.]*")}
 
@@ -990,6 +1006,11 @@ def assert_close_results(one, other):
             if found.dtype == np.float32:
                 expected = load_file(Path(other) / path.name)[name]
                 np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-5)
+
+
+def test_ranks_make_one_new_directory(text, place, monkeypatch):
+    rank_run(text, monkeypatch, 2, "--steps", 1)
+    assert len(list((place / "runs").iterdir())) == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
