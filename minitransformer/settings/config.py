@@ -349,7 +349,8 @@ RESUMABLE = (
 class RunConfig:
     """All settings of a training run, which its directory's config.json stores.
 
-    `text` has the source and the target file of each split (train, val, test).
+    `text` has the source and the target file of each split (train, val, test). `start`
+    names the checkpoint that the run began with, if any, and has a digest of it.
     """
 
     preset: str
@@ -357,6 +358,7 @@ class RunConfig:
     training: TrainingConfig
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
+    start: tuple[str, str] | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -390,12 +392,16 @@ class RunConfig:
             for pair in (files["train"], *files.values()):
                 if [type(name) for name in pair] != [str, str]:
                     raise TypeError(f"text: expected names of two files, got {pair}")
+            start = stored.get("start")
+            if start is not None and [type(part) for part in start] != [str, str]:
+                raise TypeError(f"start: expected a place and a digest, got {start}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in files.items()},
+                start and (start[0], start[1]),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error
