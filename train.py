@@ -108,7 +108,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     preset = (
         "preset: tiny, multi30k, small, finetune, base, big, base-en-fr, big-en-fr, "
         "base-ROW (of Table 3), parsing, parsing-semi, parsing-small, or a JSON or "
-        "TOML file (default tiny; with --from, finetune)"
+        "TOML file; for --from, finetune (default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
     device = "cpu, cuda or cuda:N (default cpu)"
