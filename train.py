@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -35,6 +36,7 @@ from minitransformer.runs.run_directory import (
     new_directory,
     newest_run,
 )
+from minitransformer.runs.starting_point import choose_model, take_over
 from minitransformer.settings.config import (
     DecodingConfig,
     ModelConfig,
@@ -107,9 +109,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", summary, EXAMPLES, NOTES)
     add = parser.add_argument
     preset = (
-        "preset: tiny, multi30k, small, base, big, base-en-fr, big-en-fr, base-ROW (of "
-        "Table 3), parsing, parsing-semi, parsing-small, or a JSON or TOML file "
-        "(default tiny)"
+        "preset: tiny, multi30k, small, finetune, base, big, base-en-fr, big-en-fr, "
+        "base-ROW (of Table 3), parsing, parsing-semi, parsing-small, or a JSON or "
+        "TOML file; for --from, finetune (default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
     device = "cpu, cuda or cuda:N (default cpu)"
@@ -120,6 +122,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
+    start = "begin with the weights of a run, a checkpoint or a shipped model"
+    add("--from", type=Path, metavar="PATH", dest="start", help=start)
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
     add("--attempt", type=int, help=argparse.SUPPRESS)  # from the launcher
@@ -137,9 +141,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.processes = build(RanksConfig, {}, given(args, RanksConfig))
     except UsageError as error:
         parser.error(str(error))
-    new_only = args.run or args.config or args.profile or args.dry_run
+    new_only = args.run or args.config or args.start or args.profile or args.dry_run
     if args.resume is not None and new_only:
-        names = "--run, --config, --profile and --dry-run"
+        names = "--run, --config, --from, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
     args.lasting = 1 if args.attempt is None else LASTING_ERROR
     if args.processes.ranks > 1 and args.device != "cpu":
@@ -159,12 +163,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def new_config(args: argparse.Namespace) -> RunConfig:
     """Combine a preset with the flags."""
-    name, preset = find_preset(args.config or "tiny")
+    name, preset = find_preset(args.config or ("finetune" if args.start else "tiny"))
     named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
     vocabulary = build(VocabularyConfig, preset, given(args, VocabularyConfig))
     sizes = with_size_of_file(given(args, ModelConfig), vocabulary, text.tag)
-    model = build(ModelConfig, preset, sizes)
+    model, start = choose_model(args.start, preset, sizes)
     if "max_positions" in args and model.position_limit is None:
         raise UsageError("--max-positions does nothing without --positions learned")
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
@@ -175,7 +179,7 @@ def new_config(args: argparse.Namespace) -> RunConfig:
         for split, pair in found.items()
     }
     configs = model, training, decoding, files, vocabulary
-    return RunConfig(name, *configs, text.weights, text.tag)
+    return RunConfig(name, *configs, text.weights, text.tag, start)
 
 
 def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
@@ -210,9 +214,9 @@ def prepare(
     if not resumes:
         run.require_empty()
     text = text_of(settings, args.cache)
-    start = last_checkpoint(run, settings) if resumes else None
+    start, news = last_checkpoint(run, settings) if resumes else None, ""
     if start is None:
-        start = first_checkpoint(settings, text["train"], args.cache, cores)
+        start, news = first_checkpoint(settings, text["train"], args.cache, cores)
     state = TrainingState.from_json(start.state)
     check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
@@ -236,6 +240,8 @@ def prepare(
         adam.restore(state.step - state.skipped, *start.moments)
     if not resumes:
         run.create(settings)
+    if news:
+        log(news)
     if not ranks.rank:
         write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
@@ -247,13 +253,17 @@ def prepare(
 
 def first_checkpoint(
     settings: RunConfig, train: TextPair, cache: Path, cores: int
-) -> Checkpoint:
-    """Learn the vocabulary (5.1) and draw the parameters: the state at step 0."""
+) -> tuple[Checkpoint, str]:
+    """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
+
+    A run that begins --from another takes them over, and there is a line to log.
+    """
     size, vocabulary = settings.model.vocab_size, settings.vocabulary
-    tokenizer = cached_tokenizer(train, size, cache, cores, vocabulary)
+    learn = partial(cached_tokenizer, train, size, cache, cores, vocabulary)
     model = Transformer(settings.model, settings.training.seed)
+    tokenizer, news = take_over(settings, model, learn)
     state = TrainingState({}, tags=sorted({*settings.tags})).to_json()
-    return Checkpoint(model, tokenizer, ParameterBuffer(model), state)
+    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), news
 
 
 def parallel_model(

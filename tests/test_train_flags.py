@@ -44,6 +44,7 @@ DEFAULTS = {
     "threads": None,
     "eager": False,
     "run": None,
+    "start": None,
     "resume": None,
     "attempt": None,
     "dry_run": False,
@@ -64,6 +65,7 @@ DEFAULTS = {
         ("--run d", {"run": Path("d")}),
         ("--save-dir d", {"run": Path("d")}),
         ("--resume", {"resume": True}),
+        ("--from d", {"start": Path("d")}),
         ("--resume d", {"resume": Path("d")}),
         ("--attempt 0", {"attempt": 0, "lasting": launch.LASTING_ERROR}),
         ("--dry-run", {"dry_run": True}),
@@ -85,7 +87,9 @@ def test_flags_are_read(flags, expected):
     assert vars(parse(*flags.split())) == {**DEFAULTS, **expected}
 
 
-NEW_ONLY = "--run, --config, --profile and --dry-run are for a new run, not --resume"
+NEW_ONLY = (
+    "--run, --config, --from, --profile and --dry-run are for a new run, not --resume"
+)
 ALONE = (
     "--profile and --dry-run use one process, without --ranks, --gpus and --restarts"
 )
@@ -97,6 +101,7 @@ ALONE = (
         ("--resume x --run y", NEW_ONLY),
         ("--resume x --config tiny", NEW_ONLY),
         ("--resume x --profile", NEW_ONLY),
+        ("--resume x --from y", NEW_ONLY),
         ("--resume --dry-run", NEW_ONLY),
         ("--ranks 2 --device cuda", "--ranks starts processes on CPUs"),
         ("--gpus 2", "--gpus expects --device cuda, got cpu"),

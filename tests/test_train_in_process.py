@@ -240,6 +240,48 @@ def test_the_checkpoints_that_are_kept_suffice_for_the_average(start):
     assert not Path("one", "averaged.safetensors").exists()
 
 
+def test_a_run_begins_from_another_and_is_resumed(start, whole):
+    shutil.copytree(whole[0], "first")
+    fine = ["--from", "first", "--seed", 3, "--dropout", 0.4, "--run"]
+    out = start(*fine, "tuned", "--steps", 4)
+    source = Path("first/averaged.safetensors").absolute()
+    news = f"from        {source}, with the embeddings of 12 of 12 word pieces"
+    assert news in out.splitlines()
+    config = json.loads(Path("tuned/config.json").read_text())
+    assert config["start"][0] == str(source)
+    assert config["model"]["dropout"] == 0.4
+    start(*fine, "part", "--steps", 2)
+    out = start("--resume", "part", "--steps", 4)
+    assert "from  " not in out.partition("resumed")[0]
+    assert_same_results("tuned", "part")
+
+    # One that was killed before its first save begins again, and from the same.
+    Path("killed").mkdir()
+    shutil.copy("tuned/config.json", "killed")
+    Path("killed/.unsaved").touch()
+    assert news in start("--resume", "killed").splitlines()
+    assert_same_results("tuned", "killed")
+    shutil.copy(whole[0] / "best.safetensors", source)
+    Path("changed").mkdir()
+    shutil.copy("tuned/config.json", "changed")
+    error = start("--resume", "changed", code=1)
+    assert f"{source}: it has changed since this run began from it" in error
+    source.unlink()
+    assert f"found no file {source}" in start("--resume", "changed", code=1)
+    start("--resume", "tuned", "--steps", 5)  # which does not need it any more
+
+
+def test_a_run_from_another_may_have_a_vocabulary_of_its_own(start, whole):
+    out = start("--from", whole[0], "--vocab-size", 11, "--steps", 1, "--run", "run")
+    [news] = [line for line in out.splitlines() if line.startswith("from  ")]
+    assert re.search(r"with the embeddings of (9|10|11) of 11 word pieces", news)
+    assert checkpoint.load(Path("run/best.safetensors")).tokenizer.vocab_size == 11
+    error = start("--from", whole[0], "--d-ff", 9, "--run", "other", code=2)
+    assert f"--d-ff: expected 8, as in {whole[0]}, or nothing, got 9" in error
+    assert "found no file none" in start("--from", "none", "--run", "other", code=1)
+    assert not Path("other").exists()
+
+
 def test_without_validation_text_nothing_is_validated(start, text, place):
     files = [f"{text[1]}/train.{side}" for side in ("en", "de")]
     named = ["--train-source", files[0], "--train-target", files[1], *text[-2:]]

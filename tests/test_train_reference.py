@@ -95,16 +95,20 @@ class Watched:
         records = [json.loads(line) for line in lines]
         return {r["step"]: r[name] for r in records if name in r}
 
-    def weights(self, name, expected):
-        """The parameters in a checkpoint."""
+    def weights(self, name, expected=()):
+        """The parameters in a checkpoint, those of these names or all."""
         tensors = load_file(self.run / f"{name}.safetensors")
+        expected = expected or tensors.keys() - {"tokenizer"}
         return {name: tensors[name] for name in expected}
 
 
-def check_run(watched, config, *, seed, accumulate, label_smoothing, **settings):
+def check_run(
+    watched, config, *, seed, accumulate, label_smoothing, start=None, **settings
+):
     """Replay a run and compare everything that it wrote."""
-    start = Transformer(config, seed, dtype="float64")
-    start = {name: p.data.copy() for name, p in start.named_parameters()}
+    if start is None:
+        start = Transformer(config, seed, dtype="float64")
+        start = {name: p.data.copy() for name, p in start.named_parameters()}
     batches = watched.batches
     model = functools.partial(ReferenceTransformer, layers=(1, 1), num_heads=2)
 
@@ -208,3 +212,22 @@ def test_a_run_with_other_settings_is_that_of_the_reference(tmp_path, monkeypatc
         True, False, True, False, False,
     ]  # fmt: skip
     assert [record["gradient_norm"] > 0.5 for record in records].count(False) == 1
+
+
+def test_a_run_from_another_begins_with_its_weights_and_nothing_else(
+    tmp_path, monkeypatch
+):
+    """Adam's moments, the step and the schedule are those of a new run."""
+    (tmp_path / "own.json").write_text(json.dumps(MODEL))
+    flags = "--max-tokens 60 --log-every 1 --save-every 1 --validate-bleu 0".split()
+    flags += ["--warmup", 2, "--average-by", "number", "--config"]
+    flags += [tmp_path / "own.json", "--steps"]
+    first = Watched(tmp_path, monkeypatch, *flags, 4, "--average", 1)
+    (tmp_path / "next").mkdir()
+    changed = ["--from", first.run, "--dropout", 0.3, "--average", 2]
+    second = Watched(tmp_path / "next", monkeypatch, *flags, 2, *changed)
+    papers = {"label_smoothing": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+    others = {"warmup": 2, "steps": 2, "average": 2, "validate_every": 1000}
+    others |= {"average_by": "number", "start": first.weights("best")}
+    config = ModelConfig(**MODEL, dropout=0.3)
+    check_run(second, config, seed=1, accumulate=1, **papers, **others)

@@ -528,7 +528,8 @@ class RunConfig:
 
     `text` has the source and the target file of each split (train, val, test). Those of
     further corpora are numbered ("train 2"). `weights` and `tags` are those of each
-    corpus, or empty; the tags are symbols of the vocabulary, too.
+    corpus, or empty; the tags are symbols of the vocabulary, too. `start` names the
+    checkpoint that the run began with, if any, and has a digest of it.
     """
 
     preset: str
@@ -539,6 +540,7 @@ class RunConfig:
     vocabulary: VocabularyConfig = VocabularyConfig()
     weights: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
+    start: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         count = max(map(corpus_number, self.text), default=1)
@@ -586,6 +588,9 @@ class RunConfig:
                 raise TypeError(f"weights: expected whole numbers, got {weights}")
             if not all(type(x) is str for x in tags):
                 raise TypeError(f"tags: expected texts, got {tags}")
+            start = stored.get("start")
+            if start is not None and [type(part) for part in start] != [str, str]:
+                raise TypeError(f"start: expected a place and a digest, got {start}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
@@ -597,6 +602,7 @@ class RunConfig:
                 else VocabularyConfig(),  # of older runs
                 tuple(weights),
                 tuple(tags),
+                start and (start[0], start[1]),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -71,6 +71,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "validate_every": 500,
         "save_every": 500,
     },
+    # Training that begins --from a model, with a few thousand pairs of another kind.
+    "finetune": {
+        "max_tokens": 2048,
+        "steps": 2000,
+        "learning_rate": 3e-4,
+        "warmup": 100,
+        "validate_every": 100,
+        "save_every": 100,
+        "patience": 5,
+        "average": 10,
+    },
     # Table 3, row base, with the batches of section 5.1 and the checkpoints of 6.1.
     "base": {
         "max_tokens": 25_000,
@@ -183,7 +194,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
             f"--config: expected FILE.json, FILE.toml or a preset, got {name}{hint}"
         )
     values = read_settings(path)
-    unused = ("preset", "train", "val", "test", "weights", "tags")
+    unused = ("preset", "train", "val", "test", "weights", "tags", "start")
     values = {k: v for k, v in values.items() if k.partition(" ")[0] not in unused}
     base = values.pop("config", None)
     if base is not None and str(base) not in PRESETS:

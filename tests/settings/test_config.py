@@ -111,6 +111,18 @@ def test_a_whole_number_is_a_float_too():
     assert TrainingConfig(minutes=3).minutes == 3.0  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("start", [5, [], ["a"], ["a", "b", "c"]])
+def test_a_run_config_needs_the_name_and_the_digest_of_a_start(start):
+    stored = json.loads(run_config().to_json())
+    good = RunConfig.from_json(json.dumps({**stored, "start": ["a", "1f"]}))
+    assert good.start == ("a", "1f")
+    assert RunConfig.from_json(good.to_json()) == good
+    del stored["start"]  # as in older files
+    assert RunConfig.from_json(json.dumps(stored)).start is None
+    with pytest.raises(ValueError, match="expected a run's configuration: "):
+        RunConfig.from_json(json.dumps({**stored, "start": start}))
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", '{"preset": "x"}'])
 def test_other_json_is_no_run_configuration(text):
     with pytest.raises(ValueError, match="expected a run's configuration"):
@@ -176,6 +188,7 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
         build(TrainingConfig, PRESETS["multi30k"], {"steps": 7}),
         DecodingConfig(beam=5),
         {"train": ("a", "b")},
+        ("c", "1f"),
     )
     path = tmp_path / "config.json"
     path.write_text(run.to_json())

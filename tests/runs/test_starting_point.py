@@ -1,0 +1,102 @@
+"""Fine-tuning: what a new model takes over from a trained one, number by number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitransformer.model.transformer import Transformer
+from minitransformer.runs import checkpoint, shipped
+from minitransformer.runs.starting_point import choose_model, take_over
+from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.options import UsageError
+from minitransformer.text.tokenizer import Tokenizer
+from support.models import CAT_LINES, save_small_model
+
+OTHER_LINES = [line.replace("mat", "tam") for line in CAT_LINES]
+
+
+def not_learned():
+    raise AssertionError("expected the vocabulary of the other model")
+
+
+def test_everything_is_taken_over_with_the_vocabulary(model_path):
+    other = checkpoint.load(Path(model_path))
+    config, start = choose_model(Path(model_path), {}, {"dropout": 0.4})
+    assert vars(config) == {**vars(other.model.config), "dropout": 0.4}
+    model = Transformer(config, seed=9)
+    tokenizer, news = take_over(start, model, not_learned)
+    assert tokenizer.model == other.tokenizer.model
+    expected = dict(other.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        np.testing.assert_array_equal(parameter.data, expected[name].data, name)
+    taken = "with the embeddings of 50 of 50 word pieces"
+    assert news == f"from        {Path(model_path).absolute()}, {taken}"
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
+    path = Path(save_small_model(tmp_path / "x.safetensors", positions=positions))
+    other, learned = checkpoint.load(path), Tokenizer.train(OTHER_LINES, 45)
+    config, start = choose_model(path, {}, {"vocab_size": 45})
+    model, drawn = Transformer(config, seed=9), Transformer(config, seed=9)
+    tokenizer, news = take_over(start, model, lambda: learned)
+    assert tokenizer is learned
+    known = {p: i for i, p in enumerate(other.tokenizer.pieces(range(50)))}
+    taken = 0
+    for i, piece in enumerate(learned.pieces(range(45))):
+        row = drawn.embedding.table.data[i]
+        if piece in known:
+            row, taken = other.model.embedding.table.data[known[piece]], taken + 1
+        np.testing.assert_array_equal(model.embedding.table.data[i], row, piece)
+    assert 10 < taken < 45
+    assert news.endswith(f"with the embeddings of {taken} of 45 word pieces")
+    expected = dict(other.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name != "embedding.table":
+            np.testing.assert_array_equal(parameter.data, expected[name].data, name)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"d_model": 16}, "--d-model: expected 8, as in .*, or nothing, got 16"),
+        ({"positions": "learned"}, "--positions: expected sinusoidal, as in"),
+        ({"attention_window": 3}, "--attention-window: expected None"),
+        ({"dropout": 1.0}, "dropout: expected below 1"),
+    ],
+)
+def test_another_shape_is_wrong_usage(model_path, given, message):
+    choose_model(Path(model_path), {}, {"d_model": 8, "relu_dropout": 0.5})
+    with pytest.raises(UsageError, match=message):
+        choose_model(Path(model_path), {}, given)
+
+
+def test_a_preset_says_no_more_about_the_model_than_its_dropout(model_path):
+    preset = {"d_model": 512, "vocab_size": 99, "dropout": 0.3, "steps": 7}
+    config, _ = choose_model(Path(model_path), preset, {})
+    assert (config.d_model, config.vocab_size, config.dropout) == (8, 50, 0.3)
+    assert choose_model(None, {"d_ff": 3}, {}) == (ModelConfig(d_ff=3), None)
+
+
+def test_a_model_that_has_changed_is_refused(tmp_path):
+    path = Path(save_small_model(tmp_path / "x.safetensors"))
+    config, start = choose_model(path, {}, {})
+    changed = checkpoint.load(path)
+    changed.parameters.data[7] += 1
+    checkpoint.save(path, changed)
+    with pytest.raises(ValueError, match="it has changed since this run began"):
+        take_over(start, Transformer(config), not_learned)
+
+
+def test_a_shipped_model_is_known_by_its_name(tmp_path, monkeypatch):
+    """The package may be elsewhere when the run is resumed."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("one", "two"):
+        (tmp_path / folder / "en-de").mkdir(parents=True)
+        save_small_model(tmp_path / folder / "en-de" / "model.safetensors")
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "one")
+    config, start = choose_model(Path("en-de"), {}, {})
+    assert start[0] == "en-de"
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "two")
+    take_over(start, Transformer(config), not_learned)
