@@ -174,8 +174,8 @@ def step_of(**sizes):
     """A batch of six layers on each side, and its loss and gradient in float64."""
     config = ModelConfig(dropout=0.0, **sizes)
     rng = np.random.default_rng(0)
-    source, target = rng.integers(4, config.vocab_size, (2, 6, 13))
-    source[2:, 9:] = target[3:, 7:] = 0
+    source, target = rng.integers(4, config.vocab_size, (2, 4, 9))
+    source[2:, 6:] = target[3:, 5:] = 0
     one = Batch(source, target)
     return config, one, *reference([one], config)
 
