@@ -283,21 +283,31 @@ def graph_memory(xp: ModuleType) -> Any:
     return pool
 
 
-def record(stream: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
-    """Record what `work` launches on `stream` as a CUDA graph, without running it.
+def record(
+    stream: Any, work: Callable[[Callable[[], None]], Any]
+) -> tuple[list[Any], Any]:
+    """Record what `work` launches on `stream` as CUDA graphs, without running it.
 
-    Returns: the graph, and what `work` returned
+    `work` takes a function, which ends a graph and begins the next.
+
+    Returns: the graphs, and what `work` returned
 
     Raises: what `work` raised, or the driver: there are many kinds.
     """
+    graphs: list[Any] = []
+
+    def cut() -> None:
+        graphs.append(stream.end_capture())
+        stream.begin_capture()
+
     stream.begin_capture()
     try:
-        result = work()
+        result = work(cut)
     except BaseException:  # also KeyboardInterrupt: the stream must be usable again
         with contextlib.suppress(Exception):  # only a consequence of the first error
             stream.end_capture()
         raise
-    return stream.end_capture(), result
+    return [*graphs, stream.end_capture()], result
 
 
 def num_blocks(threads: int) -> int:

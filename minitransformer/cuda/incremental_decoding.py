@@ -159,7 +159,7 @@ class GraphDecoder(GpuDecoder):
         try:
             with self._cuda.using_allocator(self._memory.malloc):
                 stream = self._cuda.get_current_stream()
-                graph, logits = device.record(stream, self._compute)
+                [graph], logits = device.record(stream, lambda cut: self._compute())
             graph.launch()
             self._graphs_work = bool((logits == self._logits).all())
         except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds

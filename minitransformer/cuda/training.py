@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minitransformer.cuda import device
+from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import training_loss
@@ -27,7 +28,11 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
 from minitransformer.text.batches import Batch, BatchStream
-from minitransformer.training.distributed import Communicator, GradientAllReduce
+from minitransformer.training.distributed import (
+    Communicator,
+    GradientAllReduce,
+    checksum,
+)
 from minitransformer.training.loss_scale import LossScale
 
 A = TypeVar("A")
@@ -84,15 +89,22 @@ class PaddedBatch:
 
 @dataclass(frozen=True)
 class RecordedGraph:
-    """A CUDA graph and the arrays that it reads at fixed addresses.
+    """The CUDA graphs of a shape, and the arrays that they read at fixed addresses.
 
-    The model may replace its `positions` by a longer table, so they are kept here.
+    With several GPUs there is a graph for each bucket of gradients, so that its sum can
+    begin while the next graphs compute; `completed` are its parameters. The model may
+    replace its `positions` by a longer table, so they are kept here.
     """
 
-    graph: Any
+    graphs: list[Any]
+    completed: list[list[Tensor]]
     batch: PaddedBatch
     rng: PhiloxStream
     positions: Array
+
+
+def ignore(parameter: Tensor) -> None:
+    """Do nothing with a parameter whose gradient is complete."""
 
 
 class GpuModel:
@@ -171,6 +183,8 @@ class GpuModel:
         self._loss.fill(0)
         self._weight[...] = self.scale.factor / num_tokens
         for number, part in enumerate(parts):
+            is_last = number == len(parts) - 1
+            self._when_complete = self._all_reduce.complete if is_last else ignore
             self._add_part(part, label_smoothing, (*key, ranks.rank, number))
         self._all_reduce.finish()
         ranks.start_all_reduce(self._loss)()
@@ -189,7 +203,7 @@ class GpuModel:
         if recorded := self._graphs.get(name):
             recorded.batch.fill(part)
             recorded.rng.reseed(key)
-            recorded.graph.launch()
+            self._launch(recorded)
             return
         batch, rng = PaddedBatch(self.xp, *shape), PhiloxStream(key, self.xp)
         batch.fill(part)
@@ -199,29 +213,83 @@ class GpuModel:
         # Positions outlive a graph, so they may not be in memory that graphs reuse.
         positions = self.model.embedding.reserve(max(shape[1:])).data
         with self.xp.cuda.using_allocator(self._memory.malloc):
-            self._compute(batch, label_smoothing, rng)
-            if self._records_graphs and len(self._graphs) < MAX_GRAPHS:
+            if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
+                self._compute(batch, label_smoothing, rng, self._when_complete)
+                return
+            self._compute(batch, label_smoothing, rng, ignore)
+        work = partial(self._compute, batch, label_smoothing, rng)
+        try:
+            rng.reseed(key)
+            with self.xp.cuda.using_allocator(self._memory.malloc):
+                graphs, completed = self._record(work)
+            recorded = RecordedGraph(graphs, completed, batch, rng, positions)
+            if not self._graphs and not key[-1]:
                 rng.reseed(key)
-                work = partial(self._compute, batch, label_smoothing, rng)
-                if graph := self._record(work):
-                    self._graphs[name] = RecordedGraph(graph, batch, rng, positions)
+                self._check_replay(recorded)
+            self._graphs[name] = recorded
+        except MemoryError:
+            raise
+        except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
+            self._records_graphs = False
+            none = "graphs      none, work is launched kernel by kernel"
+            self._log(f"{none}: {error}")
 
     def _compute(
-        self, batch: PaddedBatch, label_smoothing: float, rng: PhiloxStream
+        self,
+        batch: PaddedBatch,
+        label_smoothing: float,
+        rng: PhiloxStream,
+        when_complete: Callable[[Tensor], None],
     ) -> None:
         source, target = batch.source, batch.target
         loss = training_loss(self.model, source, target, label_smoothing, rng)
-        loss.backward(self._weight)
         self._loss += loss.data
+        loss.backward(self._weight, when_complete)
 
-    def _record(self, work: Callable[[], None]) -> Any | None:
-        """Record what `work` launches as a graph; return None if that fails."""
-        try:
-            return device.record(self._stream, work)[0]
-        except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
-            self._records_graphs = False
-            self._log(f"graphs      none, work is launched kernel by kernel: {error}")
-            return None
+    def _record(
+        self, compute: Callable[[Callable[[Tensor], None]], None]
+    ) -> tuple[list[Any], list[list[Tensor]]]:
+        """Record graphs, and the parameters whose gradients each completes."""
+        completed: list[list[Tensor]] = [[]]
+
+        def work(cut: Callable[[], None]) -> None:
+            ready = 0
+
+            def note(parameter: Tensor) -> None:
+                nonlocal ready
+                completed[-1].append(parameter)
+                before, ready = ready, self._all_reduce.num_ready(sum(completed, []))
+                if ready > before and self.communicator.size > 1:
+                    completed.append([])
+                    cut()
+
+            compute(note)
+
+        return device.record(self._stream, work)[0], completed
+
+    def _launch(self, recorded: RecordedGraph) -> None:
+        for graph, parameters in zip(recorded.graphs, recorded.completed, strict=True):
+            graph.launch()
+            for parameter in parameters:
+                self._when_complete(parameter)
+
+    def _check_replay(self, recorded: RecordedGraph) -> None:
+        """Compare the first replay with the gradient computed kernel by kernel.
+
+        It was that of an update's first part, so it is the whole gradient so far.
+
+        Raises: RuntimeError if they differ; the gradient is then as it was.
+        """
+        gradient, loss = self.parameters.grad, self._loss
+        expected = gradient.copy(), loss.copy()
+        gradient.fill(0)
+        loss.fill(0)
+        self._when_complete, complete = ignore, self._when_complete
+        self._launch(recorded)
+        self._when_complete = complete
+        if checksum(gradient) != checksum(expected[0]) or loss[0] != expected[1][0]:
+            gradient[...], loss[...] = expected
+            raise RuntimeError("the first replay gave another gradient")
 
     def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
         """Return the sentences, source tokens and target tokens to pad a part to."""

@@ -301,6 +301,12 @@ class GradientAllReduce:
         self._missing = Counter(self._bucket_of.values())  # parameters, by bucket
         self._waits: list[Wait] = []  # one for each bucket that was started
 
+    def num_ready(self, complete: list[Tensor]) -> int:
+        """Return how many buckets can start once these parameters are complete."""
+        missing = Counter(self._bucket_of.values())
+        missing.subtract(self._bucket_of[id(parameter)] for parameter in complete)
+        return next((b for b in range(len(self._buckets)) if missing[b]), len(missing))
+
     def complete(self, parameter: Tensor) -> None:
         """Note that the gradient of `parameter` is complete; start complete buckets."""
         self._missing[self._bucket_of[id(parameter)]] -= 1

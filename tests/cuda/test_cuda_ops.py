@@ -4,10 +4,11 @@ Each test runs with kernels built for the host, and on a GPU where there is one.
 """
 
 import contextlib
+import importlib
 import inspect
 import math
+import re
 import shutil
-import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,10 +18,11 @@ from minitransformer.cuda import beam_search as gpu_beam_search
 from minitransformer.cuda import device, incremental_decoding
 from minitransformer.cuda import ops as fused
 from minitransformer.cuda.optimizer import GpuAdam
+from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, no_grad
 from minitransformer.engine.backend import to_host
 from minitransformer.engine.random_streams import PhiloxStream
-from minitransformer.model.loss import training_loss
+from minitransformer.model.loss import token_log_probs, training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
@@ -39,6 +41,7 @@ from minitransformer.translation.incremental_decoding import CachedDecoder
 from support.closeness import assert_close
 from support.cuda import kernels_for
 from support.host_device import kernel_names
+from support.scripts import ROOT
 from support.scripted_decoder import ScriptedDecoder, random_log_probs
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
@@ -584,16 +587,106 @@ def test_every_kernel_is_launched():
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-def test_kernels_compile_for_gpus(tmp_path):
-    """As .ci/run does for every type and two GPUs."""
-    command = ["nvcc", "-std=c++17", "-cubin", "-arch=sm_90", "-DREAL=__nv_bfloat16"]
-    command += ["-Werror", "all-warnings", "-o", str(tmp_path / "kernels.cubin")]
-    source = tmp_path / "kernels.cu"
-    source.write_text(device.kernel_source())
-    subprocess.run([*command, str(source)], check=True)
+def test_kernels_compile_for_gpus(monkeypatch):
+    """As .ci/run does for every type and more GPUs; and to what they should."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    ptx, resources = importlib.import_module("kernels").compile_kernels("sm_90", "bf16")
+    assert {name for name, used in resources.items() if used.spilled} == set()
+    # Four blocks of 256 threads share the 65,536 registers of a multiprocessor.
+    assert resources["layer_norm_backward"].registers <= 64
+    body = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))
+    for name in ("bias_relu", "dropout", "embedding", "add_layer_norm"):
+        assert not re.search(r"(div|rem)\.[su]64", body[name]), name
+    for name in ("bias_relu", "add_layer_norm", "layer_norm_backward", "embedding"):
+        assert "ld.global.v4.f32" in body[name], name
 
 
 def test_each_file_of_kernels_is_joined_and_short():
     found = {path.stem: path.read_text() for path in device.KERNELS.iterdir()}
     assert found.keys() == set(device.FILES)
     assert {name for name, text in found.items() if text.count("\n") > 300} == set()
+
+
+@pytest.mark.parametrize("count", [1, 255, 700])
+def test_tokens_are_sorted_by_id_and_then_by_place(host_gpu, count):
+    ids = np.random.default_rng(3).integers(0, 20, count).astype(np.int32)
+    xp, order = host_gpu.xp, host_gpu.xp.empty(count, np.int32)
+    grid = device.num_blocks(count)
+    host_gpu.launch("sort_tokens", np.float32, grid, order, xp.asarray(ids), count)
+    assert (order.get() == np.argsort(ids, kind="stable")).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_logits_longer_than_the_registers(gpu, dtype):
+    """One row, whose end is read twice, with a target there."""
+    rng = np.random.default_rng(8)
+    for vocab_size in (40_965, 49_160):
+        x, table = rng.standard_normal((1, 8)), rng.standard_normal((vocab_size, 8))
+        targets = np.array([vocab_size - 2])
+        inputs, wide = converted(gpu, [x, table, targets], DTYPES[dtype])
+        options = {"label_smoothing": 0.1, "padding_id": 0}
+        loss, vjp = fused.projected_cross_entropy(*inputs, **options)
+        expected, expected_vjp = PRIMITIVES["projected_cross_entropy"](*wide, **options)
+        assert_close(float(loss), expected, dtype)
+        dx = vjp(gpu.xp.ones((), np.float32))[0]
+        assert_close(to_host(dx).astype(float), expected_vjp(1.0)[0], dtype)
+
+
+def test_chunks_of_logits_fill_a_large_gpu(stand_in):
+    """Rows of the review's step: 66 tiles of 128 rows, two for each multiprocessor."""
+    assert fused.rows_per_chunk(896 * 28, 37_000) == 8448
+    assert fused.rows_per_chunk(100, 37_000) == 128
+    rows, vocab_size = 300_000, 10_000
+    assert fused.rows_per_chunk(rows, vocab_size) * vocab_size < 2**29
+
+
+def test_addresses_of_more_matrices_than_a_grid_is_high(host_gpu):
+    base = host_gpu.xp.empty((70_001, 1, 2, 4), np.float32)
+    found = host_gpu._matrix_pointers((base, base, base)).get()
+    expected = base.data.ptr + 32 * np.arange(70_001, dtype=np.uint64)
+    assert (found[:, :70_001] == expected).all()
+    assert not (found.strides[0] % 16)
+
+
+@pytest.mark.parametrize("ties", [10, 1200])
+def test_the_best_tokens_are_the_same_with_ever_more_ties(gpu, ties):
+    """With 1,200 equal logits the candidates do not fit in the block's list."""
+    logits = np.zeros((2, 2000), np.float32)
+    logits[:, 100 : 100 + ties] = 1
+    logits[1, 7] = 2
+    values, tokens, _ = gpu_beam_search._top_tokens(gpu.xp.asarray(logits), 8)
+    assert to_host(tokens)[0].tolist() == list(range(100, 108))
+    assert to_host(tokens)[1].tolist() == [7, *range(100, 107)]
+    assert to_host(values)[1].tolist() == [2] + [1] * 7
+
+
+def test_decoding_reads_logits_in_16_bits(stand_in):
+    """What the search reads has the activations' type; a caller of `step` gets float32."""
+    model = Transformer(TINY, seed=2)
+    ParameterBuffer(model).move_to(stand_in.xp, np.dtype(ml_dtypes.bfloat16))
+    source, launched = stand_in.xp.asarray(np.full((3, 5), 7)), []
+    with no_grad(), pytest.MonkeyPatch.context() as patch:
+        launch = device.Device.launch
+
+        def note(self, name, dtype, *rest, **options):
+            launched.append((name, np.dtype(dtype).name))
+            launch(self, name, dtype, *rest, **options)
+
+        patch.setattr(device.Device, "launch", note)
+        decoder = incremental_decoding.graph_decoder(model, source, 2)
+        gpu_beam_search.beam_search(decoder, np.array([4, 4, 4]), 2, 0.6, 1)
+        assert {t for n, t in launched if n == "top_tokens"} == {"bfloat16"}
+        decoder = incremental_decoding.graph_decoder(model, source, 2)
+        [logits] = decoder.step(stand_in.xp.asarray([2, 2, 2]))
+        assert logits.dtype == np.float32
+
+
+def test_scoring_takes_many_rows_at_a_time(stand_in, monkeypatch):
+    """As many as the GPU's own limit says, not the processor's."""
+    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
+    model = Transformer(TINY, seed=2)
+    ParameterBuffer(model).move_to(stand_in.xp)
+    ids = np.random.default_rng(0).integers(4, 20, (4, 9))
+    token_log_probs(model, stand_in.xp.asarray(ids), stand_in.xp.asarray(ids))
+    products = device.current()._blas.products
+    assert [n for m, n, k, beta in products if m == TINY.vocab_size] == [4 * 8]

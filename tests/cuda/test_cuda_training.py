@@ -15,9 +15,12 @@ from minitransformer.engine.backend import to_host
 from minitransformer.model.layers import sinusoids
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.text.batches import Batch
+from minitransformer.training import distributed
+from minitransformer.training.distributed import Communicator, World
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ThreadedModel
 from support.closeness import assert_close
+from support import strict_cupy
 from support.strict_cupy import CUDARuntimeError as CudaError
 from support.models import small_batch, small_model
 from support.ranks import run_ranks
@@ -58,8 +61,10 @@ def of_graphs(stand_in):
 
 def test_a_graph_of_each_shape_is_recorded_once_and_replayed(stand_in):
     found = steps(gpu_model(stand_in.xp, 0.3))
+    # The first replay is of the batch that was recorded, to compare.
     again = ["copied", "launched"]
-    assert of_graphs(stand_in) == ["captured", *again, "captured", *again]
+    first = ["captured", "launched", *again]
+    assert of_graphs(stand_in) == [*first, "captured", *again]
     stand_in.calls.clear()
     expected = steps(gpu_model(stand_in.xp, 0.3, graphs=False))
     assert of_graphs(stand_in) == []
@@ -84,6 +89,66 @@ def test_training_goes_on_without_graphs_and_says_so(stand_in):
     assert line.startswith("graphs      none, work is launched kernel by kernel: ")
     expected = steps(gpu_model(stand_in.xp, graphs=False))
     assert [loss for loss, _ in found] == [loss for loss, _ in expected]
+
+
+def test_a_replay_that_differs_is_not_used(stand_in, monkeypatch):
+    launch, said = strict_cupy.Graph.launch, []
+
+    def forgetful(graph):
+        graph.work.pop(len(graph.work) // 2)
+        launch(graph)
+
+    monkeypatch.setattr(strict_cupy.Graph, "launch", forgetful)
+    found = steps(gpu_model(stand_in.xp, 0.3, log=said.append))
+    [line] = said
+    assert line.endswith("kernel by kernel: the first replay gave another gradient")
+    for (loss, gradient), (other, plain) in zip(
+        found, steps(gpu_model(stand_in.xp, 0.3, graphs=False)), strict=True
+    ):
+        assert loss == other
+        np.testing.assert_array_equal(gradient, plain)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_gradients_are_summed_while_backward_still_runs(stand_in, monkeypatch, graphs):
+    """A bucket's sum starts as soon as its gradients are complete, not at the end."""
+    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
+    events = []
+
+    class Noting(Communicator):
+        def start_all_reduce(self, array):
+            if array.size > 1:
+                events.append(("sum", array.size, to_host(array).copy()))
+            return lambda: None
+
+    ranks = Noting(World(0, 2, 0, 2))
+    ranks.all_reduce_numbers = lambda values: values
+    launch = device.Device.launch
+
+    def noted(self, name, *rest, **options):
+        events.append((name, 0, None))
+        launch(self, name, *rest, **options)
+
+    model = gpu_model(stand_in.xp, communicator=ranks, graphs=graphs)
+    batch = trimmed(0, 8, 6, 4)
+    model.gradient([batch], 0.1, (1, 0))
+    events.clear()
+    stand_in.calls.clear()
+    monkeypatch.setattr(device.Device, "launch", noted)
+    model.gradient([batch], 0.1, (1, 0))
+    sums = [i for i, (name, _, _) in enumerate(events) if name == "sum"]
+    assert len(sums) > 3
+    assert sum(events[i][1] for i in sums) == len(model.parameters.grad)
+    if graphs:
+        assert stand_in.calls.count("launched") >= len(sums) - 1
+    else:
+        assert len([e for e in events[sums[0] : sums[-1]] if e[0] != "sum"]) > 10
+    # What was summed was already complete.
+    end, final = len(model.parameters.grad), to_host(model.parameters.grad)
+    for i in sums:
+        part = events[i][2]
+        np.testing.assert_array_equal(part, final[end - len(part) : end])
+        end -= len(part)
 
 
 def test_ranks_that_compute_in_different_parts_agree(stand_in):
@@ -172,13 +237,13 @@ def test_the_first_error_of_a_recording_is_reported():
 
     stream = types.SimpleNamespace(begin_capture=lambda: None, end_capture=refuse)
     with pytest.raises(ZeroDivisionError):
-        device.record(stream, lambda: 1 / 0)
+        device.record(stream, lambda cut: 1 / 0)
     with pytest.raises(CudaError, match="was invalidated"):
-        device.record(stream, lambda: 1)
+        device.record(stream, lambda cut: 1)
 
 
 def test_an_interrupted_recording_leaves_the_stream_usable():
-    def interrupt():
+    def interrupt(cut):
         raise KeyboardInterrupt
 
     ended = []
@@ -223,7 +288,7 @@ def test_the_number_of_graphs_is_limited(stand_in, monkeypatch):
     monkeypatch.setattr(training, "MAX_GRAPHS", 1)
     steps(gpu_model(stand_in.xp))
     assert stand_in.calls.count("captured") == 1
-    assert stand_in.calls.count("launched") == 2
+    assert stand_in.calls.count("launched") == 3
 
 
 def test_the_number_of_batches_in_flight_is_limited(stand_in, monkeypatch):

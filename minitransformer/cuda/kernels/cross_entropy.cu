@@ -1,8 +1,13 @@
 // The label-smoothed loss (sections 3.4 and 5.4).
 
 // The vectors of a row that a thread keeps in registers, at most; with 1,024 threads
-// this holds 81,920 logits of 16 bits or 40,960 of 32.
-constexpr int KEPT_VECTORS = 10;
+// this holds 49,152 logits of 16 bits or 40,960 of 32.
+constexpr int KEPT_VECTORS = VECTOR == 4 ? 10 : 6;
+
+__device__ void unpack(float (&value)[VECTOR], const uint4& bits) {
+  const real* element = (const real*)&bits;
+  for (int i = 0; i < VECTOR; i++) value[i] = (float)element[i];
+}
 
 // With p = softmax(logits) and q = confidence * one-hot(target) + smoothing:
 // losses = -sum(q * log p); the gradient p - q overwrites the logits. Both are 0 where
@@ -31,14 +36,14 @@ extern "C" __global__ void __launch_bounds__(1024)
       logit_sum += x[i];
     }
   };
-  Vector kept[KEPT_VECTORS];
+  uint4 kept[KEPT_VECTORS];  // not unpacked, as numbers of 16 bits fill a register each
 #pragma unroll
   for (int k = 0; k < KEPT_VECTORS; k++) {
     int column = first + k * step;
     if (column >= width) break;
+    kept[k] = *(const uint4*)(logits + column);  // `stride` is whole vectors
     float x[VECTOR];
-    load(x, logits, column, width);
-    for (int i = 0; i < VECTOR; i++) kept[k].element[i] = (real)x[i];
+    unpack(x, kept[k]);
     add(x, column);
   }
   for (int column = first + KEPT_VECTORS * step; column < width; column += step) {
@@ -61,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     int column = first + k * step;
     if (column >= width) break;
     float x[VECTOR];
-    for (int i = 0; i < VECTOR; i++) x[i] = (float)kept[k].element[i];
+    unpack(x, kept[k]);
     write(x, column);
   }
   for (int column = first + KEPT_VECTORS * step; column < width; column += step) {

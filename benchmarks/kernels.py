@@ -1,0 +1,79 @@
+"""What each CUDA kernel takes of a multiprocessor, as NVIDIA's compiler reports it.
+
+    python benchmarks/kernels.py
+    python benchmarks/kernels.py --arch sm_80 sm_100 --type bf16
+
+It needs CUDA's compilers, nvcc and ptxas, and no GPU. A row gives a kernel's registers
+a thread, its static shared memory and what it spills to memory, both in bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from minitransformer.cuda import device
+
+TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class Resources(NamedTuple):
+    registers: int
+    shared: int
+    spilled: int
+
+
+def compile_kernels(arch: str, precision: str) -> tuple[str, dict[str, Resources]]:
+    """Return the kernels' PTX, and by name what each takes.
+
+    Raises: CalledProcessError if a compiler fails or warns.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, ptx = Path(folder) / "kernels.cu", Path(folder) / "kernels.ptx"
+        source.write_text(device.kernel_source(), encoding="utf-8")
+        real = device.C_TYPES[TYPES[precision]]
+        nvcc = ["nvcc", "-std=c++17", "-ptx", f"-arch={arch}", f"-DREAL={real}"]
+        strict = ["-Werror", "all-warnings", "-o", str(ptx), str(source)]
+        subprocess.run([*nvcc, *strict], check=True)
+        ptxas = ["ptxas", "-v", f"-arch={arch}", "-o", str(ptx.with_suffix(".cubin"))]
+        done = subprocess.run(
+            [*ptxas, str(ptx)], check=True, capture_output=True, text=True
+        )
+        return ptx.read_text(), resources(done.stderr)
+
+
+def resources(report: str) -> dict[str, Resources]:
+    """Read what `ptxas -v` prints."""
+    found = {}
+    for part in report.split("Compiling entry function ")[1:]:
+        [name] = re.findall(r"^'(\w+)'", part)
+        [registers] = re.findall(r"Used (\d+) registers", part)
+        shared = re.findall(r"(\d+) bytes smem", part)
+        spilled = re.findall(r"(\d+) bytes spill", part)
+        sizes = sum(map(int, shared)), sum(map(int, spilled))
+        found[name] = Resources(int(registers), *sizes)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--arch", nargs="+", default=["sm_90"], metavar="sm_NN")
+    parser.add_argument("--type", nargs="+", default=list(TYPES), choices=TYPES)
+    args = parser.parse_args()
+    for arch in args.arch:
+        columns = {kind: compile_kernels(arch, kind)[1] for kind in args.type}
+        print(f"\n{arch}: registers, bytes of shared memory, bytes spilled")
+        print(f"{'kernel':<26}" + "".join(f"{kind:>20}" for kind in columns))
+        for name in sorted(next(iter(columns.values()))):
+            row = [column[name] for column in columns.values()]
+            cells = [f"{r.registers:>8}{r.shared:>7}{r.spilled:>5}" for r in row]
+            print(f"{name:<26}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
