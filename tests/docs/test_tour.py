@@ -56,6 +56,8 @@ def test_the_notebook_is_the_tour():
     found = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))
     assert found == made(page), "run: python docs/notebook.py"
     sources = ["".join(cell["source"]) for cell in found["cells"]]
-    for snippet in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    for snippet in re.findall(
+        r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    ):
         assert snippet.strip() in sources
     assert not any(cell.get("outputs") for cell in found["cells"])

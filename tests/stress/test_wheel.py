@@ -46,18 +46,6 @@ def pythons() -> dict[str, str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    if importlib.util.find_spec("build") is None:
-        pytest.skip("needs the package build: pip install -e '.[dev]'")
-    out = tmp_path_factory.mktemp("dist")
-    # The wheel is built from the sdist, which therefore is complete.
-    command = [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    [built] = out.glob("*.whl")
-    return built
-
-
 def tracked(*places: str) -> set[str]:
     """The files under version control, in some folders or anywhere."""
     command = ["git", "-C", str(ROOT), "ls-files", "--", *places]
@@ -67,9 +55,27 @@ def tracked(*places: str) -> set[str]:
     return set(done.stdout.splitlines())
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("needs the package build: pip install -e '.[dev]'")
+    out, source = (tmp_path_factory.mktemp(name) for name in ("dist", "source"))
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    # The wheel is built from the sdist, which therefore is complete.
+    command = [sys.executable, "-m", "build", "--outdir", str(out), str(source)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    [built] = out.glob("*.whl")
+    return built
+
+
 @pytest.mark.stress
 def test_wheel_and_sdist_hold_what_they_need_and_no_more(wheel):
-    scripts = {"minitransformer/scripts/train.py", "minitransformer/scripts/translate.py"}
+    scripts = {
+        "minitransformer/scripts/train.py",
+        "minitransformer/scripts/translate.py",
+    }
     about = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
     folder = "-".join(wheel.name.split("-")[:2])
     about = {f"{folder}.dist-info/{name}" for name in about}
