@@ -44,7 +44,8 @@ case $code in
   0 | 2) exit "$code" ;; # done, or wrong flags
   65) exit 1 ;; # what would happen again, such as damaged text
 esac
-if [[ -n $asked ]] || ((attempt < ${RESTARTS:-3})); then
+state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T) # another after scancel
+if [[ $state == RUNNING ]] && { [[ -n $asked ]] || ((attempt < ${RESTARTS:-3})); }; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

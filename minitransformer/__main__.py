@@ -23,6 +23,7 @@ COMMANDS = {
     "lexicon": ("translation.lexicon", "learn the shortlists of likely words"),
     "export": ("translation.export", "write a model in 16 bits or for CTranslate2"),
     "parse": ("parsing.parsing", "trees to text and back, and their scores"),
+    "completion": ("completion", "complete commands and flags in a shell"),
 }
 
 
@@ -34,12 +35,17 @@ def usage() -> str:
     return "\n".join((head, *lines, foot))
 
 
-def run_script(name: str, arguments: Sequence[str]) -> None:
-    """Run train.py or translate.py as if it had been called by its path."""
+def script_path(name: str) -> Path:
+    """Return where train.py or translate.py is."""
     package = Path(__file__).parent
-    path = next(
+    return next(
         p for p in (package / "scripts" / name, package.parent / name) if p.exists()
     )
+
+
+def run_script(name: str, arguments: Sequence[str]) -> None:
+    """Run train.py or translate.py as if it had been called by its path."""
+    path = script_path(name)
     sys.argv = [str(path), *arguments]
     runpy.run_path(str(path), run_name="__main__")
 

@@ -1,5 +1,6 @@
 """The package as a library: load a model and translate with it."""
 
+import ast
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 import minitransformer
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_run
-from support.scripts import SHORT
+from support.scripts import ROOT, SHORT
 
 
 def test_load_and_translate_equal_the_command(model_path, capfd):
@@ -58,3 +59,11 @@ def test_importing_the_package_imports_no_library():
     code = "import sys, minitransformer; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+def test_the_program_for_type_checkers_uses_every_public_name():
+    text = (ROOT / "tests" / "support" / "public_names.py").read_text(encoding="utf-8")
+    names = {
+        node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)
+    }
+    assert names >= set(minitransformer.__all__)

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "cuda": {*TO_RUNS, "training", "translation"},
     "devices": EVERYTHING,
     "api": EVERYTHING,
+    "completion": {*EVERYTHING, "__main__"},
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }

@@ -1,7 +1,9 @@
 """Every snippet of the tour runs, on a model trained by its own command."""
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -46,3 +48,16 @@ def test_links_lead_to_files():
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_notebook_is_the_tour():
+    made = runpy.run_path(str(ROOT / "docs" / "notebook.py"))["notebook"]
+    page = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))
+    assert found == made(page), "run: python docs/notebook.py"
+    sources = ["".join(cell["source"]) for cell in found["cells"]]
+    for snippet in re.findall(
+        r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    ):
+        assert snippet.strip() in sources
+    assert not any(cell.get("outputs") for cell in found["cells"])

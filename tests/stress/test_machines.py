@@ -181,10 +181,12 @@ def test_of_three_ranks_only_the_one_that_stalls_is_named(tmp_path, machines):
 
 @pytest.mark.stress
 def test_the_script_for_slurm_queues_the_job_again(tmp_path):
-    """`scontrol` and `mpiexec` are stand-ins: one machine, two ranks."""
+    """Stand-ins for `scontrol` and `squeue`: one machine, two ranks."""
     if not shutil.which("mpiexec", path=os.path.dirname(sys.executable)):
         pytest.skip("needs mpi4py and an MPI")
     write_tool(tmp_path / "scontrol", '#!/bin/sh\necho "$@" >>requeued\n')
+    write_tool(tmp_path / "squeue", "#!/bin/sh\ncat state\n")
+    (tmp_path / "state").write_text("RUNNING\n")
     flags = [*write_random_text(tmp_path), *LONG_RUN, "--run", "run", "--steps", "400"]
     slurm = {"SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "77"}
     environ = environment(tmp_path, **slurm, HYDRA_RMK="user", HYDRA_LAUNCHER="fork")

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -44,16 +46,51 @@ def pythons() -> dict[str, str]:
     return found
 
 
+def tracked(*places: str) -> set[str]:
+    """The files under version control, in some folders or anywhere."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--", *places]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("needs git and its repository")
+    return set(done.stdout.splitlines())
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     if importlib.util.find_spec("build") is None:
         pytest.skip("needs the package build: pip install -e '.[dev]'")
-    out = tmp_path_factory.mktemp("dist")
+    out, source = (tmp_path_factory.mktemp(name) for name in ("dist", "source"))
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
     # The wheel is built from the sdist, which therefore is complete.
-    command = [sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--outdir", str(out), str(source)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     [built] = out.glob("*.whl")
     return built
+
+
+@pytest.mark.stress
+def test_wheel_and_sdist_hold_what_they_need_and_no_more(wheel):
+    scripts = {
+        "minitransformer/scripts/train.py",
+        "minitransformer/scripts/translate.py",
+    }
+    about = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
+    folder = "-".join(wheel.name.split("-")[:2])
+    about = {f"{folder}.dist-info/{name}" for name in about}
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(archive.namelist()) == tracked("minitransformer") | scripts | about
+        for name in ("train.py", "translate.py"):
+            packed = archive.read(f"minitransformer/scripts/{name}")
+            assert packed == (ROOT / name).read_bytes()
+    with tarfile.open(wheel.parent / f"{folder}.tar.gz") as archive:
+        files = {member.name for member in archive if member.isfile()}
+    expected = {f"{folder}/{name}" for name in tracked() | {"PKG-INFO"}}
+    assert files == expected
+    if importlib.util.find_spec("twine"):
+        command = [sys.executable, "-m", "twine", "check", "--strict"]
+        subprocess.run([*command, *wheel.parent.iterdir()], check=True)
 
 
 @pytest.mark.stress

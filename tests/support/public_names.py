@@ -1,0 +1,50 @@
+"""A program that uses every public name, as its author's type checker sees it.
+
+mypy --strict --follow-imports=silent tests/support/public_names.py
+"""
+
+from pathlib import Path
+
+import minitransformer
+from minitransformer import (
+    DecodingConfig,
+    ModelConfig,
+    Tokenizer,
+    TrainingConfig,
+    Transformer,
+    Translator,
+    load,
+    translate,
+)
+
+
+def sizes(config: ModelConfig) -> tuple[int, float]:
+    return config.d_model, config.dropout
+
+
+def translations(path: Path, lines: list[str]) -> dict[str, list[str]]:
+    """Return the three best translations of each line."""
+    translator: Translator = load(path, "other", device="cpu", threads=2)
+    first: list[str] = translate(translator, lines, beam=5, length_penalty=0.6)
+    config = DecodingConfig(beam=4, nbest=3)
+    found = {}
+    for line, hypotheses in zip(
+        lines, translator.hypotheses(lines, config), strict=True
+    ):
+        best: list[str] = translator.text(hypotheses)
+        scores: list[float] = [h.score for h in hypotheses]
+        found[line] = [
+            f"{text} {score}" for text, score in zip(best, scores, strict=True)
+        ]
+    return found | {line: [text] for line, text in zip(lines, first, strict=True)}
+
+
+def parts(translator: Translator) -> list[str]:
+    tokenizer: Tokenizer = translator.tokenizer
+    model: Transformer = translator.single_model
+    steps: int = TrainingConfig(steps=10).steps
+    d_model, dropout = sizes(model.config)
+    [ids] = tokenizer.encode(["A dog runs."])
+    pieces: list[str] = tokenizer.pieces(ids)
+    version: str = minitransformer.__version__
+    return [*pieces, version, f"{steps} {d_model} {dropout}"]
