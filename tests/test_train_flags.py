@@ -241,6 +241,17 @@ def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeyp
     assert len(asked) == 1
 
 
+def test_validation_text_of_any_corpus_is_enough_for_the_best(place):
+    for name in ("a/train", "b/train", "b/val"):
+        for side in ("en", "de"):
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / f"{name}.{side}").write_text("x y\n")
+    flags = ("--source", "en", "--target", "de", "--best-by", "bleu", "--data")
+    assert train.new_config(parse(*flags, "a", "b")).training.best_by == "bleu"
+    with pytest.raises(UsageError, match="--best-by expects validation text"):
+        train.new_config(parse(*flags, "a"))
+
+
 def test_a_limit_of_positions_is_for_learned_ones(place):
     flags, _ = named_text(place)
     learned = [*flags, "--positions", "learned"]

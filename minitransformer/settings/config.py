@@ -47,7 +47,7 @@ RESERVED = re.compile(
 def check_symbols(flag: str, symbols: Iterable[str]) -> None:
     """Raises: ValueError if a symbol cannot be a piece of the vocabulary."""
     for symbol in symbols:
-        if RESERVED.fullmatch(symbol):
+        if RESERVED.fullmatch(symbol) or not symbol.isprintable():
             raise ValueError(
                 f"{flag}: expected a symbol without space or comma, none of <pad>, "
                 f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
@@ -548,7 +548,8 @@ class RunConfig:
         object.__setattr__(self, "vocabulary", vocabulary)
         if {len(self.weights), len(self.tags)} - {0, count}:
             raise ValueError(f"expected weights and tags of {count} corpora")
-        if self.training.best_by and "val" not in self.text:
+        splits = {name.partition(" ")[0] for name in self.text}
+        if self.training.best_by and "val" not in splits:
             raise UsageError("--best-by expects validation text, found none")
 
     def to_json(self) -> str:

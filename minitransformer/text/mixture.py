@@ -67,7 +67,7 @@ class MixedText(TextPair):
 
 
 def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
-    """Return the text of each split of a run: that of one corpus, or a mixture.
+    """Return the text of each split of a run, of several or tagged corpora a mixture.
 
     Raises: FileNotFoundError as `text_of_run`.
     """
@@ -77,17 +77,13 @@ def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
         tag = settings.tags[number - 1] if settings.tags else ""
         parts = splits.setdefault(name.partition(" ")[0], {})
         parts[number] = replace(pair, tag=tag)
-    return {
-        split: next(iter(parts.values()))
-        if len(parts) == 1
-        else MixedText(
-            parts[min(parts)].source,
-            parts[min(parts)].target,
-            corpora=parts,
-            weights=settings.weights,
-        )
-        for split, parts in splits.items()
-    }
+    text: dict[str, TextPair] = {}
+    for split, parts in splits.items():
+        text[split] = first = parts[min(parts)]
+        if len(parts) > 1 or settings.tags:
+            files = first.source, first.target
+            text[split] = MixedText(*files, corpora=parts, weights=settings.weights)
+    return text
 
 
 def encoded_text(

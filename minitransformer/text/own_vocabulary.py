@@ -84,7 +84,7 @@ def _rearranged(model: bytes, symbols: Sequence[str]) -> bytes:
     others = [
         piece
         for i, piece in enumerate(pieces)
-        if processor.id_to_piece(i) not in replaced and not processor.is_unknown(i)
+        if processor.id_to_piece(i) not in replaced
     ]
     return b"".join([*first, *others, *rest])
 

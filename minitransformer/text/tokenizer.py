@@ -36,20 +36,22 @@ MAX_SENTENCES = 1_000_000
 
 
 class Tokenizer:
-    """Byte-pair encoding by SentencePiece: text to ids and back.
+    """Byte-pair encoding, or a unigram model, by SentencePiece: text to ids and back.
 
     `model` is the serialised SentencePiece model, which is part of every checkpoint.
     A character that the training text lacks becomes the pieces of its UTF-8 bytes, such
     as <0xE2>; in vocabularies of fewer than BYTES_FROM_SIZE pieces, it is unknown.
 
     Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
-    2016). SentencePiece normalises text by NFKC, so that a ligature becomes its
-    letters, and it joins spaces that follow one another.
+    2016). SentencePiece normalises text by NFKC unless settings say otherwise, so that
+    a ligature becomes its letters, and it joins spaces that follow one another.
     """
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         try:
+            if not model:  # which SentencePiece would complain about only later
+                raise RuntimeError("no bytes")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             # All pieces are read once, because those of a damaged model may be no text.
             self._processor.id_to_piece(list(range(len(self._processor))))

@@ -99,7 +99,7 @@ class TrainingState:
             state = cls(dict(text), **others, **numbers)
             if state.skipped > state.step:
                 raise ValueError(f"{state.skipped} skipped of {state.step}")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"expected the state of a run, got {error!r}") from error
         return state
 

@@ -43,6 +43,7 @@ from minitransformer.settings.config import (
     RunConfig,
     TextConfig,
     TrainingConfig,
+    VocabularyConfig,
 )
 from minitransformer.settings.options import UsageError, build, given, printable
 from minitransformer.settings.presets import find_preset
@@ -54,6 +55,8 @@ from minitransformer.text.lines import (
     read_lines,
     text_pairs,
 )
+from minitransformer.text.mixture import text_of
+from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.split import read_pairs
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import plot
@@ -322,8 +325,14 @@ class Tokenizers(Target):
         self.words = ["<unk>", "<s>", "</s>", "<pad>", "<0x41>", "\u2581"]
 
     def run(self, data):
+        own = self.folder / "own.model"
+        own.write_bytes(data)
+        for read in (Tokenizer, lambda data: read_own_vocabulary(own, ["<x>", "a"])):
+            self.use(read, data)
+
+    def use(self, read, data):
         with refusals():
-            tokenizer = Tokenizer(data)
+            tokenizer = read(data)
             encoded = tokenizer.encode(["the cat", "\u2028 \U0001f600 \x00"])
             assert len(tokenizer.decode(encoded)) == 2
             for ids in encoded:
@@ -402,7 +411,13 @@ class Settings(Target):
             b'\x01{"config": "base", "d_model": 64, "minutes": 1.5}',
             b'\x02config = "tiny"\n[training]\nsteps = 3\nminutes = 1e3\n',
         ]
-        fields = [x for part in ("model", "training", "decoding") for x in config[part]]
+        two = {**text, "train 2": text["train"]}
+        mixed = RunConfig(
+            "tiny", tiny, *parts, two, VocabularyConfig(), (1, 2), ("<a>", "")
+        )
+        self.seeds.append(b"\x00" + mixed.to_json().encode())
+        named = "model", "training", "decoding", "vocabulary"
+        fields = [x for part in named for x in config[part]]
         self.words = [*config, *fields, "null", "NaN", "Infinity", "-Infinity", "true"]
 
     def run(self, data):
@@ -413,6 +428,7 @@ class Settings(Target):
                 settings = self.run_directory.read_config()
                 pairs = text_pairs(settings.text)
                 assert pairs.keys() == settings.text.keys()
+                assert "train" in text_of(settings, self.folder)
                 again = RunConfig.from_json(settings.to_json())
                 assert again == settings, (again, settings)
             return
@@ -420,7 +436,7 @@ class Settings(Target):
         path.write_bytes(data)
         with refusals():
             _, preset = find_preset(str(path))
-            for cls in (ModelConfig, TrainingConfig, DecodingConfig):
+            for cls in (ModelConfig, TrainingConfig, DecodingConfig, VocabularyConfig):
                 build(cls, preset, {})
 
     def mutate(self, data, rng):

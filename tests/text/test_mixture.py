@@ -1,5 +1,6 @@
 """Mixtures: what an epoch holds by counting, and the text of several corpora."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from math import ceil, gcd
@@ -18,7 +19,7 @@ from minitransformer.settings.config import (
 )
 from minitransformer.text import mixture
 from minitransformer.text.batches import BatchStream, ParallelCorpus
-from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair, find_text
 from minitransformer.text.mixture import (
@@ -257,17 +258,20 @@ def test_samples_are_as_many_of_each_corpus(folders, tmp_path, limit, expected):
     assert samples == {1: pairs[: expected[0]], 2: pairs[3 : 3 + expected[1]]}
 
 
-def test_one_corpus_is_no_mixture(folders, tmp_path):
-    run = run_of(folders, tag=("", "<x>"))
+@pytest.mark.parametrize(
+    ("tags", "kind"), [((), ParallelCorpus), (("<y>",), MixedCorpus)]
+)
+def test_one_corpus_is_no_mixture_unless_it_is_tagged(folders, tmp_path, tags, kind):
+    run = run_of(folders)
     only = {k: v for k, v in run.text.items() if not k.endswith("2")}
-    text = text_of(replace(run, text=only, tags=("<y>",)), tmp_path / "cache")
-    assert text["train"] == TextPair(
-        folders / "a/train.en", folders / "a/train.de", "<y>"
-    )
-    tokenizer = cached_tokenizer(text["train"], 20, tmp_path / "cache", 1)
-    corpus = encoded_text(text["train"], tokenizer, tmp_path / "cache")
-    assert type(corpus) is ParallelCorpus
-    assert len(encoded_corpus(text["train"], tokenizer, tmp_path / "cache")) == 2
+    text = text_of(replace(run, text=only, tags=tags), tmp_path / "cache")["train"]
+    source, target = text.parts[1].source, text.parts[1].target
+    assert (source, target) == (folders / "a/train.en", folders / "a/train.de")
+    tokenizer = cached_tokenizer(text, 20, tmp_path / "cache", 1)
+    corpus = encoded_text(text, tokenizer, tmp_path / "cache")
+    assert (type(corpus), len(corpus)) == (kind, 2)
+    said = [f"corpus 1    {source}, {target}, tag <y>: 2 pairs, 2 an epoch (100.0%)"]
+    assert corpus.summary(np.arange(2)) == said * len(tags)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +317,6 @@ def test_one_folder_or_language_stands_for_all():
      {"weights": 5}, {"text": {"train": ["a", "b"], "val x": ["a", "b"]}}],
 )  # fmt: skip
 def test_a_damaged_mixture_in_a_configuration_is_refused(folders, damage):
-    import json
-
     stored = json.loads(run_of(folders, weights=(1, 2), tag=("<a>", "")).to_json())
     with pytest.raises(ValueError, match="expected"):
         RunConfig.from_json(json.dumps({**stored, **damage}))

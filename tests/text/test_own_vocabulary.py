@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import sentencepiece
 
-from minitransformer.settings.config import RunConfig, VocabularyConfig
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    VocabularyConfig,
+)
 from minitransformer.settings.options import UsageError
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.cache import cached_tokenizer
@@ -225,6 +231,7 @@ def test_every_setting_has_a_vocabulary_of_its_own_in_the_cache(tmp_path):
         ),
         ({"user_symbols": ("<0x4A>",)}, "got '<0x4A>'"),
         ({"user_symbols": ("\u2581a",)}, "--user-symbols: expected a symbol"),
+        ({"user_symbols": ("\udcff",)}, "--user-symbols: expected a symbol"),
         ({"user_symbols": 5}, "user_symbols: expected str, got 5"),
         ({"character_coverage": 0.9}, "character_coverage: expected at least 0.98"),
         ({"vocab_type": "word"}, "vocab_type: expected one of bpe, unigram, got word"),
@@ -247,12 +254,6 @@ def test_symbols_are_divided_by_commas_and_each_counts_once():
 
 
 def test_older_configurations_learn_as_they_did(tmp_path):
-    from minitransformer.settings.config import (
-        DecodingConfig,
-        ModelConfig,
-        TrainingConfig,
-    )
-
     configs = ModelConfig(), TrainingConfig(), DecodingConfig()
     run = RunConfig("base", *configs, {"train": ("a", "b")})
     stored = json.loads(run.to_json())

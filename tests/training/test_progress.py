@@ -76,6 +76,7 @@ def test_an_older_state_has_no_best_bleu_and_no_tags():
         {"seconds": 10**400},
         {"best_loss": math.nan},
         {"best_loss": -math.inf},
+        {"best_loss": 10**400},
         {"best_bleu": math.nan},
         {"best_bleu": -2.0},
         {"validations_since_best": -9},
