@@ -2,9 +2,10 @@
 
 Attention tells what a word piece was made from: the weights with which the decoder
 looked at the source when it wrote that piece. The mean over all heads of all layers,
-and over the models of an ensemble, serves as the alignment of pieces. Summed over the
-pieces of words, it is the alignment of words, and each word of the translation is
-linked to the source word that has the largest sum.
+and over the models of an ensemble, serves as the alignment of pieces. From it follows
+how much each word was made from each source word, and a word is linked to the source
+word that it was made from most. On the hand-aligned sentences of the tests, the mean
+over all layers was as good as the best single layer, whichever that is.
 
 Shapes: B sentences, S source, T target, H heads, D d_model.
 """
@@ -157,8 +158,9 @@ def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list
     for first, end in zip([0, *starts], [*starts, len(ids)], strict=True):
         beginnings = [ids[first : i + 1] for i in range(first, end)]
         begun = [len(part.split()) for part in tokenizer.decode(beginnings)]
-        words += [max(count + number - 1, 0) for number in begun]
+        words += [count + max(number, 1) - 1 for number in begun]
         count += begun[-1] if begun else 0
+    words = [min(word, max(count - 1, 0)) for word in words]
     originals = text.split()
     if originals and count != len(originals):  # normalisation made one word two or none
         normal = [tokenizer.normalise(w).replace(SPACE, " ").split() for w in originals]
@@ -170,12 +172,13 @@ def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list
 def word_weights(
     weights: np.ndarray, source_words: np.ndarray, target_words: np.ndarray
 ) -> np.ndarray:
-    """Sum weights over the pieces of words.
+    """Return how much each target word is made from each source word.
 
-    Shapes: weights [T, S], words of the pieces [S] and [T] -> [target words, source
-    words], both from word 0 on
+    That is the sum over the pieces of the source word, and the mean over those of the
+    target word. Shapes: weights [T, S], words of the pieces [S] and [T] -> [target
+    words, source words], both from word 0 on
     """
     size = [int(words.max(initial=-1)) + 1 for words in (target_words, source_words)]
     sums = np.zeros(size)
     np.add.at(sums, (target_words[:, None], source_words), weights)
-    return sums
+    return sums / np.maximum(np.bincount(target_words, minlength=size[0]), 1)[:, None]
