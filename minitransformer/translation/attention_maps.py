@@ -13,7 +13,11 @@ from minitransformer.engine.autograd import PRIMITIVES, no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.engine.machine import one_blas_thread
 from minitransformer.settings.config import BOS_ID, EOS_ID, DecodingConfig
-from minitransformer.translation.alignment import word_weights, words_of_pieces
+from minitransformer.translation.alignment import (
+    first_aligning_layer,
+    word_weights,
+    words_of_pieces,
+)
 from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
@@ -99,7 +103,8 @@ def attention_maps(
         np.array(words_of_pieces(tokenizer, *side), dtype=int)
         for side in ((source, line), (target, text))
     )
-    words = word_weights(cross.mean(axis=(0, 1))[:-1, :-1], in_source, in_target)
+    upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
+    words = word_weights(upper[:-1, :-1], in_source, in_target)
     return AttentionMaps(
         source=[*tokenizer.pieces(source), "end"],
         read=["begin", *names[:-1]],

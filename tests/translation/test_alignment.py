@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minitransformer import load
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import (
@@ -71,7 +72,7 @@ def test_links_follow_the_attention_maps(translator):
     found = translator.hypotheses(lines, ALIGN)
     for line, [best, *_] in zip(lines, found, strict=True):
         maps = attention_maps(translator, line, replace(ALIGN, alignment=False))
-        weights = maps.cross.mean(axis=(0, 1))[:-1, :-1]
+        weights = maps.cross[-1].mean(axis=0)[:-1, :-1]
         [ids] = translator.tokenizer.encode([line])
         [computed] = piece_weights(translator.model, [ids], [best.tokens])
         assert_close(computed, weights, "float32")
@@ -83,6 +84,20 @@ def test_links_follow_the_attention_maps(translator):
         best_sources = maps.words[0, 0].argmax(axis=1)
         assert {(int(i), j) for j, i in enumerate(best_sources)} == {*best.alignment}
         assert maps.words.shape[2:] == (len(maps.target_words), len(maps.source_words))
+
+
+@pytest.mark.parametrize(("layers", "window"), [(3, None), (4, None), (2, 2)])
+def test_the_upper_half_of_the_layers_aligns(translator, layers, window):
+    config = replace(
+        translator.model.config, decoder_layers=layers, attention_window=window
+    )
+    tokenizer = translator.tokenizer
+    deep = Translator(Transformer(config, seed=3), tokenizer)
+    [[best]] = deep.hypotheses(["the cat"], ALIGN)
+    maps = attention_maps(deep, "the cat", ALIGN)
+    [found] = piece_weights(deep.model, tokenizer.encode(["the cat"]), [best.tokens])
+    expected = maps.cross[layers // 2 :].mean(axis=(0, 1))[:-1, :-1]
+    assert_close(found, expected, "float32")
 
 
 def test_every_translation_of_any_batch_is_aligned(translator):
