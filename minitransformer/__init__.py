@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         DecodingConfig,
         ModelConfig,
         TrainingConfig,
+        TranslationConfig,
     )
     from minitransformer.text.tokenizer import Tokenizer
     from minitransformer.translation.translator import Translator
@@ -22,6 +23,7 @@ _HOMES = {
     "Tokenizer": "text.tokenizer",
     "TrainingConfig": "settings.config",
     "Transformer": "model.transformer",
+    "TranslationConfig": "settings.config",
     "Translator": "translation.translator",
     "load": "api",
     "translate": "api",
@@ -33,6 +35,7 @@ __all__ = [
     "Tokenizer",
     "TrainingConfig",
     "Transformer",
+    "TranslationConfig",
     "Translator",
     "load",
     "translate",

@@ -16,7 +16,7 @@ from minitransformer.devices import open_device
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import decoding_defaults, find_checkpoint
-from minitransformer.settings.config import DecodingConfig
+from minitransformer.settings.config import TranslationConfig
 from minitransformer.settings.options import build
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
@@ -62,18 +62,26 @@ def load(
 
 
 def translate(
-    translator: Translator, lines: Sequence[str], **options: float | str
+    translator: Translator,
+    lines: Sequence[str],
+    prefix: Sequence[str] | None = None,
+    **options: float | str,
 ) -> list[str]:
-    """Return the best translation of each line.
+    """Return the best translation of each line, or with `sample=True` one at random.
 
-    `options` are fields of `DecodingConfig`, such as `beam=5`; what is not given is as
-    in the run that was loaded.
+    `prefix` has what the translation of each line begins with. `options` are fields of
+    `TranslationConfig`, such as `beam=5`; what is not given is as in the run that was
+    loaded. `Translator.hypotheses` returns several translations of a line, their scores
+    and word alignments.
 
-    Raises: ValueError if an option is unknown or out of range.
+    Raises: ValueError if an option is unknown or out of range, or if a line has no
+    translation within its constraints.
     """
     if isinstance(lines, str):
         raise ValueError("expected a list of lines, got one string")
-    if unknown := options.keys() - {field.name for field in fields(DecodingConfig)}:
-        raise ValueError(f"expected options of DecodingConfig, got {min(unknown)}")
-    config = build(DecodingConfig, vars(translator.decoding), options)
-    return translator.translate(lines, config)
+    if isinstance(prefix, str):
+        raise ValueError("expected a list of prefixes, got one string")
+    if unknown := options.keys() - {field.name for field in fields(TranslationConfig)}:
+        raise ValueError(f"expected options of TranslationConfig, got {min(unknown)}")
+    config = build(TranslationConfig, vars(translator.decoding), options)
+    return translator.translate(lines, config, prefixes=prefix)

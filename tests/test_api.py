@@ -21,6 +21,20 @@ def test_load_and_translate_equal_the_command(model_path, capfd):
     assert found == out.splitlines()
 
 
+def test_prefixes_and_samples(model_path):
+    translator = minitransformer.load(model_path, threads=1)
+    lines, options = CAT_LINES[:3], {"max_len_a": 0, "max_len_b": 5}
+    prefixes = ["the", "", "sat"]
+    found = minitransformer.translate(translator, lines, prefix=prefixes, **options)
+    plain = minitransformer.translate(translator, lines, **options)
+    assert [text.startswith(p) for text, p in zip(found, prefixes, strict=True)]
+    assert found[1] == plain[1]
+    drawn = minitransformer.translate(translator, lines, sample=True, seed=2, **options)
+    config = minitransformer.TranslationConfig(sample=True, seed=2, nbest=7, **options)
+    several = translator.hypotheses(lines, config)
+    assert drawn == [translator.text(samples)[0] for samples in several]
+
+
 def test_what_is_not_given_is_as_in_the_run(tmp_path):
     run = save_small_run(tmp_path / "run", beam=3, max_len_a=0, max_len_b=4)
     translator = minitransformer.load(run, threads=1)
@@ -38,8 +52,11 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
     ("lines", "options", "message"),
     [
         ("one", {}, "expected a list of lines"),
-        (["one"], {"beams": 2}, "expected options of DecodingConfig, got beams"),
-        (["one"], {"help_group": 2}, "expected options of DecodingConfig, got help_g"),
+        (["one"], {"beams": 2}, "expected options of TranslationConfig, got beams"),
+        (["one"], {"help_group": 2}, "expected options of TranslationConfig, got help"),
+        (["one"], {"prefix": "a"}, "expected a list of prefixes, got one string"),
+        (["one"], {"prefix": []}, "expected a prefix for each of 1 lines, got 0"),
+        (["one"], {"top_k": 2}, "top_k: does nothing without sample"),
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
     ],
 )

@@ -13,6 +13,11 @@ from minitransformer.engine.autograd import no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.machine import one_blas_thread
 from minitransformer.settings.config import BOS_ID, EOS_ID, DecodingConfig
+from minitransformer.translation.alignment import (
+    first_aligning_layer,
+    word_weights,
+    words_of_pieces,
+)
 from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
@@ -23,9 +28,11 @@ class AttentionMaps:
 
     `source`, `read` and `written` are word pieces: of the sentence, of the decoder's
     input and of its output. The input begins with BOS and lags behind by one piece.
+    `words` is how much each of `target_words` was made from each of `source_words`: the
+    word alignment (`alignment.py`), as if it were one layer of one head.
 
     Shapes: encoder [N, H, S, S], decoder [N, H, T, T] (lower-triangular),
-    cross [N, H, T, S]
+    cross [N, H, T, S], words [1, 1, target words, source words]
     """
 
     source: list[str]
@@ -34,12 +41,15 @@ class AttentionMaps:
     encoder: np.ndarray
     decoder: np.ndarray
     cross: np.ndarray
+    source_words: list[str]
+    target_words: list[str]
+    words: np.ndarray
 
     def to_json(self) -> str:
         """Return what `pages/attention.js` shows, with weights in thousandths."""
         values = vars(self) | {
             name: np.rint(getattr(self, name) * 1000).astype(int).tolist()
-            for name in ("encoder", "decoder", "cross")
+            for name in ("encoder", "decoder", "cross", "words")
         }
         # "<" would let a word piece such as "</script>" end the page's data.
         return json.dumps(values).replace("<", "\\u003c")
@@ -88,13 +98,24 @@ def attention_maps(
         model(xp.asarray([[*source, EOS_ID]]), xp.asarray([[BOS_ID, *target]]))
     layers = model.config.encoder_layers
     names = [*tokenizer.pieces(target), "end"]
+    cross = np.stack(recorded[layers + 1 :: 2])
+    [text] = translator.text([best])
+    in_source, in_target = (
+        np.array(words_of_pieces(tokenizer, *side), dtype=int)
+        for side in ((source, line), (target, text))
+    )
+    upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
+    words = word_weights(upper[:-1, :-1], in_source, in_target)
     return AttentionMaps(
         source=[*tokenizer.pieces(source), "end"],
         read=["begin", *names[:-1]],
         written=names,
         encoder=np.stack(recorded[:layers]),
         decoder=np.stack(recorded[layers::2]),
-        cross=np.stack(recorded[layers + 1 :: 2]),
+        cross=cross,
+        source_words=line.split(),
+        target_words=text.split(),
+        words=words[None, None],
     )
 
 

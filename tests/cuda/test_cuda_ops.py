@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,15 +30,17 @@ from minitransformer.settings.config import (
     BOS_ID,
     PAD_ID,
     UNK_ID,
-    DecodingConfig,
     ModelConfig,
     TrainingConfig,
+    TranslationConfig,
 )
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import beam_search
+from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.incremental_decoding import CachedDecoder
+from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
 from support.cuda import kernels_for
 from support.host_device import kernel_names
@@ -509,15 +512,24 @@ def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
             assert_close(to_host(found), to_host(expected), "float32")
 
 
-def test_translations_are_those_of_the_reference(gpu):
+@pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
+def test_translations_are_those_of_the_reference(gpu, name):
     sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
-    config = DecodingConfig(beam=3, nbest=2, max_len_b=6)
+    config = TranslationConfig(beam=3, nbest=2, max_len_b=6)
+    limits = TranslationConfig(no_repeat_ngram=1, min_len=3)
     model = Transformer(TINY, seed=2)
-    expected = translate_ids(model, sources, config)
+
+    def translations():
+        if name == "sampled":
+            return sample_ids(model, sources, replace(config, sample=True))
+        constraints = None if name == "plain" else Constraints(limits)
+        return translate_ids(model, sources, config, constraints=constraints)
+
+    expected = translations()
     for _, parameter in model.named_parameters():
         parameter.data = gpu.xp.asarray(parameter.data)
     with kernels_for(gpu.xp.ndarray):
-        found = translate_ids(model, sources, config)
+        found = translations()
     assert len(found) == 5
     for a, b in zip(found, expected, strict=True):
         assert [h.tokens for h in a] == [h.tokens for h in b]

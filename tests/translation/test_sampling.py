@@ -179,21 +179,21 @@ def test_noise_in_the_last_digits_changes_no_sample(
     translator, monkeypatch, top_k, top_p
 ):
     """Where the noise of a batch could decide a draw, the line is translated alone."""
-    config = replace(SAMPLE, nbest=90, top_k=top_k, top_p=top_p)
+    config = replace(SAMPLE, nbest=20, top_k=top_k, top_p=top_p)
     lines, alone = CAT_LINES[:2], replace(config, decode_tokens=1)
     expected = tokens_of(translator, lines, alone)
     rng, sizes, plain = np.random.default_rng(0), [], sampling.to_host
 
     def noisy(logits):
         sizes.append(len(logits))
-        noise = rng.uniform(-2.9e-3, 2.9e-3, logits.shape).astype(np.float32)
+        noise = rng.uniform(-0.0199, 0.0199, logits.shape).astype(np.float32)
         return plain(logits + noise * (len(logits) > 1))
 
-    monkeypatch.setattr(sampling, "TOLERANCE", 3e-3)
+    monkeypatch.setattr(sampling, "TOLERANCE", 0.02)
     monkeypatch.setattr(sampling, "to_host", noisy)
     assert tokens_of(translator, lines, config) == expected
-    assert max(sizes) == 180
-    assert sizes.count(1) < 0.2 * 180 * 6  # most samples are not drawn again
+    assert max(sizes) == 40
+    assert sizes.count(1) < 0.7 * 40 * 6  # most samples are not drawn again
 
 
 def test_a_draw_among_one_is_greedy_search(translator):

@@ -11,6 +11,7 @@ const KINDS = {
   cross: ["decoder to encoder", "read", "source"],
   encoder: ["encoder, self", "source", "source"],
   decoder: ["decoder, self", "read", "read"],
+  words: ["word alignment", "target_words", "source_words"],
 };
 
 // Show the maps of `AttentionMaps.to_json` in an element: the queries' words on the left,
