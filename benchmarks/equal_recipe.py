@@ -133,7 +133,7 @@ def measure(args: argparse.Namespace) -> None:
     figures = {"losses": losses, "minutes": seconds / 60}
     if "test" in text and not args.no_bleu:
         translator = Translator(side.trained(), tokenizer, args.threads)
-        pairs = text["test"].first(None)
+        pairs = list(text["test"].lines())
         lines = translator.translate(
             [source for source, _ in pairs], build(DecodingConfig, preset, {})
         )

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts = {"val": args.val, "test": args.test}
         splits = split_pairs(pairs, counts, args.seed)
         if args.also:
-            more = TextPair(*args.also).first()
+            more = list(TextPair(*args.also).lines())
             pairs += more
             splits["train"] += unseen(more, splits["val"] + splits["test"])
         args.folder.mkdir(parents=True, exist_ok=True)
