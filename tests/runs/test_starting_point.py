@@ -8,7 +8,13 @@ import pytest
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint, shipped
 from minitransformer.runs.starting_point import choose_model, take_over
-from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.config import (
+    DecodingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    VocabularyConfig,
+)
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
 from support.models import CAT_LINES, save_small_model
@@ -20,12 +26,18 @@ def not_learned():
     raise AssertionError("expected the vocabulary of the other model")
 
 
+def run_from(config, start, **vocabulary):
+    """The settings of a run that begins from another model."""
+    parts = config, TrainingConfig(), DecodingConfig(), {"train": ("a", "b")}
+    return RunConfig("x", *parts, VocabularyConfig(**vocabulary), start=start)
+
+
 def test_everything_is_taken_over_with_the_vocabulary(model_path):
     other = checkpoint.load(Path(model_path))
     config, start = choose_model(Path(model_path), {}, {"dropout": 0.4})
     assert vars(config) == {**vars(other.model.config), "dropout": 0.4}
     model = Transformer(config, seed=9)
-    tokenizer, news = take_over(start, model, not_learned)
+    tokenizer, news = take_over(run_from(config, start), model, not_learned)
     assert tokenizer.model == other.tokenizer.model
     expected = dict(other.model.named_parameters())
     for name, parameter in model.named_parameters():
@@ -40,7 +52,7 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
     other, learned = checkpoint.load(path), Tokenizer.train(OTHER_LINES, 45)
     config, start = choose_model(path, {}, {"vocab_size": 45})
     model, drawn = Transformer(config, seed=9), Transformer(config, seed=9)
-    tokenizer, news = take_over(start, model, lambda: learned)
+    tokenizer, news = take_over(run_from(config, start), model, lambda: learned)
     assert tokenizer is learned
     known = {p: i for i, p in enumerate(other.tokenizer.pieces(range(50)))}
     taken = 0
@@ -55,6 +67,22 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
     for name, parameter in model.named_parameters():
         if name != "embedding.table":
             np.testing.assert_array_equal(parameter.data, expected[name].data, name)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "keeps"),
+    [
+        ({"user_symbols": ("mat",)}, False),
+        ({"user_symbols": ("and",)}, True),  # a piece that is there
+        ({"vocab_type": "unigram"}, False),
+    ],
+)
+def test_settings_of_the_vocabulary_ask_for_another_one(model_path, vocabulary, keeps):
+    config, start = choose_model(Path(model_path), {}, {})
+    learned = Tokenizer.train(OTHER_LINES, 50)
+    settings = run_from(config, start, **vocabulary)
+    tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
+    assert (tokenizer is learned) != keeps
 
 
 @pytest.mark.parametrize(
@@ -86,7 +114,7 @@ def test_a_model_that_has_changed_is_refused(tmp_path):
     changed.parameters.data[7] += 1
     checkpoint.save(path, changed)
     with pytest.raises(ValueError, match="it has changed since this run began"):
-        take_over(start, Transformer(config), not_learned)
+        take_over(run_from(config, start), Transformer(config), not_learned)
 
 
 def test_a_shipped_model_is_known_by_its_name(tmp_path, monkeypatch):
@@ -99,4 +127,4 @@ def test_a_shipped_model_is_known_by_its_name(tmp_path, monkeypatch):
     config, start = choose_model(Path("en-de"), {}, {})
     assert start[0] == "en-de"
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "two")
-    take_over(start, Transformer(config), not_learned)
+    take_over(run_from(config, start), Transformer(config), not_learned)

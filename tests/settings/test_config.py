@@ -188,7 +188,7 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
         build(TrainingConfig, PRESETS["multi30k"], {"steps": 7}),
         DecodingConfig(beam=5),
         {"train": ("a", "b")},
-        ("c", "1f"),
+        start=("c", "1f"),
     )
     path = tmp_path / "config.json"
     path.write_text(run.to_json())
