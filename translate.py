@@ -83,7 +83,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     source = "text to translate, plain or .gz (default standard input)"
     add("--input", "-i", type=Path, metavar="FILE", help=source)
     add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
-    model = "run or checkpoint (default the newest run); repeat it for an ensemble"
+    model = "run, checkpoint or shipped model (default newest run); repeat for ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"
     add("--reference", type=Path, metavar="FILE", help=reference)
@@ -156,7 +156,7 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def load_model(args: argparse.Namespace) -> Translator:
-    """Load what --model names, or else the newest run; flags say how it decodes."""
+    """Load what --model names, or what is newest; flags say how it decodes."""
     paths = args.model or [find_checkpoint(None)]
     if not args.model:
         print(f"translate.py: using {described(paths[0])}", file=sys.stderr)

@@ -32,13 +32,14 @@ def load(
     shortlist: str | Path | None = None,
     tag: str | None = None,
 ) -> Translator:
-    """Load a run directory or a checkpoint, by default the newest run in ./runs.
+    """Load a run directory, a checkpoint or a shipped model by its name.
 
-    Several paths make an ensemble, whose probabilities are averaged, and which decodes
-    as the run of the first. `device` is "cpu",
-    "cuda" or "cuda:N"; `devices.open_device` explains `precision` and `threads`.
-    `shortlist` is a file that `python -m minitransformer lexicon` has written. `tag` is
-    put before every line, for a model of several corpora whose lines have none.
+    The default is the newest run in ./runs, or else the shipped model. Several paths
+    make an ensemble, whose probabilities are averaged, and which decodes as the run of
+    the first. `device` is "cpu", "cuda" or "cuda:N"; `devices.open_device` explains
+    `precision` and `threads`. `shortlist` is a file that `python -m minitransformer
+    lexicon` has written. `tag` is put before every line, for a model of several corpora
+    whose lines have none.
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """

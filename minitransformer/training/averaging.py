@@ -66,10 +66,10 @@ def set_final_parameters(
     if not number and not ranks.rank and run.has_checkpoint():
         kept = run.preferred_checkpoint()
         chosen = load(kept).parameters.data
-        log(f"averaged    none: {kept.name} has validation loss {lowest:.4f}")
+        log(f"averaged    none: {kept.name} is better, validation loss {lowest:.4f}")
     set_parameters(chosen)
     if number:
-        log(f"averaged    the last {number} checkpoints")
+        log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
         state.best_loss = lowest
     return number > 0
 

@@ -124,7 +124,7 @@ def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended
     new, parameters, loss, lines = ended.end()
     assert (new, loss) == (False, math.inf)
     np.testing.assert_array_equal(parameters, ended.saved[0])
-    named = f"best.safetensors has validation loss {lower:.4f}"
+    named = f"best.safetensors is better, validation loss {lower:.4f}"
     assert lines[4:] == [f"averaged    none: {named}"]
     assert not ended.run.averaged.exists()
 
@@ -136,7 +136,7 @@ def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
     new, parameters, _, lines = ended.end()
     assert not new
     np.testing.assert_array_equal(parameters, ended.saved[1])
-    assert lines[4].startswith("averaged    none: averaged.safetensors has")
+    assert lines[4].startswith("averaged    none: averaged.safetensors is better")
     assert ended.run.preferred_checkpoint() == ended.run.averaged
     ended.save(ended.run.best, ended.saved[0], lower - 0.001)  # of a run that goes on
     assert ended.run.preferred_checkpoint() == ended.run.best
@@ -160,7 +160,7 @@ def test_what_has_no_finite_loss_is_not_averaged(ended):
         ended.save(path, ended.saved[0] * 1e30)
     new, parameters, _, lines = ended.end()
     assert not new
-    assert "has validation loss inf" in lines[-1]
+    assert "is better, validation loss inf" in lines[-1]
     np.testing.assert_array_equal(parameters, ended.saved[0] * np.float32(1e30))
     for path in ended.run.checkpoints():
         path.unlink()
