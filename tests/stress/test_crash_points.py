@@ -230,7 +230,7 @@ def test_the_cache(tmp_path, monkeypatch, sample):
         encoded = encoded_corpus(pair, tokenizer, cache)
         built_in = grammar.built_in_corpus(cache)
         ids = encoded.source.concatenate(np.arange(len(encoded.source)))
-        texts = [both.first() for both in built_in.values()]
+        texts = [list(both.lines()) for both in built_in.values()]
         return tokenizer.model, ids.tolist(), texts, names(root)
 
     with recording(tmp_path / "recorded") as recorder:
