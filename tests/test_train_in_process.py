@@ -32,6 +32,7 @@ from minitransformer.training.distributed import Communicator
 from minitransformer.training.evaluation import TokenStatistics, TranslationQuality
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
+from minitransformer.translation import lexicon
 from support.in_process import run_main, signals_put_back
 from support.ranks import run_ranks
 from support.scripts import TIMINGS
@@ -994,6 +995,9 @@ def test_a_mixture_trains_and_is_resumed(text, corpora, place):
     expected = f"BLEU {both:.2f} (corpus 1 {scores[0]:.2f}, corpus 2 {scores[1]:.2f})"
     assert expected in out
     assert (both > 0, "corpus" not in out[out.index("\ntest ") :]) == (True, True)
+
+    code, out, error = run_main(lexicon.main, "run", "lexicon", *text[-2:])
+    assert (code, out, error) == (0, "wrote lexicon from 34 pairs\n", "")
 
     place = Path(corpora[2], "val.fr")
     before = place.read_text()

@@ -598,9 +598,7 @@ class RunConfig:
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in files.items()},
-                from_dict(VocabularyConfig, stored["vocabulary"])
-                if "vocabulary" in stored
-                else VocabularyConfig(),  # of older runs
+                VocabularyConfig(**stored.get("vocabulary", {})),  # not in older runs
                 tuple(weights),
                 tuple(tags),
                 start and (start[0], start[1]),

@@ -20,7 +20,7 @@ from minitransformer.model.layers import LayerNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
-from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, exit_code
 
@@ -85,6 +85,8 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
         _norm(layer.cross_attention_norm, target.attention.layer_norm)
     spec.register_source_vocabulary(list(pieces))
     spec.register_target_vocabulary(list(pieces))
+    spec.config.unk_token, spec.config.eos_token = pieces[UNK_ID], pieces[EOS_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[BOS_ID]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
     return spec
