@@ -1,6 +1,7 @@
 """The package as a library: load a model and translate with it."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -84,3 +85,13 @@ def test_the_program_for_type_checkers_uses_every_public_name():
         node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)
     }
     assert names >= set(minitransformer.__all__)
+
+
+def test_the_version_is_the_same_everywhere():
+    places = {
+        "pyproject.toml": r'^version = "(.*)"$',
+        "CITATION.cff": r"^version: (.*)$",
+    }
+    for name, pattern in places.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert re.findall(pattern, text, re.MULTILINE) == [minitransformer.__version__]
