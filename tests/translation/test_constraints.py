@@ -235,6 +235,17 @@ def test_a_prefix_has_room_in_the_longest_output(translator):
     assert len(best.tokens) >= 30
 
 
+@pytest.mark.parametrize("text", ["ab " * 3000, "ab" * 3000])
+def test_prefixes_may_be_longer_than_the_stack(letters, text):
+    """Of many words and of one, also where only their own tokens may be used."""
+    prefix = PrefixFinder(letters).find(text)
+    for listed in (None, {*range(letters.vocab_size)}):
+        tree = prefix.tree(listed)
+        for token in prefix.tokens:
+            tree = tree[token]
+        assert (tree is None) == (not text.endswith(" "))
+
+
 def test_sentences_of_a_batch_have_their_own_prefixes(translator):
     """Whatever the batch, the order and the threads, and also where some have none."""
     prefixes = ["", "sat", "", "the m", "7"]
