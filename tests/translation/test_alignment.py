@@ -236,7 +236,7 @@ def test_a_word_in_two_parts_has_one_link(translator, monkeypatch, second, sourc
     weights = [np.array([[0.5]]), np.array([[second]])]
     monkeypatch.setattr(alignment, "piece_weights", lambda *args: weights)
     names = translator.tokenizer.pieces(range(50))
-    the, cat, s, t = (names.index(x) for x in ("\u2581the", "\u2581cat", "s", "t"))
-    pair = TextInParts("the cat", [[the], [cat]]), TextInParts("st", [[s], [t]])
+    the, on, s, t = (names.index(x) for x in ("\u2581the", "\u2581on", "s", "t"))
+    pair = TextInParts("the on", [[the], [on]]), TextInParts("st", [[s], [t]])
     found = align_words(translator.model, translator.tokenizer, [pair])
     assert found == [((source, 0),)]
