@@ -107,7 +107,9 @@ class PrefixFinder:
         tokens, first = self._tokenizer.encode([normal, " ".join(words)])
         ways = self._endings(unfinished)
         if UNK_ID in tokens or not ways:
-            raise ValueError(f"the vocabulary cannot write {normal[:40]!r}")
+            raise ValueError(
+                f"expected text that the vocabulary can write, got {normal[:40]!r}"
+            )
         return Prefix(normal if unfinished else normal + " ", tokens, first, ways)
 
     def _find_endings(self, word: str) -> list[list[int]]:
