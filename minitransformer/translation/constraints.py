@@ -10,7 +10,6 @@ Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -32,16 +31,35 @@ Tree: TypeAlias = "dict[int, Tree | None]"
 class Prefix:
     """The text that a translation begins with, which may end within a word.
 
-    `tree` has the ways to write it. Until it is written, only those tokens may follow
-    into which the tokenizer cuts a text that begins with the prefix; other pieces could
-    write the same letters, but the model has never seen them there. The last token may
-    go beyond the prefix. `tokens` write the prefix and no more.
+    Until it is written, only those tokens may follow into which the tokenizer cuts a
+    text that begins with the prefix; other pieces could write the same letters, but the
+    model has never seen them there. First come the tokens `first`, then one of `ways`,
+    the last token of which may go beyond the prefix. `tokens` write it and no more.
 
     `text` is normalised, as is the text of the model.
     """
 
-    def __init__(self, text: str, tokens: Sequence[int], tree: Tree) -> None:
-        self.text, self.tokens, self.tree = text, tokens, tree
+    def __init__(
+        self,
+        text: str,
+        tokens: Sequence[int],
+        first: Sequence[int],
+        ways: Sequence[Sequence[int]],
+    ) -> None:
+        self.text, self.tokens, self._first, self._ways = text, tokens, first, ways
+
+    def tree(self, listed: set[int] | None = None) -> Tree:
+        """Return the ways to write the prefix, with tokens of a list if there is one.
+
+        The list has `tokens`.
+        """
+        tree: Tree = {}
+        for way in self._ways:
+            if listed is None or listed.issuperset(way):
+                _add(tree, way)
+        for token in reversed(self._first):
+            tree = {token: tree}
+        return tree
 
     def restore(self, translation: str, original: str) -> str:
         """Replace the normalised prefix of a translation by what was given for it.
@@ -56,6 +74,16 @@ class Prefix:
         return original + translation[len(self.text) :]
 
 
+def _add(tree: Tree, way: Sequence[int]) -> None:
+    """Add tokens that follow one another; after the last, all tokens may follow."""
+    for token in way[:-1]:
+        below = tree.setdefault(token, {})
+        if below is None:  # a shorter way ends here, and all may follow that
+            return
+        tree = below
+    tree[way[-1]] = None
+
+
 class PrefixFinder:
     """Makes prefixes from text, for one vocabulary."""
 
@@ -63,6 +91,7 @@ class PrefixFinder:
         self._tokenizer = tokenizer
         written = ((text, i) for i, text in enumerate(tokenizer.written()) if text)
         self._pieces = sorted(written)
+        self._longest = max(len(text) for text, _ in self._pieces)
         self._endings = lru_cache(MAX_ENDINGS)(self._find_endings)
 
     def find(self, text: str) -> Prefix | None:
@@ -76,61 +105,37 @@ class PrefixFinder:
         normal = " ".join(words)
         unfinished = "" if text[-1].isspace() else words.pop()
         tokens, first = self._tokenizer.encode([normal, " ".join(words)])
-        tree = self._endings(unfinished)
-        if UNK_ID in tokens or not tree:
-            raise ValueError(f"the vocabulary cannot write {normal[:40]!r}")
-        for token in reversed(first):
-            tree = {token: tree}
-        if not unfinished:
-            normal += " "
-        return Prefix(normal, tokens, tree)
+        ways = self._endings(unfinished)
+        if UNK_ID in tokens or not ways:
+            raise ValueError(
+                f"expected text that the vocabulary can write, got {normal[:40]!r}"
+            )
+        return Prefix(normal if unfinished else normal + " ", tokens, first, ways)
 
-    def _find_endings(self, word: str) -> Tree:
+    def _find_endings(self, word: str) -> list[list[int]]:
         """Return the ways to write a word that begins with `word`."""
         if not word:
-            return dict.fromkeys(self._beginning_with(SPACE))
-        parts = [word[:end] for end in range(len(word) + 1)]
-        before = self._tokenizer.encode(parts)
-        ways, texts = [before[-1]], [word]
-        for end, tokens in enumerate(before[:-1]):
+            return [[token] for token, _ in self._beginning_with(SPACE)]
+        ways, texts = self._tokenizer.encode([word]), [word]
+        ends = range(max(len(word) - self._longest, 0), len(word))
+        before = self._tokenizer.encode([word[:end] for end in ends])
+        for end, tokens in zip(ends, before, strict=True):
             rest = word[end:] if end else SPACE + word
-            for token, piece in self._beginning_with(rest).items():
+            for token, piece in self._beginning_with(rest):
                 ways.append([*tokens, token])
                 texts.append(word[:end] + piece.removeprefix(SPACE))
-        tree: Tree = {}
-        for way, cut in zip(ways, self._tokenizer.encode(texts), strict=True):
-            if way == cut:
-                _add(tree, way)
-        return tree
+        cuts = self._tokenizer.encode(texts)
+        return [way for way, cut in zip(ways, cuts, strict=True) if way == cut]
 
-    def _beginning_with(self, text: str) -> dict[int, str]:
-        """Return the pieces that begin with `text`, each with its own text."""
-        first = bisect.bisect_left(self._pieces, (text, 0))
-        found = itertools.takewhile(
-            lambda piece: piece[0].startswith(text), self._pieces[first:]
-        )
-        return {token: piece for piece, token in found}
-
-
-def _add(tree: Tree, way: Sequence[int]) -> None:
-    """Add tokens that follow one another; after the last, all tokens may follow."""
-    for token in way[:-1]:
-        below = tree.setdefault(token, {})
-        if below is None:  # a shorter way ends here, and all may follow that
-            return
-        tree = below
-    tree[way[-1]] = None
-
-
-def _within(tree: Tree, tokens: set[int]) -> Tree:
-    """Return the part of a tree that has these tokens only, and no dead ends."""
-    found: Tree = {}
-    for token in tree.keys() & tokens:
-        below = tree[token]
-        rest = None if below is None else _within(below, tokens)
-        if rest is None or rest:
-            found[token] = rest
-    return found
+    def _beginning_with(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yield the pieces that begin with `text`, each with its own text."""
+        for place in range(
+            bisect.bisect_left(self._pieces, (text, 0)), len(self._pieces)
+        ):
+            piece, token = self._pieces[place]
+            if not piece.startswith(text):
+                return
+            yield token, piece
 
 
 class Constraints:
@@ -222,13 +227,11 @@ class ConstrainedDecoder(WatchedDecoder):
     ) -> None:
         super().__init__(decoder, len(batch))
         self._constraints, self._shortlist = constraints, shortlist
-        trees: list[Tree | None] = [
-            prefix.tree if prefix else None for prefix in constraints.prefixes_of(batch)
+        listed = None if shortlist is None else set(shortlist.tolist())
+        self._trees = [  # what may follow each beam
+            prefix.tree(listed) if prefix else None
+            for prefix in constraints.prefixes_of(batch)
         ]
-        if shortlist is not None:
-            listed = set(shortlist.tolist())
-            trees = [_within(tree, listed) if tree else None for tree in trees]
-        self._trees = trees  # what may follow each beam
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         if self.histories.shape[1]:  # not BOS

@@ -46,6 +46,9 @@ from minitransformer.translation.incremental_decoding import (
 # 1e-5 at most.
 TOLERANCE = 1e-4
 
+# Arrays of the logits' size that a step needs: a batch is so many times smaller.
+ARRAYS = 4
+
 
 def sample_ids(
     model: Transformer | Ensemble,
@@ -64,7 +67,8 @@ def sample_ids(
     seed = 1 if config.seed is None else config.seed
     keys = [sample_key(seed, s, n) for s in sources for n in range(count)]
     each = [prefix for prefix in prefixes for _ in range(count)]
-    search = replace(config, beam=1, nbest=1)
+    tokens = max(config.decode_tokens // ARRAYS, 1)
+    search = replace(config, beam=1, nbest=1, decode_tokens=tokens)
     draws = Draws(config, each, keys)
     found = translate_ids(model, repeated, search, num_threads, None, draws)
     drawn = iter(found)

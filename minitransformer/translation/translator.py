@@ -85,7 +85,7 @@ class Translator:
 
         A line that is too long is translated in parts. Its n-th best translation
         consists of the n-th best of every part, whose scores are added. `prefixes` has
-        what the translation of each line begins with; no constraint is an empty prefix.
+        what the translation of each line begins with; an empty one asks for nothing.
         A `TranslationConfig` may ask for other constraints, samples or word alignments.
 
         Raises: ValueError naming a line that has no translation within its constraints.
@@ -109,8 +109,8 @@ class Translator:
         for number, hypotheses in enumerate(joined, first_line):
             if not hypotheses:
                 raise ValueError(
-                    f"line {number}: expected constraints that a translation can meet, "
-                    "found none that does"
+                    f"line {number}: expected a translation within the constraints, "
+                    "found none"
                 )
         if not config.alignment:
             return joined

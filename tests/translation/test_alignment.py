@@ -11,6 +11,7 @@ from minitransformer import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation import alignment
 from minitransformer.translation.alignment import (
     TextInParts,
     align_words,
@@ -220,3 +221,22 @@ def test_nothing_is_aligned_with_nothing(translator, blank):
     pairs = [TextInParts(blank, [ids[0]]), TextInParts("the cat", [ids[1]])]
     for pair in (pairs, pairs[::-1]):
         assert align_words(translator.model, translator.tokenizer, [pair]) == [()]
+
+
+def test_a_space_is_no_word(translator):
+    tokenizer = translator.tokenizer
+    [ids] = tokenizer.encode(["the cat"])
+    space = tokenizer.pieces(range(50)).index("\u2581")
+    pair = TextInParts("the cat", [ids]), TextInParts("", [[space]])
+    assert align_words(translator.model, tokenizer, [pair]) == [()]
+
+
+@pytest.mark.parametrize(("second", "source"), [(0.2, 0), (0.6, 1)])
+def test_a_word_in_two_parts_has_one_link(translator, monkeypatch, second, source):
+    weights = [np.array([[0.5]]), np.array([[second]])]
+    monkeypatch.setattr(alignment, "piece_weights", lambda *args: weights)
+    names = translator.tokenizer.pieces(range(50))
+    the, on, s, t = (names.index(x) for x in ("\u2581the", "\u2581on", "s", "t"))
+    pair = TextInParts("the on", [[the], [on]]), TextInParts("st", [[s], [t]])
+    found = align_words(translator.model, translator.tokenizer, [pair])
+    assert found == [((source, 0),)]

@@ -106,7 +106,7 @@ def test_nothing_asked_for_is_no_constraint():
 def letters():
     """A tokenizer of few pieces, several of which begin alike."""
     lines = ["ab abb", "ba ab", "aab ab", "bab abb", "b a", "abb ba"] * 3
-    return Tokenizer.train(lines, 12)
+    return Tokenizer.train(lines, 15)
 
 
 def allowed_by_definition(tokenizer, tokens, prefix):
@@ -124,7 +124,7 @@ def allowed_by_definition(tokenizer, tokens, prefix):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["a", "ab", "abb", "aab ", "b a", "ba ab", "aabb", "ab "]
+    "prefix", ["a", "abb", "aab", "bab", "aab ", "b a", "ba ab", "ab "]
 )
 def test_the_best_of_all_translations_that_begin_with_a_prefix(letters, prefix):
     words = range(4, letters.vocab_size)
@@ -138,7 +138,7 @@ def test_the_best_of_all_translations_that_begin_with_a_prefix(letters, prefix):
     ]
     assert allowed or len(letters.encode([prefix])[0]) >= limit
     expected = sorted(allowed, reverse=True)[:9]
-    best = constrained_search(table, limit, 9, TranslationConfig(), [found], beam=600)
+    best = constrained_search(table, limit, 9, TranslationConfig(), [found], beam=1400)
     best = [h for h in best if len(h.tokens) < limit]  # what did not end is no match
     assert [h.tokens for h in best] == [tokens for *_, tokens in expected]
     assert_close([h.log_prob for h in best], [p for _, p, _ in expected])
@@ -179,6 +179,7 @@ def test_every_translation_begins_with_its_prefix(translator, name):
     found = translator.hypotheses(lines, config, 1, prefixes)
     for hypotheses, prefix in zip(found, prefixes, strict=True):
         texts = translator.text(hypotheses, prefix)
+        assert texts == translator.text(hypotheses)
         assert 1 <= len(texts) <= config.nbest
         assert all(text.startswith(prefix) for text in texts)
         assert all(UNK_ID not in h.tokens for h in hypotheses)
@@ -235,6 +236,17 @@ def test_a_prefix_has_room_in_the_longest_output(translator):
     assert len(best.tokens) >= 30
 
 
+@pytest.mark.parametrize("text", ["ab " * 3000, "ab" * 3000])
+def test_prefixes_may_be_longer_than_the_stack(letters, text):
+    """Of many words and of one, also where only their own tokens may be used."""
+    prefix = PrefixFinder(letters).find(text)
+    for listed in (None, {*range(letters.vocab_size)}):
+        tree = prefix.tree(listed)
+        for token in prefix.tokens:
+            tree = tree[token]
+        assert (tree is None) == (not text.endswith(" "))
+
+
 def test_sentences_of_a_batch_have_their_own_prefixes(translator):
     """Whatever the batch, the order and the threads, and also where some have none."""
     prefixes = ["", "sat", "", "the m", "7"]
@@ -245,7 +257,10 @@ def test_sentences_of_a_batch_have_their_own_prefixes(translator):
 
 def test_impossible_constraints_name_the_line(translator, tmp_path):
     for prefixes, message in (
-        (["", "\u4f60"], "prefix of line 8: the vocabulary cannot write '\u4f60'"),
+        (
+            ["", "\u4f60"],
+            "prefix of line 8: expected text that the vocabulary can write",
+        ),
         (["", "a", "x"], "expected a prefix for each of 2 lines, got 3"),
         (["", "\ud800"], "prefix of line 8: expected Unicode text"),
     ):
@@ -254,7 +269,9 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
     with pytest.raises(ValueError, match="prefix of line 1: expected none for a blank"):
         translator.translate([" "], SHORT_OUTPUT, 1, ["the"])
     config = replace(SHORT_OUTPUT, no_repeat_ngram=1, min_len=60)
-    with pytest.raises(ValueError, match="line 2: expected constraints that a transla"):
+    with pytest.raises(
+        ValueError, match="line 2: expected a translation within the con"
+    ):
         translator.translate(["", "cat"], config)
     path = save_small_model(tmp_path / "l.st", positions="learned", max_positions=6)
     with pytest.raises(ValueError, match="min_len: expected less than the model's 6"):
