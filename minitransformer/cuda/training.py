@@ -253,12 +253,13 @@ class GpuModel:
         completed: list[list[Tensor]] = [[]]
 
         def work(cut: Callable[[], None]) -> None:
-            ready = 0
+            ready, so_far = 0, list[Tensor]()
 
             def note(parameter: Tensor) -> None:
                 nonlocal ready
                 completed[-1].append(parameter)
-                before, ready = ready, self._all_reduce.num_ready(sum(completed, []))
+                so_far.append(parameter)
+                before, ready = ready, self._all_reduce.num_ready(so_far)
                 if ready > before and self.communicator.size > 1:
                     completed.append([])
                     cut()
