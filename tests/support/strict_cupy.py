@@ -3,10 +3,10 @@
 Arrays are no arrays of NumPy and become none by themselves. What CuPy refuses is
 refused: arrays of NumPy as operands, batched products and reductions in bfloat16. What
 a GPU forbids while a graph is captured (waiting, copies from and to the host, CuPy's
-own products) is an error. Freed memory is overwritten, then handed out again, and a graph
-reads and writes the addresses that it recorded. An array that one stream writes may be
-used on another only after a wait. Each thread begins on GPU 0, and a kernel takes only
-arrays of the GPU that its thread has selected.
+own products) is an error. Freed memory is overwritten, then handed out again, and a
+graph reads and writes the addresses that it recorded. An array that one stream writes
+may be used on another only after a wait. Each thread begins on GPU 0, and a kernel
+takes only arrays of the GPU that its thread has selected.
 """
 
 import contextlib
