@@ -1,13 +1,13 @@
-"""What a GPU must do in a training step, counted, and the time that this takes at least.
+"""What a GPU must do in a training step, counted, and how long that takes at least.
 
     python benchmarks/roofline.py
     python benchmarks/roofline.py --config big --tflops 990 --terabytes 3.35
 
-The step runs without a GPU: nothing is computed, and each product and kernel is counted
-by its arguments. A row gives calls, gigabytes read and written, and operations; its time
-is the larger of the bytes at --terabytes a second and the operations at --tflops, by
-default what an H200 sustains in bfloat16. No real step is as fast: caches, tails and
-launches add to every row.
+The step runs without a GPU: nothing is computed, and each product and kernel is
+counted by its arguments. A row gives calls, gigabytes read and written, and operations;
+its time is the larger of the bytes at --terabytes a second and the operations at
+--tflops, by default what an H200 sustains in bfloat16. No real step is as fast, since
+neither products nor kernels reach these limits.
 """
 
 from __future__ import annotations
