@@ -84,8 +84,9 @@ def in_one_kernel(
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     statistics = xp.empty((2, *shape[:-1]), np.float32)
     blocks = batch * num_heads
-    options = {"block": TILE_THREADS, "tensor_cores": tensor_cores}
-    launch = functools.partial(gpu.launch, **options)
+    launch = functools.partial(
+        gpu.launch, block=TILE_THREADS, tensor_cores=tensor_cores
+    )
     grid = blocks, -(-queries // tile)
     launch(f"attention_{width}", q.dtype, grid, out, statistics, *rest)
 
