@@ -4,6 +4,7 @@
 #     bash benchmarks/gpu.sh             all of it, in some 20 minutes
 #     bash benchmarks/gpu.sh tests       kernels and whole steps against float64
 #     bash benchmarks/gpu.sh train       the built-in corpus, trained and translated
+#     bash benchmarks/gpu.sh limits      bytes and operations of a step, counted
 #     bash benchmarks/gpu.sh speed ...   gpu.py, which takes the rest as arguments
 #
 # It needs a checkout, CuPy, PyTorch and what the tests need, but no installed package.
@@ -39,6 +40,11 @@ train() {
     --minutes 60 --precision fp32 | tail -n 2
 }
 
+limits() {
+  echo "== what a step must at least take"
+  "$python" benchmarks/roofline.py
+}
+
 speed() {
   echo "== speed"
   "$python" benchmarks/gpu.py "$@"
@@ -49,5 +55,6 @@ if [ $# -gt 0 ]; then
 else
   tests
   train
+  limits
   speed
 fi

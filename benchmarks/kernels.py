@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 from minitransformer.cuda import device
 
+# The types of activations, and with "+" the body of attention for tensor cores.
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+TENSOR_CORES = {f"{kind}+": TYPES[kind] for kind in ("fp16", "bf16")}
 
 
 class Resources(NamedTuple):
@@ -36,8 +38,11 @@ def compile_kernels(arch: str, precision: str) -> tuple[str, dict[str, Resources
     with tempfile.TemporaryDirectory() as folder:
         source, ptx = Path(folder) / "kernels.cu", Path(folder) / "kernels.ptx"
         source.write_text(device.kernel_source(), encoding="utf-8")
-        real = device.C_TYPES[TYPES[precision]]
-        nvcc = ["nvcc", "-std=c++17", "-ptx", f"-arch={arch}", f"-DREAL={real}"]
+        name = (TYPES | TENSOR_CORES)[precision]
+        nvcc = ["nvcc", "-std=c++17", "-ptx", f"-arch={arch}"]
+        nvcc.append(f"-DREAL={device.C_TYPES[name]}")
+        if precision in TENSOR_CORES:
+            nvcc.append(f"-DTENSOR_CORES={device.TENSOR_CORE_TYPES[name]}")
         strict = ["-Werror", "all-warnings", "-o", str(ptx), str(source)]
         subprocess.run([*nvcc, *strict], check=True)
         ptxas = ["ptxas", "-v", f"-arch={arch}", "-o", str(ptx.with_suffix(".cubin"))]
@@ -63,7 +68,8 @@ def resources(report: str) -> dict[str, Resources]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--arch", nargs="+", default=["sm_90"], metavar="sm_NN")
-    parser.add_argument("--type", nargs="+", default=list(TYPES), choices=TYPES)
+    kinds = [*TYPES, *TENSOR_CORES]
+    parser.add_argument("--type", nargs="+", default=kinds, choices=kinds)
     args = parser.parse_args()
     for arch in args.arch:
         columns = {kind: compile_kernels(arch, kind)[1] for kind in args.type}

@@ -24,6 +24,8 @@ from minitransformer.settings.options import UsageError
 
 # The types of activations: their names in CUDA C++, and cuBLAS's numbers for them.
 C_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+# The names of those that tensor cores multiply.
+TENSOR_CORE_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 CUBLAS_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
 DEFAULT_ALGORITHM = -1
@@ -39,8 +41,8 @@ MIN_CAPABILITY = {"fp32": 0, "fp16": 53, "tf32": 80, "bf16": 80}
 # The files of kernels in the order in which they are joined.
 KERNELS = Path(__file__).with_name("kernels")
 FILES = (
-    "common dropout column_sums embedding linear layer_norm attention cross_entropy "
-    "elementwise beam_search adam"
+    "common dropout column_sums embedding linear layer_norm tiles attention softmax "
+    "cross_entropy elementwise beam_search adam"
 ).split()
 
 
@@ -55,23 +57,33 @@ class Device:
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
         self.tf32 = os.environ.get("CUPY_TF32") == "1"
-        self._modules: dict[str, Any] = {}
-        self._functions: dict[tuple[str, Any], Any] = {}
+        self._modules: dict[tuple[str, bool], Any] = {}
+        # By the type of activations, whether tensor cores gave what plain kernels do.
+        self.tensor_cores_agree: dict[Any, bool] = {}
+        self._functions: dict[tuple[str, Any, bool], Any] = {}
         self._stream: int | None = None
         self._handle = ctypes.c_void_p()
         self._blas: Any = self._load_blas()
 
     def launch(
-        self, name: str, dtype: Any, grid: Any, *kernel_args: Any, block: Any = THREADS
+        self,
+        name: str,
+        dtype: Any,
+        grid: Any,
+        *kernel_args: Any,
+        block: Any = THREADS,
+        tensor_cores: bool = False,
     ) -> None:
         """Launch kernel `name`, compiled for activations of `dtype`.
 
-        `grid` and `block` are numbers or tuples of them. The kernel's arguments are
-        arrays, None for a null pointer, int and float for those of C, or NumPy scalars.
+        With `tensor_cores` it is the body that multiplies tiles on these. `grid` and
+        `block` are numbers or tuples of them. The kernel's arguments are arrays, None
+        for a null pointer, int and float for those of C, or NumPy scalars.
         """
-        key = name, dtype
+        key = name, dtype, tensor_cores
         if key not in self._functions:
-            self._functions[key] = self._function(name, np.dtype(dtype).name)
+            dtype_name = np.dtype(dtype).name
+            self._functions[key] = self._function(name, dtype_name, tensor_cores)
         self._functions[key](
             grid if isinstance(grid, tuple) else (grid,),
             block if isinstance(block, tuple) else (block,),
@@ -165,14 +177,16 @@ class Device:
             _check(status, "choosing a workspace")
             self._stream = stream
 
-    def _function(self, name: str, dtype: str) -> Any:
+    def _function(self, name: str, dtype: str, tensor_cores: bool) -> Any:
         """Return a kernel; compile all kernels for `dtype` if that is not done yet."""
-        if dtype not in self._modules:
-            self._modules[dtype] = self.xp.RawModule(
-                code=kernel_source(),
-                options=("-std=c++17", f"-DREAL={C_TYPES[dtype]}"),
+        key, options = (dtype, tensor_cores), ["-std=c++17", f"-DREAL={C_TYPES[dtype]}"]
+        if tensor_cores:
+            options.append(f"-DTENSOR_CORES={TENSOR_CORE_TYPES[dtype]}")
+        if key not in self._modules:
+            self._modules[key] = self.xp.RawModule(
+                code=kernel_source(), options=tuple(options)
             )
-        return self._modules[dtype].get_function(name)
+        return self._modules[key].get_function(name)
 
 
 def kernel_source() -> str:
@@ -313,6 +327,11 @@ def record(
 def num_blocks(threads: int) -> int:
     """Return how many blocks of THREADS threads hold `threads` threads."""
     return -(-threads // THREADS)
+
+
+def warp_blocks(rows: int) -> int:
+    """Return how many blocks hold one warp for each row."""
+    return -(-rows // WARPS)
 
 
 def num_vectors(count: int, dtype: Any) -> int:

@@ -4,7 +4,7 @@ Activations and matrices are of one type: float32, float16 or bfloat16. Vectors 
 gains) are float32, and so are statistics, losses and all gradients of parameters.
 `find_kernel` leaves everything else to the reference bodies. No operation waits for
 the GPU, so that a CUDA graph can hold it, and every sum has a fixed order, so that
-equal inputs give equal bits. The formula of each kernel is above it in `kernels.cu`.
+equal inputs give equal bits. The formula of each kernel is above it in `kernels/`.
 
 Shapes: as in `engine/ops.py`; N rows are the tokens of all sentences
 """
@@ -12,22 +12,29 @@ Shapes: as in `engine/ops.py`; N rows are the tokens of all sentences
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minitransformer.cuda import device
+from minitransformer.cuda.attention import attention
 from minitransformer.cuda.beam_search import beam_search
-from minitransformer.cuda.device import WARP, WARPS, num_blocks, num_vectors
+from minitransformer.cuda.device import (
+    WARP,
+    WARPS,
+    num_blocks,
+    num_vectors,
+    warp_blocks,
+)
+from minitransformer.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.cuda.incremental_decoding import graph_decoder
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.engine.ops import LAYER_NORM_EPSILON, MASKED_SCORE, split_heads
-from minitransformer.engine.random_streams import PhiloxStream, dropout_threshold
+from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.engine.random_streams import PhiloxStream
 
-# The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in kernels.cu.
+# The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in common.cu.
 MAX_WIDTH = 1024
 
 # The loss computes about this many logits at a time, in chunks of equal size: large
@@ -95,7 +102,7 @@ def _in_float32(
 
 
 def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
-    mask = _draw_mask(x.shape, rate, rng)
+    mask = draw_mask(x.shape, rate, rng)
 
     def vjp(g: Array) -> tuple[Array]:
         return (_dropout(g, mask),)
@@ -112,7 +119,7 @@ def linear(
     gpu.matmul(rows, weight, out)
     if relu or bias is not None:
         kernel_args = out, bias, *_size(out), relu
-        gpu.launch("bias_relu", x.dtype, _warp_blocks(len(out)), *kernel_args)
+        gpu.launch("bias_relu", x.dtype, warp_blocks(len(out)), *kernel_args)
     activated = out if relu else None
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
@@ -145,11 +152,11 @@ def embedding(
     ids_shape, width = ids.shape, table.shape[1]
     ids = xp.ascontiguousarray(ids, dtype=np.int32)
     out = xp.empty((*ids.shape, width), dtype=table.dtype)
-    dropout_mask = _draw_mask(out.shape, rate, rng)
+    dropout_mask = draw_mask(out.shape, rate, rng)
     positions_32 = xp.ascontiguousarray(positions, dtype=np.float32)
     arrays = out, xp.ascontiguousarray(table), ids, positions_32
     options = float(scale), ids.size, ids_shape[-1], width, *dropout_mask
-    gpu.launch("embedding", out.dtype, _warp_blocks(ids.size), *arrays, *options)
+    gpu.launch("embedding", out.dtype, warp_blocks(ids.size), *arrays, *options)
 
     def vjp(g: Array) -> tuple[Array, None, Array]:
         g = _dropout(g, dropout_mask)
@@ -162,62 +169,6 @@ def embedding(
         kernel_args = dtable, g, ids, order, float(scale), ids.size, width
         gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
         return dtable, None, dpositions
-
-    return out, vjp
-
-
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    *,
-    num_heads: int,
-    rate: float = 0.0,
-    rng: PhiloxStream | None = None,
-) -> tuple[Array, Vjp]:
-    """Scores are stored in the activations' type, and the softmax overwrites them.
-
-    Rows of scores begin at multiples of 16 bytes, which tensor cores need to be fast.
-    """
-    xp, gpu = array_module(q), device.current()
-    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
-    scale = 1 / math.sqrt(query.shape[-1])
-    shape = (*query.shape[:-1], key.shape[-2])  # [B, H, T, S]
-    rows, stride = math.prod(shape[:-1]), -(-shape[-1] // 8) * 8
-    size = np.int64(rows), shape[-1], stride
-    dropout_mask = _draw_mask(shape, rate, rng)
-
-    def empty_scores() -> Array:
-        return xp.empty((*shape[:-1], stride), dtype=q.dtype)[..., : shape[-1]]
-
-    def dropped_weights() -> Array:
-        if not dropout_mask.threshold:
-            return weights
-        out, grid = empty_scores(), _warp_blocks(rows)
-        gpu.launch("dropout", q.dtype, grid, out, weights, *size, *dropout_mask)
-        return out
-
-    weights = empty_scores()
-    gpu.matmul(query, key.swapaxes(-1, -2), weights, alpha=scale)
-    strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
-    kernel_args = weights, mask, *strides, MASKED_SCORE, np.int64(rows), *shape[1:]
-    gpu.launch("softmax", q.dtype, _warp_blocks(rows), *kernel_args, stride)
-    out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
-    gpu.matmul(dropped_weights(), value, split_heads(out, num_heads))
-
-    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        g = split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
-        dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
-        gpu.matmul(dropped_weights().swapaxes(-1, -2), g, split_heads(dv, num_heads))
-        dscores = empty_scores()
-        gpu.matmul(g, value.swapaxes(-1, -2), dscores)
-        kernel_args = dscores, weights, *size, *dropout_mask
-        gpu.launch("softmax_backward", q.dtype, _warp_blocks(rows), *kernel_args)
-        gpu.matmul(dscores, key, split_heads(dq, num_heads), alpha=scale)
-        transposed = dscores.swapaxes(-1, -2)
-        gpu.matmul(transposed, query, split_heads(dk, num_heads), alpha=scale)
-        return dq, dk, dv, None
 
     return out, vjp
 
@@ -238,9 +189,9 @@ def add_layer_norm(
     gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
     out, h = xp.empty_like(rows), xp.empty_like(rows)
     statistics = xp.empty((2, len(rows)), np.float32)
-    dropout_mask = _draw_mask(x.shape, rate, rng)
+    dropout_mask = draw_mask(x.shape, rate, rng)
     arrays = out, h, *statistics, rows, shortcut, gain, bias
-    grid, options = _warp_blocks(len(rows)), (*_size(rows), *dropout_mask)
+    grid, options = warp_blocks(len(rows)), (*_size(rows), *dropout_mask)
     gpu.launch("add_layer_norm", x.dtype, grid, *arrays, float(epsilon), *options)
 
     def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
@@ -278,9 +229,7 @@ def projected_cross_entropy(
         arrays = logits, losses[start:], targets[start:]
         options = confidence, smoothing, padding_id, vocab_size, stride
         block = min(threads, MAX_THREADS)
-        gpu.launch(
-            "cross_entropy", x.dtype, len(part), *arrays, *options, block=block
-        )
+        gpu.launch("cross_entropy", x.dtype, len(part), *arrays, *options, block=block)
         gpu.matmul(logits, weight, drows[start : start + chunk])
         gpu.matmul(logits.T, part, dweight, beta=1.0 if start else 0.0)
     gpu.launch("sum_all", np.float32, 1, loss, losses, len(losses))
@@ -337,34 +286,13 @@ DECODING: dict[str, Callable[..., Any]] = {
 }
 
 
-class _DropoutMask(NamedTuple):
-    """A dropout mask as kernels take it; each computes the random numbers again.
-
-    `seed` is an array on the GPU, and `first` the first counter of Philox. Threshold 0
-    means no dropout.
-    """
-
-    seed: Array
-    first: np.uint64
-    threshold: int
-
-
-def _draw_mask(
-    shape: tuple[int, ...], rate: float, rng: PhiloxStream | None
-) -> _DropoutMask:
-    """Reserve the counters of a mask for rows of the last axis."""
-    if rng is None or rate <= 0:
-        return _DropoutMask(None, np.uint64(0), 0)
-    return _DropoutMask(rng.seed, np.uint64(rng.take(shape)), dropout_threshold(rate))
-
-
-def _dropout(x: Array, mask: _DropoutMask) -> Array:
+def _dropout(x: Array, mask: DropoutMask) -> Array:
     """Return a contiguous array: x, or a copy with the dropped elements set to 0."""
     rows = _rows(x)
     if mask.threshold:
         rows, dropped_from = array_module(x).empty_like(rows), rows
         arrays, size = (rows, dropped_from), (*_size(rows), rows.shape[1])
-        grid = _warp_blocks(len(rows))
+        grid = warp_blocks(len(rows))
         device.current().launch("dropout", x.dtype, grid, *arrays, *size, *mask)
     return rows.reshape(x.shape)
 
@@ -399,8 +327,3 @@ def _rows(x: Array) -> Array:
 def _size(rows: Array) -> tuple[np.int64, int]:
     """Return the numbers of rows and columns, as kernels take them."""
     return np.int64(len(rows)), rows.shape[1]
-
-
-def _warp_blocks(rows: int) -> int:
-    """Return the blocks for one warp for each row."""
-    return -(-rows // WARPS)

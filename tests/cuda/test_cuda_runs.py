@@ -181,7 +181,8 @@ def test_ranks_whose_parameters_differ_end_at_a_report(stand_in, tmp_path, monke
 
     monkeypatch.setattr(nccl.NcclCommunicator, "broadcast", spoiled)
     monkeypatch.setattr(GpuState, "largest_copy", 1 << 14)
-    flags = gpu_run(tmp_path, "--run", "run", "--save-every", 100)
+    options = "--run run --save-every 100 --precision fp32".split()
+    flags = gpu_run(tmp_path, *options)
     ended = run_two_gpus(flags)
     assert {process.code for process in ended} != {0}
     assert "expected all ranks to have the same parameters" in ended[0].err

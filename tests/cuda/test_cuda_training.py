@@ -19,11 +19,11 @@ from minitransformer.training import distributed
 from minitransformer.training.distributed import Communicator, World
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ThreadedModel
-from support.closeness import assert_close
 from support import strict_cupy
-from support.strict_cupy import CUDARuntimeError as CudaError
+from support.closeness import assert_close
 from support.models import small_batch, small_model
 from support.ranks import run_ranks
+from support.strict_cupy import CUDARuntimeError as CudaError
 
 
 def gpu_model(xp, dropout=0.0, log=print, **options):

@@ -181,7 +181,7 @@ def step_of(**sizes):
 
 
 @pytest.fixture(scope="module")
-def step_of_base():
+def step_of_base_on_a_gpu():
     return step_of()
 
 
@@ -190,7 +190,7 @@ def step_of_narrow():
     return step_of(vocab_size=300, d_model=32, d_ff=128, num_heads=4)
 
 
-@pytest.mark.parametrize("where", ["narrow", "base"])
+@pytest.mark.parametrize("where", ["narrow", "base_on_a_gpu"])
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
 def test_a_deep_step_with_graphs_follows_float64(request, where, name):
     """A narrow model on the stand-in, and base (Table 3) on a GPU."""

@@ -1,7 +1,7 @@
 """The calls of cuBLAS that the package makes, on addresses of the host's memory.
 
-Each checks what cuBLAS needs and does not always say: a workspace that was set after the
-stream, the stream that the work belongs to, and addresses at multiples of 16 bytes.
+Each checks what cuBLAS needs and does not always say: a workspace that was set after
+the stream, the stream that the work belongs to, and addresses at multiples of 16 bytes.
 """
 
 import ctypes

@@ -15,13 +15,26 @@ SHIMS = Path(__file__).parent / "host_cuda"
 FLAGS = "-O1 -std=c++17 -shared -fPIC -fno-strict-aliasing -w".split()
 
 
+# The types of activations, and those that tensor cores multiply once more.
+VARIANTS = [(real,) for real in device.C_TYPES.values()]
+VARIANTS += [
+    (device.C_TYPES[name], tensor) for name, tensor in device.TENSOR_CORE_TYPES.items()
+]
+
+
 def kernel_names(source: str) -> list[str]:
-    bounds = r"(?:__launch_bounds__\(\w+\)\s+)?"
-    return re.findall(rf"__global__ void\s+{bounds}(\w+)\(", source)
+    bounds = r"(?:__launch_bounds__\(\w+\)[\s\\]+)?"
+    found = re.findall(rf"__global__ void\s+{bounds}([\w#]+)\(", source)
+    widths = re.findall(r"(?m)^ATTENTION\((\d+)\)", source)
+    return [
+        name.replace("##WIDTH", width)
+        for name in found
+        for width in (widths if "##" in name else [""])
+    ]
 
 
-def build(compiler: str, folder: Path) -> dict[str, ctypes.CDLL]:
-    """Compile the kernels for each type of activations; return the libraries by it.
+def build(compiler: str, folder: Path) -> dict[tuple[str, ...], ctypes.CDLL]:
+    """Compile the kernels for each type of activations; return the libraries.
 
     `folder` keeps those of the last source.
     """
@@ -38,13 +51,14 @@ def build(compiler: str, folder: Path) -> dict[str, ctypes.CDLL]:
         building.mkdir()
         (building / "host.cpp").write_text(source + exports)
 
-        def compile_for(real: str) -> None:
-            output = ["-o", str(building / f"{real}.so"), str(building / "host.cpp")]
-            defined = [f"-DREAL={real}", f"-I{SHIMS}"]
+        def compile_for(variant: tuple[str, ...]) -> None:
+            library = building / f"{'-'.join(variant)}.so"
+            output = ["-o", str(library), str(building / "host.cpp")]
+            defined = [f"-DREAL={variant[0]}", f"-I{SHIMS}", "-DHOST_KERNELS"]
+            defined += [f"-DTENSOR_CORES={name}" for name in variant[1:]]
             subprocess.run([compiler, *FLAGS, *defined, *output], check=True)
 
         with ThreadPoolExecutor() as pool:
-            list(pool.map(compile_for, device.C_TYPES.values()))
+            list(pool.map(compile_for, VARIANTS))
         building.replace(place)
-    names = device.C_TYPES.values()
-    return {real: ctypes.CDLL(str(place / f"{real}.so")) for real in names}
+    return {v: ctypes.CDLL(str(place / f"{'-'.join(v)}.so")) for v in VARIANTS}

@@ -2,11 +2,11 @@
 
 Arrays are no arrays of NumPy and become none by themselves. What CuPy refuses is
 refused: arrays of NumPy as operands, batched products and reductions in bfloat16. What
-a GPU forbids while a graph is captured (waiting, copies from and to the host, CuPy's own
-products) is an error. Freed memory is overwritten, then handed out again, and a graph
-reads and writes the addresses that it recorded. An array that one stream writes may be
-used on another only after a wait. Each thread begins on GPU 0, and a kernel takes only
-arrays of the GPU that its thread has selected.
+a GPU forbids while a graph is captured (waiting, copies from and to the host, CuPy's
+own products) is an error. Freed memory is overwritten, then handed out again, and a
+graph reads and writes the addresses that it recorded. An array that one stream writes
+may be used on another only after a wait. Each thread begins on GPU 0, and a kernel
+takes only arrays of the GPU that its thread has selected.
 """
 
 import contextlib
@@ -354,7 +354,7 @@ class ndarray:  # noqa: N801
         return self._view(self._host.swapaxes(a, b))
 
     @property
-    def T(self):
+    def T(self):  # noqa: N802
         return self._view(self._host.T)
 
     def view(self, dtype):
@@ -524,11 +524,11 @@ class RawModule:
     """Kernels that were built for the host, of the type that the options name."""
 
     def __init__(self, code, options):
-        [real] = [o.partition("=")[2] for o in options if o.startswith("-DREAL=")]
-        self.library, self.code = gpu.libraries[real], code
+        found = dict(option.split("=") for option in options if option[:2] == "-D")
+        assert found.keys() <= {"-DREAL", "-DTENSOR_CORES"}
+        self.library, self.code = gpu.libraries[tuple(found.values())], code
 
     def get_function(self, name):
-        assert f" {name}(" in self.code, f"no kernel {name}"
         return RawKernel(name, self.library[f"launch_{name}"])
 
 
@@ -601,7 +601,9 @@ def waits(name):
         gpu.may_not_capture(name)
         assert array.dtype != BFLOAT16
         found = getattr(np, name)(array.get(), **options)
-        return tuple(map(asarray, found)) if isinstance(found, tuple) else asarray(found)
+        return (
+            tuple(map(asarray, found)) if isinstance(found, tuple) else asarray(found)
+        )
 
     return function
 
@@ -661,9 +663,7 @@ def functions():
         "matmul": matmul,
         "einsum": einsum,
         "argsort": argsort,
-        "take": lambda a, i, axis: compute(
-            lambda x, y: np.take(x, y, axis=axis), a, i
-        ),
+        "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
         "tile": lambda a, reps: compute(lambda x: np.tile(x, reps), a),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
         "may_share_memory": lambda a, b: np.may_share_memory(a._host, b._host),

@@ -27,12 +27,14 @@ struct Dropout {
   u64 first;
   int threshold, width;
 
-  __device__ void apply(float (&value)[VECTOR], i64 row, int column) const {
+  // Shapes: value [COUNT], 4 or 8 elements from `column` on, a multiple of COUNT
+  template <int COUNT>
+  __device__ void apply(float (&value)[COUNT], i64 row, int column) const {
     if (threshold == 0) return;
     u64 counter = first + row * ((width + 7) / 8) + column / 8;
     uint4 random = philox(*seed, counter);
     float factor = 65536.0f / (65536 - threshold);
-    for (int i = 0; i < VECTOR; i++) {
+    for (int i = 0; i < COUNT; i++) {
       int number = column % 8 + i;
       u32 word = number < 2 ? random.x : number < 4 ? random.y
                : number < 6 ? random.z : random.w;

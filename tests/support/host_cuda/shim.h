@@ -260,3 +260,33 @@ struct __half {
     return float_of(bits_of(value) | sign);
   }
 };
+
+// c += a b over a warp, as the manual of PTX shows mma.m16n8k16: the warp's numbers are
+// put together to whole matrices. Each lane takes part.
+template <typename real>
+void host_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static float left[32][16][16], right[32][16][8];  // of each warp of a block
+  auto number = [](unsigned word, int half) {
+    uint16_t bits = half ? word >> 16 : word & 0xffff;
+    real x;
+    memcpy(&x, &bits, 2);
+    return (float)x;
+  };
+  int warp = host::running->place / 32, lane = host::running->place % 32;
+  int group = lane >> 2, in_group = lane & 3;
+  for (int i = 0; i < 8; i++) {  // the manual's index of a number of a
+    int row = group + (i < 2 || (i >= 4 && i < 6) ? 0 : 8);
+    int column = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+    left[warp][row][column] = number(a[i / 2], i & 1);
+  }
+  for (int i = 0; i < 4; i++) {
+    int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
+    right[warp][row][group] = number(b[i / 2], i & 1);
+  }
+  host::wait(host::warps[warp]);
+  for (int i = 0; i < 4; i++) {
+    int row = group + (i < 2 ? 0 : 8), column = in_group * 2 + (i & 1);
+    for (int k = 0; k < 16; k++) c[i] += left[warp][row][k] * right[warp][k][column];
+  }
+  host::wait(host::warps[warp]);
+}

@@ -1,0 +1,195 @@
+"""Attention on a GPU: in one kernel each way, or for wide heads by batched products.
+
+The kernels keep no scores in memory: they divide queries and keys into tiles, compute
+these again in the backward pass, and dropout from counters. Their products have two
+bodies, in plain C++ and for tensor cores. What no test has run on a device does not
+decide a result there by itself: at first use the second is compared with the first, and
+used only if they agree.
+
+Shapes: as in `engine/ops.py`
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from minitransformer.cuda import device
+from minitransformer.cuda.device import warp_blocks
+from minitransformer.cuda.dropout import DropoutMask, draw_mask
+from minitransformer.engine.autograd import Vjp
+from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.engine.ops import MASKED_SCORE, split_heads
+from minitransformer.engine.random_streams import PhiloxStream
+
+# The widths of heads that the kernels are compiled for; narrower ones are padded.
+WIDTHS = 64, 128
+TILE_THREADS = 128
+
+# With more keys than this, cuBLAS multiplies float32 faster than the plain body.
+MAX_FLOAT32_KEYS = 128
+
+# The largest difference of the two bodies, relative to the largest number, in units of
+# the last place of the activations' type.
+MAX_DIFFERENCE = 8
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    num_heads: int,
+    rate: float = 0.0,
+    rng: PhiloxStream | None = None,
+) -> tuple[Array, Vjp]:
+    """Scores and sums are float32; weights are rounded where they are multiplied."""
+    shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
+    widest = max(q.shape[-1], v.shape[-1]) // num_heads
+    dropout_mask = draw_mask(shape, rate, rng)
+    is_float32 = q.dtype == np.float32
+    if widest > WIDTHS[-1] or (is_float32 and shape[-1] > MAX_FLOAT32_KEYS):
+        return by_products(q, k, v, mask, shape, dropout_mask)
+    tensor_cores = not is_float32 and _tensor_cores_agree(device.current(), q.dtype)
+    return in_one_kernel(q, k, v, mask, shape, dropout_mask, tensor_cores)
+
+
+def in_one_kernel(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    shape: tuple[int, ...],
+    dropout_mask: DropoutMask,
+    tensor_cores: bool,
+) -> tuple[Array, Vjp]:
+    """Compute attention, and its gradients, by the kernels of `attention.cu`."""
+    xp, gpu = array_module(q), device.current()
+    batch, num_heads, queries, keys = shape
+    d_k, d_v = q.shape[-1] // num_heads, v.shape[-1] // num_heads
+    width = next(width for width in WIDTHS if width >= max(d_k, d_v))
+    tile = (4 if width == WIDTHS[0] else 2) * (16 // q.dtype.itemsize)
+    inputs = [xp.ascontiguousarray(x) if _has_gaps(x) else x for x in (q, k, v)]
+    strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
+    rest: list[Any] = []
+    for x in inputs:
+        rest += [x, *(np.int64(stride // x.itemsize) for stride in x.strides[:2])]
+    rest += [mask, *strides, MASKED_SCORE, 1 / math.sqrt(d_k), *shape[1:], d_k, d_v]
+    rest += dropout_mask
+    out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
+    statistics = xp.empty((2, *shape[:-1]), np.float32)
+    blocks = batch * num_heads
+    launch = functools.partial(
+        gpu.launch, block=TILE_THREADS, tensor_cores=tensor_cores
+    )
+    grid = blocks, -(-queries // tile)
+    launch(f"attention_{width}", q.dtype, grid, out, statistics, *rest)
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
+        g = xp.ascontiguousarray(g)
+        dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
+        dq_sums = xp.empty(q.shape, np.float32) if keys > tile else None
+        outputs = dq, dk, dv, dq_sums, statistics, g, out
+        launch(f"attention_backward_{width}", q.dtype, blocks, *outputs, *rest)
+        return dq, dk, dv, None
+
+    return out, vjp
+
+
+def _has_gaps(x: Array) -> bool:
+    """Return whether the numbers of a row do not lie side by side."""
+    return x.strides[-1] != x.itemsize
+
+
+def _tensor_cores_agree(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
+    """Return whether tensor cores give what the plain body gives, found out once."""
+    if dtype not in gpu.tensor_cores_agree:
+        problem = "they give other results"
+        try:
+            agree = _compare_bodies(gpu, dtype)
+        except Exception as error:  # of the compiler or the driver: many kinds
+            agree, problem = False, str(error).partition("\n")[0]
+        if not agree:
+            advice = "attention is computed without tensor cores"
+            warnings.warn(f"{advice} in {dtype.name}: {problem}", stacklevel=2)
+        gpu.tensor_cores_agree[dtype] = agree
+    return gpu.tensor_cores_agree[dtype]
+
+
+def _compare_bodies(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
+    """Compute two small cases by both bodies, with several tiles and a mask."""
+    rng, xp = np.random.default_rng(0), gpu.xp
+    last_place = 2.0 ** (-10 if dtype == np.float16 else -7)
+    for width in (48, 80):
+        shape = 2, 2, 37, 45
+        sizes = [(2, length, 2 * width) for length in (37, 45, 45, 37)]
+        q, k, v, g = (xp.asarray(rng.standard_normal(s).astype(dtype)) for s in sizes)
+        allowed = xp.asarray(np.tri(37, 45, 8, dtype=bool))
+        results = []
+        for tensor_cores in (False, True):
+            no_dropout = draw_mask(shape, 0.0, None)
+            out, vjp = in_one_kernel(q, k, v, allowed, shape, no_dropout, tensor_cores)
+            found = (out, *vjp(g)[:3])
+            results.append([to_host(x).astype(np.float64) for x in found])
+        for plain, other in zip(*results, strict=True):
+            limit = MAX_DIFFERENCE * last_place * np.abs(plain).max()
+            if not np.abs(other - plain).max() <= limit:
+                return False
+    return True
+
+
+def by_products(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    shape: tuple[int, ...],
+    dropout_mask: DropoutMask,
+) -> tuple[Array, Vjp]:
+    """Scores are stored in the activations' type, and the softmax overwrites them.
+
+    Rows of scores begin at multiples of 16 bytes, which tensor cores need to be fast.
+    """
+    xp, gpu, num_heads = array_module(q), device.current(), shape[1]
+    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
+    scale = 1 / math.sqrt(query.shape[-1])
+    rows, stride = math.prod(shape[:-1]), -(-shape[-1] // 8) * 8
+    size = np.int64(rows), shape[-1], stride
+
+    def empty_scores() -> Array:
+        return xp.empty((*shape[:-1], stride), dtype=q.dtype)[..., : shape[-1]]
+
+    def dropped_weights() -> Array:
+        if not dropout_mask.threshold:
+            return weights
+        out, grid = empty_scores(), warp_blocks(rows)
+        gpu.launch("dropout", q.dtype, grid, out, weights, *size, *dropout_mask)
+        return out
+
+    weights = empty_scores()
+    gpu.matmul(query, key.swapaxes(-1, -2), weights, alpha=scale)
+    strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
+    kernel_args = weights, mask, *strides, MASKED_SCORE, np.int64(rows), *shape[1:]
+    gpu.launch("softmax", q.dtype, warp_blocks(rows), *kernel_args, stride)
+    out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
+    gpu.matmul(dropped_weights(), value, split_heads(out, num_heads))
+
+    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
+        g = split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
+        dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
+        gpu.matmul(dropped_weights().swapaxes(-1, -2), g, split_heads(dv, num_heads))
+        dscores = empty_scores()
+        gpu.matmul(g, value.swapaxes(-1, -2), dscores)
+        kernel_args = dscores, weights, *size, *dropout_mask
+        gpu.launch("softmax_backward", q.dtype, warp_blocks(rows), *kernel_args)
+        gpu.matmul(dscores, key, split_heads(dq, num_heads), alpha=scale)
+        transposed = dscores.swapaxes(-1, -2)
+        gpu.matmul(transposed, query, split_heads(dk, num_heads), alpha=scale)
+        return dq, dk, dv, None
+
+    return out, vjp
