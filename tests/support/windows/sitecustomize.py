@@ -12,21 +12,22 @@ import errno
 import fcntl
 import io
 import os
+import pathlib
 import re
 import select
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import types
 from contextlib import suppress
-from pathlib import Path
 
 with suppress(ImportError):
     import portalocker  # noqa: F401  which has code of its own for Windows
 
 GONE = {
-    os: "fchmod fchown fork forkpty getpgid killpg mkfifo posix_spawn "
+    os: "fchmod fchown fork forkpty getpgid killpg mkfifo "
     "pread pwrite sched_getaffinity setsid O_DIRECTORY O_NOFOLLOW O_NONBLOCK",
     signal: "SIGHUP SIGKILL SIGSTOP SIGUSR1 pthread_sigmask",
 }
@@ -47,7 +48,7 @@ def check_name(path):
 
 def open_files():
     """Yield the device and inode of each file that some process has open or mapped."""
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
         try:
             found = os.stat(link)
         except OSError:
@@ -174,7 +175,12 @@ def become_windows():
     os.unlink = os.remove = checked(os.unlink, 1)
     os.mkdir = checked(os.mkdir, 1)
     os.fsync, os.kill = like_windows_fsync(os.fsync), like_windows_kill(os.kill)
+    shutil._use_fd_functions = False  # so that rmtree goes by paths
     select.select = like_windows_select(select.select)
+    if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10
+        for name in ("mkdir", "rename", "replace", "unlink"):
+            setattr(accessor, name, staticmethod(getattr(os, name)))
+        accessor.open = staticmethod(io.open)
     subprocess.Popen.__init__ = like_windows_popen(subprocess.Popen.__init__)
 
 
