@@ -142,7 +142,7 @@ def test_gradients_are_summed_while_backward_still_runs(stand_in, monkeypatch, g
     assert len(sums) > 3
     assert sum(events[i][1] for i in sums) == len(model.parameters.grad)
     if graphs:
-        assert len(set(launched)) >= len(sums) - 1  # graphs between the sums
+        assert len(set(launched)) > 2  # graphs were launched between the sums
     else:
         assert len([e for e in events[sums[0] : sums[-1]] if e[0] != "sum"]) > 10
     # What was summed was already complete.
