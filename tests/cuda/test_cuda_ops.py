@@ -4,11 +4,14 @@ Each test runs with kernels built for the host, and on a GPU where there is one.
 """
 
 import contextlib
+import gc
 import importlib
 import inspect
 import math
 import re
 import shutil
+import threading
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -497,6 +500,24 @@ def two_decoders(xp, beam):
     with no_grad():
         fixed = incremental_decoding.GraphDecoder(model, source, beam)
         return model, fixed, CachedDecoder(model, source, beam)
+
+
+def test_a_thread_that_ends_gives_back_its_memory(stand_in):
+    """What a thread keeps for its graphs goes with it."""
+    pools = []
+
+    def work():
+        _, fixed, _ = two_decoders(stand_in.xp, 1)
+        with no_grad():
+            for _ in range(4):
+                list(fixed.step(stand_in.xp.asarray([5, 6, 7])))
+        pools.append(weakref.ref(fixed._memory))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert [pool() for pool in pools] == [None]
 
 
 def test_a_step_that_cannot_be_recorded_is_computed(stand_in):

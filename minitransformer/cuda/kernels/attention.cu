@@ -139,7 +139,7 @@ __device__ void attend_backward(
   alignas(16) __shared__ real q_tile[SIZE * LINE], k_tile[SIZE * LINE],
       v_tile[SIZE * LINE], g_tile[SIZE * LINE], weights[SIZE * SHORT],
       dscores[SIZE * SHORT];
-  __shared__ float work[WORK], dk_sums[SIZE * SUMS], dv_sums[SIZE * SUMS], dots[SIZE];
+  __shared__ float work[WORK], dk_sums[SIZE * SUMS], dv_sums[SIZE * SUMS];
   float *scores = work, *dweights = work + SIZE * SCORES, *dq_tile = work;
   int b = blockIdx.x / heads, h = blockIdx.x % heads;
   int depth = whole_steps(d_k), columns = whole_steps(d_v);
@@ -163,12 +163,12 @@ __device__ void attend_backward(
       load_tile<SIZE>(q_tile, LINE, q, q_row, first, queries, d_k, depth);
       load_tile<SIZE>(g_tile, LINE, g, value_row, first, queries, d_v, columns);
       __syncthreads();
-      for (int r = threadIdx.x; r < SIZE; r += TILE_THREADS) {
-        float dot = 0.0f;
-        for (int c = 0; c < d_v && first + r < queries; c++)
-          dot += (float)g_tile[r * LINE + c] * (float)out[(first + r) * value_row + c];
-        dots[r] = dot;
-      }
+      float dot = 0.0f;  // of the row's g and out, by the threads that share the row
+      for (int c = threadIdx.x % S::GROUPS; c < d_v; c += S::GROUPS)
+        dot += (float)g_tile[row * LINE + c] *
+               (float)out[min(first + row, queries - 1) * value_row + c];
+      for (int step = S::GROUPS / 2; step > 0; step /= 2)
+        dot += __shfl_xor_sync(0xffffffff, dot, step);
       Tile<true> keys_of{k_tile, LINE}, values_of{v_tile, LINE};
       multiply_tiles(scores, SCORES, Tile<false>{q_tile, LINE}, keys_of, SIZE, SIZE,
                      depth, false);
@@ -185,7 +185,7 @@ __device__ void attend_backward(
         d[i] = dweights[row * SCORES + group + i];
       }
       dropout.apply(d, line, start + group);
-      for (int i = 0; i < 8; i++) d[i] = x[i] * (d[i] - dots[row]);
+      for (int i = 0; i < 8; i++) d[i] = x[i] * (d[i] - dot);
       dropout.apply(x, line, start + group);
       for (int i = 0; active && i < 8; i++) {
         weights[row * SHORT + group + i] = (real)x[i];
