@@ -38,14 +38,12 @@ from minitransformer.runs.run_directory import (
 )
 from minitransformer.runs.starting_point import choose_model, take_over
 from minitransformer.settings.config import (
-    DecodingConfig,
     ModelConfig,
     RanksConfig,
     RunConfig,
-    TextConfig,
     TrainingConfig,
-    VocabularyConfig,
 )
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     Parser,
     UsageError,
@@ -56,6 +54,7 @@ from minitransformer.settings.options import (
     positive,
 )
 from minitransformer.settings.presets import find_preset
+from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.grammar.corpus import built_in_corpus

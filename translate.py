@@ -20,7 +20,8 @@ from minitransformer.api import load
 from minitransformer.files import write_bytes
 from minitransformer.runs.run_directory import find_checkpoint, is_model
 from minitransformer.runs.shipped import described
-from minitransformer.settings.config import PRECISIONS, TranslationConfig
+from minitransformer.settings.config import PRECISIONS
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import (
     Parser,
     add_arguments,

@@ -34,7 +34,8 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
-from minitransformer.settings.config import EOS_ID, PAD_ID, DecodingConfig, ModelConfig
+from minitransformer.settings.config import EOS_ID, PAD_ID, ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.lines import read_lines

@@ -30,14 +30,11 @@ from train_speed import PYTORCH
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    TextConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
+from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.lines import find_text

@@ -32,12 +32,8 @@ from minitransformer.cuda.training import GpuModel
 from minitransformer.devices import open_device
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import (
-    EOS_ID,
-    DecodingConfig,
-    ModelConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import EOS_ID, ModelConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import build, exit_code
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch

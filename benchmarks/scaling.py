@@ -23,7 +23,8 @@ from harness import Result, peak_memory_mb, report, run_side
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import EOS_ID, DecodingConfig, ModelConfig
+from minitransformer.settings.config import EOS_ID, ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import ThreadedModel

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minitransformer.api import load, translate
     from minitransformer.model.transformer import Transformer
-    from minitransformer.settings.config import (
+    from minitransformer.settings.config import ModelConfig, TrainingConfig
+    from minitransformer.settings.decoding_config import (
         DecodingConfig,
-        ModelConfig,
-        TrainingConfig,
         TranslationConfig,
     )
     from minitransformer.text.tokenizer import Tokenizer

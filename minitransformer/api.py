@@ -16,7 +16,7 @@ from minitransformer.devices import open_device
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import decoding_defaults, find_checkpoint
-from minitransformer.settings.config import TranslationConfig
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import build
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon

@@ -13,12 +13,8 @@ import pytest
 
 import train
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RanksConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import ModelConfig, RanksConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.training import launch
 from minitransformer.training.distributed import Communicator

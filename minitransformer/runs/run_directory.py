@@ -24,7 +24,8 @@ from minitransformer.files import (
 )
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_loss
 from minitransformer.runs.shipped import DEFAULT, shipped_model
-from minitransformer.settings.config import DecodingConfig, RunConfig
+from minitransformer.settings.config import RunConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 
 
 class RunDirectory:

@@ -15,8 +15,9 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import Checkpoint, load
 from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.runs.shipped import shipped_model
-from minitransformer.settings.config import ModelConfig, RunConfig, VocabularyConfig
+from minitransformer.settings.config import ModelConfig, RunConfig
 from minitransformer.settings.options import UsageError, build, flag_name
+from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.tokenizer import Tokenizer
 
 # What need not be as in the model that a run begins from.
@@ -54,8 +55,8 @@ def take_over(
     """Give a new model the weights of the one that `choose_model` found, if any.
 
     Its vocabulary is the other's if that has the right size and all symbols, and no
-    setting asks for another one; else it is what `learn` returns. Then the embeddings of
-    those word pieces are taken over that both have.
+    setting asks for another one; else it is what `learn` returns. Then the embeddings
+    of those word pieces are taken over that both have.
 
     Returns: the vocabulary, and a line that says what was taken over
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     Config,
     UsageError,
@@ -30,28 +28,17 @@ from minitransformer.settings.options import (
     given,
     option,
 )
+from minitransformer.settings.text_config import (
+    TextConfig,
+    VocabularyConfig,
+    corpus_number,
+)
 
 # The number formats of `engine/precision.py`: all on a GPU, fp32 and bf16 on a CPU.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
-
-# What no symbol of a user may be: the special pieces, bytes, nothing, or what has a
-# space (U+2581 in SentencePiece) or a comma in it.
-RESERVED = re.compile(
-    r"<pad>|<unk>|</?s>|<0x[0-9A-Fa-f]{2}>||.*[\s\u2581,].*", re.DOTALL
-)
-
-
-def check_symbols(flag: str, symbols: Iterable[str]) -> None:
-    """Raises: ValueError if a symbol cannot be a piece of the vocabulary."""
-    for symbol in symbols:
-        if RESERVED.fullmatch(symbol) or not symbol.isprintable():
-            raise ValueError(
-                f"{flag}: expected a symbol without space or comma, none of <pad>, "
-                f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
-            )
 
 
 @dataclass(frozen=True)
@@ -141,48 +128,6 @@ class ModelConfig(Config):
     def position_limit(self) -> int | None:
         """The longest sentence in tokens, EOS counted, or None if there is no limit."""
         return self.max_positions if self.positions == "learned" else None
-
-
-@dataclass(frozen=True)
-class VocabularyConfig(Config):
-    """How text becomes word pieces (section 5.1), by SentencePiece."""
-
-    help_group: ClassVar[str] = "the vocabulary (section 5.1)"
-
-    tokenizer: str | None = option(
-        None, "SentencePiece model to take; none is learned", metavar="FILE"
-    )
-    vocab_type: str = option(
-        "bpe", "how word pieces are learned", choices=("bpe", "unigram")
-    )
-    user_symbols: tuple[str, ...] = option(
-        (), "placeholders that are never split or changed", metavar="SYMBOL"
-    )
-    character_coverage: float = option(
-        1.0, "share of the text that learned characters cover", at_least=0.98, at_most=1
-    )
-    normalization: str = option(
-        "nmt_nfkc",
-        "how characters are normalised",
-        choices=("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        symbols = ",".join(self.user_symbols).split(",") if self.user_symbols else ()
-        check_symbols("--user-symbols", symbols)
-        object.__setattr__(self, "user_symbols", tuple(dict.fromkeys(symbols)))
-        if self.tokenizer is not None:
-            object.__setattr__(self, "tokenizer", str(Path(self.tokenizer).absolute()))
-            for name in ("vocab_type", "character_coverage", "normalization"):
-                if getattr(self, name) != getattr(VocabularyConfig, name):
-                    flag = flag_name(name)
-                    raise ValueError(f"{flag} does nothing with --tokenizer")
-
-    def with_symbols(self, symbols: Iterable[str]) -> VocabularyConfig:
-        """Return these settings with more symbols; an empty one counts for nothing."""
-        added = (*self.user_symbols, *filter(None, symbols))
-        return dataclasses.replace(self, user_symbols=added)
 
 
 @dataclass(frozen=True)
@@ -316,204 +261,6 @@ class RanksConfig(Config):
         return self.ranks > 1 or self.gpus > 1 or self.restarts > 0
 
 
-@dataclass(frozen=True)
-class DecodingConfig(Config):
-    """How to decode: beam search with a length penalty (section 6.1)."""
-
-    help_group: ClassVar[str] = "beam search (section 6.1)"
-
-    beam: int = option(
-        4, "beam size; 1 is greedy", at_least=1, at_most=1000, alias="--beam-size"
-    )
-    alpha: float = option(
-        0.6,
-        "length penalty: scores are divided by ((5 + length) / 6)^alpha",
-        at_least=0,
-        at_most=10,
-        alias="--length-penalty",
-    )
-    nbest: int = option(1, "translations per sentence, at most the beam", at_least=1)
-    max_len_a: float = option(
-        1.0,
-        "a in the longest output, a * input length + b tokens",
-        at_least=0,
-        at_most=100,
-    )
-    max_len_b: int = option(
-        50,
-        "b in the longest output, a * input length + b tokens",
-        at_least=0,
-        at_most=10_000,
-    )
-    max_input: int = option(
-        1024, "longest input that is translated in one piece, in tokens", at_least=1
-    )
-    long_input: str = option(
-        "split", "what to do with longer input", choices=("split", "truncate", "error")
-    )
-    decode_tokens: int = option(
-        8192, "source tokens times beam size in a batch of decoding", at_least=1
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.nbest > self.beam:
-            raise ValueError(
-                f"nbest: expected at most the beam ({self.beam}), got {self.nbest}"
-            )
-
-
-@dataclass(frozen=True)
-class TranslationConfig(DecodingConfig):
-    """How to translate: beam search, and what goes beyond the paper.
-
-    That is constraints, which every translation meets, samples, and word alignments.
-    Training does not need them, so they are not stored with a run.
-    """
-
-    help_group: ClassVar[str] = "constraints, samples, alignments (beyond the paper)"
-
-    min_len: int | None = option(
-        None, "fewest tokens of a translation, EOS not counted", at_least=1
-    )
-    no_repeat_ngram: int | None = option(
-        None,
-        "never write the same N tokens in a row twice in a translation",
-        at_least=1,
-        alias="--no-repeat-ngram-size",
-    )
-    sample: bool = option(
-        False, "draw translations at random, --nbest of each line, without a search"
-    )
-    temperature: float | None = option(
-        None, "sample: divide logits by this (default 1)", at_least=0.01, at_most=100
-    )
-    top_k: int | None = option(
-        None, "sample: draw among the N likeliest tokens (default all)", at_least=1
-    )
-    top_p: float | None = option(
-        None,
-        "sample: draw among the likeliest tokens that together have this probability",
-        above=0,
-        at_most=1,
-    )
-    seed: int | None = option(
-        None, "sample: the seed of the random numbers (default 1)", at_least=0
-    )
-    alignment: bool = option(
-        False, "write which words were made from which, as pairs `source-target`"
-    )
-
-    def __post_init__(self) -> None:
-        if self.sample:  # the beam does not limit the number of samples
-            Config.__post_init__(self)
-            return
-        super().__post_init__()
-        for name in ("temperature", "top_k", "top_p", "seed"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: does nothing without sample")
-
-
-@dataclass(frozen=True)
-class TextConfig(Config):
-    """The text to learn from: folders, single files, or the built-in corpus.
-
-    Of several corpora, each has a folder, two languages, a weight and a tag of its own;
-    one folder or one language stands for all.
-    """
-
-    help_group: ClassVar[str] = "the text to learn from (default: the built-in corpus)"
-
-    data: tuple[str, ...] = option(
-        (),
-        "folders of train.LANG, val.LANG, test*.LANG, plain or .gz",
-        metavar="FOLDER",
-    )
-    source: tuple[str, ...] = option(
-        (), "source language in --data, of all folders or of each", metavar="LANG"
-    )
-    target: tuple[str, ...] = option(
-        (), "target language in --data, of all folders or of each", metavar="LANG"
-    )
-    weights: tuple[int, ...] = option(
-        (),
-        "how often pairs of each corpus occur, such as 3 1 (default as in the text)",
-        at_least=1,
-        at_most=10_000,
-    )
-    tag: tuple[str, ...] = option(
-        (), 'symbol before the source lines of each corpus, such as "<2de>"'
-    )
-    train_source: str | None = option(None, "source of training text", metavar="FILE")
-    train_target: str | None = option(None, "target of training text", metavar="FILE")
-    val_source: str | None = option(None, "source of validation text", metavar="FILE")
-    val_target: str | None = option(None, "target of validation text", metavar="FILE")
-    test_source: str | None = option(None, "source of test text", metavar="FILE")
-    test_target: str | None = option(None, "target of test text", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = {split: pair for split, pair in self._pairs().items() if any(pair)}
-        given = self.data, self.source, self.target, self.weights, self.tag
-        if named:
-            if any(given):
-                raise ValueError(
-                    "--data, --source, --target, --weights and --tag do not go with "
-                    "file names"
-                )
-            for split in ("train", *named):
-                if None in named.get(split, (None,)):
-                    raise ValueError(f"expected --{split}-source and --{split}-target")
-        elif self.data and not (self.source and self.target):
-            raise ValueError("--data expects --source and --target, such as en and de")
-        elif any(given) and not self.data:
-            raise ValueError("--source, --target, --weights and --tag need --data")
-        for name in ("data", "source", "target"):
-            if (got := len(getattr(self, name))) not in (0, 1, len(self.corpora)):
-                expected = f"expected 1 or {len(self.corpora)}, one for each corpus"
-                raise ValueError(f"--{name}: {expected}, got {got}")
-        for name in ("weights", "tag"):
-            if (got := len(getattr(self, name))) not in (0, len(self.corpora)):
-                expected = f"expected {len(self.corpora)}, one for each corpus"
-                raise ValueError(f"--{name}: {expected}, got {got}")
-        if len(self.weights) == 1:
-            raise ValueError("--weights does nothing with one corpus")
-        if self.tag:
-            check_symbols("--tag", filter(None, self.tag) if any(self.tag) else [""])
-
-    def _pairs(self) -> dict[str, tuple[str | None, str | None]]:
-        return {
-            "train": (self.train_source, self.train_target),
-            "val": (self.val_source, self.val_target),
-            "test": (self.test_source, self.test_target),
-        }
-
-    @property
-    def corpora(self) -> list[tuple[str, str, str]]:
-        """The folder, source and target language of each corpus in --data."""
-        named = self.data, self.source, self.target
-        count = max(map(len, named))
-        return list(
-            zip(*(x * count if len(x) == 1 else x for x in named), strict=False)
-        )
-
-    @property
-    def files(self) -> dict[str, tuple[str, str]]:
-        """The source and target file of each split, if single files are named."""
-        return {split: (s, t) for split, (s, t) in self._pairs().items() if s and t}
-
-
-def corpus_number(split: str) -> int:
-    """Return the number of the corpus that a split is of: "val 2" is of 2, "val" of 1.
-
-    Raises: ValueError if it is named otherwise.
-    """
-    number = split.partition(" ")[2]
-    if number and not re.fullmatch("[1-9][0-9]{0,3}", number):
-        raise ValueError(f"expected a split such as train or val 2, got {split!r}")
-    return int(number or 1)
-
-
 # What may change when a run is resumed: when it ends, what it reports and keeps, how it
 # treats errors, and its precision.
 RESUMABLE = (
@@ -537,7 +284,7 @@ class RunConfig:
     training: TrainingConfig
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
-    vocabulary: VocabularyConfig = VocabularyConfig()
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     weights: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
     start: tuple[str, str] | None = None

@@ -6,18 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    TrainingConfig,
-    VocabularyConfig,
-)
+from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     UsageError,
     overridden,
     read_settings,
     suggestion,
 )
+from minitransformer.settings.text_config import VocabularyConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The built-in corpus: a few minutes on two CPU cores. 256 of the pieces are bytes.

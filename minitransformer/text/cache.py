@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from minitransformer.files import build_once, name_errors
-from minitransformer.settings.config import VocabularyConfig
+from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair

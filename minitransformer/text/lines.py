@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from minitransformer.files import atomic_write
-from minitransformer.settings.config import TextConfig
+from minitransformer.settings.text_config import TextConfig
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
 # times as much memory.

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minitransformer.settings.config import RunConfig, corpus_number
+from minitransformer.settings.config import RunConfig
+from minitransformer.settings.text_config import corpus_number
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.grammar.corpus import text_of_run

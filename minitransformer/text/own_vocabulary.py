@@ -14,8 +14,8 @@ from typing import Any
 
 import sentencepiece
 
-from minitransformer.settings.config import VocabularyConfig
 from minitransformer.settings.options import UsageError
+from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.tokenizer import Tokenizer
 
 # Kinds of pieces, and numbers of fields, in the format of SentencePiece models: the

@@ -9,13 +9,8 @@ from zlib import crc32
 
 import sentencepiece
 
-from minitransformer.settings.config import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    VocabularyConfig,
-)
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.text_config import VocabularyConfig
 
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"

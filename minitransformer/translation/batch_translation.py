@@ -14,7 +14,7 @@ from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import array_module, fused_kernel
 from minitransformer.engine.machine import one_blas_thread
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import DecodingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.beam_search import Hypothesis, beam_search
 from minitransformer.translation.constraints import Constraints

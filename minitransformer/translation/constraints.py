@@ -17,7 +17,8 @@ from typing import TypeAlias
 import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.settings.config import EOS_ID, PAD_ID, UNK_ID, TranslationConfig
+from minitransformer.settings.config import EOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 

@@ -24,12 +24,8 @@ import numpy as np
 
 from minitransformer.engine.backend import Array, to_host
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import (
-    BOS_ID,
-    PAD_ID,
-    UNK_ID,
-    TranslationConfig,
-)
+from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import (

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import DecodingConfig, TranslationConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import Links, TextInParts, align_words
 from minitransformer.translation.batch_translation import translate_ids

@@ -8,13 +8,8 @@ import pytest
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    DecodingConfig,
-    ModelConfig,
-)
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids

@@ -35,8 +35,8 @@ from minitransformer.settings.config import (
     UNK_ID,
     ModelConfig,
     TrainingConfig,
-    TranslationConfig,
 )
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import train
 from minitransformer.api import load
 from minitransformer.cuda import nccl
-from minitransformer.settings.config import DecodingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.training import launch
 from minitransformer.translation.serve import Server
 from support.forked import Forked

@@ -17,13 +17,8 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.settings.config import (
-    BOS_ID,
-    PAD_ID,
-    UNK_ID,
-    DecodingConfig,
-    ModelConfig,
-)
+from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID, ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import from_dict
 from minitransformer.training.cost import training_flops
 from minitransformer.training.profiling import operations

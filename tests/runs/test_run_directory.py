@@ -21,12 +21,8 @@ from minitransformer.runs.run_directory import (
     new_directory,
     newest_run,
 )
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 
 TEXT = {"train": ("train.en", "train.de")}
 DECODING = DecodingConfig(beam=7, nbest=3)

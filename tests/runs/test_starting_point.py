@@ -8,14 +8,10 @@ import pytest
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint, shipped
 from minitransformer.runs.starting_point import choose_model, take_over
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-    VocabularyConfig,
-)
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
+from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.tokenizer import Tokenizer
 from support.models import CAT_LINES, save_small_model
 

@@ -9,15 +9,11 @@ from dataclasses import fields, replace
 import pytest
 
 from minitransformer.settings import options
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TextConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import Parser, UsageError, add_arguments, build
 from minitransformer.settings.presets import PRESETS, find_preset
+from minitransformer.settings.text_config import TextConfig
 
 ALL = (ModelConfig, TrainingConfig, DecodingConfig)
 

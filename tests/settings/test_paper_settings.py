@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from minitransformer.settings.config import DecodingConfig, ModelConfig, TrainingConfig
+from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from support.scripts import ROOT

@@ -8,12 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.progress import TrainingState
 from support.fuzz_targets import TARGETS, Target, check_refusal

@@ -38,15 +38,14 @@ from minitransformer.settings.config import (
     EOS_ID,
     PAD_ID,
     UNK_ID,
-    DecodingConfig,
     ModelConfig,
     RunConfig,
-    TextConfig,
     TrainingConfig,
-    VocabularyConfig,
 )
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError, build, given, printable
 from minitransformer.settings.presets import find_preset
+from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text import cache
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.lines import (

@@ -12,11 +12,11 @@ from minitransformer.settings.config import (
     BOS_ID,
     EOS_ID,
     PAD_ID,
-    DecodingConfig,
     ModelConfig,
     RunConfig,
     TrainingConfig,
 )
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minitransformer.settings.config import TextConfig
+from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import lines as text
 from minitransformer.text.lines import TextPair, read_available_lines, read_lines
 

@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TextConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import mixture
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer

@@ -7,15 +7,11 @@ from dataclasses import replace
 import pytest
 import sentencepiece
 
-from minitransformer.settings.config import (
-    DecodingConfig,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-    VocabularyConfig,
-)
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.settings.presets import find_preset
+from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.lines import TextPair
 from minitransformer.text.own_vocabulary import read_own_vocabulary, with_size_of_file

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.settings.config import TextConfig
+from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.lines import find_text
 from minitransformer.text.split import main, split_pairs
 

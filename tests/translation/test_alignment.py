@@ -9,7 +9,7 @@ import pytest
 
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import TranslationConfig
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import alignment
 from minitransformer.translation.alignment import (

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    DecodingConfig,
-    ModelConfig,
-)
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import DecodingConfig, ModelConfig
+from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.beam_search import Hypothesis

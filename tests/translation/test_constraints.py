@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import (
-    EOS_ID,
-    UNK_ID,
-    ModelConfig,
-    TranslationConfig,
-)
+from minitransformer.settings.config import EOS_ID, UNK_ID, ModelConfig
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.beam_search import beam_search

@@ -5,7 +5,8 @@ import pytest
 
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, EOS_ID, DecodingConfig, ModelConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import length_penalty
 from minitransformer.translation.incremental_decoding import Ensemble

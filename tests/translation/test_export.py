@@ -9,7 +9,8 @@ from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID, DecodingConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import export
 from minitransformer.translation.batch_translation import translate_ids

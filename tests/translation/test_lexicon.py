@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import DecodingConfig, ModelConfig
+from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.translation import lexicon

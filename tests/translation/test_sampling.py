@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from minitransformer import load
-from minitransformer.settings.config import EOS_ID, TranslationConfig
+from minitransformer.settings.config import EOS_ID
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation import sampling
 from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.incremental_decoding import Ensemble

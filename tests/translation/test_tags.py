@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from minitransformer.settings.config import DecodingConfig, VocabularyConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
+from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.tags import Tags, tags_of
 from minitransformer.translation.translator import Translator

@@ -1,0 +1,106 @@
+"""The settings of decoding: beam search (6.1), and what is beyond the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from minitransformer.settings.options import Config, option
+
+
+@dataclass(frozen=True)
+class DecodingConfig(Config):
+    """How to decode: beam search with a length penalty (section 6.1)."""
+
+    help_group: ClassVar[str] = "beam search (section 6.1)"
+
+    beam: int = option(
+        4, "beam size; 1 is greedy", at_least=1, at_most=1000, alias="--beam-size"
+    )
+    alpha: float = option(
+        0.6,
+        "length penalty: scores are divided by ((5 + length) / 6)^alpha",
+        at_least=0,
+        at_most=10,
+        alias="--length-penalty",
+    )
+    nbest: int = option(1, "translations per sentence, at most the beam", at_least=1)
+    max_len_a: float = option(
+        1.0,
+        "a in the longest output, a * input length + b tokens",
+        at_least=0,
+        at_most=100,
+    )
+    max_len_b: int = option(
+        50,
+        "b in the longest output, a * input length + b tokens",
+        at_least=0,
+        at_most=10_000,
+    )
+    max_input: int = option(
+        1024, "longest input that is translated in one piece, in tokens", at_least=1
+    )
+    long_input: str = option(
+        "split", "what to do with longer input", choices=("split", "truncate", "error")
+    )
+    decode_tokens: int = option(
+        8192, "source tokens times beam size in a batch of decoding", at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nbest > self.beam:
+            raise ValueError(
+                f"nbest: expected at most the beam ({self.beam}), got {self.nbest}"
+            )
+
+
+@dataclass(frozen=True)
+class TranslationConfig(DecodingConfig):
+    """How to translate: beam search, and what goes beyond the paper.
+
+    That is constraints, which every translation meets, samples, and word alignments.
+    Training does not need them, so they are not stored with a run.
+    """
+
+    help_group: ClassVar[str] = "constraints, samples, alignments (beyond the paper)"
+
+    min_len: int | None = option(
+        None, "fewest tokens of a translation, EOS not counted", at_least=1
+    )
+    no_repeat_ngram: int | None = option(
+        None,
+        "never write the same N tokens in a row twice in a translation",
+        at_least=1,
+        alias="--no-repeat-ngram-size",
+    )
+    sample: bool = option(
+        False, "draw translations at random, --nbest of each line, without a search"
+    )
+    temperature: float | None = option(
+        None, "sample: divide logits by this (default 1)", at_least=0.01, at_most=100
+    )
+    top_k: int | None = option(
+        None, "sample: draw among the N likeliest tokens (default all)", at_least=1
+    )
+    top_p: float | None = option(
+        None,
+        "sample: draw among the likeliest tokens that together have this probability",
+        above=0,
+        at_most=1,
+    )
+    seed: int | None = option(
+        None, "sample: the seed of the random numbers (default 1)", at_least=0
+    )
+    alignment: bool = option(
+        False, "write which words were made from which, as pairs `source-target`"
+    )
+
+    def __post_init__(self) -> None:
+        if self.sample:  # the beam does not limit the number of samples
+            Config.__post_init__(self)
+            return
+        super().__post_init__()
+        for name in ("temperature", "top_k", "top_p", "seed"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: does nothing without sample")
