@@ -90,6 +90,11 @@ class PrefixFinder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        if not tokenizer.normalise("a").startswith(SPACE):
+            raise ValueError(
+                "--prefix: expected a vocabulary that puts a space before the first "
+                "word, got one that does not"
+            )
         written = ((text, i) for i, text in enumerate(tokenizer.written()) if text)
         self._pieces = sorted(written)
         self._longest = max(len(text) for text, _ in self._pieces)

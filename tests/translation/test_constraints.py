@@ -1,5 +1,6 @@
 """Constraints against exhaustive search, and prefixes of real text."""
 
+import io
 import itertools
 import unicodedata
 from dataclasses import replace
@@ -7,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, UNK_ID, ModelConfig
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.ids import Ragged
+from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.constraints import Constraints, PrefixFinder
@@ -117,6 +120,22 @@ def allowed_by_definition(tokenizer, tokens, prefix):
             cut = [*cut, tokens[end - 1]]
         return not before.startswith(prefix) and cut == list(tokens[:end])
     return False
+
+
+def test_a_vocabulary_without_a_space_before_the_first_word_is_refused(tmp_path):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ab abb", "ba ab"]),
+        model_writer=model,
+        minloglevel=2,
+        model_type="char",
+        add_dummy_prefix=False,
+        hard_vocab_limit=False,
+    )
+    (tmp_path / "own.model").write_bytes(model.getvalue())
+    tokenizer = read_own_vocabulary(tmp_path / "own.model")
+    with pytest.raises(ValueError, match="--prefix: expected a vocabulary that puts"):
+        PrefixFinder(tokenizer)
 
 
 @pytest.mark.parametrize(
