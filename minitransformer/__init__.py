@@ -17,12 +17,12 @@ __version__ = "0.1.0"
 
 # Public name: the module that it comes from, imported when it is first asked for.
 _HOMES = {
-    "DecodingConfig": "settings.config",
+    "DecodingConfig": "settings.decoding_config",
     "ModelConfig": "settings.config",
     "Tokenizer": "text.tokenizer",
     "TrainingConfig": "settings.config",
     "Transformer": "model.transformer",
-    "TranslationConfig": "settings.config",
+    "TranslationConfig": "settings.decoding_config",
     "Translator": "translation.translator",
     "load": "api",
     "translate": "api",

@@ -199,8 +199,9 @@ def _best_of_rows(
     log-sum-exp of each row [N], and the bound for the next block [N]
     """
     xp = array_module(logits)
-    excluded = logits[:, never]
-    logits[:, never] = -xp.inf
+    columns = xp.asarray(never, dtype=np.intp)
+    excluded = logits[:, columns]
+    logits[:, columns] = -xp.inf
     groups = min(max(count, MIN_GROUPS), logits.shape[1])
     rest = logits.shape[1] % groups
     maxima = logits[:, rest:].reshape(len(logits), -1, groups).max(axis=1)
@@ -211,7 +212,7 @@ def _best_of_rows(
     found = xp.flatnonzero(logits >= bound[:, None])
     values = to_host(logits.reshape(-1)[found]).astype(np.float64)
 
-    logits[:, never] = excluded
+    logits[:, columns] = excluded
     highest = xp.concatenate([maxima, excluded], axis=1).max(axis=1)
     logits -= highest[:, None]
     totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[1], logits.dtype)

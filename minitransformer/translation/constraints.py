@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module
+from minitransformer.engine.backend import Array, array_module, as_float32
 from minitransformer.settings.config import EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
@@ -203,7 +203,7 @@ class WatchedDecoder:
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         self.histories = np.concatenate([self.histories, tokens[:, None]], axis=1)
-        blocks = list(self._decoder.step(tokens))
+        blocks = [as_float32(block) for block in self._decoder.step(tokens)]
         xp = array_module(blocks[0])
         logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
         exclude(logits, self.excluded(logits))

@@ -719,7 +719,9 @@ class Lines(Target):
                 assert all(len(part) <= config.max_input for part in parts)
         with markov_decoder():
             found = translator.hypotheses(lines, config)
-        args = argparse.Namespace(json=output == 1, nbest=1 if output == 0 else 2)
+        args = argparse.Namespace(
+            json=output == 1, nbest=1 if output == 0 else 2, alignment=False
+        )
         for number, (line, best) in enumerate(zip(lines, found, strict=True)):
             texts = translator.text(best)
             written = "".join(translate.output_lines(args, number, texts, best))

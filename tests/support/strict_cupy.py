@@ -630,6 +630,10 @@ def functions():
         assert a.dtype != BFLOAT16
         return compute(lambda values: np.argsort(values, kind=kind), a)
 
+    def partition(a, kth):
+        assert a.dtype != BFLOAT16
+        return compute(lambda values: np.partition(values, kth), a)
+
     def where(condition, x, y):
         return compute(np.where, condition, x, y)
 
@@ -663,6 +667,7 @@ def functions():
         "matmul": matmul,
         "einsum": einsum,
         "argsort": argsort,
+        "partition": partition,
         "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
         "tile": lambda a, reps: compute(lambda x: np.tile(x, reps), a),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
