@@ -14,10 +14,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from minitransformer.cuda import device
+from minitransformer.engine.machine import num_cores
 
 # The types of activations, and with "+" the body of attention for tensor cores.
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -71,8 +74,10 @@ def main() -> None:
     kinds = [*TYPES, *TENSOR_CORES]
     parser.add_argument("--type", nargs="+", default=kinds, choices=kinds)
     args = parser.parse_args()
+    pool = ThreadPoolExecutor(num_cores())  # the compilers are processes
     for arch in args.arch:
-        columns = {kind: compile_kernels(arch, kind)[1] for kind in args.type}
+        compiled = pool.map(partial(compile_kernels, arch), args.type)
+        columns = {k: found for k, (_, found) in zip(args.type, compiled, strict=True)}
         print(f"\n{arch}: registers, bytes of shared memory, bytes spilled")
         print(f"{'kernel':<26}" + "".join(f"{kind:>20}" for kind in columns))
         for name in sorted(next(iter(columns.values()))):
