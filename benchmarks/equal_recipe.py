@@ -72,30 +72,15 @@ class PyTorch:
     def __init__(
         self, model: Transformer, training: TrainingConfig, threads: int, mode: str
     ):
-        import torch
-        from torch_training import TorchTraining, tensors
+        from torch_training import TorchUpdates
 
-        torch.manual_seed(training.seed)
-        torch.set_num_threads(threads)
-        self.ours, self.tensors = model, tensors
-        self.model = TorchTraining(model, training.label_smoothing)
-        compiled = torch.compile(self.model, dynamic=True)
-        self.loss_of = compiled if "compiled" in mode else self.model
-        self.optimizer = self.model.adam()
-        low = mode.endswith("bf16")
-        self.precision = torch.autocast("cpu", torch.bfloat16, enabled=low)
-
-    def update(self, batch: Batch, rate: float) -> float:
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.optimizer.zero_grad()
-        with self.precision:
-            loss = self.loss_of(*self.tensors(batch))
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        smoothing = training.label_smoothing
+        self.ours = model
+        self.torch = TorchUpdates(model, threads, mode, training.seed, smoothing)
+        self.update = self.torch.update
 
     def trained(self) -> Transformer:
-        self.model.copy_to(self.ours)
+        self.torch.model.copy_to(self.ours)
         return self.ours
 
 

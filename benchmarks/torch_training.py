@@ -112,6 +112,43 @@ class TorchTraining(nn.Module):
         )
 
 
+class TorchUpdates:
+    """Updates of a model, begun from the weights of `ours`, in one of PyTorch's modes.
+
+    A mode that contains "compiled" uses `torch.compile`, and one that ends with "bf16"
+    the products of `torch.autocast`.
+    """
+
+    def __init__(
+        self,
+        ours: Transformer,
+        threads: int,
+        mode: str,
+        seed: int = 1,
+        label_smoothing: float = 0.1,
+    ) -> None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        self.model = TorchTraining(ours, label_smoothing)
+        compiled = "compiled" in mode
+        self.loss_of = (
+            torch.compile(self.model, dynamic=True) if compiled else self.model
+        )
+        self.optimizer = self.model.adam()
+        low = mode.endswith("bf16")
+        self.precision = torch.autocast("cpu", torch.bfloat16, enabled=low)
+
+    def update(self, batch: Batch, rate: float = 1e-4) -> float:
+        """Do one update, and return the loss before it."""
+        self.optimizer.param_groups[0]["lr"] = rate
+        self.optimizer.zero_grad()
+        with self.precision:
+            loss = self.loss_of(*tensors(batch))
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
 def attentions(layer: nn.Module) -> list[nn.MultiheadAttention]:
     return [
         part for part in layer.children() if isinstance(part, nn.MultiheadAttention)

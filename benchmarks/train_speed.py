@@ -100,26 +100,9 @@ def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
 
 
 def pytorch(config: ModelConfig, threads: int, mode: str = "pytorch") -> Step:
-    import torch
-    from torch_training import TorchTraining, tensors
+    from torch_training import TorchUpdates
 
-    torch.manual_seed(1)
-    torch.set_num_threads(threads)
-    model = TorchTraining(Transformer(config, seed=1))
-    loss_of = torch.compile(model, dynamic=True) if "compiled" in mode else model
-    optimizer = model.adam()
-    precision = torch.autocast("cpu", torch.bfloat16, enabled=mode.endswith("bf16"))
-
-    def step(batch: Batch) -> float:
-        source, target, padded = tensors(batch)
-        optimizer.zero_grad()
-        with precision:
-            loss = loss_of(source, target, padded)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return TorchUpdates(Transformer(config, seed=1), threads, mode).update
 
 
 def products(config: ModelConfig, threads: int) -> Step:

@@ -44,9 +44,7 @@ def random_batch(rng):
 def test_three_updates_of_pytorch_are_those_of_this_engine(benchmark):
     rng, rate = np.random.default_rng(0), 0.01
     ours = Transformer(CONFIG, seed=1)
-    side = benchmark("torch_training")
-    theirs = side.TorchTraining(ours)
-    optimizer = theirs.adam()
+    updates = benchmark("torch_training").TorchUpdates(ours, 1, "pytorch")
     buffer = ParameterBuffer(ours)
     adam = Adam(buffer.data, 0.9, 0.98, 1e-9)
     for _ in range(3):
@@ -55,15 +53,10 @@ def test_three_updates_of_pytorch_are_those_of_this_engine(benchmark):
         loss = training_loss(ours, batch.source, batch.target, 0.1, None)
         loss.backward(1 / batch.target_tokens)
         adam.update(buffer.grad, rate)
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.zero_grad()
-        their_loss = theirs(*side.tensors(batch))
-        their_loss.backward()
-        optimizer.step()
-        got = their_loss.item() * batch.target_tokens
+        got = updates.update(batch, rate) * batch.target_tokens
         assert got == pytest.approx(float(loss.data), rel=1e-4)
     copy = Transformer(CONFIG, seed=2)
-    theirs.copy_to(copy)
+    updates.model.copy_to(copy)
     learned = ParameterBuffer(copy).data
     first = ParameterBuffer(Transformer(CONFIG, seed=1)).data
     assert np.abs(learned - buffer.data).max() < 1e-3 * np.abs(learned - first).max()
