@@ -29,7 +29,7 @@ from minitransformer.cuda.device import (
 )
 from minitransformer.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.cuda.incremental_decoding import graph_decoder
-from minitransformer.engine.autograd import PRIMITIVES, Vjp
+from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.engine.random_streams import PhiloxStream
@@ -122,7 +122,7 @@ def linear(
         gpu.launch("bias_relu", x.dtype, warp_blocks(len(out)), *kernel_args)
     activated = out if relu else None
 
-    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
+    def vjp(g: Array) -> tuple[Gradient, Gradient, Array | None]:
         g, db = _rows(g), None
         if activated is not None:
             masked = xp.empty_like(g)
@@ -130,10 +130,9 @@ def linear(
             g = masked
         elif bias is not None:
             db = _column_sums("column_sums", g)
-        dx, dweight = xp.empty_like(rows), xp.empty(weight.shape, np.float32)
-        gpu.matmul(g, weight.T, dx)
-        gpu.matmul(rows.T, g, dweight)
-        return dx.reshape(x.shape), dweight, None if bias is None else db
+        dx = _add_product(g, weight.T, x.shape, x.dtype)
+        dweight = _add_product(rows.T, g, weight.shape, np.float32)
+        return dx, dweight, None if bias is None else db
 
     return out.reshape(*x.shape[:-1], -1), vjp
 
@@ -295,6 +294,22 @@ def _dropout(x: Array, mask: DropoutMask) -> Array:
         grid = warp_blocks(len(rows))
         device.current().launch("dropout", x.dtype, grid, *arrays, *size, *mask)
     return rows.reshape(x.shape)
+
+
+def _add_product(a: Array, b: Array, shape: tuple[int, ...], dtype: Any) -> Gradient:
+    """Return a gradient a b, which cuBLAS adds to others as it computes it.
+
+    Shapes: a [N, K], b [K, M], the gradient's `shape` any of N M numbers
+    """
+    xp, gpu = array_module(a), device.current()
+
+    def add_to(total: Array | None) -> Array:
+        out = xp.empty(shape, dtype) if total is None else xp.ascontiguousarray(total)
+        matrix = out.reshape(len(a), b.shape[1])
+        gpu.matmul(a, b, matrix, beta=0.0 if total is None else 1.0)
+        return out
+
+    return add_to
 
 
 def _column_sums(

@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
-Vjp: TypeAlias = Callable[[Array], tuple[Array | None, ...]]
+# The gradient of an input is an array, or a function that adds it to an array.
+Gradient: TypeAlias = Array | Callable[[Array | None], Array]
+Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 
 PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
 
@@ -53,13 +55,17 @@ class Node:
     """One recorded operation: its vjp, and where the gradients of its inputs go.
 
     A node does not hold its result, so an activation lives only while a vjp needs it.
+    `grad` is the gradient of the result as far as `backward` has summed it, and
+    `shares_grad` is set while that array may also be the gradient of another node.
     """
 
-    __slots__ = ("__weakref__", "parents", "vjp")
+    __slots__ = ("__weakref__", "grad", "parents", "shares_grad", "vjp")
 
     def __init__(self, parents: tuple[Node | Tensor | None, ...], vjp: Vjp) -> None:
         self.parents = parents
         self.vjp = vjp
+        self.grad: Array | None = None
+        self.shares_grad = False
 
 
 class Tensor:
@@ -126,49 +132,56 @@ def _backpropagate(
     origin: Node, seed: Array, when_complete: Callable[[Tensor], None] | None
 ) -> None:
     order, uses = _topological_order(origin)
-    gradients: dict[int, Array] = {id(origin): seed}
-    unshared: set[int] = set()  # the nodes whose gradient can be added to in place
+    origin.grad = seed
     while order:
-        node = order.pop()
-        gradient = gradients.pop(id(node))
-        parents, vjp = node.parents, node.vjp
-        node.parents, node.vjp = (), _released
-        terms = vjp(gradient)
-        for i, parent in enumerate(parents):
-            term, key = terms[i], id(parent)
-            if parent is None:
-                continue
-            others = gradient, *terms[:i], *terms[i + 1 :]
-            if isinstance(parent, Tensor):
-                if term is not None and parent.grad is not None:
-                    parent.grad = _accumulate(parent.grad, term)
-                elif term is not None:
-                    parent.grad = term if _is_unshared(term, others) else term.copy()
-                uses[key] -= 1
-                if when_complete is not None and not uses[key]:
-                    when_complete(parent)
-            elif term is None:
-                continue
-            elif key not in gradients:
-                gradients[key] = term
-                if _is_unshared(term, others):
-                    unshared.add(key)
-            else:
-                total = gradients[key] if key in unshared else gradients[key].copy()
-                gradients[key] = _accumulate(total, term)
-                unshared.add(key)
-        del vjp, parents, terms, others
+        for leaf in _pass_on(order.pop()):
+            uses[id(leaf)] -= 1
+            if when_complete is not None and not uses[id(leaf)]:
+                when_complete(leaf)
 
 
-def _accumulate(total: Array, term: Array) -> Array:
-    """Add `term` to `total` in place and return `total`."""
-    return fused_kernel("accumulate", (total, term), operator.iadd)(total, term)
+def _pass_on(node: Node) -> list[Tensor]:
+    """Run a node's vjp, add the gradients to those of its inputs, and release it.
+
+    Returns: the inputs that are leaves
+    """
+    gradient, parents, vjp = node.grad, node.parents, node.vjp
+    node.grad, node.parents, node.vjp = None, (), _released
+    terms = vjp(gradient)
+    for i, parent in enumerate(parents):
+        if parent is not None and terms[i] is not None:
+            _accumulate(parent, terms[i], (gradient, *terms[:i], *terms[i + 1 :]))
+    return [parent for parent in parents if isinstance(parent, Tensor)]
 
 
-def _is_unshared(array: Array, others: tuple[Array | None, ...]) -> bool:
-    """Return whether `array` shares its memory with none of `others`."""
+def _accumulate(
+    parent: Node | Tensor, term: Gradient, others: tuple[Gradient | None, ...]
+) -> None:
+    """Add `term` to the gradient of `parent`, in place if nothing shares its memory.
+
+    `others` are the arrays that `term` may share its memory with.
+    """
+    total = parent.grad
+    if isinstance(parent, Node) and parent.shares_grad and total is not None:
+        total, parent.shares_grad = total.copy(), False
+    if callable(term):
+        parent.grad = term(total)
+    elif total is not None:
+        add = fused_kernel("accumulate", (total, term), operator.iadd)
+        parent.grad = add(total, term)
+    elif not _overlaps(term, others):
+        parent.grad = term
+    elif isinstance(parent, Node):
+        parent.grad, parent.shares_grad = term, True
+    else:
+        parent.grad = term.copy()
+
+
+def _overlaps(array: Array, others: tuple[Gradient | None, ...]) -> bool:
+    """Return whether `array` may share its memory with one of `others`."""
     overlap = array_module(array).may_share_memory
-    return not any(overlap(array, other) for other in others if other is not None)
+    arrays = [x for x in others if x is not None and not callable(x)]
+    return any(overlap(array, other) for other in arrays)
 
 
 def _topological_order(origin: Node) -> tuple[list[Node], dict[int, int]]:
@@ -206,9 +219,11 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns a gradient or
     None for each array parameter, also for one that was omitted. Gradients may be added
     to in place, so each is a new array, `g` itself or a view of `g`, and nothing else
-    keeps it. Neither function may change its inputs or `g`, and `backward` calls each
-    vjp once. A fused kernel of the same name replaces the function for the arrays that
-    it takes (`backend.fused_kernel`).
+    keeps it. A gradient may also be a function `add_to(total)`, which adds it to an
+    array in place, or makes a new one if `total` is None, and returns that. Neither
+    function may change its inputs or `g`, and `backward` calls each vjp once. A fused
+    kernel of the same name replaces the function for the arrays that it takes
+    (`backend.fused_kernel`).
     """
     name = function.__name__
     PRIMITIVES[name] = function

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from minitransformer.engine.autograd import Vjp, wrap_primitives
+from minitransformer.engine.autograd import Gradient, Vjp, wrap_primitives
 from minitransformer.engine.backend import Array
 from minitransformer.training.optimizer import Optimizer
 from minitransformer.training.parallel import ParallelModel
@@ -45,6 +45,7 @@ class Profile:
         name: str,
         direction: str = "",
         flops: float = 0.0,
+        calls: int = 1,
     ) -> Callable[..., Any]:
         """Wrap a function so that each call is counted under a name and direction."""
 
@@ -56,7 +57,7 @@ class Profile:
             seconds = time.perf_counter() - started
             with self._lock:
                 entry = self.entries[name, direction]
-                entry.calls += 1
+                entry.calls += calls
                 entry.seconds += seconds
                 entry.flops += flops
             return result
@@ -72,7 +73,16 @@ class Profile:
             forward, backward = operations(name, arrays, options)
             timed_body = self.timed(body, name, "forward", forward)
             out, vjp = timed_body(*arrays, **options)
-            return out, self.timed(vjp, name, "backward", backward)
+            timed_vjp = self.timed(vjp, name, "backward", backward)
+
+            def wrapped_vjp(g: Array) -> tuple[Gradient | None, ...]:
+                # A gradient that is a function is computed when it is called.
+                return tuple(
+                    self.timed(x, name, "backward", calls=0) if callable(x) else x
+                    for x in timed_vjp(g)
+                )
+
+            return out, wrapped_vjp
 
         return wrapped
 

@@ -120,8 +120,13 @@ def run_both(gpu, name, seed, dtype):
     )
     upstream = np.random.default_rng(9).standard_normal(expected.shape)
     upstream = np.asarray(upstream).astype(to_host(out).dtype)
-    gradients = vjp(gpu.xp.asarray(upstream))
+    gradients = [computed(g) for g in vjp(gpu.xp.asarray(upstream))]
     return inputs, (out, gradients), (expected, expected_vjp(upstream.astype(float)))
+
+
+def computed(gradient):
+    """Return a gradient as an array, also where it is a function that adds it."""
+    return gradient(None) if callable(gradient) else gradient
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -264,6 +269,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing(gpu, bad):
     assert adam.steps == 4
     for array in (adam.parameters.data, adam.first_moment, adam.second_moment):
         assert (to_host(array) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_added_to_the_gradients_that_are_there(gpu, dtype):
+    (x, weight), wide = converted(gpu, case("linear", 0)[0], DTYPES[dtype])
+    out, vjp = fused.linear(x, weight)
+    g = np.random.default_rng(9).standard_normal(out.shape).astype(DTYPES[dtype])
+    for add_to, expected in zip(
+        vjp(gpu.xp.asarray(g)),
+        PRIMITIVES["linear"](*wide)[1](g.astype(float))[:2],
+        strict=False,
+    ):
+        before = np.random.default_rng(8).standard_normal(expected.shape)
+        before = before.astype(add_to(None).dtype)
+        total = gpu.xp.asarray(before)
+        assert add_to(total) is total
+        assert_close(to_host(total).astype(float), expected + before, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
