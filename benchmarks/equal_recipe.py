@@ -6,7 +6,8 @@
         --steps 2000 --seeds 1 2 3
 
 Both sides begin with the same weights and take the same batches, in processes of their
-own, one after the other. Without dropout, their losses differ by rounding alone. With
+own, one after the other. Without dropout, their losses differ by rounding alone, which
+training amplifies; --float64 shows how far both agree where rounding is small. With
 dropout, they drop the same places at the same rates, but other elements. The PyTorch
 side is benchmarks/torch_training.py, in float32 or in the mode that --mode names. At
 the end, both translate the test text with this engine's beam search, without averaging
@@ -72,8 +73,10 @@ class PyTorch:
     def __init__(
         self, model: Transformer, training: TrainingConfig, threads: int, mode: str
     ):
+        import torch
         from torch_training import TorchUpdates
 
+        torch.set_default_dtype(getattr(torch, model.embedding.table.data.dtype.name))
         smoothing = training.label_smoothing
         self.ours = model
         self.torch = TorchUpdates(model, threads, mode, training.seed, smoothing)
@@ -97,7 +100,8 @@ def measure(args: argparse.Namespace) -> None:
     )
     corpus = encoded_corpus(text["train"], tokenizer, args.cache, args.threads)
     stream = BatchStream(corpus, training, 0, 0)
-    model = Transformer(config, training.seed)
+    dtype = "float64" if args.float64 else "float32"
+    model = Transformer(config, training.seed, dtype)
     side: Ours | PyTorch
     if args.side == "ours":
         side = Ours(model, training, args.threads)
@@ -161,6 +165,7 @@ def main() -> None:
     add("--dropout", type=float, help="default that of the preset")
     add("--seeds", type=int, nargs="+", default=[1])
     add("--mode", choices=PYTORCH, default="pytorch", help="how PyTorch computes")
+    add("--float64", action="store_true", help="compute both sides in double precision")
     add("--no-bleu", action="store_true", help="do not translate the test text")
     add("--plot", type=Path, metavar="FILE", help="draw the losses")
     add("--cache", type=Path, default=Path("cache"))
@@ -186,6 +191,7 @@ def main() -> None:
         threads=args.threads,
         mode=args.mode,
         dropout=args.dropout,
+        float64=args.float64,
         last_loss={name: each[-1] for name, each in losses.items()},
         largest_difference=float(np.abs(np.subtract(theirs, ours)).max()),
         **found,
