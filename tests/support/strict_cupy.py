@@ -176,7 +176,7 @@ class Local(threading.local):
 
 
 class Device:
-    compute_capability = "90"
+    compute_capability, attributes = "90", {"MultiProcessorCount": 3}
 
     def __init__(self, index=None):
         self.id = gpu.local.device if index is None else index
