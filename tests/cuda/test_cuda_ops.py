@@ -159,9 +159,7 @@ def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu, name):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "width"), [(1, 3), (101, 511), (53, 515), (31, 1023)]
-)
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (101, 511), (53, 515), (31, 1023)])
 def test_layer_norm_of_odd_shapes(stand_in, host_gpu, rows, width, dtype):
     """Blocks with several rows to walk, or too few; any order of threads, same bits."""
     rng, found = np.random.default_rng(rows), []
