@@ -193,6 +193,7 @@ def test_gradients_are_summed_in_bfloat16(stand_in):
             ranks.start_all_reduce(number)()
             sent = ranks._bfloat16_group and ranks._bfloat16_group.sent
             print(json.dumps([total.get().tolist(), number.get().tolist(), sent]))
+            return 0
 
     found = {}
     for name in ("fp32", "bf16"):
