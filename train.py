@@ -151,9 +151,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--gpus expects --device cuda, got {args.device}")
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
-    if args.processes.needs_launcher and (args.profile or args.dry_run):
+    if not args.processes.is_default and (args.profile or args.dry_run):
         alone = "--profile and --dry-run use one process"
-        parser.error(f"{alone}, without --ranks, --gpus and --restarts")
+        parser.error(f"{alone}, without flags for several, as --ranks and --gpus are")
     return args
 
 
@@ -221,7 +221,7 @@ def prepare(
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
     shared |= {"threads": cores, "precision": device.precision, "text": state.text}
     shared |= {"weights": settings.weights, "vocabulary": start.tokenizer.checksum}
-    ranks.assert_equal({**shared, "state": state.to_json()})
+    ranks.assert_equal({**shared, **vars(args.processes), "state": state.to_json()})
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
     start.parameters.update_low_precision()
@@ -574,7 +574,7 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     drop_failed_output()
     if args.processes.needs_launcher:
         return start_ranks(args, arguments)
-    ranks = connect_ranks(args.device, args.processes.peer_timeout)
+    ranks = connect_ranks(args.device, args.processes)
     if ranks.size == 1:
         return run_training(args, ranks)
     name = f"rank {ranks.rank}: "

@@ -4,7 +4,7 @@
 #     bash benchmarks/gpu.sh             all of it, in some 20 minutes
 #     bash benchmarks/gpu.sh tests       kernels and whole steps against float64
 #     bash benchmarks/gpu.sh train       the built-in corpus, trained and translated
-#     bash benchmarks/gpu.sh limits      bytes and operations of a step, counted
+#     bash benchmarks/gpu.sh limits      what each part of a step must take, and takes
 #     bash benchmarks/gpu.sh speed ...   gpu.py, which takes the rest as arguments
 #
 # It needs a checkout, CuPy, PyTorch and what the tests need, but no installed package.
@@ -41,8 +41,8 @@ train() {
 }
 
 limits() {
-  echo "== what a step must at least take"
-  "$python" benchmarks/roofline.py
+  echo "== what a step must at least take, and takes"
+  "$python" benchmarks/roofline.py --measure
 }
 
 speed() {

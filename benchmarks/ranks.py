@@ -23,6 +23,7 @@ import numpy as np
 from harness import medians, ratio, report
 
 from minitransformer.devices import connect_ranks
+from minitransformer.settings.config import RanksConfig
 from minitransformer.training.launch import find_mpiexec
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -54,7 +55,7 @@ def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
 
 def time_all_reduces() -> None:
     """Run on every rank; rank 0 prints the seconds of an all-reduce by vector size."""
-    ranks = connect_ranks("cpu", 600)
+    ranks = connect_ranks("cpu", RanksConfig())
     found = {}
     for size in SIZES:
         vector = np.ones(size, np.float32)

@@ -2,19 +2,28 @@
 
     python benchmarks/roofline.py
     python benchmarks/roofline.py --config big --tflops 990 --terabytes 3.35
+    python benchmarks/roofline.py --measure      # on a GPU: how long it really takes
 
 The step runs without a GPU: nothing is computed, and each product and kernel is
 counted by its arguments. A row gives calls, gigabytes read and written, and operations;
 its time is the larger of the bytes at --terabytes a second and the operations at
 --tflops, by default what an H200 sustains in bfloat16. No real step is as fast, since
 neither products nor kernels reach these limits.
+
+With --measure a GPU computes each call that is counted, between two events. A row's
+time is the median of some steps, and its share of the limit is the least time divided
+by it. The GPU has other work, whose time is subtracted, while the host queues calls, so
+that none waits for the host. What is no call, such as zeroing, is between launches.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -22,25 +31,31 @@ import numpy as np
 
 from minitransformer.cuda import device, ops
 from minitransformer.cuda.optimizer import GpuAdam
+from minitransformer.devices import open_device
 from minitransformer.engine.backend import register_kernels
 from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import build, exit_code
 from minitransformer.settings.presets import PRESETS
 from minitransformer.training.loss_scale import LossScale
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 VOCAB_SIZE = 37_000
 
+# The steps that are measured. While the host queues some calls of a step, the GPU is
+# kept busy by products of square matrices.
+STEPS, CALLS, PRODUCTS, SIZE = 7, 200, 20, 8192
+
 
 class CountingDevice:
     """Takes the place of a `Device` and computes nothing."""
 
     def __init__(self) -> None:
-        self.xp = np
+        self.xp: Any = np
+        self.num_processors = 132
         self.tensor_cores_agree = {BFLOAT16: True}
         self.rows: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
 
@@ -49,7 +64,7 @@ class CountingDevice:
         row[0], row[1], row[2] = row[0] + 1, row[1] + moved, row[2] + operations
 
     def launch(self, name: str, dtype: Any, grid: Any, *args: Any, **_: Any) -> None:
-        arrays = [x for x in args if isinstance(x, np.ndarray)]
+        arrays = [x for x in args if isinstance(x, self.xp.ndarray)]
         moved, operations = sum(x.nbytes for x in arrays), 0.0
         if name == "embedding":  # not the whole table
             moved = 2 * arrays[0].nbytes
@@ -74,55 +89,156 @@ class CountingDevice:
         self.count(f"products of {kind}", moved, 2.0 * math.prod(out.shape) * k)
 
 
-def count_step(config: ModelConfig, sentences: int, length: int) -> CountingDevice:
-    """Run a step of training in bfloat16, of which only the calls are counted."""
-    counter = CountingDevice()
+class MeasuringDevice(CountingDevice):
+    """Counts what it has a `Device` compute, each call between two events."""
+
+    def __init__(self, gpu: device.Device) -> None:
+        super().__init__()
+        self.gpu, self.xp, self.num_processors = gpu, gpu.xp, gpu.num_processors
+        self.tensor_cores_agree = gpu.tensor_cores_agree
+        self.spans: list[tuple[str, Any, Any]] = []
+        self.matrices = [self.xp.zeros((SIZE, SIZE), BFLOAT16) for _ in range(3)]
+
+    def count(self, name: str, moved: float, operations: float) -> None:
+        super().count(name, moved, operations)
+        self.last = name
+
+    def launch(self, *args: Any, **options: Any) -> None:
+        super().launch(*args, **options)
+        self.timed(self.last, lambda: self.gpu.launch(*args, **options))
+
+    def matmul(self, *args: Any, **options: Any) -> None:
+        super().matmul(*args, **options)
+        self.timed(self.last, lambda: self.gpu.matmul(*args, **options))
+
+    def timed(self, name: str, work: Callable[[], None]) -> None:
+        if len(self.spans) % CALLS == 0:
+            self.span("busy", self.keep_busy)
+        self.span(name, work)
+
+    def keep_busy(self) -> None:
+        for _ in range(PRODUCTS):
+            self.gpu.matmul(*self.matrices)
+
+    def span(self, name: str, work: Callable[[], None]) -> None:
+        start, end = (self.xp.cuda.Event() for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        self.spans.append((name, start, end))
+
+    def measure(self, step: Callable[[], None]) -> dict[str, float]:
+        """Return the milliseconds of a step by row, and of all of it as "a step"."""
+        self.rows.clear()
+        self.spans.clear()
+        self.span("a step", step)
+        self.xp.cuda.Device().synchronize()
+        times: dict[str, float] = defaultdict(float)
+        for name, start, end in self.spans:
+            times[name] += self.xp.cuda.get_elapsed_time(start, end)
+        times["a step"] -= times.pop("busy")
+        return times
+
+
+def training_step(
+    counter: CountingDevice, config: ModelConfig, sentences: int, length: int
+) -> Callable[[], None]:
+    """Return a function for a step in bfloat16, all of whose calls `counter` gets."""
     device.current = lambda: counter  # type: ignore[assignment,return-value]
-    model = Transformer(config, seed=None)
+    xp, measures = counter.xp, isinstance(counter, MeasuringDevice)
+    model = Transformer(config, seed=1 if measures else None)
     parameters = ParameterBuffer(model)
-    parameters.move_to(np, BFLOAT16)
-    register_kernels(np.ndarray, ops.find_kernel)
-    try:
-        ids = np.ones((sentences, length + 1), np.int64)
-        loss = training_loss(model, ids[:, 1:], ids, 0.1, PhiloxStream((1,), np))
-        loss.backward(1.0)
-        adam = GpuAdam(parameters, TrainingConfig(), LossScale(np, "bf16"))
+    parameters.move_to(xp, BFLOAT16)
+    adam = GpuAdam(parameters, TrainingConfig(), LossScale(xp, "bf16"))
+    shape = sentences, length + 1
+    ids = np.random.default_rng(0).integers(4, config.vocab_size, shape)
+    source, target = xp.asarray(ids[:, 1:]), xp.asarray(ids)
+    rng = PhiloxStream((1,), xp)
+
+    def step() -> None:
+        parameters.grad.fill(0)
+        loss = training_loss(model, source, target, 0.1, rng)
+        loss.backward(1 / ids.size)
         with np.errstate(all="ignore"):
             adam.step(parameters.grad, loss.data, 1e-3)
+
+    return step
+
+
+def count_step(config: ModelConfig, sentences: int, length: int) -> CountingDevice:
+    """Run a step of training of which only the calls are counted."""
+    counter = CountingDevice()
+    register_kernels(np.ndarray, ops.find_kernel)
+    try:
+        training_step(counter, config, sentences, length)()
     finally:
         register_kernels(np.ndarray, None)
     return counter
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--config", default="base", choices=("base", "big"))
-    parser.add_argument("--sentences", type=int, default=896)
-    parser.add_argument("--length", type=int, default=28, help="tokens of each side")
-    parser.add_argument("--tflops", type=float, default=790.0)
-    parser.add_argument("--terabytes", type=float, default=4.8, help="a second")
-    parser.add_argument("--launch", type=float, default=1.0, help="microseconds each")
-    args = parser.parse_args()
-    config = build(ModelConfig, PRESETS[args.config], {"vocab_size": VOCAB_SIZE})
-    counter = count_step(config, args.sentences, args.length)
+def measure_step(
+    config: ModelConfig, sentences: int, length: int
+) -> tuple[CountingDevice, dict[str, float]]:
+    """Run steps of training on a GPU; return the counts and milliseconds of one.
+
+    Raises: RuntimeError if there is no GPU, UsageError if it has no bfloat16.
+    """
+    open_device("cuda", "bf16")
+    counter = MeasuringDevice(device.current())
+    step = training_step(counter, config, sentences, length)
+    counter.measure(step)  # compiles kernels and takes memory
+    found = [counter.measure(step) for _ in range(STEPS)]
+    names = found[0].keys()
+    times = {name: statistics.median(times[name] for times in found) for name in names}
+    return counter, times
+
+
+def table(
+    counter: CountingDevice, args: argparse.Namespace, times: dict[str, float]
+) -> list[str]:
+    """Return a line for each row, the longest first, and for the whole step."""
     lines, total = [], [0.0] * 4
     for name, (calls, moved, operations) in counter.rows.items():
         limits = moved / args.terabytes / 1e9, operations / args.tflops / 1e9
         row = calls, moved / 1e9, operations / 1e12, max(limits)
         lines.append((name, row))
         total = [a + b for a, b in zip(total, row, strict=True)]
-    print(f"{'':<24}{'calls':>7}{'GB':>9}{'TFLOP':>9}{'ms at least':>13}")
     gaps = "between launches", (0, 0, 0, total[0] * args.launch / 1e3)
     total[3] += gaps[1][3]
-    last = [gaps, ("a step", tuple(total))]
-    for name, (calls, moved, operations, time) in [
-        *sorted(lines, key=lambda line: -line[1][3]),
-        *last,
-    ]:
-        print(f"{name:<24}{calls:>7.0f}{moved:>9.2f}{operations:>9.3f}{time:>13.2f}")
-    rate = total[2] / total[3] * 1e3
-    print(f"at this time {rate:.0f} TFLOP/s, {rate / args.tflops:.0%} of the limit")
+    if times:
+        in_calls = sum(times[name] for name in counter.rows)
+        times = {**times, "between launches": times["a step"] - in_calls}
+    lines.sort(key=lambda line: -line[1][3])
+    text = [f"{'':<24}{'calls':>7}{'GB':>9}{'TFLOP':>9}{'ms at least':>13}"]
+    text[0] += f"{'ms measured':>13}{'share':>8}" if times else ""
+    lines += [gaps, ("a step", tuple(total))]
+    for name, (calls, moved, operations, least) in lines:
+        line = f"{name:<24}{calls:>7.0f}{moved:>9.2f}{operations:>9.3f}{least:>13.2f}"
+        if times:
+            line += f"{times[name]:>13.2f}{least / times[name]:>8.0%}"
+        text.append(line)
+    least = times["a step"] if times else total[3]
+    rate = total[2] / least * 1e3
+    share = f"{rate:.0f} TFLOP/s, {rate / args.tflops:.0%} of the limit"
+    return [*text, f"{'measured' if times else 'at this time'} {share}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--config", default="base", choices=("base", "big"))
+    add("--sentences", type=int, default=896)
+    add("--length", type=int, default=28, help="tokens of each side")
+    add("--tflops", type=float, default=790.0)
+    add("--terabytes", type=float, default=4.8, help="a second")
+    add("--launch", type=float, default=1.0, help="microseconds each")
+    add("--measure", action="store_true", help="time each call on a GPU, too")
+    args = parser.parse_args()
+    config = build(ModelConfig, PRESETS[args.config], {"vocab_size": VOCAB_SIZE})
+    shape = config, args.sentences, args.length
+    found = measure_step(*shape) if args.measure else (count_step(*shape), {})
+    print("\n".join(table(found[0], args, found[1])))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code("roofline.py", main))

@@ -19,6 +19,7 @@ from minitransformer.engine.precision import low_precision_type
 from minitransformer.settings.options import UsageError
 
 if TYPE_CHECKING:
+    from minitransformer.settings.config import RanksConfig
     from minitransformer.training.distributed import Communicator
 
 
@@ -85,14 +86,14 @@ def open_device(
 
 
 def connect_ranks(
-    device: str, timeout: float, environ: Mapping[str, str] = os.environ
+    device: str, config: RanksConfig, environ: Mapping[str, str] = os.environ
 ) -> Communicator:
     """Connect this rank with the others that were started with it, if any.
 
-    `device` says whether the ranks compute on processors or on GPUs; `timeout` is how
-    many seconds a rank waits for the others.
+    `device` says whether the ranks compute on processors or on GPUs.
 
-    Raises: RuntimeError if they cannot be reached, ValueError as `find_world`.
+    Raises: RuntimeError if they cannot be reached, ValueError as `find_world`,
+    UsageError if a precision of sums was asked for and nothing is summed on GPUs.
     """
     from minitransformer.training.distributed import connect_processors, find_world
     from minitransformer.training.slurm import with_slurm
@@ -100,7 +101,12 @@ def connect_ranks(
     environ = with_slurm(environ)
     world = find_world(environ)
     if device == "cpu" or world.size == 1:
-        return connect_processors(world, timeout)
+        if config.reduce_precision != "fp32":
+            got = "--device cpu" if device == "cpu" else "one"
+            raise UsageError(
+                f"--reduce-precision expects several GPUs (--gpus N), got {got}"
+            )
+        return connect_processors(world, config.peer_timeout)
     from minitransformer.cuda.nccl import connect_gpus
 
-    return connect_gpus(world, environ, timeout)
+    return connect_gpus(world, environ, config)

@@ -87,7 +87,8 @@ NEW_ONLY = (
     "--run, --config, --from, --profile and --dry-run are for a new run, not --resume"
 )
 ALONE = (
-    "--profile and --dry-run use one process, without --ranks, --gpus and --restarts"
+    "--profile and --dry-run use one process, without flags for several, "
+    "as --ranks and --gpus are"
 )
 
 
@@ -106,6 +107,9 @@ ALONE = (
         ("--profile --ranks 2", ALONE),
         ("--dry-run --restarts 1", ALONE),
         ("--dry-run --gpus 2 --device cuda", ALONE),
+        ("--dry-run --reduce-precision bf16", ALONE),
+        ("--ranks 2 --reduce-precision bf16", "--reduce-precision is for --gpus, not"),
+        ("--reduce-precision fp16", "--reduce-precision: invalid choice: 'fp16'"),
         ("--ranks 0", "ranks: expected at least 1, got 0"),
         ("--threads 0", "--threads: expected a whole number of at least 1"),
         ("--profile 0", "--profile: expected a whole number of at least 1"),
@@ -311,8 +315,8 @@ def test_a_rank_that_fails_ends_the_others(place, monkeypatch, capsys):
         def abort(self, code):
             ended.append(code)
 
-    def connect(device, timeout):
-        asked.append((device, timeout))
+    def connect(device, config):
+        asked.append((device, config))
         ranks = Rank()
         ranks.rank, ranks.size = 1, 2
         return ranks
@@ -336,7 +340,7 @@ def test_a_rank_that_fails_ends_the_others(place, monkeypatch, capsys):
     more = ("--attempt", 0)
     assert fail(ValueError("damaged"))[0] == launch.LASTING_ERROR
     assert ended == [1, 2, 1, launch.LASTING_ERROR]
-    assert asked == [("cpu", 5.0)] * 4
+    assert asked == [("cpu", RanksConfig(peer_timeout=5.0))] * 4
     for code in (0, 143):
         assert fail(code)[0] == code
     assert len(ended) == 4

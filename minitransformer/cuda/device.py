@@ -56,6 +56,7 @@ class Device:
 
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
+        self.num_processors: int = xp.cuda.Device().attributes["MultiProcessorCount"]
         self.tf32 = os.environ.get("CUPY_TF32") == "1"
         self._modules: dict[tuple[str, bool], Any] = {}
         # By the type of activations, whether tensor cores gave what plain kernels do.

@@ -13,7 +13,12 @@ import numpy as np
 
 from minitransformer.cuda.device import select_gpu
 from minitransformer.engine.backend import Array
+from minitransformer.engine.precision import low_precision_type
+from minitransformer.settings.config import RanksConfig
 from minitransformer.training.distributed import Communicator, Wait, World, poll
+
+# NCCL's number of the type bfloat16 (nccl.h), which CuPy's wrapper does not name.
+NCCL_BFLOAT16 = 9
 
 
 class NcclCommunicator(Communicator):
@@ -23,11 +28,11 @@ class NcclCommunicator(Communicator):
     Sums run on a stream of their own, after the work queued so far.
     """
 
-    def __init__(self, world: World, address: str, timeout: float) -> None:
+    def __init__(self, world: World, address: str, config: RanksConfig) -> None:
         super().__init__(world)
         self._cupy = select_gpu(f"cuda:{world.local_rank}")
         distributed = importlib.import_module("cupyx.distributed")
-        self.timeout = timeout
+        self.timeout, self._config = config.peer_timeout, config
         host, _, port = address.rpartition(":")
         where = {"host": host, "port": int(port)} if address else {"use_mpi": True}
         try:
@@ -40,11 +45,40 @@ class NcclCommunicator(Communicator):
                 f"rank {self.rank} of {self.size}: NCCL did not start: {error}"
             ) from error
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._bfloat16_group: Any = None
 
     def start_all_reduce(self, array: Array) -> Wait:
         done = self._enqueue_all_reduce(array)
         current = self._cupy.cuda.get_current_stream()
         return lambda: current.wait_event(done)  # the GPU waits, this process does not
+
+    def start_gradient_all_reduce(self, array: Array) -> Wait:
+        """Begin the sum of gradients, with --reduce-precision bf16 rounded to that.
+
+        Source: the communication hook bf16_compress_hook of PyTorch. NCCL adds numbers
+        of 16 bits and rounds each sum; all ranks get the same ones.
+        """
+        if self._config.reduce_precision == "fp32":
+            return self.start_all_reduce(array)
+        if self._bfloat16_group is None:
+            self._bfloat16_group = self._new_group()
+        current = self._cupy.cuda.get_current_stream()
+        self._stream.wait_event(current.record())
+        with self._stream:
+            rounded = array.astype(low_precision_type("bf16"))
+            address, nccl = rounded.data.ptr, self._cupy.cuda.nccl
+            numbers = rounded.size, NCCL_BFLOAT16, nccl.NCCL_SUM, self._stream.ptr
+            self._bfloat16_group.allReduce(address, address, *numbers)
+            array[...] = rounded
+            done = self._stream.record()
+        return lambda: current.wait_event(done)
+
+    def _new_group(self) -> Any:
+        """Connect all ranks once more, by NCCL itself: CuPy's group has no bfloat16."""
+        nccl = self._cupy.cuda.nccl
+        identity = self._cupy.asarray(nccl.get_unique_id(), dtype=np.int64)
+        self.broadcast(identity)
+        return nccl.NcclCommunicator(self.size, tuple(identity.tolist()), self.rank)
 
     def _enqueue_all_reduce(self, array: Array) -> Any:
         """Queue a sum behind the work of the current stream; return the sum's event."""
@@ -81,7 +115,7 @@ def _forked_processes() -> Iterator[None]:
 
 
 def connect_gpus(
-    world: World, environ: Mapping[str, str], timeout: float
+    world: World, environ: Mapping[str, str], config: RanksConfig
 ) -> Communicator:
     """Connect the ranks of `world`, each of which computes on a GPU of its own.
 
@@ -90,7 +124,7 @@ def connect_gpus(
     if world.size == 1:
         return Communicator()
     if world.by_mpi:
-        return NcclCommunicator(world, "", timeout)
+        return NcclCommunicator(world, "", config)
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(n)]
     if missing:
         raise RuntimeError(f"expected {missing[0]} in the environment, found none")
@@ -98,4 +132,4 @@ def connect_gpus(
     # torchrun's own store listens at that port, and the next one is ours.
     port += environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address = f"{environ['MASTER_ADDR']}:{port}"
-    return NcclCommunicator(world, address, timeout)
+    return NcclCommunicator(world, address, config)

@@ -55,6 +55,11 @@ ELEMENTARY = ("add", "multiply", "sum_all")
 # The most partial sums of a matrix's rows that are computed before they are added up.
 MAX_PARTIAL_SUMS = 256
 
+# What a thread of LayerNorm's backward pass holds of a row (HELD vectors in
+# layer_norm.cu), and how many of its blocks a multiprocessor runs at a time.
+ELEMENTS_HELD = 16
+BLOCKS_AT_ONCE = 2
+
 
 def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | None:
     """Return the fused body of operation `name`, or None if it does not take `arrays`.
@@ -197,9 +202,14 @@ def add_layer_norm(
         g = _rows(g)
         dresidual = xp.empty_like(g)
         dx = xp.empty_like(g) if dropout_mask.threshold else None
-        arrays = dx, dresidual, g, h, *statistics, gain
-        gpu.launch("layer_norm_backward", g.dtype, grid, *arrays, *options)
-        dgain, dbias = _column_sums("gain_bias_gradients", g, h, *statistics, sums=2)
+        # A row has one warp or several, and the blocks all run at once.
+        warps = -(-rows.shape[1] // (WARP * ELEMENTS_HELD))
+        count = min(BLOCKS_AT_ONCE * gpu.num_processors, -(-len(rows) * warps // WARPS))
+        partial = xp.empty((count, 2 * rows.shape[1]), np.float32)
+        arrays = dx, dresidual, partial, g, h, *statistics, gain
+        grid, block = (1, count), (warps * WARP, WARPS // warps)
+        gpu.launch("layer_norm_backward", g.dtype, grid, *arrays, *options, block=block)
+        dgain, dbias = _add_partials(partial).reshape(2, -1)
         dresidual = dresidual.reshape(x.shape)
         dx = dresidual if dx is None else dx.reshape(x.shape)
         return dx, dresidual, dgain, dbias
@@ -313,25 +323,31 @@ def _add_product(a: Array, b: Array, shape: tuple[int, ...], dtype: Any) -> Grad
 
 
 def _column_sums(
-    kernel: str, x: Array, *others: Array, into: tuple[Array, ...] = (), sums: int = 1
+    kernel: str, x: Array, *others: Array, into: tuple[Array, ...] = ()
 ) -> Array:
     """Sum what `kernel` computes from x and others over the rows, in two stages.
 
     `into` are arrays that the kernel also fills.
 
-    Shapes: x [N, D] -> [D], or [sums, D]
+    Shapes: x [N, D] -> [D]
     """
-    xp, gpu, (rows, width) = array_module(x), device.current(), x.shape
+    rows, width = x.shape
     count = min(MAX_PARTIAL_SUMS, -(-rows // WARPS))
-    partial = xp.empty((count, sums * width), np.float32)
-    out = xp.empty((sums, width), np.float32)
+    partial = array_module(x).empty((count, width), np.float32)
     grid, block = (-(-num_vectors(width, x.dtype) // WARP), count), (WARP, WARPS)
     kernel_args = *into, partial, x, *others, *_size(x)
-    gpu.launch(kernel, x.dtype, grid, *kernel_args, block=block)
-    grid = -(-num_vectors(sums * width, np.float32) // WARP), 1
-    kernel_args = out, partial, *_size(partial)
-    gpu.launch("sum_partials", np.float32, grid, *kernel_args, block=block)
-    return out if sums > 1 else out[0]
+    device.current().launch(kernel, x.dtype, grid, *kernel_args, block=block)
+    return _add_partials(partial)
+
+
+def _add_partials(partial: Array) -> Array:
+    """Add the partial sums of columns: the second stage. Shapes: [count, D] -> [D]"""
+    width = partial.shape[1]
+    out = array_module(partial).empty(width, np.float32)
+    grid = -(-num_vectors(width, np.float32) // WARP), 1
+    kernel_args, block = (out, partial, *_size(partial)), (WARP, WARPS)
+    device.current().launch("sum_partials", np.float32, grid, *kernel_args, block=block)
+    return out
 
 
 def _rows(x: Array) -> Array:

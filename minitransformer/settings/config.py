@@ -254,6 +254,21 @@ class RanksConfig(Config):
     gpus: int = option(1, "processes on GPUs 0, 1, ..., connected by NCCL", at_least=1)
     restarts: int = option(0, "restarts after a process has died", at_least=0)
     peer_timeout: float = option(600.0, "seconds to wait for another process", above=0)
+    reduce_precision: str = option(
+        "fp32",
+        "number format in which GPUs sum their gradients (default fp32)",
+        choices=("fp32", "bf16"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reduce_precision != "fp32" and self.ranks > 1:
+            raise UsageError("--reduce-precision is for --gpus, not --ranks")
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no flag is for several processes."""
+        return self == RanksConfig(peer_timeout=self.peer_timeout)
 
     @property
     def needs_launcher(self) -> bool:

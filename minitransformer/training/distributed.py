@@ -80,6 +80,10 @@ class Communicator:
         """
         return lambda: None
 
+    def start_gradient_all_reduce(self, array: Array) -> Wait:
+        """Begin the sum of gradients, which may be rounded before they are sent."""
+        return self.start_all_reduce(array)
+
     def broadcast(self, array: Array) -> None:
         """Replace `array` by that of rank 0."""
 
@@ -325,7 +329,7 @@ class GradientAllReduce:
             if not ready(bucket):
                 break
             part = self.parameters.grad[self._buckets[bucket]]
-            self._waits.append(self.communicator.start_all_reduce(part))
+            self._waits.append(self.communicator.start_gradient_all_reduce(part))
 
 
 def checksum(array: Array) -> int:

@@ -164,6 +164,25 @@ def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu, name):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (101, 511), (53, 515), (31, 1023)])
+def test_layer_norm_of_odd_shapes(stand_in, host_gpu, rows, width, dtype):
+    """Blocks with several rows to walk, or too few; any order of threads, same bits."""
+    rng, found = np.random.default_rng(rows), []
+    arrays = [*rng.standard_normal((3, rows, width)), *rng.standard_normal((2, width))]
+    inputs, wide = converted(host_gpu, arrays, DTYPES[dtype])
+    (g, *inputs), (wide_g, *wide) = inputs, wide
+    assert rows == 1 or rows > 2 * host_gpu.num_processors * fused.WARPS / 2
+    for stand_in.backwards in (False, True):
+        rate = {"rate": 0.3, "rng": PhiloxStream((5,), host_gpu.xp)}
+        found.append(fused.add_layer_norm(*inputs, **rate)[1](g))
+    rate["rng"] = PhiloxStream((5,), np)
+    expected = PRIMITIVES["add_layer_norm"](*wide, **rate)[1](wide_g)
+    for got, again, gradient in zip(*found, expected, strict=True):
+        assert_close(to_host(got).astype(float), gradient, dtype)
+        assert to_host(got).tobytes() == to_host(again).tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_fused_dropout_draws_the_masks_of_its_stream(gpu, dtype):
     xp = gpu.xp
     x = xp.ones((3, 5, 21), DTYPES[dtype])
@@ -648,8 +667,8 @@ def test_kernels_compile_for_gpus(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     ptx, resources = importlib.import_module("kernels").compile_kernels("sm_90", "bf16")
     assert {name for name, used in resources.items() if used.spilled} == set()
-    # Four blocks of 256 threads share the 65,536 registers of a multiprocessor.
-    assert resources["layer_norm_backward"].registers <= 64
+    # Two blocks of 256 threads share the 65,536 registers of a multiprocessor.
+    assert resources["layer_norm_backward"].registers <= 128
     body = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))
     for name in ("bias_relu", "dropout", "embedding", "add_layer_norm"):
         assert not re.search(r"(div|rem)\.[su]64", body[name]), name

@@ -6,6 +6,7 @@ import multiprocessing
 import re
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 import train
 from minitransformer.api import load
 from minitransformer.cuda import nccl
+from minitransformer.settings.config import RanksConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.training import launch
 from minitransformer.translation.serve import Server
@@ -152,11 +154,13 @@ def run_two_gpus(flags, environment=lambda rank: {}):
     return [process.end() for process in ended]
 
 
-def test_two_gpus_train_as_one(stand_in, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("precision", "atol"), [("fp32", 1e-5), ("bf16", 1e-3)])
+def test_two_gpus_train_as_one(stand_in, tmp_path, monkeypatch, precision, atol):
     monkeypatch.chdir(tmp_path)
     options = ["--dropout", 0, "--precision", "fp32"]
     flags = gpu_run(tmp_path, *options)
     assert run_main(train.main, *flags, "--run", "one")[0] == 0
+    flags += ["--reduce-precision", precision]
     for ended in run_two_gpus([*flags, "--run", "two"]):
         assert ended.code == 0, ended.err
         assert "Traceback" not in ended.err
@@ -164,9 +168,48 @@ def test_two_gpus_train_as_one(stand_in, tmp_path, monkeypatch):
         load_file(tmp_path / name / "step-00000004.safetensors")
         for name in ("one", "two")
     ]
+    largest = 0.0
     for name, tensor in found[0].items():
         if tensor.dtype == np.float32:
-            np.testing.assert_allclose(tensor, found[1][name], rtol=1e-3, atol=1e-5)
+            largest = max(largest, abs(tensor - found[1][name]).max())
+            np.testing.assert_allclose(tensor, found[1][name], rtol=1e-3, atol=atol)
+    assert (largest > 5e-5) == (precision == "bf16")
+
+
+def test_gradients_are_summed_in_bfloat16(stand_in):
+    """Against their sum in float64: a bucket of odd size, and a number that is none."""
+    gradients = np.random.default_rng(3).standard_normal((2, 1003)).astype(np.float32)
+    shared = SharedSums(2, 1 << 14)
+
+    def sum_of(rank, precision):
+        world = nccl.World(rank, 2, rank, 2)
+        config = RanksConfig(reduce_precision=precision)
+        with pytest.MonkeyPatch.context() as patch:
+            install_nccl(patch, shared, rank)
+            ranks = nccl.NcclCommunicator(world, "127.0.0.1:1", config)
+            total = stand_in.xp.asarray(gradients[rank])
+            number = stand_in.xp.asarray(np.float32([1 / 3]))
+            ranks.start_gradient_all_reduce(total)()
+            ranks.start_all_reduce(number)()
+            sent = ranks._bfloat16_group and ranks._bfloat16_group.sent
+            print(json.dumps([total.get().tolist(), number.get().tolist(), sent]))
+            return 0
+
+    found = {}
+    for name in ("fp32", "bf16"):
+        ranks = [Forked(partial(sum_of, rank), name) for rank in range(2)]
+        first, second = (process.end() for process in ranks)
+        assert first.out == second.out, first.err  # the very same bits
+        found[name], [number], sent = json.loads(first.out)
+        assert number == np.float32(1 / 3) * 2
+        assert sent == (2 * 1003 if name == "bf16" else None)
+    np.testing.assert_array_equal(np.float32(found["fp32"]), gradients.sum(axis=0))
+    # Rounding to 8 bits costs an addend at most its 2^8th part, and so the sum.
+    wide, got = gradients.astype(float), np.array(found["bf16"])
+    allowed = 2**-8 * 1.01 * (np.abs(wide).sum(axis=0) + np.abs(wide.sum(axis=0)))
+    error = np.abs(got - wide.sum(axis=0))
+    assert (error <= allowed).all()
+    assert error.max() > 1e-3
 
 
 def test_ranks_whose_parameters_differ_end_at_a_report(stand_in, tmp_path, monkeypatch):
@@ -200,7 +243,7 @@ def test_ranks_meet_where_torchrun_does_not_listen(stand_in, monkeypatch):
     world = launch.rank_environment(0, 2, 4000)
     before = multiprocessing.get_start_method(allow_none=True)
     for extra in ({}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}):
-        nccl.connect_gpus(nccl.World(0, 2, 0, 2), {**world, **extra}, 1.0)
+        nccl.connect_gpus(nccl.World(0, 2, 0, 2), {**world, **extra}, RanksConfig())
     assert asked == [
         ({"host": "127.0.0.1", "port": 4000}, "fork"),
         ({"host": "127.0.0.1", "port": 4001}, "fork"),

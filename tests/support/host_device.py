@@ -23,7 +23,7 @@ VARIANTS += [
 
 
 def kernel_names(source: str) -> list[str]:
-    bounds = r"(?:__launch_bounds__\(\w+\)[\s\\]+)?"
+    bounds = r"(?:__launch_bounds__\([\w, ]+\)[\s\\]+)?"
     found = re.findall(rf"__global__ void\s+{bounds}([\w#]+)\(", source)
     widths = re.findall(r"(?m)^ATTENTION\((\d+)\)", source)
     return [

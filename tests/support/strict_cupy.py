@@ -18,6 +18,7 @@ import multiprocessing
 import operator
 import sys
 import threading
+import time
 import types
 from collections import Counter
 from mmap import mmap
@@ -26,7 +27,7 @@ from weakref import finalize
 import ml_dtypes
 import numpy as np
 
-from support.host_blas import HostBlas
+from support.host_blas import HostBlas, matrix
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ALIGNMENT = 512
@@ -108,12 +109,23 @@ class Event:
         gpu.host_waits(self.seen)
         return True
 
-    def __init__(self, seen):
-        self.seen = dict(seen)
+    def __init__(self, seen=None):
+        self.seen = dict(seen or {})
+
+    def record(self):
+        self.seen, self.time = dict(gpu.stream.seen), time.perf_counter()
 
     def synchronize(self):
         gpu.host_waits(self.seen)
         gpu.calls.append("copied")
+
+
+def get_elapsed_time(start, end):
+    """In milliseconds, between events that the host has waited for."""
+    for event in (start, end):
+        for stream, number in event.seen.items():
+            assert number <= gpu.waited_for.get(stream, 0), "cudaErrorNotReady"
+    return 1e3 * (end.time - start.time)
 
 
 class Stream:
@@ -127,6 +139,13 @@ class Stream:
     def use(self):
         gpu.local.streams[gpu.local.device] = self
         return self
+
+    def __enter__(self):
+        self.outer = gpu.stream
+        return self.use()
+
+    def __exit__(self, *_):
+        self.outer.use()
 
     def synchronize(self):
         gpu.may_not_capture("waiting for a stream")
@@ -176,7 +195,7 @@ class Local(threading.local):
 
 
 class Device:
-    compute_capability = "90"
+    compute_capability, attributes = "90", {"MultiProcessorCount": 3}
 
     def __init__(self, index=None):
         self.id = gpu.local.device if index is None else index
@@ -688,6 +707,8 @@ def install(monkeypatch, libraries, gpus=3):
     vars(xp).update(functions())
     xp.cuda = types.SimpleNamespace(
         Stream=Stream,
+        Event=Event,
+        get_elapsed_time=get_elapsed_time,
         Device=Device,
         Memory=Memory,
         MemoryPointer=MemoryPointer,
@@ -763,6 +784,31 @@ class Group:
         self._exchange(array, stream, lambda slots: slots[root])
 
 
+class BFloat16Group:
+    """A group as `cupy.cuda.nccl` makes it: of addresses, whose type is a number."""
+
+    def __init__(self, group, identity):
+        assert identity == UNIQUE_ID
+        self.group, self.sent = group, 0
+
+    def allReduce(self, source, out, count, kind, operation, stream):  # noqa: N802
+        assert (source, kind, operation, stream) == (out, 9, 0, gpu.stream.ptr)
+        array = matrix(out, 14, count, 1, count)[:, 0]
+        shared, self.sent = self.group.shared, self.sent + array.nbytes
+
+        def task():
+            slots = [slot[: array.nbytes].view(BFLOAT16) for slot in shared.slots]
+            slots[self.group.rank][...] = array
+            shared.barrier.wait(60)
+            array[...] = functools.reduce(operator.add, slots)  # each sum is rounded
+            shared.barrier.wait(60)
+
+        gpu.launch(task, [])
+
+
+UNIQUE_ID = tuple(range(-64, 64))
+
+
 def nccl_module(init_process_group):
     module = types.ModuleType("cupyx.distributed")
     module.init_process_group = init_process_group
@@ -772,9 +818,20 @@ def nccl_module(init_process_group):
 def install_nccl(monkeypatch, shared, rank):
     """Put a stand-in where NCCL is imported from, for a process of rank `rank`."""
 
+    group = Group(shared, rank)
+
     def init_process_group(size, asked_rank, **where):
         assert (size, asked_rank) == (len(shared.slots), rank)
-        return Group(shared, rank)
+        return group
 
+    def new_group(size, identity, asked_rank):
+        assert (size, asked_rank) == (len(shared.slots), rank)
+        return BFloat16Group(group, identity)
+
+    # Only the identity of rank 0 is that of the group.
+    identity = UNIQUE_ID if rank == 0 else (0,) * len(UNIQUE_ID)
+    nccl = types.SimpleNamespace(NCCL_SUM=0, NcclCommunicator=new_group)
+    nccl.get_unique_id = lambda: identity
+    monkeypatch.setattr(gpu.xp.cuda, "nccl", nccl, raising=False)
     module = nccl_module(init_process_group)
     monkeypatch.setitem(sys.modules, "cupyx.distributed", module)

@@ -194,7 +194,7 @@ def test_a_task_of_slurm_finds_its_place_and_the_first_machine():
     job = {name: SLURM[name] for name in SLURM if "STEP" not in name}
     assert with_slurm(job) == job  # the job's script, which is no task
     with pytest.raises(RuntimeError, match=r"srun --mpi=pmi2.*got rank 5 of 7"):
-        connect_ranks("cpu", 1, SLURM)
+        connect_ranks("cpu", RanksConfig(peer_timeout=1), SLURM)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +234,16 @@ def test_impossible_ranks_are_refused(rank):
 
 def test_processors_need_mpi():
     with pytest.raises(RuntimeError, match="expected ranks started by MPI"):
-        connect_ranks("cpu", 1, {"RANK": "1", "WORLD_SIZE": "2"})
+        connect_ranks(
+            "cpu", RanksConfig(peer_timeout=1), {"RANK": "1", "WORLD_SIZE": "2"}
+        )
 
 
 def test_gpus_need_an_address(monkeypatch):
     with pytest.raises(RuntimeError, match="expected MASTER_ADDR"):
-        connect_ranks("cuda", 1, {"RANK": "1", "WORLD_SIZE": "2"})
+        connect_ranks(
+            "cuda", RanksConfig(peer_timeout=1), {"RANK": "1", "WORLD_SIZE": "2"}
+        )
 
 
 def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
@@ -290,7 +294,7 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupyx.distributed", nccl)
     environ = launch.rank_environment(1, 2, 4000)
-    ranks = connect_ranks("cuda", 1, environ)
+    ranks = connect_ranks("cuda", RanksConfig(peer_timeout=1), environ)
     assert ranks.device("cuda") == "cuda:1"
     assert said == ["GPU 1", (2, 1, {"host": "127.0.0.1", "port": 4000})]
     said.clear()
@@ -306,7 +310,7 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     assert said == ["broadcast from 0 on kernels"]
     under_mpi = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     said.clear()
-    connect_ranks("cuda", 1, under_mpi)
+    connect_ranks("cuda", RanksConfig(peer_timeout=1), under_mpi)
     assert said == ["GPU 0", (2, 0, {"use_mpi": True})]
 
 
@@ -343,13 +347,14 @@ import sys
 import numpy as np
 from minitransformer.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.settings.config import RanksConfig
 from minitransformer.training.distributed import checksum
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.slurm import with_slurm
 from support.models import small_batch, small_model
 
-ranks = connect_ranks("cpu", 60)
+ranks = connect_ranks("cpu", RanksConfig(peer_timeout=60))
 net = small_model()
 parameters = ParameterBuffer(net)
 adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
@@ -618,7 +623,7 @@ def test_an_mpi_other_than_the_launchers_is_refused(monkeypatch):
     monkeypatch.setattr(distributed, "import_extra", lambda *args: mpi)
     environ = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
     with pytest.raises(RuntimeError, match="rank 2 of 4, but mpi4py is rank 0 of 1"):
-        connect_ranks("cpu", 1, environ)
+        connect_ranks("cpu", RanksConfig(peer_timeout=1), environ)
 
 
 @needs_mpi

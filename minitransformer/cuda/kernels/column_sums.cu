@@ -2,14 +2,34 @@
 // A matrix is summed over its rows in two stages. In the first, block (x, y) adds up a
 // stripe of columns over the y-th of gridDim.y equal shares of the rows, which gives
 // gridDim.y partial sums for each column. The second stage adds these up in the same
-// way. Both have one thread for each vector of a row, in blocks of 32 x 8 threads.
+// way. Both have one thread for each vector of a row, in blocks of 32 x 8 threads. The
+// backward pass of LayerNorm is a first stage, too.
+
+// Add up a block's rows of threads, each thread with sums of SUMS quantities for the
+// columns from `column` on, and write this block's partial sums.
+// Shapes: partial [gridDim.y, SUMS, width]
+template <int SUMS>
+__device__ void store_partial(float* partial, const float (&sum)[SUMS][VECTOR],
+                              int column, int width) {
+  __shared__ float sums[WARPS * WARP][SUMS * VECTOR + 1];
+  __syncthreads();
+  for (int i = 0; i < SUMS * VECTOR; i++)
+    sums[threadIdx.y * blockDim.x + threadIdx.x][i] = sum[i / VECTOR][i % VECTOR];
+  __syncthreads();
+  if (threadIdx.y >= SUMS) return;
+  for (int i = 0; i < VECTOR && column + i < width; i++) {
+    float total = 0.0f;
+    for (int y = 0; y < (int)blockDim.y; y++)
+      total += sums[y * blockDim.x + threadIdx.x][threadIdx.y * VECTOR + i];
+    partial[((i64)blockIdx.y * SUMS + threadIdx.y) * width + column + i] = total;
+  }
+}
 
 // Write this block's partial sums of SUMS quantities for each column. `read(x, row,
 // column)` sets x to a vector of each quantity.
 // Shapes: partial [gridDim.y, SUMS, width]
 template <int SUMS, typename Read>
 __device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
-  __shared__ float sums[WARPS][WARP][SUMS * VECTOR + 1];
   int column = (blockIdx.x * WARP + threadIdx.x) * VECTOR;
   i64 share = (rows + gridDim.y - 1) / gridDim.y, start = blockIdx.y * share;
   i64 end = start + share < rows ? start + share : rows;
@@ -22,16 +42,7 @@ __device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
         sum[i / VECTOR][i % VECTOR] += x[i / VECTOR][i % VECTOR];
     }
   }
-  for (int i = 0; i < SUMS * VECTOR; i++)
-    sums[threadIdx.y][threadIdx.x][i] = sum[i / VECTOR][i % VECTOR];
-  __syncthreads();
-  if (threadIdx.y >= SUMS) return;
-  for (int i = 0; i < VECTOR && column + i < width; i++) {
-    float total = 0.0f;
-    for (int y = 0; y < WARPS; y++)
-      total += sums[y][threadIdx.x][threadIdx.y * VECTOR + i];
-    partial[((i64)blockIdx.y * SUMS + threadIdx.y) * width + column + i] = total;
-  }
+  store_partial(partial, sum, column, width);
 }
 
 // out = the sum of the rows of `partial`: the second stage.

@@ -55,59 +55,82 @@ extern "C" __global__ void add_layer_norm(
   }
 }
 
-// With n = (h - mean) / deviation and dn = g * gain:
-// dresidual = (dn - mean(dn) - n * mean(dn * n)) / deviation; dx = Dropout(dresidual).
-// Without dropout dx is null. One warp for each row.
-// Shapes: dx, dresidual, g, h [rows, width], means, inverses [rows], gain [width]
-extern "C" __global__ void layer_norm_backward(
-    real* dx, real* dresidual, const real* g, const real* h, const float* means,
-    const float* inverses, const float* gain, i64 rows, int width, const u64* seed,
-    u64 first, int threshold) {
-  i64 row = warp_row();
-  if (row >= rows) return;
-  float mean = means[row], inverse = inverses[row], sum = 0.0f, product = 0.0f;
-  // The rows are read again below, from the cache: registers for both would leave the
-  // multiprocessor half empty.
-  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
-    float normal[VECTOR], dnormal[VECTOR], factor[VECTOR];
-    load(normal, h + row * width, column, width);
-    load(dnormal, g + row * width, column, width);
-    load_floats(factor, gain, column, width);
-    for (int i = 0; i < VECTOR; i++) {
-      dnormal[i] *= factor[i];  // 0 beyond the row's end
-      sum += dnormal[i];
-      product += dnormal[i] * ((normal[i] - mean) * inverse);
-    }
+// What a thread of the backward pass holds of a row: 16 elements.
+constexpr int HELD = 16 / VECTOR;
+
+// Replace two numbers by their sums over the threads of a row of the block, one warp or
+// several. All threads of the block must call it.
+__device__ void sum_row(float& a, float& b) {
+  a = warp_sum(a);
+  b = warp_sum(b);
+  if (blockDim.x == WARP) return;
+  __shared__ float sums[WARPS][2];
+  int warps = blockDim.x / WARP, first = threadIdx.y * warps;
+  __syncthreads();
+  if (threadIdx.x % WARP == 0) {
+    sums[first + threadIdx.x / WARP][0] = a;
+    sums[first + threadIdx.x / WARP][1] = b;
   }
-  sum = warp_sum(sum) / width;
-  product = warp_sum(product) / width;
-  Dropout dropout{seed, first, threshold, width};
-  for (int column = lane_column(); column < width; column += WARP * VECTOR) {
-    float normal[VECTOR], dnormal[VECTOR], factor[VECTOR];
-    load(normal, h + row * width, column, width);
-    load(dnormal, g + row * width, column, width);
-    load_floats(factor, gain, column, width);
-    for (int i = 0; i < VECTOR; i++) {
-      float n = (normal[i] - mean) * inverse;
-      dnormal[i] = (dnormal[i] * factor[i] - sum - n * product) * inverse;
-    }
-    store(dresidual + row * width, column, width, dnormal);
-    if (dx == nullptr) continue;
-    dropout.apply(dnormal, row, column);
-    store(dx + row * width, column, width, dnormal);
-  }
+  __syncthreads();
+  a = b = 0.0f;
+  for (int i = first; i < first + warps; i++) a += sums[i][0], b += sums[i][1];
 }
 
-// partial = sums of the columns of g * n, with n as above, and of g: the first stage of
-// the gradients of gain and bias.
-// Shapes: partial [gridDim.y, 2, width], g, h [rows, width], means, inverses [rows]
-extern "C" __global__ void gain_bias_gradients(
-    float* partial, const real* g, const real* h, const float* means,
-    const float* inverses, i64 rows, int width) {
-  sum_columns<2>(partial, rows, width, [&](float (&x)[2][VECTOR], i64 row, int column) {
-    load(x[0], h + row * width, column, width);
-    load(x[1], g + row * width, column, width);
-    float mean = means[row], inverse = inverses[row];
-    for (int i = 0; i < VECTOR; i++) x[0][i] = (x[0][i] - mean) * inverse * x[1][i];
-  });
+// With n = (h - mean) / deviation and dn = g * gain:
+// dresidual = (dn - mean(dn) - n * mean(dn * n)) / deviation; dx = Dropout(dresidual).
+// Without dropout dx is null. partial = sums of the columns of g * n and of g, the first
+// stage of the gradients of gain and bias. Each of the gridDim.y blocks of 256 threads
+// takes blockDim.y rows at a time, and a thread the same columns of all its rows.
+// Shapes: dx, dresidual, g, h [rows, width], partial [gridDim.y, 2, width], means,
+// inverses [rows], gain [width]
+extern "C" __global__ void __launch_bounds__(256, 2) layer_norm_backward(
+    real* dx, real* dresidual, float* partial, const real* g, const real* h,
+    const float* means, const float* inverses, const float* gain, i64 rows, int width,
+    const u64* seed, u64 first, int threshold) {
+  Dropout dropout{seed, first, threshold, width};
+  float sums[HELD][2][VECTOR] = {};
+  i64 step = (i64)gridDim.y * blockDim.y;
+  for (i64 start = (i64)blockIdx.y * blockDim.y; start < rows; start += step) {
+    i64 row = start + threadIdx.y;
+    int length = row < rows ? width : 0;  // a block's last rows may be missing
+    float mean = length ? means[row] : 0.0f, inverse = length ? inverses[row] : 0.0f;
+    float normal[HELD][VECTOR], dnormal[HELD][VECTOR], sum = 0.0f, product = 0.0f;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      int column = (k * blockDim.x + threadIdx.x) * VECTOR;
+      load(normal[k], h + row * width, column, length);
+      load(dnormal[k], g + row * width, column, length);
+    }
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      int column = (k * blockDim.x + threadIdx.x) * VECTOR;
+      float factor[VECTOR];
+      load_floats(factor, gain, column, length);
+      for (int i = 0; i < VECTOR; i++) {
+        normal[k][i] = (normal[k][i] - mean) * inverse;
+        sums[k][0][i] += dnormal[k][i] * normal[k][i];
+        sums[k][1][i] += dnormal[k][i];
+        dnormal[k][i] *= factor[i];  // 0 beyond the row's end
+        sum += dnormal[k][i];
+        product += dnormal[k][i] * normal[k][i];
+      }
+    }
+    sum_row(sum, product);
+    sum /= width;
+    product /= width;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      int column = (k * blockDim.x + threadIdx.x) * VECTOR;
+      if (column >= length) break;
+      for (int i = 0; i < VECTOR; i++)
+        dnormal[k][i] = (dnormal[k][i] - sum - normal[k][i] * product) * inverse;
+      store(dresidual + row * width, column, width, dnormal[k]);
+      if (dx == nullptr) continue;
+      dropout.apply(dnormal[k], row, column);
+      store(dx + row * width, column, width, dnormal[k]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < HELD; k++)
+    store_partial(partial, sums[k], (k * blockDim.x + threadIdx.x) * VECTOR, width);
 }

@@ -26,7 +26,7 @@
 #define blockDim (host::block_size)
 #define gridDim (host::grid_size)
 
-#define __launch_bounds__(count)
+#define __launch_bounds__(...)
 
 using std::isfinite;
 using std::max;
