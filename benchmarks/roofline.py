@@ -41,7 +41,10 @@ class CountingDevice:
 
     def __init__(self) -> None:
         self.xp = np
-        self.tensor_cores_agree = {BFLOAT16: True}
+        self.tf32 = False
+        paths = "tensor cores", "cuBLASLt"
+        self.verdicts = {f"{path} in bfloat16": True for path in paths}
+        self.cublas_lt = self
         self.rows: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
 
     def count(self, name: str, moved: float, operations: float) -> None:
@@ -72,6 +75,12 @@ class CountingDevice:
         moved = a.nbytes + b.nbytes + out.nbytes * (2 if beta else 1)
         kind = "logits" if VOCAB_SIZE in (n, k, m) else "layers"
         self.count(f"products of {kind}", moved, 2.0 * math.prod(out.shape) * k)
+
+    def linear(self, x: Any, weight: Any, bias: Any, relu: bool, out: Any) -> bool:
+        """Count a product of cuBLASLt, and the bias that is rounded for it."""
+        self.matmul(x, weight, out)
+        self.count("biases in 16 bits", 1.5 * bias.nbytes, 0)
+        return True
 
 
 def count_step(config: ModelConfig, sentences: int, length: int) -> CountingDevice:

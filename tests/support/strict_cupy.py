@@ -16,6 +16,7 @@ import importlib
 import math
 import multiprocessing
 import operator
+import os
 import sys
 import threading
 import types
@@ -26,7 +27,7 @@ from weakref import finalize
 import ml_dtypes
 import numpy as np
 
-from support.host_blas import HostBlas
+from support.host_blas import HostBlas, HostBlasLt
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ALIGNMENT = 512
@@ -196,6 +197,8 @@ class GpuState:
 
     def __init__(self, libraries, count):
         self.libraries, self.count = libraries, count
+        self.driver = 13000
+        self.files = {"libcublas.so.13": HostBlas, "libcublasLt.so.13": HostBlasLt}
         self.calls, self.kernels = [], set()
         self.refuses_capture, self.backwards = False, False
         self.bytes_left, self.lock = math.inf, threading.RLock()
@@ -203,6 +206,12 @@ class GpuState:
         self.null = [Stream(ptr=0) for _ in range(count)]
         self.default_pool = MemoryPool()
         self.default_pool.set_limit(0)
+
+    def load(self, name):
+        """As ctypes.CDLL."""
+        if name not in self.files:
+            raise OSError(f"{name}: cannot open shared object file")
+        return self.files[name](self)
 
     def take(self, size):
         if size > self.bytes_left:
@@ -685,7 +694,7 @@ def install(monkeypatch, libraries, gpus=3):
     global gpu
     gpu = GpuState(libraries, gpus)
     xp = types.ModuleType("cupy")
-    vars(xp).update(functions())
+    vars(xp).update(functions(), __version__="14.2.0")
     xp.cuda = types.SimpleNamespace(
         Stream=Stream,
         Device=Device,
@@ -700,7 +709,8 @@ def install(monkeypatch, libraries, gpus=3):
             getDeviceCount=lambda: gpu.count,
             getDevice=lambda: gpu.local.device,
             runtimeGetVersion=lambda: 13000,
-            driverGetVersion=lambda: 13000,
+            driverGetVersion=lambda: gpu.driver,
+            getDeviceProperties=lambda index: {"name": f"Stand-in {index}".encode()},
         ),
     )
     blas = types.ModuleType("cupy_backends.cuda.libs")
@@ -714,8 +724,9 @@ def install(monkeypatch, libraries, gpus=3):
         monkeypatch.setitem(sys.modules, name, module)
     device = importlib.import_module("minitransformer.cuda.device")
     loader = types.SimpleNamespace(**vars(ctypes))
-    loader.CDLL = lambda name: {"libcublas.so.13": HostBlas}[name](gpu)
+    loader.CDLL = gpu.load
     monkeypatch.setattr(device, "ctypes", loader)
+    monkeypatch.setenv("CUPY_CACHE_DIR", os.devnull)  # where no folder can be
     monkeypatch.setenv("CUPY_TF32", "0")  # which opening a device changes
     device._device.cache_clear()
     gpu.xp = xp
