@@ -49,7 +49,9 @@ class Choice(ctypes.Structure):
     )
 
 
-def forward(x: Array, weight: Array, bias: Array | None, relu: bool, out: Array) -> None:
+def forward(
+    x: Array, weight: Array, bias: Array | None, relu: bool, out: Array
+) -> None:
     """Compute out = x weight + bias, or max(0, that) with `relu`."""
     gpu = device.current()
     fused = bias is not None and _agrees(gpu, x.dtype)
@@ -107,7 +109,7 @@ class CublasLt:
     def linear(
         self, x: Array, weight: Array, bias: Array, relu: bool, out: Array
     ) -> bool:
-        """Compute `forward`; return False if no algorithm was found for these arrays."""
+        """Compute `forward`; return False if there is no algorithm for these arrays."""
         bias = bias.astype(out.dtype, copy=False)
         if address(bias) % BIAS_ALIGNMENT:
             return False
@@ -155,8 +157,8 @@ class CublasLt:
         """
         compute = device.COMPUTE_TF32 if tf32 else device.COMPUTE_FLOAT32
         product = self._create("MatmulDesc", compute, FLOAT32)
-        for attribute, number in zip((TRANSPOSE_A, TRANSPOSE_B), transposed, strict=True):
-            self._set(product, attribute, ctypes.c_int32(number))
+        self._set(product, TRANSPOSE_A, ctypes.c_int32(transposed[0]))
+        self._set(product, TRANSPOSE_B, ctypes.c_int32(transposed[1]))
         self._set(product, EPILOGUE, ctypes.c_uint32(RELU_BIAS if relu else BIAS))
         # The heuristic takes from an address only its alignment.
         self._set(product, BIAS_POINTER, ctypes.c_void_p(BIAS_ALIGNMENT))

@@ -99,8 +99,8 @@ def _read() -> dict[str, bool]:
     """Return the verdicts that were kept, none if the file is missing or damaged."""
     with suppress(OSError, RuntimeError, ValueError):
         found = json.loads(_path().read_bytes())
-        if isinstance(found, dict):
-            return {key: agree for key, agree in found.items() if agree in (True, False)}
+        if isinstance(found, dict) and {*map(type, found.values())} <= {bool}:
+            return found
     return {}
 
 
