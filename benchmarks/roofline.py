@@ -34,6 +34,8 @@ from minitransformer.training.loss_scale import LossScale
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 VOCAB_SIZE = 37_000
+# Which arrays a kernel both reads and writes, by their places among its arguments.
+IN_PLACE = {"cross_entropy": [0], "accumulate": [0], "scale": [0], "adam": [0, 2, 3]}
 
 
 class CountingDevice:
@@ -58,8 +60,8 @@ class CountingDevice:
             moved = 2 * arrays[0].nbytes
         elif name == "sort_tokens":
             operations = 2.0 * arrays[1].size ** 2
-        elif name == "cross_entropy":  # reads the logits, and writes their gradients
-            moved += arrays[0].nbytes
+        elif name in IN_PLACE:
+            moved += sum(arrays[i].nbytes for i in IN_PLACE[name])
         elif name.startswith("attention"):
             heads, queries, keys, d_k, d_v = args[-8:-3]
             backward = "backward" in name

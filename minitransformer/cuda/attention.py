@@ -2,9 +2,7 @@
 
 The kernels keep no scores in memory: they divide queries and keys into tiles, compute
 these again in the backward pass, and dropout from counters. Their products have two
-bodies, in plain C++ and for tensor cores. What no test has run on a device does not
-decide a result there by itself: at first use the second is compared with the first, and
-used only if they agree.
+bodies, in plain C++ and for tensor cores; the second is used where both agree.
 
 Shapes: as in `engine/ops.py`
 """

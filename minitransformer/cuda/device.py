@@ -58,7 +58,7 @@ class Device:
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
         self.tf32 = os.environ.get("CUPY_TF32") == "1"
-        # Whether paths that no test has run here agree with plain ones: verdicts.py.
+        # Whether faster paths agree with plain ones, which verdicts.py finds out.
         self.verdicts: dict[str, bool] = {}
         self.cublas_lt: Any = None  # blaslt.py opens it
         self._modules: dict[tuple[str, bool], Any] = {}
