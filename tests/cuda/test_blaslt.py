@@ -135,10 +135,12 @@ def test_a_library_that_is_wrong_is_not_used(stand_in, fault, problem):
     assert_close(*run(gpu, SHAPES[2], np.float16), "float16")  # without a warning
 
 
-def test_a_shape_without_an_algorithm_is_served_by_the_kernel(host_gpu):
+@pytest.mark.parametrize("fault", ["supports", "cublasLtMatmul"])
+def test_a_product_that_cublaslt_refuses_is_left_to_the_kernel(host_gpu, fault):
     run(host_gpu, SHAPES[1], np.float16)
     library = host_gpu.cublas_lt._library
-    library.supports = lambda m, n, k: k != 40
+    refusal = {"supports": lambda m, n, k: False, "cublasLtMatmul": lambda *a: 15}
+    setattr(library, fault, refusal[fault])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
