@@ -34,7 +34,7 @@ MAX_ALIGNMENT = 256  # bytes
 BIAS_ALIGNMENT = 16
 
 # N, D and F of the products that are compared with those of the kernels.
-COMPARED = (40, 48, 72), (300, 264, 520)
+COMPARED = (40, 48, 72), (136, 264, 24)
 
 
 class Choice(ctypes.Structure):
