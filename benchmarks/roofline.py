@@ -29,7 +29,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from minitransformer.cuda import device, ops
+from minitransformer.cuda import attention, blaslt, device, ops
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.devices import open_device
 from minitransformer.engine.backend import register_kernels
@@ -44,6 +44,8 @@ from minitransformer.training.loss_scale import LossScale
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 VOCAB_SIZE = 37_000
+# Which arrays a kernel both reads and writes, by their places among its arguments.
+IN_PLACE = {"cross_entropy": [0], "accumulate": [0], "scale": [0], "adam": [0, 2, 3]}
 
 # The steps that are measured. While the host queues some calls of a step, the GPU is
 # kept busy by products of square matrices.
@@ -56,7 +58,10 @@ class CountingDevice:
     def __init__(self) -> None:
         self.xp: Any = np
         self.num_processors = 132
-        self.tensor_cores_agree = {BFLOAT16: True}
+        self.tf32 = False
+        paths = "tensor cores", "cuBLASLt"
+        self.verdicts = {f"{path} in bfloat16": True for path in paths}
+        self.cublas_lt = self
         self.rows: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
 
     def count(self, name: str, moved: float, operations: float) -> None:
@@ -70,8 +75,8 @@ class CountingDevice:
             moved = 2 * arrays[0].nbytes
         elif name == "sort_tokens":
             operations = 2.0 * arrays[1].size ** 2
-        elif name == "cross_entropy":  # reads the logits, and writes their gradients
-            moved += arrays[0].nbytes
+        elif name in IN_PLACE:
+            moved += sum(arrays[i].nbytes for i in IN_PLACE[name])
         elif name.startswith("attention"):
             heads, queries, keys, d_k, d_v = args[-8:-3]
             backward = "backward" in name
@@ -83,8 +88,16 @@ class CountingDevice:
     def matmul(
         self, a: Any, b: Any, out: Any, alpha: float = 1.0, beta: float = 0.0
     ) -> None:
+        self.count_product(a, b, out, out.nbytes if beta else 0)
+
+    def linear(self, x: Any, weight: Any, bias: Any, relu: bool, out: Any) -> bool:
+        """Count a product of cuBLASLt, and the bias that is rounded for it."""
+        self.count_product(x, weight, out, 2 * bias.nbytes)
+        return True
+
+    def count_product(self, a: Any, b: Any, out: Any, more: float) -> None:
         n, k, m = a.shape[-2], a.shape[-1], b.shape[-1]
-        moved = a.nbytes + b.nbytes + out.nbytes * (2 if beta else 1)
+        moved = a.nbytes + b.nbytes + out.nbytes + more
         kind = "logits" if VOCAB_SIZE in (n, k, m) else "layers"
         self.count(f"products of {kind}", moved, 2.0 * math.prod(out.shape) * k)
 
@@ -95,7 +108,7 @@ class MeasuringDevice(CountingDevice):
     def __init__(self, gpu: device.Device) -> None:
         super().__init__()
         self.gpu, self.xp, self.num_processors = gpu, gpu.xp, gpu.num_processors
-        self.tensor_cores_agree = gpu.tensor_cores_agree
+        self.verdicts, self.tf32 = gpu.verdicts, gpu.tf32
         self.spans: list[tuple[str, Any, Any]] = []
         self.matrices = [self.xp.zeros((SIZE, SIZE), BFLOAT16) for _ in range(3)]
 
@@ -110,6 +123,13 @@ class MeasuringDevice(CountingDevice):
     def matmul(self, *args: Any, **options: Any) -> None:
         super().matmul(*args, **options)
         self.timed(self.last, lambda: self.gpu.matmul(*args, **options))
+
+    def linear(self, *args: Any) -> bool:
+        super().linear(*args)
+        done: list[bool] = []
+        work = self.gpu.cublas_lt.linear
+        self.timed(self.last, lambda: done.append(work(*args)))
+        return done[0]
 
     def timed(self, name: str, work: Callable[[], None]) -> None:
         if len(self.spans) % CALLS == 0:
@@ -184,7 +204,10 @@ def measure_step(
     Raises: RuntimeError if there is no GPU, UsageError if it has no bfloat16.
     """
     open_device("cuda", "bf16")
-    counter = MeasuringDevice(device.current())
+    gpu = device.current()
+    for agrees in attention.tensor_cores_agree, blaslt.agrees:
+        agrees(gpu, BFLOAT16)  # compared on the real device, before it is wrapped
+    counter = MeasuringDevice(gpu)
     step = training_step(counter, config, sentences, length)
     counter.measure(step)  # compiles kernels and takes memory
     found = [counter.measure(step) for _ in range(STEPS)]

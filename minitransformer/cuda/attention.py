@@ -2,9 +2,7 @@
 
 The kernels keep no scores in memory: they divide queries and keys into tiles, compute
 these again in the backward pass, and dropout from counters. Their products have two
-bodies, in plain C++ and for tensor cores. What no test has run on a device does not
-decide a result there by itself: at first use the second is compared with the first, and
-used only if they agree.
+bodies, in plain C++ and for tensor cores; the second is used where both agree.
 
 Shapes: as in `engine/ops.py`
 """
@@ -13,16 +11,16 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from minitransformer.cuda import device
+from minitransformer.cuda import device, verdicts
 from minitransformer.cuda.device import warp_blocks
 from minitransformer.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.engine.autograd import Vjp
-from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.engine.backend import Array, array_module
 from minitransformer.engine.ops import MASKED_SCORE, split_heads
 from minitransformer.engine.random_streams import PhiloxStream
 
@@ -32,10 +30,6 @@ TILE_THREADS = 128
 
 # With more keys than this, cuBLAS multiplies float32 faster than the plain body.
 MAX_FLOAT32_KEYS = 128
-
-# The largest difference of the two bodies, relative to the largest number, in units of
-# the last place of the activations' type.
-MAX_DIFFERENCE = 8
 
 
 def attention(
@@ -55,7 +49,7 @@ def attention(
     is_float32 = q.dtype == np.float32
     if widest > WIDTHS[-1] or (is_float32 and shape[-1] > MAX_FLOAT32_KEYS):
         return by_products(q, k, v, mask, shape, dropout_mask)
-    tensor_cores = not is_float32 and _tensor_cores_agree(device.current(), q.dtype)
+    tensor_cores = not is_float32 and tensor_cores_agree(device.current(), q.dtype)
     return in_one_kernel(q, k, v, mask, shape, dropout_mask, tensor_cores)
 
 
@@ -106,41 +100,29 @@ def _has_gaps(x: Array) -> bool:
     return x.strides[-1] != x.itemsize
 
 
-def _tensor_cores_agree(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
-    """Return whether tensor cores give what the plain body gives, found out once."""
-    if dtype not in gpu.tensor_cores_agree:
-        problem = "they give other results"
-        try:
-            agree = _compare_bodies(gpu, dtype)
-        except Exception as error:  # of the compiler or the driver: many kinds
-            agree, problem = False, str(error).partition("\n")[0]
-        if not agree:
-            advice = "attention is computed without tensor cores"
-            warnings.warn(f"{advice} in {dtype.name}: {problem}", stacklevel=2)
-        gpu.tensor_cores_agree[dtype] = agree
-    return gpu.tensor_cores_agree[dtype]
+def tensor_cores_agree(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
+    """Return whether tensor cores give what the plain body gives.
 
+    Both compute two small cases with several tiles and a mask.
+    """
 
-def _compare_bodies(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
-    """Compute two small cases by both bodies, with several tiles and a mask."""
-    rng, xp = np.random.default_rng(0), gpu.xp
-    last_place = 2.0 ** (-10 if dtype == np.float16 else -7)
-    for width in (48, 80):
-        shape = 2, 2, 37, 45
-        sizes = [(2, length, 2 * width) for length in (37, 45, 45, 37)]
-        q, k, v, g = (xp.asarray(rng.standard_normal(s).astype(dtype)) for s in sizes)
-        allowed = xp.asarray(np.tri(37, 45, 8, dtype=bool))
-        results = []
-        for tensor_cores in (False, True):
-            no_dropout = draw_mask(shape, 0.0, None)
-            out, vjp = in_one_kernel(q, k, v, allowed, shape, no_dropout, tensor_cores)
-            found = (out, *vjp(g)[:3])
-            results.append([to_host(x).astype(np.float64) for x in found])
-        for plain, other in zip(*results, strict=True):
-            limit = MAX_DIFFERENCE * last_place * np.abs(plain).max()
-            if not np.abs(other - plain).max() <= limit:
-                return False
-    return True
+    def results() -> Iterator[tuple[Array, Array]]:
+        rng, xp = np.random.default_rng(0), gpu.xp
+        for width in (48, 80):
+            shape = 2, 2, 37, 45
+            sizes = [(2, length, 2 * width) for length in (37, 45, 45, 37)]
+            q, k, v, g = (
+                xp.asarray(rng.standard_normal(size).astype(dtype)) for size in sizes
+            )
+            allowed, found = xp.asarray(np.tri(37, 45, 8, dtype=bool)), []
+            for tensor_cores in (False, True):
+                arrays = q, k, v, allowed, shape, draw_mask(shape, 0.0, None)
+                out, vjp = in_one_kernel(*arrays, tensor_cores)
+                found.append((out, *vjp(g)[:3]))
+            yield from zip(*found, strict=True)
+
+    fallback = "attention is computed without tensor cores"
+    return verdicts.agrees(gpu, "tensor cores", dtype, results, fallback)
 
 
 def by_products(

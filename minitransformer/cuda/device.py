@@ -12,6 +12,7 @@ import functools
 import importlib
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -58,9 +59,10 @@ class Device:
         self.xp = xp
         self.num_processors: int = xp.cuda.Device().attributes["MultiProcessorCount"]
         self.tf32 = os.environ.get("CUPY_TF32") == "1"
+        # Whether faster paths agree with plain ones, which verdicts.py finds out.
+        self.verdicts: dict[str, bool] = {}
+        self.cublas_lt: Any = None  # blaslt.py opens it
         self._modules: dict[tuple[str, bool], Any] = {}
-        # By the type of activations, whether tensor cores gave what plain kernels do.
-        self.tensor_cores_agree: dict[Any, bool] = {}
         self._functions: dict[tuple[str, Any, bool], Any] = {}
         self._stream: int | None = None
         self._handle = ctypes.c_void_p()
@@ -102,7 +104,7 @@ class Device:
         Raises: RuntimeError if cuBLAS refuses the product.
         """
         # cuBLAS stores matrices by columns, so it is asked for out^T = b^T a^T.
-        operands = [_operand(self.xp, b), _operand(self.xp, a), _operand(self.xp, out)]
+        operands = [operand(self.xp, b), operand(self.xp, a), operand(self.xp, out)]
         arrays, transposed, leading_dims = zip(*operands, strict=True)
         assert not transposed[2]
         types = [CUBLAS_TYPES[array.dtype.name] for array in arrays]
@@ -113,7 +115,7 @@ class Device:
         else:
             call, count = self._blas.cublasGemmBatchedEx, [math.prod(out.shape[:2])]
             starts = self._matrix_pointers(arrays)
-        addresses = [_address(start) for start in starts]
+        addresses = [address(start) for start in starts]
         status = call(
             self._handle,
             *transposed[:2],
@@ -127,7 +129,7 @@ class Device:
             COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32,
             DEFAULT_ALGORITHM,
         )
-        _check(status, f"a product of shape {out.shape}")
+        check(status, f"a product of shape {out.shape}")
         if arrays[2] is not out:
             out[...] = arrays[2]
 
@@ -152,8 +154,7 @@ class Device:
         from cupy_backends.cuda.libs import cublas
 
         assert cublas  # importing it loads the library, which is then found by name
-        major = self.xp.cuda.runtime.runtimeGetVersion() // 1000
-        blas = ctypes.CDLL(f"libcublas.so.{major}")
+        blas = load_library(self.xp, "cublas")
         number: Any = ctypes.c_int
         pointer: Any = ctypes.c_void_p
         matrix = [pointer, number, number]
@@ -162,20 +163,20 @@ class Device:
         blas.cublasGemmBatchedEx.argtypes = [*head, number, number, number]
         blas.cublasSetStream_v2.argtypes = [pointer, pointer]
         blas.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
-        _check(blas.cublasCreate_v2(ctypes.byref(self._handle)), "creating a handle")
-        self._workspace = self.xp.empty(WORKSPACE_BYTES, dtype=np.uint8)
+        check(blas.cublasCreate_v2(ctypes.byref(self._handle)), "creating a handle")
+        self.workspace = self.xp.empty(WORKSPACE_BYTES, dtype=np.uint8)
         return blas
 
     def _use_current_stream(self) -> None:
         stream = self.xp.cuda.get_current_stream().ptr
         if stream != self._stream:
             status = self._blas.cublasSetStream_v2(self._handle, stream)
-            _check(status, "choosing a stream")
+            check(status, "choosing a stream")
             # Products can be captured in a graph because the workspace is our own.
             status = self._blas.cublasSetWorkspace_v2(
-                self._handle, _address(self._workspace), WORKSPACE_BYTES
+                self._handle, address(self.workspace), WORKSPACE_BYTES
             )
-            _check(status, "choosing a workspace")
+            check(status, "choosing a workspace")
             self._stream = stream
 
     def _function(self, name: str, dtype: str, tensor_cores: bool) -> Any:
@@ -188,6 +189,16 @@ class Device:
                 code=kernel_source(), options=tuple(options)
             )
         return self._modules[key].get_function(name)
+
+
+def load_library(xp: ModuleType, name: str) -> Any:
+    """Load a library of CUDA, of the version that CuPy uses.
+
+    Raises: OSError if it is not found.
+    """
+    major = xp.cuda.runtime.runtimeGetVersion() // 1000
+    windows = sys.platform == "win32"
+    return ctypes.CDLL(f"{name}64_{major}.dll" if windows else f"lib{name}.so.{major}")
 
 
 def kernel_source() -> str:
@@ -346,12 +357,13 @@ def is_activation_type(dtype: np.dtype[Any]) -> bool:
     return dtype.name in C_TYPES
 
 
-def _check(status: int, call: str) -> None:
+def check(status: int, call: str) -> None:
+    """Raise RuntimeError for a status of cuBLAS that is not success."""
     if status:
         raise RuntimeError(f"cuBLAS: status {status} for {call}")
 
 
-def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
+def operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
     """Return a matrix, whether cuBLAS must transpose it, and its leading dimension.
 
     The leading dimension is the distance of two rows, or of two columns if they are
@@ -359,7 +371,7 @@ def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
     with matrices that do not begin at multiples of 16 bytes, as cuBLAS may expect.
     """
     rows, columns = array.shape[-2:]
-    starts = (_address(array), *array.strides[:-2]) if array.ndim > 2 else ()
+    starts = (address(array), *array.strides[:-2]) if array.ndim > 2 else ()
     aligned = not any(start % 16 for start in starts)
     down, across = (stride // array.itemsize for stride in array.strides[-2:])
     if aligned and (across == 1 or columns == 1) and (down >= columns or rows == 1):
@@ -372,7 +384,8 @@ def _operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
     return copy, 0, leading_dim
 
 
-def _address(array: Array) -> int:
+def address(array: Array) -> int:
+    """Return where an array begins in memory."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.cuda import device
+from minitransformer.cuda import blaslt, device
 from minitransformer.cuda.attention import attention
 from minitransformer.cuda.beam_search import beam_search
 from minitransformer.cuda.device import (
@@ -121,10 +121,7 @@ def linear(
     xp, gpu = array_module(x), device.current()
     rows = _rows(x)  # [N, n]
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
-    gpu.matmul(rows, weight, out)
-    if relu or bias is not None:
-        kernel_args = out, bias, *_size(out), relu
-        gpu.launch("bias_relu", x.dtype, warp_blocks(len(out)), *kernel_args)
+    blaslt.forward(rows, weight, bias, relu, out)
     activated = out if relu else None
 
     def vjp(g: Array) -> tuple[Gradient, Gradient, Array | None]:

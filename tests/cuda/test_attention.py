@@ -114,7 +114,7 @@ def attend(gpu, dtype=np.float16):
 def test_tensor_cores_are_used_once_they_agree(host_gpu):
     assert attend(host_gpu)[-1] is True
     assert attend(host_gpu) == [True]  # compared only once
-    assert host_gpu.tensor_cores_agree == {np.dtype(np.float16): True}
+    assert host_gpu.verdicts == {"tensor cores in float16": True}
     assert attend(host_gpu, np.float32) == [False]
 
 

@@ -1,7 +1,8 @@
-"""The calls of cuBLAS that the package makes, on addresses of the host's memory.
+"""The calls of cuBLAS and cuBLASLt that the package makes, on the host's memory.
 
-Each checks what cuBLAS needs and does not always say: a workspace that was set after
-the stream, the stream that the work belongs to, and addresses at multiples of 16 bytes.
+Each checks what the libraries need and do not always say: a workspace that was set
+after the stream, the stream that the work belongs to, addresses at multiples of 16
+bytes or at those that a heuristic was told of, and matrices that fit together.
 """
 
 import ctypes
@@ -59,7 +60,7 @@ class HostBlas:
         self.products.append((m, n, k, factors[1]))
         sides = (a, a_type, lda, turn_a), (b, b_type, ldb, turn_b)
         rounds = compute == COMPUTE_TF32
-        task = product(*sides, (c, c_type, ldc), (m, n, k), factors, rounds)
+        task = product_of(*sides, (c, c_type, ldc), (m, n, k), factors, rounds)
         self._queue(task)
         return 0
 
@@ -73,13 +74,128 @@ class HostBlas:
             assert not (np.concatenate(rows) % 16).any(), "read in vectors of 16 bytes"
             for x, y, z in zip(*(row.tolist() for row in rows), strict=True):
                 sides = (x, a_type, lda, turn_a), (y, b_type, ldb, turn_b)
-                product(*sides, (z, c_type, ldc), (m, n, k), factors, rounds)()
+                product_of(*sides, (z, c_type, ldc), (m, n, k), factors, rounds)()
 
         self._queue(task)
         return 0
 
 
-def product(left, right, out, sizes, factors, tf32):
+INVALID_VALUE, NOT_SUPPORTED = 7, 15
+# Attributes of a product, and preferences: their sizes, and their defaults.
+PRODUCT = {3: (4, 0), 4: (4, 0), 7: (4, 1), 8: (8, 0)}
+LIMITS = {1: (8, 0), 3: (4, 7), 5: (4, 256), 6: (4, 256), 7: (4, 256), 8: (4, 256)}
+BIAS, RELU_BIAS = 4, 6
+
+
+class HostBlasLt:
+    """cuBLASLt, as its header and its manual describe it.
+
+    As in version 13.1, an attribute that is unknown or of another size is refused.
+    """
+
+    def __init__(self, gpu):
+        self.gpu, self.objects, self.asked = gpu, [None], []
+        self.supports = lambda m, n, k: True
+        self.finish = finish
+        create, attribute = self._create, self._set_attribute
+        sizes = {"MatmulDesc": PRODUCT, "MatmulPreference": LIMITS}
+        for name, known in sizes.items():
+            defaults = {key: default for key, (_, default) in known.items()}
+            setattr(self, f"cublasLt{name}Create", Call(create(defaults)))
+            setattr(self, f"cublasLt{name}SetAttribute", Call(attribute(known)))
+        self.cublasLtMatrixLayoutCreate = Call(create({}))
+        self.cublasLtCreate = Call(lambda handle: 0)
+        self.cublasLtGetVersion = Call(lambda: 131000)
+        self.cublasLtMatmulAlgoGetHeuristic = Call(self._heuristic)
+        self.cublasLtMatmul = Call(self._matmul)
+
+    def _create(self, defaults):
+        def create(place, *arguments):
+            place._obj.value = len(self.objects)
+            self.objects.append({**defaults, "created with": arguments})
+            return 0
+
+        return create
+
+    def _set_attribute(self, known):
+        def set_attribute(target, attribute, buffer, size):
+            if attribute not in known or known[attribute][0] != size:
+                return INVALID_VALUE
+            number = int.from_bytes(bytes(buffer._obj), "little")
+            self.objects[target.value][attribute] = number
+            return 0
+
+        return set_attribute
+
+    def _heuristic(self, _, desc, a, b, c, d, limits, wanted, results, count):
+        product, limits = self.objects[desc.value], self.objects[limits.value]
+        layouts = [self.objects[x.value]["created with"] for x in (a, b, c, d)]
+        kinds = {layout[0] for layout in layouts}
+        compute, scale = product["created with"]
+        assert (len(kinds), scale, wanted) == (1, 0, 1), "other types than those used"
+        assert compute == 68 or (compute == COMPUTE_TF32 and kinds == {0})
+        assert product[7] in (BIAS, RELU_BIAS)
+        assert product[8], "the address of a bias is read for its alignment"
+        assert limits[3] == 2, "sums of parts in 16 bits"
+        left, right = (
+            layout[2:0:-1] if product[side] else layout[1:3]
+            for side, layout in ((3, layouts[0]), (4, layouts[1]))
+        )
+        assert left[1] == right[0]
+        assert layouts[2] == layouts[3]
+        assert layouts[3][1:3] == (left[0], right[1])
+        assert all(step >= rows for _, rows, _, step in layouts)
+        self.asked.append((*layouts[3][1:3], left[1]))
+        if not self.supports(*self.asked[-1]):
+            count._obj.value = 0
+            return NOT_SUPPORTED
+        aligned = [limits[side] for side in (5, 6, 7, 8)]
+        bias = product[8] & -product[8]
+        results._obj.algorithm[:] = [desc.value, *aligned, bias, product[7], 0]
+        results._obj.workspace, results._obj.state = limits[1], 0
+        count._obj.value = 1
+        return 0
+
+    def _matmul(self, _, desc, alpha, a, la, b, lb, beta, c, lc, d, ld, choice, *rest):
+        (workspace, size, stream), product = rest, self.objects[desc.value]
+        chosen_for, *aligned, bias, epilogue, _ = choice._obj.algorithm
+        assert (chosen_for, epilogue) == (desc.value, product[7])
+        addresses = a, b, c, d, product[8]
+        for address, multiple in zip(addresses, [*aligned, bias], strict=True):
+            assert address % multiple == 0, "an algorithm for other alignments"
+        assert bias % 16 == 0, "epilogues read the bias in vectors"
+        assert workspace % 256 == 0
+        assert size >= choice._obj.workspace
+        assert stream == self.gpu.stream.ptr, "a product on another stream"
+        assert (alpha._obj.value, beta._obj.value, c) == (1, 0, d)
+        layouts = [self.objects[x.value]["created with"] for x in (la, lb, ld)]
+        sides = [
+            (address, kind, step, turned)
+            for address, (kind, _, _, step), turned in zip(
+                (a, b), layouts, (product[3], product[4]), strict=False
+            )
+        ]
+        kind, m, n, step = layouts[2]
+        _, rows, columns, _ = layouts[0]
+        k = rows if product[3] else columns
+        tf32 = product["created with"][0] == COMPUTE_TF32
+        address = product[8]
+
+        def epilogue_of(result):
+            bias = matrix(address, kind, m, 1, m).astype(np.float32)
+            return self.finish(result, bias, product[7] == RELU_BIAS)
+
+        out, sizes = (d, kind, step), (m, n, k)
+        self.gpu.launch(product_of(*sides, out, sizes, (1, 0), tf32, epilogue_of), [])
+        return 0
+
+
+def finish(result, bias, relu):
+    """What an epilogue makes of a product, by columns, before it is rounded."""
+    return np.maximum(result + bias, 0) if relu else result + bias
+
+
+def product_of(left, right, out, sizes, factors, tf32, finish=None):
     """Return a task that computes out = alpha left right + beta out, by columns."""
     (m, n, k), (alpha, beta) = sizes, factors
 
@@ -94,7 +210,7 @@ def product(left, right, out, sizes, factors, tf32):
         result = np.float32(alpha) * (sides[0] @ sides[1])
         if beta:  # with 0, NaN in `out` must not spread
             result += np.float32(beta) * target.astype(np.float32)
-        target[...] = result
+        target[...] = finish(result) if finish else result
 
     return task
 

@@ -16,6 +16,7 @@ import importlib
 import math
 import multiprocessing
 import operator
+import os
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from weakref import finalize
 import ml_dtypes
 import numpy as np
 
-from support.host_blas import HostBlas, matrix
+from support.host_blas import HostBlas, HostBlasLt, matrix
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ALIGNMENT = 512
@@ -215,6 +216,8 @@ class GpuState:
 
     def __init__(self, libraries, count):
         self.libraries, self.count = libraries, count
+        self.driver = 13000
+        self.files = {"libcublas.so.13": HostBlas, "libcublasLt.so.13": HostBlasLt}
         self.calls, self.kernels = [], set()
         self.refuses_capture, self.backwards = False, False
         self.bytes_left, self.lock = math.inf, threading.RLock()
@@ -222,6 +225,12 @@ class GpuState:
         self.null = [Stream(ptr=0) for _ in range(count)]
         self.default_pool = MemoryPool()
         self.default_pool.set_limit(0)
+
+    def load(self, name):
+        """As ctypes.CDLL."""
+        if name not in self.files:
+            raise OSError(f"{name}: cannot open shared object file")
+        return self.files[name](self)
 
     def take(self, size):
         if size > self.bytes_left:
@@ -704,7 +713,7 @@ def install(monkeypatch, libraries, gpus=3):
     global gpu
     gpu = GpuState(libraries, gpus)
     xp = types.ModuleType("cupy")
-    vars(xp).update(functions())
+    vars(xp).update(functions(), __version__="14.2.0")
     xp.cuda = types.SimpleNamespace(
         Stream=Stream,
         Event=Event,
@@ -721,7 +730,8 @@ def install(monkeypatch, libraries, gpus=3):
             getDeviceCount=lambda: gpu.count,
             getDevice=lambda: gpu.local.device,
             runtimeGetVersion=lambda: 13000,
-            driverGetVersion=lambda: 13000,
+            driverGetVersion=lambda: gpu.driver,
+            getDeviceProperties=lambda index: {"name": f"Stand-in {index}".encode()},
         ),
     )
     blas = types.ModuleType("cupy_backends.cuda.libs")
@@ -735,8 +745,9 @@ def install(monkeypatch, libraries, gpus=3):
         monkeypatch.setitem(sys.modules, name, module)
     device = importlib.import_module("minitransformer.cuda.device")
     loader = types.SimpleNamespace(**vars(ctypes))
-    loader.CDLL = lambda name: {"libcublas.so.13": HostBlas}[name](gpu)
+    loader.CDLL = gpu.load
     monkeypatch.setattr(device, "ctypes", loader)
+    monkeypatch.setenv("CUPY_CACHE_DIR", os.devnull)  # where no folder can be
     monkeypatch.setenv("CUPY_TF32", "0")  # which opening a device changes
     device._device.cache_clear()
     gpu.xp = xp

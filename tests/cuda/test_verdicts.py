@@ -1,0 +1,105 @@
+"""Verdicts on faster paths, kept for the next process on the same machine."""
+
+import json
+
+import numpy as np
+import pytest
+
+from minitransformer.cuda import device, verdicts
+
+HALF = np.dtype(np.float16)
+
+
+@pytest.fixture
+def kept(stand_in, tmp_path, monkeypatch):
+    """The file of verdicts, in a folder that does not exist yet."""
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cupy"))
+    return tmp_path / "cupy" / verdicts.FILE
+
+
+def ask(difference=0.0, error=None):
+    """Ask as a new process does; return the verdict, and whether it was compared."""
+    device._device.cache_clear()
+    gpu, compared = device.current(), []
+
+    def results():
+        compared.append(True)
+        if error:
+            raise error
+        plain = gpu.xp.asarray(np.full(3, 10, HALF))
+        yield plain, plain + difference
+
+    agree = verdicts.agrees(gpu, "a path", HALF, results, "without it")
+    assert verdicts.agrees(gpu, "a path", HALF, results, "without it") == agree
+    return agree, bool(compared)
+
+
+def test_a_second_process_does_not_compare_again(kept):
+    assert ask() == (True, True)
+    assert ask() == (True, False)
+    [key] = json.loads(kept.read_bytes())
+    assert key.startswith("a path in float16: Stand-in 0 90 13000 13000 14.2.0 ")
+
+
+def test_a_difference_is_kept_and_told_by_every_process(kept):
+    for compared in (True, False):
+        with pytest.warns(UserWarning, match="without it in float16: .*other results"):
+            assert ask(0.5) == (False, compared)
+
+
+@pytest.mark.parametrize(("difference", "agree"), [(0.0625, True), (0.125, False)])
+def test_results_may_differ_in_the_last_places(kept, difference, agree):
+    """By 8 units of 2^-10, relative to the largest number, which is 10."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdicts.warnings, "warn", lambda *a, **k: None)
+        assert ask(difference) == (agree, True)
+        assert ask(np.nan)[0] == agree
+
+
+def test_an_error_is_no_verdict_to_keep(kept):
+    with pytest.warns(UserWarning, match="without it in float16: out of memory$"):
+        assert ask(error=MemoryError("out of memory\nat 5")) == (False, True)
+    assert not kept.exists()
+    assert ask() == (True, True)
+
+
+@pytest.mark.parametrize("changed", ["driver", "CuPy", "source", "GPU"])
+def test_another_machine_or_source_is_compared_again(
+    kept, stand_in, monkeypatch, changed
+):
+    assert ask() == (True, True)
+    if changed == "driver":
+        stand_in.driver = 13010
+    elif changed == "CuPy":
+        stand_in.xp.__version__ = "14.3.0"
+    elif changed == "source":
+        verdicts._source.cache_clear()
+        kernel_source = device.kernel_source
+        monkeypatch.setattr(device, "kernel_source", lambda: kernel_source() + "//")
+    else:
+        stand_in.xp.cuda.Device(1).use()
+    assert ask() == (True, True)
+    assert ask() == (True, False)
+    assert len(json.loads(kept.read_bytes())) == 2
+    verdicts._source.cache_clear()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff{", b"[1]", b'{"a": "b"}', b'{"a":{}}'])
+def test_a_damaged_file_is_written_anew(kept, content):
+    kept.parent.mkdir()
+    kept.write_bytes(content)
+    assert ask() == (True, True)
+    assert ask() == (True, False)
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(kept):
+    kept.parent.write_bytes(b"a file where the folder should be")
+    for _ in range(2):
+        assert ask() == (True, True)
+
+
+def test_the_oldest_verdicts_go(kept, monkeypatch):
+    monkeypatch.setattr(verdicts, "MAX_KEPT", 3)
+    for number in range(5):
+        verdicts._keep(str(number), True)
+    assert json.loads(kept.read_bytes()) == {"2": True, "3": True, "4": True}
