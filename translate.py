@@ -25,7 +25,6 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import (
     Parser,
     add_arguments,
-    build,
     exit_code,
     flag_name,
     given,
@@ -72,7 +71,7 @@ IGNORED = {
     "prefix alignment",
     "score": "reference json shortlist beam alpha nbest max_len_a max_len_b long_input "
     "prefix sample temperature top_k top_p seed min_len no_repeat_ngram",
-    "sample": "beam shortlist",
+    "sample": "shortlist",
 }
 
 
@@ -169,8 +168,8 @@ def load_model(args: argparse.Namespace) -> Translator:
         shortlist=args.shortlist,
         tag=args.tag,
     )
-    defaults, flags = vars(translator.decoding), given(args, TranslationConfig)
-    translator.decoding = build(TranslationConfig, defaults, flags)
+    flags = given(args, TranslationConfig)
+    translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
 
 

@@ -183,7 +183,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--attention x.html", 2, "--attention expects one sentence, got 0"),
         ("--model MODEL --score bad --min-len 2 x", 2, "--min-len does nothing with"),
         ("--model MODEL --score bad --sample x", 2, "--sample does nothing with --sc"),
-        ("--model MODEL --sample --beam 2 x", 2, "--beam does nothing with --sample"),
+        ("--model MODEL --sample --beam 2 x", 2, "beam: does nothing with sample"),
         ("--model MODEL --sample --shortlist y x", 2, "--shortlist does nothing with"),
         ("--model MODEL --top-k 2 x", 2, "top_k: does nothing without sample"),
         ("--model MODEL --sample --top-p 2 x", 2, "top_p: expected at most 1, got 2"),
