@@ -233,7 +233,7 @@ def compare_lengths(source: Path | None, target: Path | None) -> None:
         if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
             files.append(path)
     if len(files) == 2:
-        deque(TextPair(*files).lines(), maxlen=0)
+        deque(TextPair(files[0], files[1]).lines(), maxlen=0)
     elif target in files:
         deque(read_lines(files[0]), maxlen=0)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minitransformer.files import atomic_write
+from minitransformer.runs.pictures import write_picture
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
@@ -110,8 +110,7 @@ def draw(
         else:
             panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
     figure.tight_layout()
-    with atomic_write(output) as file:
-        figure.savefig(file, dpi=150, format=output.suffix[1:])
+    write_picture(figure, output, dpi=150)
 
 
 def _line_style(name: str, alone: bool) -> dict[str, Any]:
