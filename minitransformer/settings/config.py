@@ -203,7 +203,7 @@ class TrainingConfig(Config):
     )
     average_by: str | None = option(
         None,
-        "average as many as give the lowest validation loss (default), or --average",
+        "average as many as make the best validation (default), or --average",
         choices=("validation", "number"),
     )
     on_nonfinite: str = option(
