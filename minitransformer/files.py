@@ -27,6 +27,9 @@ except ImportError:  # Windows
 
 T = TypeVar("T")
 
+# Where macOS names open files, without links; on Linux this leads to /proc.
+OPEN_FILES = Path("/dev/fd")
+
 # How often a lock is tried, and after how many attempts the user is told of it.
 POLL_INTERVAL = 0.05  # seconds
 SILENT_ATTEMPTS = 40
@@ -49,7 +52,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         old = None
     target = _follow_links(path)
-    if target.is_symlink() or (old and not stat.S_ISREG(old.st_mode)):
+    is_open = target.is_symlink() or target.parent == OPEN_FILES
+    if is_open or (old and not stat.S_ISREG(old.st_mode)):
         with name_errors(path), open(path, "ab") as file:
             yield file
         return
