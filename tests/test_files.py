@@ -114,7 +114,7 @@ def test_an_open_file_is_written_after_what_it_holds(tmp_path):
 
 
 def test_an_open_file_of_macos_is_not_replaced(tmp_path, monkeypatch):
-    """There /dev/fd/1 is no link, and what is written goes after what the file holds."""
+    """There /dev/fd/1 is no link; what is written follows what the file holds."""
     monkeypatch.setattr(files, "OPEN_FILES", tmp_path)
     (tmp_path / "1").write_bytes(b"before ")
     write_bytes(tmp_path / "1", b"one")
