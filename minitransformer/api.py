@@ -3,7 +3,7 @@
 from minitransformer import load, translate
 
 model = load("runs/NAME")
-translate(model, ["A dog runs."], beam=5)
+translate(model, ["The old man sees a dog."], beam=5)
 """
 
 from __future__ import annotations

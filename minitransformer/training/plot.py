@@ -190,8 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("run", nargs="+", type=Path, help="run directories")
     name = "PNG or SVG by its ending (default metrics.png)"
     add("--output", "-o", type=Path, metavar="FILE", help=name)
-    names, chosen = list(QUANTITIES), "quantities (default all)"
-    add("--what", nargs="+", choices=names, default=names, help=chosen)
+    names = list(QUANTITIES)
+    every = f"any of {', '.join(names)} (default all)"
+    add("--what", nargs="+", choices=names, default=names, metavar="NAME", help=every)
     axis = "horizontal axis (default steps)"
     add("--against", choices=AXES, default="steps", help=axis)
     live = "draw in the terminal, every N seconds (default 5), until Ctrl-C"
