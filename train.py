@@ -502,7 +502,7 @@ class Trainer:
         """Average the last checkpoints (6.1) and translate the test text."""
         run, training, val = self.run, self.training, self.corpora.get("val")
         run_so_far = run, training, self.parallel, val, self.state, self.log
-        if set_final_parameters(*run_so_far):
+        if set_final_parameters(*run_so_far, self.translate_split):
             self.save_as(run.averaged, with_moments=False)
         if "test" in self.text:
             test = self.translate_split("test")

@@ -25,7 +25,6 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import (
     Parser,
     add_arguments,
-    build,
     exit_code,
     flag_name,
     given,
@@ -50,7 +49,7 @@ EXAMPLES = (
     "python translate.py --input test.en --reference test.de > test.out",
     "python translate.py --input test.en --score test.de",
     "python translate.py --input mono.de --sample --output synthetic.en",
-    'python translate.py --attention heads.html "A dog runs through the snow."',
+    'python translate.py --attention heads.html "The old man sees a dog."',
     "python translate.py --serve",
 )
 NOTES = """\
@@ -72,7 +71,7 @@ IGNORED = {
     "prefix alignment",
     "score": "reference json shortlist beam alpha nbest max_len_a max_len_b long_input "
     "prefix sample temperature top_k top_p seed min_len no_repeat_ngram",
-    "sample": "beam shortlist",
+    "sample": "shortlist",
 }
 
 
@@ -83,7 +82,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
     add("--input", "-i", type=Path, metavar="FILE", help=source)
-    add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
+    target = "file of the translations (default standard output)"
+    add("--output", "-o", type=Path, metavar="FILE", help=target)
     model = "run, checkpoint or shipped model (default newest run); repeat for ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"
@@ -94,7 +94,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--score", type=Path, metavar="FILE", help=scored)
     tag = "tag that every line gets, such as <2de>, if the model learned several"
     add("--tag", metavar="TAG", help=tag)
-    beginning = "begin each translation with this text, cut at any character"
+    beginning = "a line for each translation: what it begins with, cut anywhere"
     add("--prefix", type=Path, metavar="FILE", help=beginning)
     lexicon = "use only likely words, from a file of `minitransformer lexicon`"
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
@@ -169,8 +169,8 @@ def load_model(args: argparse.Namespace) -> Translator:
         shortlist=args.shortlist,
         tag=args.tag,
     )
-    defaults, flags = vars(translator.decoding), given(args, TranslationConfig)
-    translator.decoding = build(TranslationConfig, defaults, flags)
+    flags = given(args, TranslationConfig)
+    translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
 
 

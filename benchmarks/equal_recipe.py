@@ -31,6 +31,7 @@ from train_speed import PYTORCH
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
+from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import build
@@ -151,7 +152,7 @@ def draw(found: dict[str, list[float]], path: Path) -> None:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    write_picture(figure, path, dpi=150)
 
 
 def main() -> None:

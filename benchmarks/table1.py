@@ -35,6 +35,7 @@ from scaling import exponent
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
 from minitransformer.engine.machine import one_blas_thread, tune_allocator
+from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig
 
 KERNEL = 3  # width of the convolution, k
@@ -220,7 +221,7 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
         plot.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="lower center", ncols=4, fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(path, dpi=150)
+    write_picture(figure, path, dpi=150)
 
 
 def main() -> None:

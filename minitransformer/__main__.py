@@ -20,7 +20,7 @@ COMMANDS = {
     "split": ("text.split", "split sentence pairs into train, val and test"),
     "cost": ("training.cost", "parameters, operations and hours of a model"),
     "plot": ("training.plot", "plot loss, BLEU and speed of runs"),
-    "lexicon": ("translation.lexicon", "learn the shortlists of likely words"),
+    "lexicon": ("translation.lexicon", "learn likely translations, for --shortlist"),
     "export": ("translation.export", "write a model in 16 bits or for CTranslate2"),
     "parse": ("parsing.parsing", "trees to text and back, and their scores"),
     "completion": ("completion", "complete commands and flags in a shell"),

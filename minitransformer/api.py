@@ -3,7 +3,7 @@
 from minitransformer import load, translate
 
 model = load("runs/NAME")
-translate(model, ["A dog runs."], beam=5)
+translate(model, ["The old man sees a dog."], beam=5)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from minitransformer.engine.machine import tune_allocator
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import decoding_defaults, find_checkpoint
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.settings.options import build
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.tags import Tags, tags_of
@@ -75,8 +74,8 @@ def translate(
     loaded. `Translator.hypotheses` returns several translations of a line, their scores
     and word alignments.
 
-    Raises: ValueError if an option is unknown or out of range, or if a line has no
-    translation within its constraints.
+    Raises: ValueError if an option is unknown, out of range or does nothing, or if a
+    line has no translation within its constraints.
     """
     if isinstance(lines, str):
         raise ValueError("expected a list of lines, got one string")
@@ -84,5 +83,5 @@ def translate(
         raise ValueError("expected a list of prefixes, got one string")
     if unknown := options.keys() - {field.name for field in fields(TranslationConfig)}:
         raise ValueError(f"expected options of TranslationConfig, got {min(unknown)}")
-    config = build(TranslationConfig, vars(translator.decoding), options)
+    config = TranslationConfig.changed(translator.decoding, options)
     return translator.translate(lines, config, prefixes=prefix)

@@ -27,9 +27,15 @@ except ImportError:  # Windows
 
 T = TypeVar("T")
 
+# Where macOS names open files, without links; on Linux this leads to /proc.
+OPEN_FILES = Path("/dev/fd")
+
 # How often a lock is tried, and after how many attempts the user is told of it.
 POLL_INTERVAL = 0.05  # seconds
 SILENT_ATTEMPTS = 40
+
+# What unfinished files and folders have in their names, as a pattern.
+UNIQUE = "[0-9a-f]" * 16
 
 
 @contextmanager
@@ -46,15 +52,15 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         old = None
     target = _follow_links(path)
-    if target.is_symlink() or (old and not stat.S_ISREG(old.st_mode)):
+    is_open = target.is_symlink() or target.parent == OPEN_FILES
+    if is_open or (old and not stat.S_ISREG(old.st_mode)):
         with name_errors(path), open(path, "ab") as file:
             yield file
         return
     partial = _partial_name(target)
     try:
         with name_errors(path, partial):
-            unique = "[0-9a-f]" * 16
-            sweep(target.parent, f".{glob.escape(target.name[:50])}.{unique}.partial")
+            sweep(target.parent, f".{glob.escape(target.name[:50])}.{UNIQUE}.partial")
             with open(_create(partial), "wb") as file:
                 if old:
                     _copy_permissions(old, file)
@@ -67,6 +73,27 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Make a folder that becomes `path`, whole and synced to disk, after the block.
+
+    It has another name until then. An empty folder at `path` is replaced.
+
+    Raises: OSError naming `path` if it cannot be written.
+    """
+    make_folder(path.parent)
+    partial = _partial_name(path)
+    try:
+        with name_errors(path, partial):
+            sweep(path.parent, f".{glob.escape(path.name[:50])}.{UNIQUE}.partial")
+            partial.mkdir()
+            with file_lock(partial, wait=False):
+                yield partial
+                _complete(partial, path)
+    finally:
+        _remove(partial)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -150,11 +177,7 @@ def build_once(
         try:
             with name_errors(path):
                 build(partial)
-                for part in partial.iterdir() if partial.is_dir() else ():
-                    sync(part)
-                sync(partial)
-                _remove(path)
-                replace(partial, path)
+                _complete(partial, path)
         finally:
             _remove(partial)
     return read(path)
@@ -290,6 +313,15 @@ def _create(path: Path) -> int:
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)  # a sweep was faster than the lock
+
+
+def _complete(partial: Path, path: Path) -> None:
+    """Rename a file or folder to `path`, in the place of what is there, once synced."""
+    for part in partial.iterdir() if partial.is_dir() else ():
+        sync(part)
+    sync(partial)
+    _remove(path)
+    replace(partial, path)
 
 
 def _copy_permissions(old: os.stat_result, file: BinaryIO) -> None:

@@ -113,6 +113,14 @@ def test_an_open_file_is_written_after_what_it_holds(tmp_path):
     os.close(writing)
 
 
+def test_an_open_file_of_macos_is_not_replaced(tmp_path, monkeypatch):
+    """There /dev/fd/1 is no link; what is written follows what the file holds."""
+    monkeypatch.setattr(files, "OPEN_FILES", tmp_path)
+    (tmp_path / "1").write_bytes(b"before ")
+    write_bytes(tmp_path / "1", b"one")
+    assert (tmp_path / "1").read_bytes() == b"before one"
+
+
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(IsADirectoryError, match=str(tmp_path)), atomic_write(tmp_path):
         pytest.fail("it was opened")

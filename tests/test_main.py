@@ -1,15 +1,22 @@
 """`python -m minitransformer`: the list of commands, their help, and wrong names."""
 
 import importlib
+import itertools
 import re
 import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 
 from minitransformer import __main__ as command_line
 from minitransformer.__main__ import COMMANDS, main
 from support.scripts import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MODULES = {
     name: importlib.import_module(f"minitransformer.{place}")
@@ -110,6 +117,24 @@ def test_the_installed_command_is_this_one():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'minitransformer = "minitransformer.__main__:main"' in text
     assert callable(command_line.main)
+
+
+def test_the_lock_has_what_its_extras_need():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    lock = (ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
+    pinned = re.findall(r"^([\w-]+)==(\S+)", lock, re.MULTILINE)
+    needed = [*project["project"]["dependencies"]]
+    needed += [f"minitransformer[{x}]" for x in re.findall(r"--extra (\w+)", lock)]
+    assert "minitransformer[dev]" in needed
+    for requirement in map(Requirement, needed):  # which grows meanwhile
+        if requirement.name == "minitransformer":
+            needed += itertools.chain(*(extras[extra] for extra in requirement.extras))
+            continue
+        name = requirement.name.lower().replace("_", "-")
+        versions = [version for found, version in pinned if found == name]
+        assert any(map(requirement.specifier.contains, versions)), requirement
+    assert any(x.startswith("numkong") for x in needed)
 
 
 def test_ctrl_c_while_modules_are_loaded_is_one_line(capsys, monkeypatch):

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 import train
 import translate
 from minitransformer.devices import Device
-from minitransformer.runs import checkpoint
+from minitransformer.runs import average, checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import launch, progress
 from minitransformer.training.distributed import Communicator
@@ -393,6 +393,27 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
         "--resume", "run", "--best-by", "bleu" if best[1] == 6 else "loss", code=2
     )
     assert "--best-by: cannot change in a resumed run" in error
+
+
+def test_by_bleu_the_average_is_the_one_that_translates_best(start, text):
+    """Each mean is made and translated by the other commands, and scored here."""
+    flags = "--learning-rate 0.03 --validate-bleu 4 --max-tokens 80 --best-by bleu "
+    flags += "--steps 30 --validate-every 10 --save-every 5 --average 4 --run run "
+    out = start(*flags.split(), "--average-by", "validation")
+    run, bleus = RunDirectory(Path("run")), []
+    sources = (Path(text[1]) / "val.en").read_text().splitlines()[:4]
+    for n in range(1, 5):
+        mean = f"{n}.safetensors"
+        assert run_main(average.main, mean, *run.checkpoints()[-n:])[0] == 0
+        found = translations(mean, sources)
+        bleus.append(sacrebleu.corpus_bleu(found, [VAL[:4]]).score)
+    shown = re.findall(r"^average \d   validation BLEU (.*)$", out, re.MULTILINE)
+    assert shown == [f"{bleu:.2f}" for bleu in bleus]
+    best = max(values("run", "validation_bleu").values())
+    chosen = checkpoint.load(run.preferred_checkpoint())
+    assert chosen.state["best_bleu"] == pytest.approx(max(best, *bleus))
+    assert run.averaged.exists() == (max(bleus) > best)
+    assert len(set(bleus)) > 1
 
 
 @pytest.fixture

@@ -129,14 +129,16 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
 
 
-def recorded_loss(path: Path) -> float:
-    """Return the validation loss of a run's best or averaged model, as its state says.
+def recorded_cost(path: Path, best_by: str | None) -> float:
+    """Return how bad a run's best or averaged model is, as its state says.
 
-    It is NaN if the file cannot be read: `load` says what is wrong with it.
+    That is its validation loss, or the negative of its BLEU where that decides. It is
+    NaN if the file cannot be read: `load` says what is wrong with it.
     """
     try:
         with safe_open(path, framework="np") as file:
-            return float(json.loads(file.metadata()["state"])["best_loss"])
+            state = json.loads(file.metadata()["state"])
+        return -state["best_bleu"] if best_by == "bleu" else float(state["best_loss"])
     except Exception:  # whatever a damaged or malicious file may cause
         return math.nan
 

@@ -22,7 +22,7 @@ from minitransformer.files import (
     sync,
     write_bytes,
 )
-from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_loss
+from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
 from minitransformer.runs.shipped import DEFAULT, shipped_model
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -211,14 +211,18 @@ class RunDirectory:
         """Return the checkpoint to translate with: averaged, else best, else newest.
 
         An average of an earlier end of the run does not count any more, once the best
-        checkpoint has a lower validation loss.
+        checkpoint has a lower validation loss, or a higher BLEU in a run that goes by
+        BLEU.
 
         Raises: FileNotFoundError if there is none.
         """
         if not (found := self._by_preference()):
             raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
         if found[:2] == [self.averaged, self.best]:
-            found[:2] = sorted(found[:2], key=recorded_loss)
+            best_by = None
+            with suppress(OSError, ValueError):  # a copy without a usable config.json
+                best_by = self.read_config().training.best_by
+            found[:2] = sorted(found[:2], key=lambda x: recorded_cost(x, best_by))
         return found[0]
 
     def has_checkpoint(self) -> bool:

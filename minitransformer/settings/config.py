@@ -77,7 +77,7 @@ class ModelConfig(Config):
         512, "longest possible sentence with learned positions, in tokens", at_least=1
     )
     attention_window: int | None = option(
-        None, "restrict self-attention to r neighbours (section 4)", at_least=1
+        None, "restrict self-attention to N neighbours (section 4)", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -203,7 +203,7 @@ class TrainingConfig(Config):
     )
     average_by: str | None = option(
         None,
-        "average as many as give the lowest validation loss (default), or --average",
+        "average as many as make the best validation (default), or --average",
         choices=("validation", "number"),
     )
     on_nonfinite: str = option(

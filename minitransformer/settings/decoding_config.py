@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from minitransformer.settings.options import Config, option
+from minitransformer.settings.options import Config, UsageError, build, option
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,18 @@ class TranslationConfig(DecodingConfig):
     alignment: bool = option(
         False, "write which words were made from which, as pairs `source-target`"
     )
+
+    @classmethod
+    def changed(
+        cls, defaults: DecodingConfig, values: dict[str, Any]
+    ) -> TranslationConfig:
+        """Return defaults with what flags, a program or a request ask for instead.
+
+        Raises: UsageError if a value is out of range or does nothing.
+        """
+        if values.get("sample") and "beam" in values:
+            raise UsageError("beam: does nothing with sample")
+        return build(cls, vars(defaults), values)
 
     def __post_init__(self) -> None:
         if self.sample:  # the beam does not limit the number of samples

@@ -183,7 +183,7 @@ def _checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     """Return a value of a field as the type `kind`. Raises: ValueError"""
     choices = f.metadata["flag"]["choices"]
     if type(value) is not kind and (kind, type(value)) != (float, int):
-        raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r}")
+        raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r:.40}")
     if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
         got = f"{value}"[:40]
         raise ValueError(f"{f.name}: expected a number below 2^63, got {got}")

@@ -132,7 +132,10 @@ class ParallelCorpus:
 def _short_and_long(
     lengths: np.ndarray, tokens: np.ndarray, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the shortest, with `share` of all tokens, and the rest."""
+    """Return the indices of the shortest, and of the rest.
+
+    The shortest are one at least, and as many as have less than `share` of all tokens.
+    """
     order = np.argsort(lengths, kind="stable").astype(INDEX)
     sums = np.cumsum(tokens[order])
     end = max(1, int(np.searchsorted(sums, sums[-1] * share)))

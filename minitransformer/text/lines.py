@@ -14,6 +14,7 @@ import select
 import stat
 import sys
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,12 +222,20 @@ class TextPair:
 def compare_lengths(source: Path | None, target: Path | None) -> None:
     """Compare two files before they are used, unless one is a pipe or is not named.
 
-    Raises: ValueError if one has more lines, OSError if one does not exist.
+    If only the target can be read in advance, that is checked.
+
+    Raises: ValueError if one has more lines or is not text, OSError if one does not
+    exist or cannot be read.
     """
-    paths = [path for path in (source, target) if path is not None]
-    if [stat.S_ISREG(os.stat(path).st_mode) for path in paths] == [True, True]:
-        for _ in TextPair(paths[0], paths[1]).lines():
-            pass
+    files = []  # and folders, which raise an error when they are read
+    for path in filter(None, (source, target)):
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            files.append(path)
+    if len(files) == 2:
+        deque(TextPair(files[0], files[1]).lines(), maxlen=0)
+    elif target in files:
+        deque(read_lines(files[0]), maxlen=0)
 
 
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:

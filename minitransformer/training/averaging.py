@@ -9,11 +9,11 @@ import numpy as np
 
 from minitransformer.engine.backend import array_module
 from minitransformer.runs.average import average_checkpoints, running_means
-from minitransformer.runs.checkpoint import load, recorded_loss
+from minitransformer.runs.checkpoint import load, recorded_cost
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.batches import ParallelCorpus
-from minitransformer.training.evaluation import validate
+from minitransformer.training.evaluation import TranslationQuality, validate
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.progress import TrainingState
 
@@ -25,13 +25,15 @@ def set_final_parameters(
     validation: ParallelCorpus | None,
     state: TrainingState,
     log: Callable[[str], None],
+    translate: Callable[[str, int], TranslationQuality],
 ) -> bool:
     """Set the parameters to those that the run ends with; return if they are new.
 
     They are the mean of the last n checkpoints, for the n up to `average` that gives
     the lowest validation loss, which becomes the state's `best_loss`. If none is lower
     than that of the best model in the run's directory, they are that model's. With
-    `average_by` "number", and without validation text, n is `average`.
+    `best_by` "bleu", the highest BLEU of what `translate` makes of validation text
+    decides instead. With `average_by` "number", and without such text, n is `average`.
 
     Differs: the paper averages a fixed number, as "number" does. While the loss still
     falls fast, a mean that reaches far back is worse than the last checkpoint.
@@ -53,33 +55,47 @@ def set_final_parameters(
         if count > 1:
             log(f"averaged    the last {count} checkpoints")
         return count > 1
+    corpus, by_bleu = validation, training.best_by == "bleu"
+
+    def cost() -> float:
+        if by_bleu:
+            return -translate("val", training.validate_bleu).bleu
+        return validate(parallel, corpus, training.max_tokens).loss
+
+    def shown(cost: float) -> str:
+        return f"BLEU {-cost:.2f}" if by_bleu else f"loss {cost:.4f}"
+
     means = running_means(paths)
-    lowest, chosen, number = math.inf if ranks.rank else _lowest_loss(run), None, 0
+    lowest = math.inf if ranks.rank else _lowest_cost(run, training.best_by)
+    chosen, number = None, 0
     for n in range(1, count + 1):
         mean = None if ranks.rank else next(means).parameters.data
         set_parameters(mean)
-        loss = validate(parallel, validation, training.max_tokens).loss
-        log(f"average {n:<4}validation loss {loss:.4f}")
-        if loss < lowest:
-            lowest, number = loss, n
+        found = cost()
+        log(f"average {n:<4}validation {shown(found)}")
+        if found < lowest:
+            lowest, number = found, n
             chosen = None if mean is None else mean.copy()
     if not number and not ranks.rank and run.has_checkpoint():
         kept = run.preferred_checkpoint()
         chosen = load(kept).parameters.data
-        log(f"averaged    none: {kept.name} is better, validation loss {lowest:.4f}")
+        log(f"averaged    none: {kept.name} is better, validation {shown(lowest)}")
     set_parameters(chosen)
     if number:
         log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
-        state.best_loss = lowest
+        if by_bleu:
+            state.best_bleu = -lowest
+        else:
+            state.best_loss = lowest
     return number > 0
 
 
-def _lowest_loss(run: RunDirectory) -> float:
-    """Return the validation loss of the best model in the directory, or infinity.
+def _lowest_cost(run: RunDirectory, best_by: str | None) -> float:
+    """Return the `recorded_cost` of the best model in the directory, or infinity.
 
     An average is removed if it is not known to be better than the best checkpoint.
     """
-    best, averaged = recorded_loss(run.best), recorded_loss(run.averaged)
+    best, averaged = (recorded_cost(x, best_by) for x in (run.best, run.averaged))
     if averaged >= best:
         run.averaged.unlink()
     return min((x for x in (best, averaged) if not math.isnan(x)), default=math.inf)

@@ -119,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--config", default="base", metavar="NAME", help="see train.py (default base)")
-    add("--device", default="8xP100", help="COUNTxNAME, COUNTxTFLOPS (default 8xP100)")
+    device = "GPUs, as COUNTxNAME or COUNTxTFLOPS (default 8xP100)"
+    add("--device", default="8xP100", metavar="GPUS", help=device)
     step = "how long a step takes (default for base and big: the paper's)"
     add("--seconds-a-step", type=float, metavar="S", help=step)
     length = "tokens of a sentence, on either side (default 25)"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minitransformer.files import atomic_write
+from minitransformer.runs.pictures import write_picture
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
@@ -110,8 +110,7 @@ def draw(
         else:
             panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
     figure.tight_layout()
-    with atomic_write(output) as file:
-        figure.savefig(file, dpi=150, format=output.suffix[1:])
+    write_picture(figure, output, dpi=150)
 
 
 def _line_style(name: str, alone: bool) -> dict[str, Any]:
@@ -191,8 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("run", nargs="+", type=Path, help="run directories")
     name = "PNG or SVG by its ending (default metrics.png)"
     add("--output", "-o", type=Path, metavar="FILE", help=name)
-    names, chosen = list(QUANTITIES), "quantities (default all)"
-    add("--what", nargs="+", choices=names, default=names, help=chosen)
+    names = list(QUANTITIES)
+    every = f"any of {', '.join(names)} (default all)"
+    add("--what", nargs="+", choices=names, default=names, metavar="NAME", help=every)
     axis = "horizontal axis (default steps)"
     add("--against", choices=AXES, default="steps", help=axis)
     live = "draw in the terminal, every N seconds (default 5), until Ctrl-C"

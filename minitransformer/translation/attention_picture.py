@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minitransformer.files import atomic_write
+from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.extras import import_extra
 from minitransformer.translation.attention_maps import AttentionMaps
 
@@ -12,7 +12,8 @@ from minitransformer.translation.attention_maps import AttentionMaps
 def draw_attention(maps: AttentionMaps, output: Path) -> None:
     """Draw the maps into a PNG or SVG file: a row per layer and a panel per head.
 
-    Queries run downwards and keys to the right. A darker square is a larger weight.
+    Queries run downwards and keys to the right. The more a square differs from the
+    paper, the larger is the weight.
 
     Raises: RuntimeError if matplotlib is not installed.
     """
@@ -41,5 +42,4 @@ def draw_attention(maps: AttentionMaps, output: Path) -> None:
                 panel.set_xticks(range(len(words)), words, fontsize=4, rotation=90)
                 panel.tick_params(length=0)
     figure.tight_layout()
-    with atomic_write(output) as file:
-        figure.savefig(file, dpi=200, format=output.suffix[1:])
+    write_picture(figure, output, dpi=200)

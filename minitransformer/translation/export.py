@@ -8,6 +8,7 @@ differ and long sentences may come out differently.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
-from minitransformer.files import write_bytes
+from minitransformer.files import atomic_folder
 from minitransformer.model.layers import LayerNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
@@ -116,19 +117,32 @@ def _transposed(*weights: Any) -> np.ndarray:
 
 
 def to_ctranslate2(
-    model: Transformer, pieces: Sequence[str], directory: Path, quantization: str
+    model: Transformer,
+    pieces: Sequence[str],
+    directory: Path,
+    quantization: str,
+    tokenizer: bytes = b"",
 ) -> None:
-    """Write a CTranslate2 model into a new or empty directory.
+    """Write a CTranslate2 model as a directory that appears once it is complete.
 
-    Raises: ValueError if the directory holds anything; else as `ctranslate2_spec`.
+    It takes the place of an empty one. `tokenizer` is what tokenizer.model holds.
+
+    Raises: ValueError if the directory holds anything or cannot be replaced, OSError if
+    it cannot be written; else as `ctranslate2_spec`.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    path = directory.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"expected a new or empty directory, got {directory}")
+    if os.path.ismount(path) or path == Path.cwd():
+        in_use = f"got {directory}, which is in use: name a new one in it"
+        raise ValueError(f"expected a directory that can be replaced, {in_use}")
     spec = ctranslate2_spec(model, pieces)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
-    directory.mkdir(parents=True, exist_ok=True)
-    spec.save(str(directory))
+    with atomic_folder(path) as folder:
+        spec.save(str(folder))
+        if tokenizer:
+            (folder / "tokenizer.model").write_bytes(tokenizer)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,8 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return
         quantization = args.quantization or "float32"
         pieces = trained.tokenizer.pieces(range(trained.tokenizer.vocab_size))
-        to_ctranslate2(trained.model, pieces, args.output, quantization)
-        write_bytes(args.output / "tokenizer.model", trained.tokenizer.model)
+        to_ctranslate2(
+            trained.model, pieces, args.output, quantization, trained.tokenizer.model
+        )
         print(f"wrote {source} to {args.output} in {quantization}")
 
     return exit_code(parser.prog, work)

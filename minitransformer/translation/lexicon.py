@@ -147,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--translations", type=positive, default=32, metavar="N", help=kept)
     always = "most frequent tokens, which are in every shortlist (default 256)"
     add("--frequent", type=positive, default=256, metavar="N", help=always)
-    add("--cache", type=Path, default=Path("cache"), help="as in train.py (cache)")
+    cache = "where encoded text is kept (default cache)"
+    add("--cache", type=Path, default=Path("cache"), metavar="DIR", help=cache)
     args = parser.parse_args(arguments)
 
     def work() -> None:

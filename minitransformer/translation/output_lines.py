@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from minitransformer.translation.beam_search import Hypothesis
 
@@ -17,11 +18,7 @@ def output_lines(
     With `args.alignment`, they have the links between words, too.
     """
     if args.json:
-        names = ("score", "log_prob", "alignment")[: 2 + args.alignment]
-        translations = [
-            {"text": text} | {name: getattr(h, name) for name in names}
-            for text, h in zip(texts, found, strict=True)
-        ]
+        translations = json_objects(texts, found, args.alignment)
         answer = {"line": number, "translations": translations}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
         return
@@ -31,6 +28,17 @@ def output_lines(
             yield f"{number} ||| {text} ||| {h.score:.4f}{end}\n"
     else:
         yield f"{texts[0]}{links[0]}\n"
+
+
+def json_objects(
+    texts: list[str], found: list[Hypothesis], alignment: bool
+) -> list[dict[str, Any]]:
+    """Return a line's translations as what is written in JSON for each of them."""
+    names = ("score", "log_prob", "alignment")[: 2 + alignment]
+    return [
+        {"text": text} | {name: getattr(h, name) for name in names}
+        for text, h in zip(texts, found, strict=True)
+    ]
 
 
 def pharaoh(links: Iterable[tuple[int, int]]) -> str:

@@ -12,24 +12,32 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.settings.options import UsageError, suggestion
 from minitransformer.translation.attention_maps import attention_maps
+from minitransformer.translation.output_lines import json_objects
 from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
 MAX_BODY = 16_384  # bytes
 MAX_LINES = 50
-MAX_BEAM = 16  # unless the default is larger
+MAX_BEAM = 16  # and translations of a line, unless the default is larger
+MAX_MIN_LEN = 200  # tokens, unless the default is larger
 MAX_WAITING = 4  # requests, beside the one that is being answered
 REQUEST_TIMEOUT = 10  # seconds that a browser may send nothing
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+# What a request may have: its text, and flags of translate.py by the names of fields.
+ATTENTION_FIELDS = (
+    "text beam alpha min_len no_repeat_ngram sample temperature top_k top_p seed"
+).split()
+FIELDS = [*ATTENTION_FIELDS, "nbest", "prefix", "alignment"]
+
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -64,8 +72,12 @@ class Server(ThreadingHTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
-        self.translator, self.config = translator, config
+        self.translator = translator
+        self.config = TranslationConfig.changed(config, {})
         self.max_beam = max(MAX_BEAM, config.beam)
+        min_len = max(MAX_MIN_LEN, self.config.min_len or 0)
+        most = self.max_beam
+        self._limits = {"beam": most, "nbest": most, "min_len": min_len}
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self._admitted = threading.Semaphore(1 + MAX_WAITING)
         self._waiting: queue.SimpleQueue[tuple[str, dict[str, Any], Future[str]]]
@@ -112,32 +124,39 @@ class Server(ThreadingHTTPServer):
                 found.set_exception(error)
 
     def _attention(self, request: dict[str, Any]) -> str:
-        text = _field(request, "text", str)
-        config = self._decoding(request | {"nbest": 1})
-        return attention_maps(self.translator, text, config).to_json()
+        config = self._decoding(request, ATTENTION_FIELDS, nbest=1)
+        return attention_maps(self.translator, _text(request), config).to_json()
 
     def _translate(self, request: dict[str, Any]) -> str:
-        lines = _field(request, "text", str).split("\n")
+        config, lines = self._decoding(request, FIELDS), _lines(_text(request))
         if len(lines) > MAX_LINES:
             raise ValueError(f"expected at most {MAX_LINES} lines, got {len(lines)}")
+        prefixes = [""] * len(lines)
+        if "prefix" in request:
+            prefixes = _lines(_text(request, "prefix"))
         started = time.perf_counter()
-        found = self.translator.hypotheses(lines, self._decoding(request))
+        found = self.translator.hypotheses(lines, config, 1, prefixes)
         answers = [
-            [
-                {"text": text, "score": hypothesis.score}
-                for text, hypothesis in zip(self.translator.text(h), h, strict=True)
-            ]
-            for h in found
+            json_objects(self.translator.text(h, prefix), h, config.alignment)
+            for h, prefix in zip(found, prefixes, strict=True)
         ]
         seconds = time.perf_counter() - started
         return json.dumps({"lines": answers, "seconds": seconds})
 
-    def _decoding(self, request: dict[str, Any]) -> DecodingConfig:
+    def _decoding(
+        self, request: dict[str, Any], known: list[str], **fixed: int
+    ) -> TranslationConfig:
         """Return how a request asks to decode. Raises: ValueError."""
-        wanted = {n: _field(request, n, int) for n in ("beam", "nbest") if n in request}
-        if max(wanted.values(), default=1) > self.max_beam:
-            raise ValueError(f"expected a beam of at most {self.max_beam}")
-        return replace(self.config, **wanted)
+        if unknown := sorted(request.keys() - known):
+            hint = suggestion(unknown[0], known)
+            raise ValueError(f"unknown field {unknown[0]!r:.40}{hint}")
+        asked = {k: v for k, v in request.items() if k not in ("text", "prefix")}
+        config = TranslationConfig.changed(self.config, asked | fixed)
+        for name, limit in self._limits.items():
+            got = getattr(config, name) or 0
+            if got > limit:
+                raise ValueError(f"{name}: expected at most {limit}, got {got}")
+        return config
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -202,11 +221,15 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing: what people translate is private."""
 
 
-def _field(request: dict[str, Any], name: str, kind: type) -> Any:
+def _text(request: dict[str, Any], name: str = "text") -> str:
     value = request.get(name)
-    if type(value) is not kind:
-        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r:.40}")
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: expected str, got {value!r:.40}")
     return value
+
+
+def _lines(text: str) -> list[str]:
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def serve(translator: Translator, host: str, port: int) -> None:

@@ -101,7 +101,7 @@ def test_pairs_that_fit_are_one_batch():
 def test_the_short_have_their_share_of_the_tokens():
     """Sorted, the pairs have 5, 2, 7 and 6 tokens: 5, 7, 14 and 20 up to each."""
     lengths, tokens = np.array([3, 2, 3, 1]), np.array([7, 2, 6, 5])
-    for share, expected in ((0.1, 1), (0.3, 1), (0.4, 2), (0.5, 2)):
+    for share, expected in ((0.1, 1), (0.3, 1), (0.35, 1), (0.4, 2), (0.5, 2)):
         short, long = _short_and_long(lengths, tokens, share)
         assert [*short, *long] == [3, 1, 0, 2]
         assert len(short) == expected

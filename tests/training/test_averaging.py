@@ -11,12 +11,14 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters
 from minitransformer.training.distributed import Communicator
+from minitransformer.training.evaluation import TranslationQuality
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
 from support.models import CAT_LINES
@@ -66,21 +68,29 @@ class Ended:
             for n in range(1, len(PLACES) + 1)
         ]
 
-    def save(self, path, values, loss=math.inf):
+    def save(self, path, values, loss=math.inf, bleu=-1.0):
         model = Transformer(CONFIG)
         parameters = ParameterBuffer(model)
         parameters.data[...] = values
-        state = TrainingState({}, best_loss=loss).to_json()
+        state = TrainingState({}, best_loss=loss, best_bleu=bleu).to_json()
         checkpoint.save(path, Checkpoint(model, self.tokenizer, parameters, state))
 
-    def end(self, average=4, validation=True, ranks=None, **settings):
+    def end(self, average=4, validation=True, ranks=None, bleus=(), **settings):
         """Return whether there is a new mean, the parameters, the state and the log."""
         model, lines, state = Transformer(CONFIG), [], TrainingState({})
         run = RunDirectory(Path("none")) if ranks and ranks.rank else self.run
         parallel = ThreadedModel(model, ParameterBuffer(model), 1, ranks)
         training = TrainingConfig(average=average, max_tokens=20, **settings)
         val = corpus() if validation else None
-        new = set_final_parameters(run, training, parallel, val, state, lines.append)
+        self.bleus = iter(bleus)
+
+        def translate(split, limit):
+            assert (split, limit) == ("val", 7)
+            return TranslationQuality(next(self.bleus), "", 0.0, "", 0.0)
+
+        ended = run, training, parallel, val, state, lines.append, translate
+        new = set_final_parameters(*ended)
+        self.best_bleu = state.best_bleu
         parallel.close()
         return new, parallel.parameters.data, state.best_loss, lines
 
@@ -142,6 +152,29 @@ def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
     assert ended.run.preferred_checkpoint() == ended.run.best
     ended.save(ended.run.best, ended.saved[0], lower)
     assert ended.run.preferred_checkpoint() == ended.run.averaged
+
+
+def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
+    """Whatever the losses are, and so are the average and the best compared later."""
+    by_bleu = {"best_by": "bleu", "validate_bleu": 7}
+    texts = {"train": ("a", "b"), "val": ("c", "d")}
+    settings = CONFIG, TrainingConfig(**by_bleu), DecodingConfig()
+    ended.run.config.write_text(RunConfig("tiny", *settings, texts).to_json())
+    run, best = ended.run, (ended.run.best, ended.saved[0])
+    ended.save(*best, loss=0.0, bleu=8.5)
+    new, parameters, loss, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
+    np.testing.assert_array_equal(parameters, mean_of_last(ended, 2))
+    assert (new, loss, ended.best_bleu) == (True, math.inf, 9)
+    assert lines[1] == "average 2   validation BLEU 9.00"
+    assert lines[4:] == ["averaged    the last 2 checkpoints"]
+    ended.save(*best, loss=1.0, bleu=9.5)
+    new, parameters, _, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
+    np.testing.assert_array_equal(parameters, ended.saved[0])
+    named = "none: best.safetensors is better, validation BLEU 9.50"
+    assert (new, lines[4:]) == (False, [f"averaged    {named}"])
+    for bleu, preferred in ((9.4, run.best), (9.6, run.averaged)):
+        ended.save(run.averaged, ended.saved[1], loss=10.5 - bleu, bleu=bleu)
+        assert run.preferred_checkpoint() == preferred
 
 
 @pytest.mark.parametrize("settings", [{"validation": False}, {"average_by": "number"}])

@@ -2,11 +2,16 @@
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import plot
+from support.browser import needs_browser, open_tab
+
+IMAGES = Path(__file__).parents[2] / "docs" / "img"
 
 TRAINING = {
     "learning_rate": 0.1,
@@ -101,6 +106,24 @@ def test_pictures_are_drawn(run, tmp_path, capsys, against):
     for title, _ in plot.QUANTITIES.values():
         assert title in svg
     assert plot.AXES[against] in svg
+    assert "(prefers-color-scheme: dark) {svg {filter: invert" in svg
+
+
+@needs_browser
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_plots_are_dark_on_dark_pages(run, tmp_path):
+    from matplotlib import image
+
+    assert plot.main([str(run.path), "-o", str(tmp_path / "plot.svg")]) == 0
+    for path in (tmp_path / "plot.svg", IMAGES / "multi30k.svg", IMAGES / "table1.svg"):
+        for scheme, paper in (("light", 1.0), ("dark", 0.1)):
+            (tmp_path / "page.html").write_text(f'<img src="{path}">')
+            with open_tab(color_scheme=scheme) as tab:
+                tab.goto(f"file://{tmp_path / 'page.html'}")
+                tab.locator("img").screenshot(path=tmp_path / "shown.png")
+            shown = image.imread(tmp_path / "shown.png")[..., :3]
+            assert np.allclose(np.median(shown, axis=(0, 1)), paper, atol=0.01)
+            assert np.abs(shown - paper).max() > 0.7  # text can be read
 
 
 @pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX")

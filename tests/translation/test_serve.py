@@ -2,15 +2,17 @@
 
 import http.client
 import json
+import math
 import re
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from minitransformer import DecodingConfig, load
+from minitransformer import DecodingConfig, TranslationConfig, load
 from minitransformer.translation import serve
 from minitransformer.translation.serve import Server
 from support.browser import needs_browser, open_tab
@@ -41,20 +43,63 @@ def request(server, method, path, body=None, **headers):
     return answer.status, text, answer.headers
 
 
-def test_translations_are_those_of_the_command(server, model_path, capfd):
-    body = {"text": f"{LINE}\n\n{LINE} on", "beam": 3, "nbest": 2}
-    status, text, _ = request(server, "POST", "/translate", body)
-    assert status == 200
-    flags = "--beam 3 --nbest 2 --max-len-a 0 --max-len-b 5 --json".split()
-    _, out, _ = run_translate(
-        capfd, "--model", model_path, *flags, LINE, "", f"{LINE} on"
-    )
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"beam": 3, "nbest": 2},
+        {"alpha": 2, "no_repeat_ngram": 1, "min_len": 4, "alignment": True},
+        {"prefix": "the c\r\n\non a mat"},
+        {"sample": True, "seed": 7, "nbest": 9},
+        {"sample": True, "temperature": 2, "top_k": 20, "prefix": "a\n\n"},
+    ],
+)
+def test_translations_are_those_of_the_command(
+    server, model_path, tmp_path, capfd, asked
+):
+    lines = [LINE, "", f"{LINE} on"]
+    flags = ["--model", model_path, "--json", "--max-len-a", "0", "--max-len-b", "5"]
+    for name, value in asked.items():
+        if name == "prefix":
+            (tmp_path / "prefix").write_text(f"{value}\n", newline="\n")
+            value = tmp_path / "prefix"
+        flags += [f"--{name.replace('_', '-')}", *[str(value)] * (value is not True)]
+    code, out, err = run_translate(capfd, *flags, *lines)
+    assert code == 0, err
     expected = [json.loads(line)["translations"] for line in out.splitlines()]
+    body = {"text": "\n".join(lines)} | asked
+    status, text, _ = request(server, "POST", "/translate", body)
+    assert status == 200, text
     for found, line in zip(json.loads(text)["lines"], expected, strict=True):
-        assert [x["text"] for x in found] == [x["text"] for x in line]
-        assert [x["score"] for x in found] == pytest.approx(
-            [x["score"] for x in line], rel=1e-4
-        )
+        assert len(found) == len(line)
+        for mine, theirs in zip(found, line, strict=True):
+            for name in ("score", "log_prob"):
+                assert mine.pop(name) == pytest.approx(theirs.pop(name), rel=1e-4)
+            assert mine == theirs
+
+
+def test_samples_are_the_same_whoever_else_asks(server):
+    """Alone, beside other lines, and while others ask, with another seed or without."""
+    asked = {"sample": True, "seed": 7, "nbest": 4, "temperature": 1.5}
+    bodies = [
+        {"text": LINE, **asked},
+        {"text": f"a mat\n{LINE}\nthe cat", **asked},
+        {"text": LINE, **asked, "seed": 8},
+        {"text": LINE},
+        {"text": LINE, **asked, "prefix": "the"},
+    ]
+
+    def texts(body):
+        status, text, _ = request(server, "POST", "/translate", body)
+        assert status == 200, text
+        line = json.loads(text)["lines"][body["text"] != LINE]
+        return [translation["text"] for translation in line]
+
+    alone = [texts(body) for body in bodies]
+    assert alone[1] == alone[0] != alone[2]
+    assert len(set(alone[0])) == 4
+    assert all(text.startswith("the") for text in alone[4])
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        assert list(pool.map(texts, bodies)) == alone
 
 
 def test_the_page_is_whole_and_loads_nothing(server):
@@ -89,7 +134,8 @@ def test_attention_is_that_of_the_beam_asked_for(server, model_path, monkeypatch
 
     monkeypatch.setattr(serve, "attention_maps", attention_maps)
     assert request(server, "POST", "/attention", {"text": LINE, "beam": 2})[0] == 200
-    assert used == [replace(SHORT, beam=2)]
+    [config] = used
+    assert config == TranslationConfig(**vars(replace(SHORT, beam=2)))
 
 
 def test_the_address_may_be_of_ipv6(model_path):
@@ -138,12 +184,13 @@ def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd, sen
         ("/translate", {}, {}, 400, "text: expected str, got None"),
         ("/translate", {"text": "a", "beam": "2"}, {}, 400, "beam: expected int"),
         ("/translate", {"text": "a", "beam": 0}, {}, 400, "beam: expected at least 1"),
-        ("/translate", {"text": "a", "beam": 17}, {}, 400, "a beam of at most 16"),
+        ("/translate", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
         ("/translate", {"text": "\n" * 60}, {}, 400, "at most 50 lines, got 61"),
         ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
         ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
         ("/attention", {"text": " "}, {}, 400, "got a blank line"),
-        ("/attention", {"text": "a", "beam": 17}, {}, 400, "a beam of at most 16"),
+        ("/attention", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
+        ("/attention", {"text": "a", "prefix": "b"}, {}, 400, "unknown field 'prefix'"),
         ("/translate", {"text": "a"}, {"Host": "[::1"}, 400, "Invalid IPv6 URL"),
         ("/translate", {"text": "a"}, {"Host": "evil.example"}, 403, "unknown host"),
         ("/translate", {"text": "a"}, {"Content-Type": "text/plain"}, 415, "JSON"),
@@ -153,6 +200,38 @@ def test_bad_requests_get_one_line(server, path, body, headers, status, message)
     found, text, _ = request(server, "POST", path, body, **headers)
     assert found == status
     assert message in json.loads(text)["error"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"temprature": 2}, "unknown field 'temprature'; did you mean temperature?"),
+        ({"decode_tokens": 1}, "unknown field 'decode_tokens'"),
+        ({"seed": 3}, "seed: does nothing without sample"),
+        ({"sample": True, "beam": 2}, "beam: does nothing with sample"),
+        ({"sample": 1}, "sample: expected bool, got 1"),
+        ({"sample": True, "seed": -1}, "seed: expected at least 0, got -1"),
+        ({"sample": True, "seed": 1.5}, "seed: expected int, got 1.5"),
+        ({"sample": True, "seed": 2**64}, "seed: expected a number below 2^63, got 18"),
+        ({"sample": True, "top_k": True}, "top_k: expected int, got True"),
+        ({"sample": True, "top_p": 1.5}, "top_p: expected at most 1, got 1.5"),
+        ({"sample": True, "temperature": math.nan}, "temperature: expected a number b"),
+        ({"sample": True, "nbest": 17}, "nbest: expected at most 16, got 17"),
+        ({"sample": "x" * 9999}, f"sample: expected bool, got '{'x' * 39}"),
+        ({"beam": 3, "nbest": 4}, "nbest: expected at most the beam (3), got 4"),
+        ({"no_repeat_ngram": 0}, "no_repeat_ngram: expected at least 1, got 0"),
+        ({"min_len": 201}, "min_len: expected at most 200, got 201"),
+        ({"prefix": ["a"]}, "prefix: expected str, got ['a']"),
+        ({"prefix": "a\nb"}, "expected a prefix for each of 1 lines, got 2"),
+        ({"prefix": "\u4e00"}, "prefix of line 1: expected text that the vocabulary"),
+        ({"text": "", "prefix": "a"}, "prefix of line 1: expected none for a blank"),
+    ],
+)
+def test_settings_are_checked_as_flags_are(server, asked, message):
+    found, text, _ = request(server, "POST", "/translate", {"text": "a"} | asked)
+    error = json.loads(text)["error"]
+    assert (found, error[: len(message)]) == (400, message)
+    assert "\n" not in error
 
 
 def test_other_hosts_need_the_token(model_path):
@@ -206,4 +285,6 @@ def test_the_page_translates_what_a_person_types(server, tmp_path):
         width = tab.evaluate("document.documentElement.scrollWidth")
         assert width <= 390  # nothing sticks out of a phone's screen
         tab.get_by_label("beam").fill("99")
-        expect(tab.get_by_role("status")).to_have_text("expected a beam of at most 16")
+        expect(tab.get_by_role("status")).to_have_text(
+            "beam: expected at most 16, got 99"
+        )
