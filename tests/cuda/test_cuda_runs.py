@@ -136,7 +136,7 @@ def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch
     assert code == 0, err
 
 
-def run_two_gpus(flags, environment=lambda rank: {}):
+def run_two_gpus(flags, environment=lambda rank: {}, more=((), ())):
     """Two processes, as the launcher starts them; NCCL sums in shared memory."""
     shared = SharedSums(2, 1 << 20)
     ended = []
@@ -150,7 +150,7 @@ def run_two_gpus(flags, environment=lambda rank: {}):
                 install_nccl(patch, shared, rank)
                 return train.main(arguments)
 
-        ended.append(Forked(main, [str(flag) for flag in flags]))
+        ended.append(Forked(main, [str(flag) for flag in (*flags, *more[rank])]))
     return [process.end() for process in ended]
 
 
@@ -231,6 +231,14 @@ def test_ranks_whose_parameters_differ_end_at_a_report(stand_in, tmp_path, monke
     ended = run_two_gpus(flags)
     assert {process.code for process in ended} != {0}
     assert "expected all ranks to have the same parameters" in ended[0].err
+
+
+def test_ranks_that_sum_in_other_numbers_are_refused(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more = [["--reduce-precision", name] for name in ("fp32", "bf16")]
+    ended = run_two_gpus([*gpu_run(tmp_path), "--run", "run"], more=more)
+    assert 0 not in {process.code for process in ended}
+    assert "expected all ranks to have the same reduce_precision" in ended[0].err
 
 
 def test_ranks_meet_where_torchrun_does_not_listen(stand_in, monkeypatch):
