@@ -136,7 +136,7 @@ def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch
     assert code == 0, err
 
 
-def run_two_gpus(flags, environment=lambda rank: {}):
+def run_two_gpus(flags, environment=lambda rank: {}, more=((), ())):
     """Two processes, as the launcher starts them; NCCL sums in shared memory."""
     shared = SharedSums(2, 1 << 20)
     ended = []
@@ -150,7 +150,7 @@ def run_two_gpus(flags, environment=lambda rank: {}):
                 install_nccl(patch, shared, rank)
                 return train.main(arguments)
 
-        ended.append(Forked(main, [str(flag) for flag in flags]))
+        ended.append(Forked(main, [str(flag) for flag in (*flags, *more[rank])]))
     return [process.end() for process in ended]
 
 
@@ -187,6 +187,8 @@ def test_gradients_are_summed_in_bfloat16(stand_in):
         with pytest.MonkeyPatch.context() as patch:
             install_nccl(patch, shared, rank)
             ranks = nccl.NcclCommunicator(world, "127.0.0.1:1", config)
+            # The first sum connects the ranks, which waits for all that was queued.
+            ranks.start_gradient_all_reduce(stand_in.xp.zeros(2, np.float32))()
             total = stand_in.xp.asarray(gradients[rank])
             number = stand_in.xp.asarray(np.float32([1 / 3]))
             ranks.start_gradient_all_reduce(total)()
@@ -202,7 +204,7 @@ def test_gradients_are_summed_in_bfloat16(stand_in):
         assert first.out == second.out, first.err  # the very same bits
         found[name], [number], sent = json.loads(first.out)
         assert number == np.float32(1 / 3) * 2
-        assert sent == (2 * 1003 if name == "bf16" else None)
+        assert sent == (2 * 1005 if name == "bf16" else None)
     np.testing.assert_array_equal(np.float32(found["fp32"]), gradients.sum(axis=0))
     # Rounding to 8 bits costs an addend at most its 2^8th part, and so the sum.
     wide, got = gradients.astype(float), np.array(found["bf16"])
@@ -229,6 +231,14 @@ def test_ranks_whose_parameters_differ_end_at_a_report(stand_in, tmp_path, monke
     ended = run_two_gpus(flags)
     assert {process.code for process in ended} != {0}
     assert "expected all ranks to have the same parameters" in ended[0].err
+
+
+def test_ranks_that_sum_in_other_numbers_are_refused(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more = [["--reduce-precision", name] for name in ("fp32", "bf16")]
+    ended = run_two_gpus([*gpu_run(tmp_path), "--run", "run"], more=more)
+    assert 0 not in {process.code for process in ended}
+    assert "expected all ranks to have the same reduce_precision" in ended[0].err
 
 
 def test_ranks_meet_where_torchrun_does_not_listen(stand_in, monkeypatch):

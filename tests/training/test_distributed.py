@@ -21,6 +21,7 @@ from minitransformer.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import RanksConfig
+from minitransformer.settings.options import UsageError
 from minitransformer.training import distributed, launch, slurm
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 from minitransformer.training.parallel import ThreadedModel
@@ -237,6 +238,12 @@ def test_processors_need_mpi():
         connect_ranks(
             "cpu", RanksConfig(peer_timeout=1), {"RANK": "1", "WORLD_SIZE": "2"}
         )
+
+
+@pytest.mark.parametrize(("device", "got"), [("cpu", "--device cpu"), ("cuda", "one")])
+def test_a_precision_of_sums_needs_several_gpus(device, got):
+    with pytest.raises(UsageError, match=rf"expects several GPUs .*, got {got}$"):
+        connect_ranks(device, RanksConfig(reduce_precision="bf16"), {})
 
 
 def test_gpus_need_an_address(monkeypatch):
