@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -89,7 +89,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         with name_errors(path, partial):
             sweep(path.parent, f".{glob.escape(path.name[:50])}.{UNIQUE}.partial")
             partial.mkdir()
-            with file_lock(partial, wait=False):
+            with ExitStack() as locks:
+                with suppress(OSError):  # a file system without locks
+                    locks.enter_context(file_lock(partial, wait=False))
                 yield partial
                 _complete(partial, path)
     finally:
