@@ -30,7 +30,8 @@ constexpr int MAX_CANDIDATES = 1024;
 // values; log_totals = log(sum(exp(logits))) over all tokens. Tokens below `first` are
 // never among the best; where too few others are left, a value is -infinity. One block
 // for each row. Its first pass finds the best token of each thread; the count-th best
-// of these bounds what can be among the best, and a second pass keeps what reaches it.
+// of these bounds what can be among the best, and a second pass, which finds the row in
+// the cache, keeps what reaches it.
 // If that is too much to keep, each of the best takes a pass of its own.
 // Shapes: values, tokens [N, count], log_totals [N], logits [N, V]; V = width
 extern "C" __global__ void top_tokens(float* values, int* tokens, float* log_totals,
