@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 from minitransformer.engine import ops
 from minitransformer.model.transformer import Transformer
@@ -20,6 +21,7 @@ from minitransformer.settings.options import (
     build,
     exit_code,
     given,
+    positive,
 )
 from minitransformer.settings.presets import find_preset
 
@@ -29,6 +31,11 @@ SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 # How long a step took on eight P100 (5.2): 100,000 steps of base in 12 hours, 300,000
 # of big in 3.5 days. Units: seconds
 SECONDS_PER_STEP = {"base": 0.432, "big": 1.008}
+
+# The settings of the training that the operations depend on, and those of the model
+# that they do not.
+COUNTED = ("max_tokens", "accumulate", "steps")
+FREE = ("dropout", "attention_dropout", "relu_dropout")
 
 # Memory of the interpreter and the libraries. Units: bytes
 PROCESS_MEMORY = 70 << 20
@@ -101,12 +108,15 @@ def paper_flops(seconds: float, device: str) -> float:
     count, _, name = device.partition("x")
     try:
         speed = SUSTAINED_TFLOPS.get(name) or float(name)
-        return seconds * int(count) * speed * 1e12
-    except ValueError as error:
+        flops = seconds * int(count) * speed * 1e12
+    except ValueError:
+        flops = 0.0
+    if not 0 < flops < math.inf:
         raise UsageError(
             f"--device: expected COUNTxNAME of {', '.join(SUSTAINED_TFLOPS)} or "
             f"COUNTxTFLOPS, got {device}"
-        ) from error
+        )
+    return flops
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,22 +130,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--config", default="base", metavar="NAME", help="see train.py (default base)")
     device = "GPUs, as COUNTxNAME or COUNTxTFLOPS (default 8xP100)"
-    add("--device", default="8xP100", metavar="GPUS", help=device)
-    step = "how long a step takes (default for base and big: the paper's)"
+    add("--device", metavar="GPUS", help=device)
+    step = "how long a step takes (base and big as they are: the paper's)"
     add("--seconds-a-step", type=float, metavar="S", help=step)
     length = "tokens of a sentence, on either side (default 25)"
-    add("--length", type=float, default=25.0, metavar="N", help=length)
-    for cls in (ModelConfig, TrainingConfig):
-        add_arguments(parser, cls)
+    add("--length", type=positive, default=25, metavar="N", help=length)
+    add_arguments(parser, ModelConfig, without=FREE)
+    trained = [f.name for f in fields(TrainingConfig) if f.name not in COUNTED]
+    add_arguments(parser, TrainingConfig, without=tuple(trained))
     args = parser.parse_args(arguments)
 
     def work() -> None:
         name, preset = find_preset(args.config)
+        changes = given(args, ModelConfig) | given(args, TrainingConfig)
         config = build(ModelConfig, preset, given(args, ModelConfig))
         training = build(TrainingConfig, preset, given(args, TrainingConfig))
-        seconds = args.seconds_a_step or SECONDS_PER_STEP.get(name)
-        if seconds is None:
-            raise UsageError(f"--seconds-a-step: expected the time of {name}'s steps")
+        seconds = args.seconds_a_step
+        if seconds is None and not changes.keys() - {"steps"}:
+            seconds = SECONDS_PER_STEP.get(name)
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise UsageError(f"--seconds-a-step: expected more than 0, got {seconds}")
+        if seconds is None and args.device:
+            raise UsageError("--device: expected --seconds-a-step beside it")
+        by_time = {}
+        if seconds is not None:
+            seconds, device = seconds * training.steps, args.device or "8xP100"
+            by_time[f"hours on {device}"] = f"{seconds / 3600:,.1f}"
+            by_time["FLOP, by time (the paper)"] = f"{paper_flops(seconds, device):.2e}"
         blocks = parameters_by_block(Transformer(config, seed=None))
         for block, count in blocks.items():
             print(f"{block:<28}{count:>16,}")
@@ -143,11 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens = training.max_tokens * training.accumulate
         counted = training_flops(config, args.length, args.length)
         counted *= tokens / args.length * training.steps
-        hours = seconds * training.steps / 3600
-        paper = paper_flops(3600 * hours, args.device)
-        steps = f"{training.steps:,} steps of {tokens:,} + {tokens:,} tokens"
-        print(f"{steps}: {hours:,.1f} hours on {args.device}")
-        print(f"{'FLOP, by time (the paper)':<28}{paper:>16.2e}")
+        print(f"{training.steps:,} steps of {tokens:,} + {tokens:,} tokens")
+        for name, value in by_time.items():
+            print(f"{name:<28}{value:>16}")
         print(f"{'FLOP, counted':<28}{counted:>16.2e}")
 
     return exit_code(parser.prog, work)
