@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minitransformer.files import write_bytes
-from minitransformer.settings.options import Parser, exit_code, positive
+from minitransformer.settings.options import Parser, UsageError, exit_code, positive
 from minitransformer.text.lines import TextPair, read_lines
 
 Pair: TypeAlias = tuple[str, str]
@@ -101,6 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
+        languages = args.source, args.target
+        plain = [name for name in languages if name and Path(name).name == name]
+        if len(set(plain)) < 2:
+            raise UsageError(
+                "--source and --target: expected two different endings of file names, "
+                f"such as en and de, got {args.source!r} and {args.target!r}"
+            )
         pairs = read_pairs(args.pairs)
         counts = {"val": args.val, "test": args.test}
         splits = split_pairs(pairs, counts, args.seed)
@@ -110,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             splits["train"] += unseen(more, splits["val"] + splits["test"])
         args.folder.mkdir(parents=True, exist_ok=True)
         for split, chosen in splits.items():
-            for side, language in enumerate((args.source, args.target)):
+            for side, language in enumerate(languages):
                 text = "".join(pair[side] + "\n" for pair in chosen)
                 path = args.folder / f"{split}.{language}.gz"
                 write_bytes(path, gzip.compress(text.encode(), mtime=0))  # reproducible

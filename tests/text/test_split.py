@@ -100,3 +100,14 @@ def test_errors_are_one_line(tmp_path, capsys, text, flags, message):
     assert main([*command, *flags]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("languages", [("en", "en"), ("en", ""), ("../en", "de")])
+def test_the_two_languages_make_two_files_in_the_folder(tmp_path, capsys, languages):
+    source, target = languages
+    listed = tmp_path / "pairs.tsv"
+    listed.write_text("".join(f"a {i}\tb {i}\n" for i in range(9)))
+    command = [str(listed), str(tmp_path / "data"), "--val", "1", "--test", "1"]
+    assert main([*command, "--source", source, "--target", target]) == 2
+    assert "expected two different endings" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
