@@ -261,7 +261,7 @@ def first_checkpoint(
     learn = partial(cached_tokenizer, train, size, cache, cores, vocabulary)
     model = Transformer(settings.model, settings.training.seed)
     tokenizer, news = take_over(settings, model, learn)
-    state = TrainingState({}, tags=sorted({*settings.tags})).to_json()
+    state = TrainingState.at_start(settings).to_json()
     return Checkpoint(model, tokenizer, ParameterBuffer(model), state), news
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from minitransformer.devices import open_device
 from minitransformer.engine.machine import tune_allocator
 from minitransformer.runs import checkpoint
-from minitransformer.runs.run_directory import decoding_defaults, find_checkpoint
-from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.tags import Tags, tags_of
@@ -46,8 +46,8 @@ def load(
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
     found = [find_checkpoint(place) for place in places]
-    decoding = decoding_defaults(found[0])
     checkpoints = [checkpoint.load(path) for path in found]
+    decoding = DecodingConfig.of_run(checkpoints[0].state)
     tokenizer, lexicon = checkpoints[0].tokenizer, None
     for place, loaded in zip(places, checkpoints, strict=True):
         if loaded.tokenizer.model != tokenizer.model:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import minitransformer
+from minitransformer.__main__ import main
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_run
 from support.scripts import ROOT, SHORT
@@ -34,6 +35,19 @@ def test_prefixes_and_samples(model_path):
     config = minitransformer.TranslationConfig(sample=True, seed=2, nbest=7, **options)
     several = translator.hypotheses(lines, config)
     assert drawn == [translator.text(samples)[0] for samples in several]
+
+
+@pytest.mark.parametrize(
+    "written", [["average"], ["export", "float16"]], ids=["mean", "16 bits"]
+)
+def test_a_checkpoint_that_left_its_run_decodes_as_in_the_run(tmp_path, written):
+    run = save_small_run(tmp_path / "run", beam=3, alpha=1.0, max_len_b=4)
+    [source], alone = (tmp_path / "run").glob("*.safetensors"), str(tmp_path / "alone")
+    paths = [alone, str(source)] if written == ["average"] else [str(source), alone]
+    assert main([*written, *paths]) == 0
+    expected = minitransformer.load(run).decoding
+    assert (expected.beam, expected.alpha, expected.max_len_b) == (3, 1.0, 4)
+    assert minitransformer.load(alone).decoding == expected
 
 
 def test_what_is_not_given_is_as_in_the_run(tmp_path):

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from minitransformer.files import (
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
 from minitransformer.runs.shipped import DEFAULT, shipped_model
 from minitransformer.settings.config import RunConfig
-from minitransformer.settings.decoding_config import DecodingConfig
 
 
 class RunDirectory:
@@ -313,16 +311,3 @@ def is_model(text: str) -> bool:
     # os.path.isfile is False for what is no name or cannot be read; Path raises.
     is_checkpoint = text.endswith(SUFFIX) and os.path.isfile(text)
     return is_checkpoint or os.path.isfile(RunDirectory(Path(text)).config)
-
-
-def decoding_defaults(checkpoint: Path) -> DecodingConfig:
-    """Return how the run of a checkpoint decodes, with one translation a sentence.
-
-    A checkpoint outside a run has the defaults of `DecodingConfig`.
-
-    Raises: ValueError if config.json lies beside the checkpoint and is unusable.
-    """
-    run = RunDirectory(checkpoint.parent)
-    if not run.config.is_file():
-        return DecodingConfig()
-    return replace(run.read_config().decoding, nbest=1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minitransformer.engine.backend import Array, array_module
+from minitransformer.settings.config import RunConfig
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.cost import (
@@ -44,12 +45,13 @@ class TrainingState:
     """What a run needs to continue, besides the parameters and Adam's moments.
 
     `text` has the digest of each split's text, of each corpus in it. `tags` are those
-    of the corpora, an empty one for a corpus without. The next batch is number
-    `position` of `epoch`. `best_loss` and `best_bleu` are those of the best validation;
-    a BLEU that was not measured is -1, as in older states. `loss_scale` is fp16's
-    factor with its number of finite steps. The fields of type Array are scalars, on a
-    GPU until `Progress.synchronize` makes them numbers. The names of all fields are
-    part of the checkpoint format.
+    of the corpora, an empty one for a corpus without, and `decoding` has the settings
+    that translations of the model begin with. The next batch is number `position` of
+    `epoch`. `best_loss` and `best_bleu` are those of the best validation; a BLEU that
+    was not measured is -1, as in older states. `loss_scale` is fp16's factor with its
+    number of finite steps. The fields of type Array are scalars, on a GPU until
+    `Progress.synchronize` makes them numbers. The names of all fields are part of the
+    checkpoint format.
     """
 
     text: dict[str, str]
@@ -65,7 +67,14 @@ class TrainingState:
     gradient_norm: Array = 0.0
     loss_scale: tuple[float, int] | None = None
     tags: list[str] = field(default_factory=list)
+    decoding: dict[str, Any] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
+
+    @classmethod
+    def at_start(cls, settings: RunConfig) -> TrainingState:
+        """Return the state before the first update."""
+        tags, decoding = sorted({*settings.tags}), dataclasses.asdict(settings.decoding)
+        return cls({}, tags=tags, decoding=decoding)
 
     def is_best(self, loss: float, bleu: float, best_by: str | None) -> bool:
         """Whether a validation is better than all before it (--best-by)."""
@@ -96,6 +105,7 @@ class TrainingState:
             window = Window(**_numbers(Window, stored["window"]))
             numbers = _numbers(cls, {"best_bleu": -1.0, **stored})
             others = {"loss_scale": scale, "tags": tags, "window": window}
+            others["decoding"] = dict(stored.get("decoding", {}))
             state = cls(dict(text), **others, **numbers)
             if state.skipped > state.step:
                 raise ValueError(f"{state.skipped} skipped of {state.step}")
@@ -106,7 +116,7 @@ class TrainingState:
 
 def _numbers(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `cls` that are numbers. Raises: KeyError, ValueError"""
-    others = {"text", "loss_scale", "tags", "window"}
+    others = {"text", "loss_scale", "tags", "decoding", "window"}
     names = {f.name for f in dataclasses.fields(cls)} - others
     return {name: _number(name, stored[name]) for name in names}
 

@@ -15,7 +15,6 @@ from minitransformer.runs import run_directory, shipped
 from minitransformer.runs.run_directory import (
     ReadOnlyRunDirectory,
     RunDirectory,
-    decoding_defaults,
     find_checkpoint,
     is_model,
     new_directory,
@@ -251,13 +250,6 @@ def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path):
     folder.mkdir()
     for text in (str(folder), "the cat sat", "", "\0.safetensors", "a" * 5000):
         assert not is_model(text)
-
-
-def test_a_checkpoint_of_a_run_decodes_as_the_run_says(tmp_path):
-    run = RunDirectory(tmp_path)
-    assert decoding_defaults(run.best) == DecodingConfig()
-    run.create(RUN)
-    assert decoding_defaults(run.best) == DecodingConfig(beam=7, nbest=1)
 
 
 def test_pruning_keeps_the_newest(tmp_path):

@@ -19,6 +19,7 @@ from minitransformer.settings.config import (
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.progress import TrainingState
 from support.closeness import assert_close
 
 CAT_LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)]
@@ -50,7 +51,7 @@ def small_batch(seed, sentences):
     return Batch(source, target)
 
 
-def save_small_model(path, **settings):
+def save_small_model(path, state=None, **settings):
     """Save an untrained model whose vocabulary is that of CAT_LINES."""
     config = ModelConfig(
         vocab_size=50,
@@ -64,7 +65,7 @@ def save_small_model(path, **settings):
     model = Transformer(config, seed=4)
     parameters = ParameterBuffer(model)
     tokenizer = Tokenizer.train(CAT_LINES, 50)
-    checkpoint.save(path, Checkpoint(model, tokenizer, parameters))
+    checkpoint.save(path, Checkpoint(model, tokenizer, parameters, state or {}))
     return str(path)
 
 
@@ -75,7 +76,7 @@ def save_small_run(folder, **decoding):
     settings = TrainingConfig(), DecodingConfig(**decoding)
     config = RunConfig("tiny", ModelConfig(), *settings, {"train": ("a", "b")})
     run.config.write_text(config.to_json())
-    save_small_model(run.best)
+    save_small_model(run.best, TrainingState.at_start(config).to_json())
     return str(folder)
 
 

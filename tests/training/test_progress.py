@@ -1,5 +1,6 @@
 """The state of a run in checkpoints: what is refused, and what older runs hold."""
 
+import dataclasses
 import io
 import json
 import math
@@ -7,6 +8,7 @@ from errno import EIO
 
 import pytest
 
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.training.log import LossyStream
 from minitransformer.training.progress import TrainingState, Window
 
@@ -24,8 +26,10 @@ STATE = TrainingState(
 ).to_json()
 
 
+DECODING = dataclasses.asdict(DecodingConfig())
+
 # What older states may lack.
-MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags"}
+MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags", "decoding"}
 
 
 def stored(**changes):
@@ -51,9 +55,26 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
     assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
 
 
-def test_an_older_state_has_no_best_bleu_and_no_tags():
-    state = TrainingState.from_json(stored(best_bleu=None, tags=None))
-    assert (state.best_bleu, state.tags) == (-1.0, [])
+def test_an_older_state_has_no_best_bleu_no_tags_and_no_decoding():
+    older = stored(best_bleu=None, tags=None, decoding=None)
+    state = TrainingState.from_json(older)
+    assert (state.best_bleu, state.tags, state.decoding) == (-1.0, [], {})
+    assert DecodingConfig.of_run(older) == DecodingConfig.of_run(None)
+
+
+def test_a_state_says_how_its_run_decodes():
+    config = DecodingConfig(beam=7, nbest=3, alpha=1.0)
+    state = TrainingState({}, decoding=dataclasses.asdict(config)).to_json()
+    found = DecodingConfig.of_run(json.loads(json.dumps(state)))
+    assert found == DecodingConfig(beam=7, nbest=1, alpha=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, [], "beam", {"beam": 4}, {**DECODING, "beam": 0}, {**DECODING, "b": 1}]
+)
+def test_other_settings_of_decoding_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"expected|unknown or missing"):
+        DecodingConfig.of_run(stored(decoding=wrong))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +108,7 @@ def test_an_older_state_has_no_best_bleu_and_no_tags():
         {"loss_scale": [math.nan, 1]},
         {"loss_scale": 5},
         {"loss_scale": "ab"},
+        {"decoding": 5},
         {"window": 5},
         {"window": []},
         {"target": -1.0},
