@@ -82,7 +82,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
     add("--input", "-i", type=Path, metavar="FILE", help=source)
-    target = "file of the translations (default standard output)"
+    target = "file of the translations, plain or .gz (default standard output)"
     add("--output", "-o", type=Path, metavar="FILE", help=target)
     model = "run, checkpoint or shipped model (default newest run); repeat for ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
@@ -122,6 +122,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for mode, ignored in IGNORED.items():
         if mode in named and (useless := named.intersection(ignored.split())):
             parser.error(f"{flag_name(min(useless))} does nothing with --{mode}")
+    if args.output in {args.input, args.reference, args.score, args.prefix} - {None}:
+        parser.error(f"--output: expected no file that is read, got {args.output}")
     if args.attention and len(args.sentence) != 1:
         parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
     if args.attention and args.attention.suffix not in (".html", ".png", ".svg"):
@@ -214,14 +216,11 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
         for pairs in with_lines_beside(source_lines(args), args.score):
             rest = translator.decoding, number + 1
             scores = translator.score(*pairs, *rest)
-            links = (
-                translator.align(*pairs, *rest)
-                if args.alignment
-                else [()] * len(scores)
-            )
-            for (log_prob, length), words in zip(scores, links, strict=True):
-                more = f"\t{pharaoh(words)}" if args.alignment else ""
-                out.write(f"{log_prob:.4f}\t{length}{more}\n")
+            ends = ["\n"] * len(scores)
+            if args.alignment:
+                ends = [f"\t{pharaoh(x)}\n" for x in translator.align(*pairs, *rest)]
+            for (log_prob, length), end in zip(scores, ends, strict=True):
+                out.write(f"{log_prob:.4f}\t{length}{end}")
                 total, tokens = total + log_prob, tokens + length
             number += len(scores)
             out.flush()

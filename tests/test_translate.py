@@ -226,6 +226,8 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--model none --input two --reference one", 1, "in one as in two, got 1 and"),
         ("--model none --input two --score one", 1, "in one as in two, got 1 and 2"),
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
+        ("--input bad --output ./bad", 2, "--output: expected no file that is read"),
+        ("--score bad --output bad", 2, "--output: expected no file that is read"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
         (

@@ -16,7 +16,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -46,13 +46,19 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
 def open_output(path: Path | None) -> Iterator[TextIO]:
     """Open standard output, or a file that appears once it is complete.
 
+    It is compressed if its name ends in .gz, always to the same bytes.
+
     Raises: ValueError if standard output is closed, OSError naming what cannot be
     written.
     """
     if path is not None:
         if path.is_dir():
             raise ValueError(f"expected a file to write, got the folder {path}")
-        with atomic_write(path) as file:
+        with ExitStack() as stack:
+            file = stack.enter_context(atomic_write(path))
+            if path.suffix == ".gz":
+                packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+                file = cast(BinaryIO, stack.enter_context(packed))
             text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
             yield text
             text.detach()

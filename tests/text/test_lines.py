@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -139,6 +140,25 @@ def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capf
     assert caught.value.filename == "standard input"
     with pytest.raises(ValueError, match="expected a file to write, got the folder"):
         text.open_output(tmp_path).__enter__()
+
+
+def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
+    written = []
+    for folder in ("a", "b"):
+        path = tmp_path / folder / "out.gz"
+        path.parent.mkdir()
+        with text.open_output(path) as file:
+            file.write("süß\n")
+            file.flush()
+            file.write("x\n")
+        written.append(path.read_bytes())
+    assert gzip.decompress(written[0]) == "süß\nx\n".encode()
+    assert written[0] == written[1]
+    with suppress(KeyboardInterrupt), text.open_output(path) as file:
+        file.write("y\n")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == written[1]
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_lengths_of_files_are_compared_and_pipes_left_alone(tmp_path):
