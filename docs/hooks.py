@@ -1,6 +1,7 @@
 """What mkdocs.yml needs beyond its plugins, called by MkDocs while it builds the site.
 
-- README.md, CONTRIBUTING.md and CHANGELOG.md become pages of the site.
+- README.md, CONTRIBUTING.md, CHANGELOG.md and the card of the model that comes with the
+  package become pages of the site.
 - Links from a page to a source file lead to that file's entry in the reference.
 - Equations are converted to MathML, so that browsers need no script for them.
 - The build fails if a module is missing from docs/source.md or from the reference.
@@ -23,13 +24,15 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "minitransformer/models/en-de/README.md": "en-de.md",
 }
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that lie outside docs/, and check that no module is left out."""
     for name, page in PAGES.items():
-        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        text = (ROOT / name).read_text(encoding="utf-8")
+        text = re.sub(r"\]\((\.\./)*docs/", "](", text)
         if page == "index.md":
             text = f"---\nhide: [navigation]\n---\n\n{text}"
         files.append(File.generated(config, page, content=text))
@@ -65,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return text
         return match.group()
 
-    pattern = r"\[([^][]+)\]\((?:\.\./)*((?:[\w.]+/)*[\w.]+)\)"
+    pattern = r"\[([^][]+)\]\((?:\.\./)*((?:[\w.-]+/)*[\w.-]+)\)"
     if page.file.src_uri not in PAGES.values():
         pattern = pattern.replace(r"(?:\.\./)*", r"(?:\.\./)+")
     markdown = re.sub(pattern, link, markdown)
