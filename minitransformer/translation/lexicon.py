@@ -20,7 +20,6 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import Parser, exit_code, positive
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
-from minitransformer.text.mixture import encoded_text, text_of
 from minitransformer.text.tokenizer import Tokenizer
 
 FORMAT = "minitransformer lexicon 1"
@@ -152,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
+        # Imported here, because to translate with a lexicon takes none of it.
+        from minitransformer.text.mixture import encoded_text, text_of
+
         run = RunDirectory(args.run)
         train = text_of(run.read_config(), args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
