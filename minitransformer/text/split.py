@@ -5,15 +5,13 @@ No sentence of either language is in two splits.
 
 from __future__ import annotations
 
-import gzip
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from minitransformer.files import write_bytes
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
-from minitransformer.text.lines import TextPair, read_lines
+from minitransformer.text.lines import TextPair, open_output, read_lines
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -118,9 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.folder.mkdir(parents=True, exist_ok=True)
         for split, chosen in splits.items():
             for side, language in enumerate(languages):
-                text = "".join(pair[side] + "\n" for pair in chosen)
-                path = args.folder / f"{split}.{language}.gz"
-                write_bytes(path, gzip.compress(text.encode(), mtime=0))  # reproducible
+                with open_output(args.folder / f"{split}.{language}.gz") as file:
+                    file.writelines(pair[side] + "\n" for pair in chosen)
         left_out = len(pairs) - sum(map(len, splits.values()))
         sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
         print(f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs")

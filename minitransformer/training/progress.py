@@ -104,9 +104,9 @@ class TrainingState:
                 scale = _number("factor", factor), _number("finite_steps", finite_steps)
             window = Window(**_numbers(Window, stored["window"]))
             numbers = _numbers(cls, {"best_bleu": -1.0, **stored})
+            decoding = dict(stored.get("decoding", {}))
             others = {"loss_scale": scale, "tags": tags, "window": window}
-            others["decoding"] = dict(stored.get("decoding", {}))
-            state = cls(dict(text), **others, **numbers)
+            state = cls(dict(text), decoding=decoding, **others, **numbers)
             if state.skipped > state.step:
                 raise ValueError(f"{state.skipped} skipped of {state.step}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
