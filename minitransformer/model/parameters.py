@@ -100,7 +100,7 @@ class ParameterBuffer:
         Vectors are small and stay as exact as `data`.
         """
         self.data = xp.asarray(self.data)
-        self.grad = xp.zeros_like(self.data)
+        self.grad = xp.zeros(self.data.shape, self.data.dtype)
         self.low_precision: Array = None
         views = self.views(self.data)
         if low_precision is not None:
