@@ -168,8 +168,6 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     vocabulary = build(VocabularyConfig, preset, given(args, VocabularyConfig))
     sizes = with_size_of_file(given(args, ModelConfig), vocabulary, text.tag)
     model, start = choose_model(args.start, preset, sizes)
-    if "max_positions" in args and model.position_limit is None:
-        raise UsageError("--max-positions does nothing without --positions learned")
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
     found = find_text(text) if named else built_in_corpus(args.cache)
@@ -178,7 +176,9 @@ def new_config(args: argparse.Namespace) -> RunConfig:
         for split, pair in found.items()
     }
     configs = model, training, decoding, files, vocabulary
-    return RunConfig(name, *configs, text.weights, text.tag, start)
+    settings = RunConfig(name, *configs, text.weights, text.tag, start)
+    settings.refuse_useless(args)
+    return settings
 
 
 def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:

@@ -252,6 +252,21 @@ def test_validation_text_of_any_corpus_is_enough_for_the_best(place):
         train.new_config(parse(*flags, "a"))
 
 
+@pytest.mark.parametrize("flag", ["--patience", "--validate-every"])
+def test_flags_of_validation_expect_text_for_it(place, flag):
+    flags, files = named_text(place)
+    assert "val" in files
+    train.new_config(parse(*flags, flag, 3))
+    train_alone = flags[: flags.index("--val-source")]
+    with pytest.raises(UsageError, match=f"{flag} expects validation text, found none"):
+        train.new_config(parse(*train_alone, flag, 3))
+    # The preset's own patience is not refused: it is for runs with validation text.
+    tuned = train.new_config(parse(*train_alone, "--config", "finetune"))
+    assert tuned.training.patience
+    with pytest.raises(UsageError, match="--patience expects"):
+        tuned.resumed(parse("--patience", 3))
+
+
 def test_a_limit_of_positions_is_for_learned_ones(place):
     flags, _ = named_text(place)
     learned = [*flags, "--positions", "learned"]

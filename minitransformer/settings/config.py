@@ -310,9 +310,25 @@ class RunConfig:
         object.__setattr__(self, "vocabulary", vocabulary)
         if {len(self.weights), len(self.tags)} - {0, count}:
             raise ValueError(f"expected weights and tags of {count} corpora")
-        splits = {name.partition(" ")[0] for name in self.text}
-        if self.training.best_by and "val" not in splits:
+        if self.training.best_by and not self.has_validation_text:
             raise UsageError("--best-by expects validation text, found none")
+
+    @property
+    def has_validation_text(self) -> bool:
+        return any(name.partition(" ")[0] == "val" for name in self.text)
+
+    def refuse_useless(self, namespace: argparse.Namespace) -> None:
+        """Refuse flags that change nothing beside these settings.
+
+        A preset may have such settings, since it is made for more than one run.
+        """
+        if "max_positions" in namespace and self.model.position_limit is None:
+            raise UsageError("--max-positions does nothing without --positions learned")
+        for name in ("patience", "validate_every"):
+            if name in namespace and not self.has_validation_text:
+                raise UsageError(
+                    f"{flag_name(name)} expects validation text, found none"
+                )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -335,7 +351,9 @@ class RunConfig:
         changes = given(namespace, TrainingConfig)
         changes = {name: changes[name] for name in changes.keys() & {*RESUMABLE}}
         training = build(TrainingConfig, vars(self.training), changes)
-        return dataclasses.replace(self, training=training)
+        resumed = dataclasses.replace(self, training=training)
+        resumed.refuse_useless(namespace)
+        return resumed
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
