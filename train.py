@@ -1,11 +1,4 @@
-"""Train a Transformer (section 5 of "Attention Is All You Need").
-
-    python train.py                       # the built-in corpus, minutes on a CPU
-    python train.py --config multi30k --data DIR --source en --target de
-    python train.py --resume              # continue the newest run
-
-The flag --help lists all settings.
-"""
+"""Train a Transformer (section 5 of "Attention Is All You Need"); see EXAMPLES."""
 
 from __future__ import annotations
 
@@ -182,9 +175,10 @@ def new_config(args: argparse.Namespace) -> RunConfig:
 
 
 def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
-    """Return the run's directory and settings, and whether the run is continued.
+    """Return the run's directory and settings, and whether it is continued.
 
-    Rank 0 alone names and makes the directory of a new run.
+    Rank 0 alone names and makes the directory of a new run. When the launcher restarts
+    ranks (--attempt), they continue the run of --run if it had begun.
     """
     if args.attempt and args.run and RunDirectory(args.run).config.exists():
         return args.run, RunDirectory(args.run).read_config(), True
@@ -224,7 +218,7 @@ def prepare(
     ranks.assert_equal({**shared, **vars(args.processes), "state": state.to_json()})
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
-    start.parameters.update_low_precision()
+    start.parameters.data_changed()
     corpora = {
         split: encoded_text(pair, start.tokenizer, args.cache, cores)
         for split, pair in text.items()

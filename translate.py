@@ -1,11 +1,4 @@
-"""Translate with a trained Transformer (section 6.1 of "Attention Is All You Need").
-
-    python translate.py "The old man gives the small child a red apple."
-    python translate.py --model runs/NAME --input new.en --output new.de
-    python translate.py --input test.en --reference test.de > test.out
-
-The flag --help lists all settings.
-"""
+"""Translate with a trained Transformer (section 6.1); see EXAMPLES."""
 
 from __future__ import annotations
 
@@ -112,10 +105,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     buffer = "most lines that are translated together (default 2000)"
     add("--buffer", type=positive, metavar="LINES", help=buffer)
     add_arguments(parser, TranslationConfig)
-    parser.set_defaults(alignment=False)
     args = parser.parse_intermixed_args(arguments)
     while args.model and args.sentence and is_model(args.sentence[0]):
-        args.model.append(Path(args.sentence.pop(0)))  # --model A B
+        args.model.append(Path(args.sentence.pop(0)))  # --model A B, a model too
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     named = {name for name, x in vars(args).items() if x is not None and x is not False}
@@ -217,7 +209,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
             rest = translator.decoding, number + 1
             scores = translator.score(*pairs, *rest)
             ends = ["\n"] * len(scores)
-            if args.alignment:
+            if "alignment" in args:
                 ends = [f"\t{pharaoh(x)}\n" for x in translator.align(*pairs, *rest)]
             for (log_prob, length), end in zip(scores, ends, strict=True):
                 out.write(f"{log_prob:.4f}\t{length}{end}")

@@ -95,7 +95,9 @@ def on_page_content(html: str, **_: Any) -> str:
     )
     html = re.sub(r"<code>(--[^<]*)</code>", r'<code class="unbroken">\1</code>', html)
     html = re.sub(r"(<code>\w+::)(?=test_)", r"\1<wbr>", html)
-    return re.sub(r"<p>(Shapes|Units|Raises|Returns|Differs):", r"<p><b>\1:</b>", html)
+    return re.sub(
+        r"<p>(Shapes|Units|Raises|Returns|Differs|Elsewhere):", r"<p><b>\1:</b>", html
+    )
 
 
 def _module(file: Path) -> str:

@@ -2,7 +2,7 @@
 # Train on several machines through MPI, and go on if a rank or a machine is lost.
 #
 #   examples/mpi.sh "mpiexec -n 16 -hosts node1,node2" --run runs/base \
-#     --config base --data data/wmt14 --source en --target de
+#     --config base --data data/wmt14-en-de --source en --target de
 #
 # The first argument is the command that starts the ranks (Open MPI: mpirun -n 16
 # --host node1:8,node2:8); the others are those of train.py, with --run. All machines

@@ -2,7 +2,7 @@
 # Train on several machines through Slurm, and go on if a rank or a machine is lost, or
 # if the time is over.
 #
-#   sbatch examples/slurm.sh --run runs/base --config base --data data/wmt14 \
+#   sbatch examples/slurm.sh --run runs/base --config base --data data/wmt14-en-de \
 #     --source en --target de
 #   sbatch --gpus-per-node=4 --ntasks-per-node=4 --cpus-per-task=8 examples/slurm.sh \
 #     --run runs/base --config base --device cuda ...

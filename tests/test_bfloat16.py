@@ -156,7 +156,7 @@ def test_what_was_packed_follows_the_parameters_and_goes_with_them(kernels):
         assert_near(ops.linear(x, weight).data, rounded(weight.data))
         adam.update(np.ones_like(buffer.data), 0.1)
     buffer.data[...] *= 2
-    buffer.update_low_precision()
+    buffer.data_changed()
     assert_near(ops.linear(x, weight).data, rounded(weight.data))
     assert len(kernels._packed) == 1
     del model, buffer, weight, adam

@@ -252,6 +252,15 @@ def test_validation_text_of_any_corpus_is_enough_for_the_best(place):
         train.new_config(parse(*flags, "a"))
 
 
+def test_checkpoints_come_by_updates_or_by_minutes(place):
+    flags, _ = named_text(place)
+    often = train.new_config(parse(*flags, "--config", "base", "--save-every", 9))
+    assert (often.training.save_every, often.training.checkpoint_minutes) == (9, None)
+    both = parse(*flags, "--save-every", 9, "--checkpoint-minutes", 5)
+    with pytest.raises(UsageError, match="--save-every does nothing with --check"):
+        train.new_config(both)
+
+
 @pytest.mark.parametrize("flag", ["--patience", "--validate-every"])
 def test_flags_of_validation_expect_text_for_it(place, flag):
     flags, files = named_text(place)

@@ -30,7 +30,7 @@ REDUCTION_IN_FLOAT32 = 2
 FLOAT32 = 0
 
 MAX_ALIGNMENT = 256  # bytes
-# Epilogues read a bias in vectors of so many bytes.
+# Epilogues read a bias in vectors of this many bytes.
 BIAS_ALIGNMENT = 16
 
 # N, D and F of the products that are compared with those of the kernels.

@@ -41,10 +41,10 @@ def register_kernels(array_type: type, find: FindKernel | None) -> None:
 def fused_kernel(
     name: str, arrays: tuple[Array, ...], otherwise: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return the fused body of operation `name` for `arrays`, or else `otherwise`.
+    """Return what the device of `arrays` has in place of `otherwise`, or `otherwise`.
 
-    The first array of a registered type selects `find`, which returns None if it has no
-    kernel for the shapes or dtypes of the arrays.
+    `name` is an operation, or another function that a GPU computes in a way of its own,
+    such as `beam_search`. The first array of a registered type selects `find`.
     """
     for array in arrays:
         if find := _KERNELS.get(type(array)):

@@ -27,13 +27,11 @@ def tune_allocator() -> bool:
     except (OSError, AttributeError):
         return False
     m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
-    settings = {
-        m_mmap_threshold: 1 << 30,
-        m_trim_threshold: (1 << 31) - 1,
-        m_arena_max: 1,
-    }
-    accepted = [mallopt(name, value) for name, value in settings.items()]
-    return all(accepted)
+    # Older versions take at most 32 MiB. If glibc took neither, a trim threshold would
+    # make it map every array above 128 KiB anew.
+    mmap = mallopt(m_mmap_threshold, 1 << 30) or mallopt(m_mmap_threshold, 1 << 25)
+    trim = mmap and mallopt(m_trim_threshold, (1 << 31) - 1)
+    return bool(trim and mallopt(m_arena_max, 1))
 
 
 @functools.cache

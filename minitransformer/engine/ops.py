@@ -15,15 +15,15 @@ from minitransformer.engine.autograd import PRIMITIVES, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.engine.random_streams import RandomStream
 
-# Added to the scores of masked positions. Their weights become exactly zero, and a row
-# of which everything is masked becomes uniform instead of NaN.
+# Added to the scores of masked positions (float32 or float64). Their weights become
+# exactly zero; where a whole row is masked, its weights stay finite and sum to 1.
 MASKED_SCORE = -1e9
 
 # Added to the variance, inside the square root.
 LAYER_NORM_EPSILON = 1e-6
 
 # The loss computes this many logits at a time, few enough for the processor's cache,
-# but at least this many rows, enough for an efficient matrix product.
+# and at least MIN_ROWS_PER_CHUNK rows, enough for an efficient matrix product.
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 

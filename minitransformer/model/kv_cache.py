@@ -25,7 +25,7 @@ class KeyValueCache:
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
 
-    # Marks the positions in use of those that `append` returns; None if all are.
+    # True for the positions in use among those that `append` returns; None: all are.
     mask: Array | None = None
 
     def __init__(

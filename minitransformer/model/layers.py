@@ -18,10 +18,10 @@ from minitransformer.model.parameters import Initializer, Module
 from minitransformer.settings.config import ModelConfig
 
 
-class LayerNorm(Module):
+class AddAndNorm(Module):
     """Dropout, residual connection and layer normalisation (3.1 and 5.4).
 
-    Differs: tensor2tensor's later versions normalise before the sub-layer, the
+    Elsewhere: tensor2tensor's later versions normalise before the sub-layer, and the
     annotated Transformer divides by std + eps.
     """
 
@@ -45,10 +45,10 @@ class MultiHeadAttention(Module):
     post-norm encoders were seen to make all words of a sentence alike before the
     decoder learned to attend to them.
 
-    `neighbourhood` restricts self-attention to each position itself and so many
-    positions before and after it (section 4).
+    `neighbourhood` (before, after) restricts self-attention to each position itself and
+    that many positions before and after it (section 4).
 
-    Differs: fairseq, PyTorch and tensor2tensor's first versions add biases.
+    Elsewhere: fairseq, PyTorch and tensor2tensor's first versions add biases.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MultiHeadAttention(Module):
         rng: RandomStream | None,
         neighbourhood: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Attend to projected keys and values, which incremental decoding caches.
+        """Attend to projected keys and values; a cache holds only those within reach.
 
         Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
         """
@@ -135,7 +135,7 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
 
     Shapes: -> [length, D], float64
 
-    Differs: tensor2tensor puts all sines before all cosines and divides i by d/2 - 1.
+    Elsewhere: tensor2tensor puts all sines before all cosines and divides i by d/2 - 1.
     """
     position = np.arange(length)[:, None]
     angle = position / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
@@ -181,7 +181,7 @@ class Embedding(Module):
                 f"expected at most {available} tokens (learned positions), got {end}"
             )
         positions = self.reserve(end)
-        if first_position:
+        if first_position:  # in incremental decoding, which needs no gradient
             positions = Tensor(positions.data[first_position:end])
         return ops.embedding(
             self.table, ids, positions, scale=self.scale, rate=self.dropout, rng=rng

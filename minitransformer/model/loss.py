@@ -55,8 +55,8 @@ def token_log_probs(
         used = expected != PAD_ID
         rows, ids = outputs[used], expected[used]  # [N, D], [N]
         row_log_probs, row_is_best = xp.empty(len(ids), dtype=dtype), []
-        size = fused_kernel("logits_to_score", (outputs,), lambda: ops.LOGITS_PER_CHUNK)
-        chunk = max(size() // model.config.vocab_size, 1)
+        most = fused_kernel("logits_to_score", (outputs,), lambda: ops.LOGITS_PER_CHUNK)
+        chunk = max(most() // model.config.vocab_size, 1)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
             logits = as_float32(model.logits(Tensor(rows[part])).data)  # [chunk, V]

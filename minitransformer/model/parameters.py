@@ -111,8 +111,8 @@ class ParameterBuffer:
         for name, parameter in self.parameters.items():
             parameter.data, parameter.grad = views[name], gradients[name]
 
-    def update_low_precision(self) -> None:
-        """Copy `data`, which has changed, to the 16-bit copy if there is one."""
+    def data_changed(self) -> None:
+        """Renew the 16-bit copy, and what was prepared for products with `data`."""
         parameters_changed(self.data)
         if self.low_precision is not None:
             self.low_precision[...] = self.data

@@ -15,9 +15,9 @@ from minitransformer.engine.backend import Array, array_module
 from minitransformer.engine.random_streams import RandomStream
 from minitransformer.model.kv_cache import DecoderState, KeyValueCache
 from minitransformer.model.layers import (
+    AddAndNorm,
     Embedding,
     FeedForward,
-    LayerNorm,
     MultiHeadAttention,
 )
 from minitransformer.model.parameters import Initializer, Module
@@ -40,9 +40,9 @@ class EncoderLayer(Module):
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
         neighbourhood = config.neighbourhood(causal=False)
         self.self_attention = MultiHeadAttention(init, config, neighbourhood)
-        self.self_attention_norm = LayerNorm(init, config)
+        self.self_attention_norm = AddAndNorm(init, config)
         self.feed_forward = FeedForward(init, config)
-        self.feed_forward_norm = LayerNorm(init, config)
+        self.feed_forward_norm = AddAndNorm(init, config)
 
     def __call__(
         self, x: Tensor, source_mask: Array, rng: RandomStream | None
@@ -59,11 +59,11 @@ class DecoderLayer(Module):
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
         neighbourhood = config.neighbourhood(causal=True)
         self.self_attention = MultiHeadAttention(init, config, neighbourhood)
-        self.self_attention_norm = LayerNorm(init, config)
+        self.self_attention_norm = AddAndNorm(init, config)
         self.cross_attention = MultiHeadAttention(init, config)
-        self.cross_attention_norm = LayerNorm(init, config)
+        self.cross_attention_norm = AddAndNorm(init, config)
         self.feed_forward = FeedForward(init, config)
-        self.feed_forward_norm = LayerNorm(init, config)
+        self.feed_forward_norm = AddAndNorm(init, config)
 
     def __call__(
         self,

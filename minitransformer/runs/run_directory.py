@@ -208,9 +208,9 @@ class RunDirectory:
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.
 
-        An average of an earlier end of the run does not count any more, once the best
-        checkpoint has a lower validation loss, or a higher BLEU in a run that goes by
-        BLEU.
+        If the run was resumed after it had been averaged, the older average is not
+        preferred once the best checkpoint has a lower validation loss, or a higher BLEU
+        in a run that goes by BLEU.
 
         Raises: FileNotFoundError if there is none.
         """
@@ -287,12 +287,13 @@ def newest_run(
 
 
 def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
-    """Return the checkpoint that a file or run directory stands for.
+    """Return the checkpoint that `path` names.
 
-    So does the name of a shipped model, unless a run or file is there. None stands for
-    the newest run in `runs` that has one, or else for the default shipped model.
+    It may be a checkpoint file, a run directory (its preferred checkpoint) or, if
+    neither has that name, a shipped model. None is the newest run in `runs` with a
+    checkpoint, or else the default shipped model.
 
-    Raises: FileNotFoundError.
+    Raises: FileNotFoundError if there is no checkpoint.
     """
     if path is None:
         try:

@@ -27,10 +27,11 @@ MAY_DIFFER = {"vocab_size", "dropout", "attention_dropout", "relu_dropout"}
 def choose_model(
     place: Path | None, preset: dict[str, Any], given: dict[str, Any]
 ) -> tuple[ModelConfig, tuple[str, str] | None]:
-    """Return the settings of a model, and where the one is that it begins as, if any.
+    """Return the settings of the model to train, and what it begins as, if anything.
 
-    `given` are the settings that flags name. Of a model that begins as another, a
-    preset says no more than its dropout. Beside the place is a digest of what is there.
+    That is the place of another model (a path, or the name of a shipped one) and a
+    digest of its content. `given` are the settings that flags name. If the model begins
+    as another one, only the dropout is taken from `preset`.
 
     Raises: UsageError if a flag names another shape, or as `load`.
     """

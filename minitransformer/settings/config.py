@@ -137,7 +137,10 @@ class TrainingConfig(Config):
     help_group: ClassVar[str] = "training (section 5)"
 
     max_tokens: int = option(
-        4096, "tokens of each language in a batch", at_least=1, alias="--batch-tokens"
+        4096,
+        "tokens in a batch, of the longer language",
+        at_least=1,
+        alias="--batch-tokens",
     )
     accumulate: int = option(
         1,
@@ -195,7 +198,7 @@ class TrainingConfig(Config):
         1000, "updates between checkpoints", at_least=1, alias="--save-interval-updates"
     )
     checkpoint_minutes: float | None = option(
-        None, "save every so many minutes, not --save-every (section 6.1: 10)", above=0
+        None, "minutes between checkpoints, not updates (section 6.1: 10)", above=0
     )
     keep_last: int = option(10, "checkpoints kept, at least --average", at_least=1)
     average: int = option(
@@ -324,6 +327,8 @@ class RunConfig:
         """
         if "max_positions" in namespace and self.model.position_limit is None:
             raise UsageError("--max-positions does nothing without --positions learned")
+        if "save_every" in namespace and self.training.checkpoint_minutes is not None:
+            raise UsageError("--save-every does nothing with --checkpoint-minutes")
         for name in ("patience", "validate_every"):
             if name in namespace and not self.has_validation_text:
                 raise UsageError(

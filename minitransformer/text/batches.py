@@ -66,9 +66,9 @@ class ParallelCorpus:
         return Batch(self.source.pad(pairs), self.target.pad(pairs, BOS_ID))
 
     def filter_by_length(self, max_length: int) -> np.ndarray:
-        """Return the indices of pairs of at most max_length tokens a side, EOS too."""
+        """Return the indices of pairs of at most max_length tokens a side, with EOS."""
         longest = np.maximum(self.source.lengths, self.target.lengths)
-        return np.flatnonzero(longest < max_length).astype(INDEX)
+        return np.flatnonzero(longest + 1 <= max_length).astype(INDEX)  # with EOS
 
     def rounds(self, pairs: np.ndarray, seed: int, epoch: int) -> list[np.ndarray]:
         """Return the pairs of an epoch, in parts whose batches follow one another."""

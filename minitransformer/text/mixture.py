@@ -1,4 +1,4 @@
-"""Mixtures of several corpora, in exact proportions. Beyond the paper.
+"""The text of a run: one corpus, or a mixture of several (beyond the paper).
 
 An epoch of a mixture has as many pairs as its corpora have together, rounded up until
 the pairs of all corpora are exactly in the proportion of the weights. Each corpus is
@@ -22,14 +22,14 @@ from minitransformer.settings.config import RunConfig
 from minitransformer.settings.text_config import corpus_number
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
-from minitransformer.text.grammar.corpus import text_of_run
+from minitransformer.text.grammar.corpus import FOLDER, built_in_corpus
 from minitransformer.text.ids import Ragged
-from minitransformer.text.lines import TextPair
+from minitransformer.text.lines import TextPair, text_pairs
 from minitransformer.text.tokenizer import Tokenizer
 
 # If a corpus is drawn more than once in an epoch, the epoch is sorted by length in
 # several rounds, so that a pair does not come twice in one batch. A round has at least
-# so many pairs, which are enough for batches with little padding.
+# this many pairs, which are enough for batches with little padding.
 PAIRS_PER_ROUND = 10_000
 
 
@@ -70,10 +70,12 @@ class MixedText(TextPair):
 def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
     """Return the text of each split of a run, of several or tagged corpora a mixture.
 
-    Raises: FileNotFoundError as `text_of_run`.
+    Files of the built-in corpus that no longer exist are made again in `cache`.
+
+    Raises: FileNotFoundError if another file does not exist.
     """
     splits: dict[str, dict[int, TextPair]] = {}
-    for name, pair in text_of_run(settings.text, cache).items():
+    for name, pair in _pairs_of(settings.text, cache).items():
         number = corpus_number(name)
         tag = settings.tags[number - 1] if settings.tags else ""
         parts = splits.setdefault(name.partition(" ")[0], {})
@@ -85,6 +87,15 @@ def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
             files = first.source, first.target
             text[split] = MixedText(*files, corpora=parts, weights=settings.weights)
     return text
+
+
+def _pairs_of(files: Mapping[str, Sequence[str]], cache: Path) -> dict[str, TextPair]:
+    try:
+        return text_pairs(files)
+    except FileNotFoundError:
+        if {Path(x).parent.name for pair in files.values() for x in pair} != {FOLDER}:
+            raise
+        return built_in_corpus(cache)
 
 
 def encoded_text(

@@ -47,7 +47,7 @@ def set_final_parameters(
         if values is not None:
             parameters.data[...] = array_module(parameters.data).asarray(values)
         ranks.broadcast(parameters.data)
-        parameters.update_low_precision()
+        parameters.data_changed()
 
     if validation is None or training.average_by == "number":
         averages = count > 1 and not ranks.rank

@@ -58,8 +58,8 @@ class Adam:
 
     Shapes: parameters, first_moment, second_moment [number of parameters]
 
-    Differs: epsilon is added outside the bias-corrected root, as in
-    algorithm 1; Chainer's variant adds it before the correction.
+    Elsewhere: Chainer adds epsilon before the bias correction, not after it as in
+    algorithm 1.
     """
 
     def __init__(

@@ -80,8 +80,8 @@ class ThreadedModel:
     """A model and its replicas, one per thread, which share the parameters.
 
     Each part of a batch draws its own dropout noise, and there are as many parts as
-    threads of all ranks, or a multiple. Equal numbers of threads and ranks therefore
-    give equal results. Without dropout, other numbers change only the last bits.
+    threads of all ranks, or a multiple. The same numbers of threads and ranks therefore
+    give the same results. Without dropout, other numbers change only the last bits.
     """
 
     asynchronous = False
@@ -101,8 +101,7 @@ class ThreadedModel:
         self._replica_parameters = [
             dict(replica.named_parameters()) for replica in self.replicas[1:]
         ]
-        self._blas_limit = one_blas_thread()
-        self._blas_limit.__enter__()
+        self._blas_limit = one_blas_thread()  # until `close`
         self._pool = ThreadPoolExecutor(num_threads)
 
     def gradient(

@@ -151,7 +151,7 @@ def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str
 
 
 def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
-    """Draw the screen every so many seconds until Ctrl-C, or once if not a terminal."""
+    """Draw the screen every `every` seconds until Ctrl-C, or once if not a terminal."""
     while True:
         width = shutil.get_terminal_size((100, 24)).columns
         if not sys.stdout.isatty():

@@ -15,7 +15,6 @@ Shapes: B sentences, S source, T target, H heads, D d_model.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -145,16 +144,9 @@ def attention_weights(
 
     Shapes: queries [B, T, D], memory [B, S, D], mask [B, 1, 1, S] -> [B, H, T, S]
     """
-    q = ops.linear(queries, attention.query).data
-    k = ops.linear(memory, attention.key).data
-    q, k = (
-        as_float32(x).reshape(*x.shape[:2], attention.num_heads, -1).swapaxes(1, 2)
-        for x in (q, k)
-    )
-    xp = array_module(q)
-    scores = xp.where(mask, q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1]), -xp.inf)
-    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    q = as_float32(ops.linear(queries, attention.query).data)
+    k = as_float32(ops.linear(memory, attention.key).data)
+    return ops.attention_weights(q, k, mask, num_heads=attention.num_heads)
 
 
 def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:

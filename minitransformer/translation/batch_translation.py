@@ -81,7 +81,9 @@ def translate_ids(
                 for hypotheses in found
             ]
         if len(batch) > 1:
-            for n in getattr(decoder, "unsure", ()):  # samples: what others may decide
+            # Samples with so close a draw that the others of the batch may have decided
+            # it: each is drawn again alone.
+            for n in getattr(decoder, "unsure", ()):
                 [found[n]] = translate_batch(batch[n : n + 1])
         return found
 

@@ -32,7 +32,7 @@ class Hypothesis:
     """One translation: its tokens without EOS, and how good the model finds it.
 
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
-    was cut off, EOS; `score` is log_prob / ((5 + number of these) / 6)^alpha.
+    was cut off, EOS; `score` is log_prob / ((5 + n) / 6)^alpha for n of these.
     `alignment` has pairs of a source word and one of its words, if it was asked for.
 
     Units: nats
@@ -47,7 +47,7 @@ class Hypothesis:
 def length_penalty(length: Array, alpha: float) -> Array:
     """Return ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14).
 
-    Differs: fairseq and Marian divide by length^p.
+    Elsewhere: fairseq and Marian divide by length^p.
     """
     return ((5.0 + length) / 6.0) ** alpha
 
@@ -69,7 +69,7 @@ def beam_search(
     EOS counted. If none has finished by then, the live beams are the result. With K = 1
     this is greedy search. Padding, the unknown token and BOS are never produced.
 
-    Differs: tensor2tensor lets any of the 2 K candidates finish, and more than K.
+    Elsewhere: tensor2tensor lets any of the 2 K candidates finish, and more than K.
 
     Shapes: max_lengths [B]
     """
@@ -158,7 +158,7 @@ def _best_candidates(
     """
     batch, beams = log_probs.shape
     log_totals = np.full(batch * beams, -np.inf)
-    bound: Array = np.full(batch * beams, np.finfo(np.float32).min)  # above -inf
+    bound: Array = np.full(batch * beams, np.finfo(np.float32).min)  # finds no -inf
     found, first = [NO_CANDIDATE], 0
     for logits in blocks:
         width = logits.shape[1]
@@ -206,9 +206,9 @@ def _best_of_rows(
     rest = logits.shape[1] % groups
     maxima = logits[:, rest:].reshape(len(logits), -1, groups).max(axis=1)
     maxima[:, :rest] = xp.maximum(maxima[:, :rest], logits[:, :rest])
-    count = min(count, groups)
-    reached = xp.partition(maxima, -count)[:, -count]
-    bound = xp.maximum(reached, xp.asarray(bound, dtype=logits.dtype))
+    bound = xp.asarray(bound, dtype=logits.dtype)
+    if count <= groups:  # else fewer than `count` tokens would reach a new bound
+        bound = xp.maximum(xp.partition(maxima, -count)[:, -count], bound)
     found = xp.flatnonzero(logits >= bound[:, None])
     values = to_host(logits.reshape(-1)[found]).astype(np.float64)
 

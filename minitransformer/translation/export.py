@@ -17,7 +17,7 @@ import numpy as np
 
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.files import atomic_folder
-from minitransformer.model.layers import LayerNorm, sinusoids
+from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
@@ -107,7 +107,7 @@ def _common_sublayers(layer: EncoderLayer | DecoderLayer, target: Any) -> None:
     _norm(layer.feed_forward_norm, target.ffn.layer_norm)
 
 
-def _norm(norm: LayerNorm, target: Any) -> None:
+def _norm(norm: AddAndNorm, target: Any) -> None:
     target.gamma, target.beta = norm.gain.data, norm.bias.data
 
 

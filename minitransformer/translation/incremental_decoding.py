@@ -85,7 +85,7 @@ class CachedDecoder:
 
 
 class Ensemble:
-    """Several models whose probabilities are averaged, as in rows of Table 2.
+    """Several models whose probabilities are averaged, as in the ensembles of Table 2.
 
     Raises: ValueError if there is no model, or if their vocabularies differ in size.
     """
@@ -115,7 +115,7 @@ class EnsembleDecoder:
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         total: Array = None
         for member in self._members:
-            blocks = [block.copy() for block in member.step(tokens)]
+            blocks = list(member.step(tokens))
             xp = array_module(blocks[0])
             probabilities = xp.concatenate(blocks, axis=1)
             ops.softmax_in_place(xp, probabilities)

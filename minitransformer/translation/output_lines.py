@@ -15,14 +15,15 @@ def output_lines(
 ) -> Iterator[str]:
     """Yield the lines of one line's translations: JSON, an n-best list, or text.
 
-    With `args.alignment`, they have the links between words, too.
+    With --alignment, they have the links between words, too.
     """
+    aligned = "alignment" in args
     if args.json:
-        translations = json_objects(texts, found, args.alignment)
+        translations = json_objects(texts, found, aligned)
         answer = {"line": number, "translations": translations}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
         return
-    links = [f" ||| {pharaoh(h.alignment)}" if args.alignment else "" for h in found]
+    links = [f" ||| {pharaoh(h.alignment)}" if aligned else "" for h in found]
     if getattr(args, "nbest", 1) > 1:
         for text, h, end in zip(texts, found, links, strict=True):
             yield f"{number} ||| {text} ||| {h.score:.4f}{end}\n"

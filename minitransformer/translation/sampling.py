@@ -7,9 +7,10 @@ Edunov et al. (2018).
 
 A sample depends on the model, the settings, the seed, the word pieces of the sentence
 and the number of the sample; on the processor, and on the versions of NumPy and its
-matrix library, which decide the last digits of the logits; and on nothing else. Those
-digits also differ with the other sentences of a batch. Where they could decide a draw,
-the sentence is translated again on its own.
+matrix library, which decide the last digits of the logits. Those digits also differ
+with the other sentences of a batch; where they could decide a draw, the sentence is
+translated again on its own. In 16 bits on a GPU the digits differ by more, and other
+sentences may change a sample.
 
 Shapes: B samples, V vocabulary.
 """
@@ -42,7 +43,7 @@ from minitransformer.translation.incremental_decoding import (
 # 1e-5 at most.
 TOLERANCE = 1e-4
 
-# Arrays of the logits' size that a step needs: a batch is so many times smaller.
+# Arrays of the logits' size that a step needs: a batch is smaller by this factor.
 ARRAYS = 4
 
 

@@ -105,7 +105,7 @@ def test_matrices_are_read_in_16_bits_and_kept_in_32():
         assert parameter.grad.dtype == np.float32
     np.testing.assert_array_equal(parameters.data, exact)
     parameters.data += 1
-    parameters.update_low_precision()
+    parameters.data_changed()
     table = exact[: model.embedding.table.data.size] + 1
     np.testing.assert_array_equal(
         model.embedding.table.data.ravel(), table.astype(np.float16)

@@ -17,7 +17,7 @@ def fake_libc(monkeypatch, result):
 
     def mallopt(name, value):
         calls.append((name, value))
-        return result(name)
+        return result(name, value)
 
     def load(name):
         assert name == "libc.so.6"
@@ -29,7 +29,7 @@ def fake_libc(monkeypatch, result):
 
 
 def test_glibc_is_asked_to_keep_its_memory_in_one_heap(monkeypatch):
-    calls = fake_libc(monkeypatch, lambda name: 1)
+    calls = fake_libc(monkeypatch, lambda name, value: 1)
     assert machine.tune_allocator() is True
     # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
     assert dict(calls) == {-3: 2**30, -1: 2**31 - 1, -8: 1}
@@ -37,9 +37,17 @@ def test_glibc_is_asked_to_keep_its_memory_in_one_heap(monkeypatch):
 
 @pytest.mark.parametrize("refused", [-1, -3, -8])
 def test_a_setting_that_glibc_refuses_is_reported(refused, monkeypatch):
-    calls = fake_libc(monkeypatch, lambda name: int(name != refused))
+    calls = fake_libc(monkeypatch, lambda name, value: int(name != refused))
     assert machine.tune_allocator() is False
-    assert len(calls) == 3
+    # A trim threshold alone would make more memory be mapped anew than before.
+    assert (-1 in dict(calls)) == (refused != -3)
+
+
+def test_an_older_glibc_maps_only_large_arrays(monkeypatch):
+    """It refuses thresholds above 32 MiB (HEAP_MAX_SIZE / 2 in its malloc.c)."""
+    calls = fake_libc(monkeypatch, lambda name, x: int(name != -3 or x <= 32 << 20))
+    assert machine.tune_allocator() is True
+    assert dict(calls) == {-3: 32 << 20, -1: 2**31 - 1, -8: 1}
 
 
 def no_library(name):
@@ -54,7 +62,7 @@ def test_linux_without_glibc_is_left_as_it_is(load, monkeypatch):
 
 
 def test_other_systems_are_left_as_they_are(monkeypatch):
-    calls = fake_libc(monkeypatch, lambda name: 1)
+    calls = fake_libc(monkeypatch, lambda name, value: 1)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert machine.tune_allocator() is False
     assert not calls

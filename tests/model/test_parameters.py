@@ -55,7 +55,7 @@ def test_low_precision_copies_the_matrices_alone():
     module = Tied()
     buffer = ParameterBuffer(module)
     assert buffer.low_precision is None
-    buffer.update_low_precision()
+    buffer.data_changed()
     buffer.grad[:] = 1
     buffer.move_to(np, np.dtype(np.float16))
     assert buffer.low_precision.dtype == np.float16
@@ -65,7 +65,7 @@ def test_low_precision_copies_the_matrices_alone():
     buffer.data[:] = np.arange(11) + 1e-9
     assert_close(module.first.data, [1e-9, 1 + 1e-9, 2 + 1e-9])
     assert (weight.data == 5).all()
-    buffer.update_low_precision()
+    buffer.data_changed()
     np.testing.assert_array_equal(weight.data, [[7, 8], [9, 10]])
     weight.grad += 3
     np.testing.assert_array_equal(buffer.grad, [0] * 7 + [3] * 4)

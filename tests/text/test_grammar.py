@@ -1,7 +1,5 @@
 """The built-in corpus against hand-written German and an independent parser."""
 
-import shutil
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -263,21 +261,6 @@ def test_the_corpus_is_repeatable_and_written_once(tmp_path, monkeypatch):
     first["val"].source.unlink()
     assert corpus.built_in_corpus(tmp_path) == first
     assert first["val"].source.exists()
-
-
-def test_a_run_on_the_built_in_corpus_outlives_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "SIZES", {"train": 50, "val": 5, "test": 5})
-    first = corpus.built_in_corpus(tmp_path / "old")
-    files = {s: (str(pair.source), str(pair.target)) for s, pair in first.items()}
-    digest = first["train"].digest()
-    assert corpus.text_of_run(files, tmp_path / "new") == first
-    shutil.rmtree(tmp_path / "old")
-    again = corpus.text_of_run(files, tmp_path / "new")
-    assert again["train"].source.is_relative_to(tmp_path / "new")
-    assert again["train"].digest() == digest
-    files["val"] = (str(tmp_path / "mine"), files["val"][1])
-    with pytest.raises(FileNotFoundError, match="expected a text file, found none at"):
-        corpus.text_of_run(files, tmp_path / "new")
 
 
 def test_these_pairs_never_change():

@@ -1,9 +1,11 @@
 """Mixtures: what an epoch holds by counting, and the text of several corpora."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from math import ceil, gcd
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import mixture
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer
+from minitransformer.text.grammar import corpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair, find_text
 from minitransformer.text.mixture import (
@@ -316,3 +319,19 @@ def test_a_damaged_mixture_in_a_configuration_is_refused(folders, damage):
     stored = json.loads(run_of(folders, weights=(1, 2), tag=("<a>", "")).to_json())
     with pytest.raises(ValueError, match="expected"):
         RunConfig.from_json(json.dumps({**stored, **damage}))
+
+
+def test_a_run_on_the_built_in_corpus_outlives_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SIZES", {"train": 50, "val": 5, "test": 5})
+    first = corpus.built_in_corpus(tmp_path / "old")
+    files = {s: (str(pair.source), str(pair.target)) for s, pair in first.items()}
+    settings = SimpleNamespace(text=files, tags=(), weights=())
+    digest = first["train"].digest()
+    assert text_of(settings, tmp_path / "new") == first
+    shutil.rmtree(tmp_path / "old")
+    again = text_of(settings, tmp_path / "new")
+    assert again["train"].source.is_relative_to(tmp_path / "new")
+    assert again["train"].digest() == digest
+    files["val"] = (str(tmp_path / "mine"), files["val"][1])
+    with pytest.raises(FileNotFoundError, match="expected a text file, found none at"):
+        text_of(settings, tmp_path / "new")

@@ -230,6 +230,18 @@ def test_the_best_candidates_are_those_of_a_full_sort(widths, count, beams, dtyp
         assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
 
 
+def test_a_narrow_block_of_good_tokens_hides_no_others():
+    """It has fewer tokens than are wanted, so that later blocks must give some."""
+    logits = np.random.default_rng(0).standard_normal((1, 120))
+    logits[:, 40:80] += 20
+    expected = [
+        token for _, _, token in best_candidates(logits, np.zeros((1, 1)), 60)[0]
+    ]
+    assert max(expected) >= 80
+    found = _best_candidates(np.split(logits, 3, axis=1), np.zeros((1, 1)), 60)
+    assert found[2][0].tolist() == expected
+
+
 def test_the_examples_of_the_documentation(monkeypatch):
     logits = np.full((2, 9), -1e9)
     logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]

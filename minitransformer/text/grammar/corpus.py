@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from minitransformer.files import build_once
@@ -234,17 +233,3 @@ def built_in_corpus(cache: Path) -> dict[str, TextPair]:
         return text_pairs(names)
 
     return build_once(cache / FOLDER, build, read)
-
-
-def text_of_run(files: Mapping[str, Sequence[str]], cache: Path) -> dict[str, TextPair]:
-    """Return the pairs of files that a run's settings name.
-
-    If they are of the built-in corpus and no longer exist, they are made again in
-    `cache`. Raises: FileNotFoundError if another file does not exist.
-    """
-    try:
-        return text_pairs(files)
-    except FileNotFoundError:
-        if {Path(x).parent.name for pair in files.values() for x in pair} != {FOLDER}:
-            raise
-        return built_in_corpus(cache)
