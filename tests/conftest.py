@@ -81,6 +81,7 @@ def stand_in(host_libraries, monkeypatch):
     gpu = install(monkeypatch, host_libraries)
     with kernels_for(gpu.xp.ndarray, find=find_kernel):
         yield gpu
+    gpu.close()
 
 
 @pytest.fixture

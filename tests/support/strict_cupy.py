@@ -23,7 +23,7 @@ import time
 import types
 from collections import Counter
 from mmap import mmap
-from weakref import finalize
+from weakref import finalize, ref
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +54,13 @@ class Memory:
         self.bytes = raw[start : start + max(size, 1)]
         self.bytes.fill(FREED)
         self.written = None  # stream, time
-        finalize(self, gpu.give, size)
+        finalize(self, give_back, ref(gpu), size)
+
+
+def give_back(machine, size):
+    """Free memory of a machine that may be gone: `finalize` must not keep it alive."""
+    if machine():
+        machine().give(size)
 
 
 class MemoryPointer:
@@ -231,6 +237,11 @@ class GpuState:
         if name not in self.files:
             raise OSError(f"{name}: cannot open shared object file")
         return self.files[name](self)
+
+    def close(self):
+        """Free what a device and the pool hold, which tests have many of."""
+        importlib.import_module("minitransformer.cuda.device")._device.cache_clear()
+        self.default_pool.free.clear()
 
     def take(self, size):
         if size > self.bytes_left:
