@@ -8,7 +8,7 @@ translate(model, ["The old man sees a dog."], beam=5)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
@@ -63,8 +63,8 @@ def load(
 
 def translate(
     translator: Translator,
-    lines: Sequence[str],
-    prefix: Sequence[str] | None = None,
+    lines: Iterable[str],
+    prefix: Iterable[str] | None = None,
     **options: float | str,
 ) -> list[str]:
     """Return the best translation of each line, or with `sample=True` one at random.
@@ -77,11 +77,19 @@ def translate(
     Raises: ValueError if an option is unknown, out of range or does nothing, or if a
     line has no translation within its constraints.
     """
-    if isinstance(lines, str):
-        raise ValueError("expected a list of lines, got one string")
-    if isinstance(prefix, str):
-        raise ValueError("expected a list of prefixes, got one string")
+    lines = _list_of_text("lines", lines)
+    prefixes = None if prefix is None else _list_of_text("prefixes", prefix)
     if unknown := options.keys() - {field.name for field in fields(TranslationConfig)}:
         raise ValueError(f"expected options of TranslationConfig, got {min(unknown)}")
     config = TranslationConfig.changed(translator.decoding, options)
-    return translator.translate(lines, config, prefixes=prefix)
+    return translator.translate(lines, config, prefixes=prefixes)
+
+
+def _list_of_text(name: str, given: Iterable[str]) -> list[str]:
+    """Raises: ValueError if what is given is one string, or has other things."""
+    if isinstance(given, str):
+        raise ValueError(f"expected a list of {name}, got one string")
+    found = list(given)
+    if others := [thing for thing in found if not isinstance(thing, str)]:
+        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
+    return found

@@ -65,6 +65,8 @@ def open_device(
     Raises: UsageError if the device has no such precision, ValueError if its name is
     unknown, RuntimeError if there is no such GPU or a library that it needs is missing.
     """
+    if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
+        raise UsageError(f"threads: expected int of at least 1, got {num_threads!r}")
     if name == "cpu":
         if precision not in (None, "fp32", "bf16"):
             raise UsageError(

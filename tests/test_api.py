@@ -67,17 +67,37 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
     ("lines", "options", "message"),
     [
         ("one", {}, "expected a list of lines"),
+        (["one", None], {}, "expected a list of lines, got None in it"),
+        (["one"], {"prefix": [2]}, "expected a list of prefixes, got 2 in it"),
         (["one"], {"beams": 2}, "expected options of TranslationConfig, got beams"),
         (["one"], {"help_group": 2}, "expected options of TranslationConfig, got help"),
         (["one"], {"prefix": "a"}, "expected a list of prefixes, got one string"),
         (["one"], {"prefix": []}, "expected a prefix for each of 1 lines, got 0"),
         (["one"], {"top_k": 2}, "top_k: does nothing without sample"),
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
+        (["one"], {"min_len": 10**5}, "min_len: expected at most 10000, got 100000"),
+        (["one"], {"sample": True, "nbest": 1001}, "nbest: expected at most 1000"),
     ],
 )
 def test_wrong_arguments_are_refused(model_path, lines, options, message):
     with pytest.raises(ValueError, match=message):
         minitransformer.translate(minitransformer.load(model_path), lines, **options)
+
+
+def test_lines_may_come_from_any_iterable(model_path):
+    translator = minitransformer.load(model_path)
+    expected = minitransformer.translate(translator, CAT_LINES[:3])
+    lines = (line for line in CAT_LINES[:3])
+    assert minitransformer.translate(translator, lines) == expected
+
+
+@pytest.mark.parametrize("method", ["score", "align"])
+@pytest.mark.parametrize(("lines", "others"), [("a", ""), ("a", "ab"), ("ab", "a")])
+def test_each_line_needs_a_translation(model_path, method, lines, others):
+    translator = minitransformer.load(model_path)
+    message = f"for each of {len(lines)} lines, got {len(others)}"
+    with pytest.raises(ValueError, match=message):
+        getattr(translator, method)([*lines], [*others], translator.decoding)
 
 
 def test_every_public_name_is_there():

@@ -19,6 +19,12 @@ def test_the_processor_is_always_there():
     assert open_device("cpu").num_threads >= 1
 
 
+@pytest.mark.parametrize("threads", [0, -1, "2", 1.5, True])
+def test_a_number_of_threads_is_a_positive_integer(threads):
+    with pytest.raises(ValueError, match=f"threads: expected int .*, got {threads!r}"):
+        open_device("cpu", num_threads=threads)
+
+
 @pytest.mark.parametrize("name", ["gpu", "cuda:one", "cpu:0", ""])
 def test_unknown_devices_are_refused(name):
     with pytest.raises(ValueError, match="expected a device cpu, cuda or cuda:N"):

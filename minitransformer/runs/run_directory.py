@@ -308,7 +308,8 @@ def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
 
 
 def is_model(text: str) -> bool:
-    """Return whether an argument names a run directory or a checkpoint file."""
+    """Return whether an argument names a run, a checkpoint or a shipped model."""
     # os.path.isfile is False for what is no name or cannot be read; Path raises.
     is_checkpoint = text.endswith(SUFFIX) and os.path.isfile(text)
-    return is_checkpoint or os.path.isfile(RunDirectory(Path(text)).config)
+    is_shipped = shipped_model(text) is not None
+    return is_shipped or is_checkpoint or os.path.isfile(Path(text, "config.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from minitransformer.runs.checkpoint import SUFFIX
@@ -17,7 +18,7 @@ DEFAULT = "en-de"
 def shipped_model(name: str) -> Path | None:
     """Return the checkpoint of the model of this name, or None if there is none."""
     path = FOLDER / name / f"model{SUFFIX}"
-    return path if path.parent.parent == FOLDER and path.is_file() else None
+    return path if path.parent.parent == FOLDER and os.path.isfile(path) else None
 
 
 def described(checkpoint: Path) -> str:

@@ -18,6 +18,7 @@ from minitransformer.runs.shipped import shipped_model
 from minitransformer.settings.config import ModelConfig, RunConfig
 from minitransformer.settings.options import UsageError, build, flag_name
 from minitransformer.settings.text_config import VocabularyConfig
+from minitransformer.text.own_vocabulary import own_symbols
 from minitransformer.text.tokenizer import Tokenizer
 
 # What need not be as in the model that a run begins from.
@@ -72,7 +73,7 @@ def take_over(
     size, vocabulary = settings.model.vocab_size, settings.vocabulary
     rows = {p: i for i, p in enumerate(_pieces(other.tokenizer))}
     symbols = vocabulary.user_symbols
-    keeps = size == len(rows) and rows.keys() >= {*symbols}
+    keeps = size == len(rows) and own_symbols(other.tokenizer) >= {*symbols}
     keeps &= vocabulary == VocabularyConfig(user_symbols=symbols)
     tokenizer = other.tokenizer if keeps else learn()
     pairs = [(i, rows[p]) for i, p in enumerate(_pieces(tokenizer)) if p in rows]

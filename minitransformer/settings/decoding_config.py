@@ -30,7 +30,9 @@ class DecodingConfig(Config):
         at_most=10,
         alias="--length-penalty",
     )
-    nbest: int = option(1, "translations per sentence, at most the beam", at_least=1)
+    nbest: int = option(
+        1, "translations per sentence, at most the beam", at_least=1, at_most=1000
+    )
     max_len_a: float = option(
         1.0,
         "a in the longest output, a * input length + b tokens",
@@ -86,7 +88,10 @@ class TranslationConfig(DecodingConfig):
     help_group: ClassVar[str] = "constraints, samples, alignments (beyond the paper)"
 
     min_len: int | None = option(
-        None, "fewest tokens of a translation, EOS not counted", at_least=1
+        None,
+        "fewest tokens of a translation, EOS not counted",
+        at_least=1,
+        at_most=10_000,
     )
     no_repeat_ngram: int | None = option(
         None,

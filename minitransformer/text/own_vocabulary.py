@@ -44,6 +44,14 @@ def read_own_vocabulary(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     return tokenizer
 
 
+def own_symbols(tokenizer: Tokenizer) -> set[str]:
+    """Return the pieces of a vocabulary that are never split: those of a user."""
+    kind = b"\x18" + bytes([USER_DEFINED])
+    pieces = (x for number, _, x in _fields(tokenizer.model) if number == PIECES)
+    fields = ([*_fields(piece)] for piece in pieces)
+    return {f[0][2].decode() for f in fields if kind in [raw for _, raw, _ in f]}
+
+
 def with_size_of_file(
     values: Mapping[str, Any], vocabulary: VocabularyConfig, tags: Sequence[str]
 ) -> dict[str, Any]:

@@ -113,6 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             more = list(TextPair(*args.also).lines())
             pairs += more
             splits["train"] += unseen(more, splits["val"] + splits["test"])
+        for name in (f"{split}.{x}" for split in splits for x in languages):
+            if (old := args.folder / name).exists():
+                raise ValueError(
+                    f"expected no {old}, which training would read, not {name}.gz"
+                )
         args.folder.mkdir(parents=True, exist_ok=True)
         for split, chosen in splits.items():
             for side, language in enumerate(languages):

@@ -29,6 +29,9 @@ UNIGRAM_THREADS = 8
 # From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
 
+# Lines of more bytes take no part in it: SentencePiece cannot count their characters.
+MAX_SENTENCE = 1 << 15
+
 
 class Tokenizer:
     """Byte-pair encoding, or a unigram model, by SentencePiece: text to ids and back.
@@ -94,6 +97,7 @@ class Tokenizer:
                 user_defined_symbols=list(config.user_symbols),
                 byte_fallback=vocab_size >= BYTES_FROM_SIZE,
                 input_sentence_size=MAX_SENTENCES,
+                max_sentence_length=MAX_SENTENCE,
                 shuffle_input_sentence=True,
                 pad_id=PAD_ID,
                 unk_id=UNK_ID,

@@ -157,12 +157,17 @@ def compound_split_bleu(
     words, cased and without smoothing. On newstest2014 this BLEU is 0.7 to 1 above
     sacreBLEU's; compare it only with BLEU that was counted in the same way.
 
-    Raises: RuntimeError without sacremoses, ValueError as `translation_quality`.
+    Raises: RuntimeError without sacremoses, ValueError if it does not know the
+    language, or as `translation_quality`.
     """
     from sacrebleu.metrics import BLEU
 
     need = "compound-split BLEU needs sacremoses"
     moses = import_extra("sacremoses", "moses", need)
+    known = sorted({*moses.corpus.NonbreakingPrefixes().available_langs.values()})
+    if language not in known:  # it would be tokenised as English
+        expected = f"expected one of {', '.join(known)}"
+        raise ValueError(f"--compound-split: {expected}, got {language}")
     _check_pairs(translations, references)
     normalizer = moses.MosesPunctNormalizer(language)
     tokenizer = moses.MosesTokenizer(language)

@@ -207,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected JSON")
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit():
+        if not length.isdecimal():
             raise RequestError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
         if int(length) > MAX_BODY:
             message = f"expected at most {MAX_BODY:,} bytes, got {int(length):,}"

@@ -44,8 +44,8 @@ class Tags:
             return [], []
         if self._chosen is not None and own not in ("", self._chosen):
             raise ValueError(
-                f"line {number}: expected no other tag than --tag {self._chosen}, "
-                f"got {own}"
+                f"line {number}: expected no other tag than --tag {self._chosen!r}, "
+                f"got {own!r}"
             )
         tag = own if self._chosen is None else self._chosen
         if self._ids and tag not in self._ids:

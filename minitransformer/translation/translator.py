@@ -171,9 +171,11 @@ class Translator:
     ) -> list[tuple[float, int]]:
         """Return the log-probability in nats and the length of given translations.
 
-        Raises: ValueError if there are several models, or if a line is too long.
+        Raises: ValueError if there are several models, if a line is too long, or if
+        there is not one translation for each.
         """
         model, whole = self.single_model, replace(config, long_input="error")
+        require_one_each(lines, translations)
         no_tags = Tags(self.tokenizer)
         sources, targets = (
             [ids for [ids] in self.encode(side, whole, first_line, tags)]
@@ -192,8 +194,10 @@ class Translator:
     ) -> list[Links]:
         """Return which words of given translations were made from which of the lines.
 
-        Raises: ValueError if a line is too long.
+        Raises: ValueError if a line is too long, or if there is not one translation
+        for each.
         """
+        require_one_each(lines, translations)
         whole = replace(config, long_input="error")
         sides = (
             [
@@ -263,3 +267,11 @@ def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
         )
         for ranked in zip(*parts, strict=False)
     ]
+
+
+def require_one_each(lines: Sequence[str], translations: Sequence[str]) -> None:
+    if len(lines) != len(translations):
+        raise ValueError(
+            f"expected a translation for each of {len(lines)} lines, "
+            f"got {len(translations)}"
+        )

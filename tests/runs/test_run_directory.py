@@ -246,6 +246,8 @@ def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path):
     run.best.write_text("")
     assert is_model(str(run.best))
     assert not is_model(str(run.config))
+    assert is_model("en-de")
+    assert not any(map(is_model, ("a" * 300, "x\0y", "", ".", "en-de/..")))
     folder = tmp_path / "folder.safetensors"
     folder.mkdir()
     for text in (str(folder), "the cat sat", "", "\0.safetensors", "a" * 5000):

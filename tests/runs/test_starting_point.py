@@ -68,13 +68,21 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
 @pytest.mark.parametrize(
     ("vocabulary", "keeps"),
     [
-        ({"user_symbols": ("mat",)}, False),
-        ({"user_symbols": ("and",)}, True),  # a piece that is there
+        ({"user_symbols": ("<x>",)}, True),  # a symbol of the other model
+        ({"user_symbols": ("<x>", "<y>")}, False),
+        ({"user_symbols": ("and",)}, False),  # an ordinary piece, which may be divided
         ({"vocab_type": "unigram"}, False),
     ],
 )
-def test_settings_of_the_vocabulary_ask_for_another_one(model_path, vocabulary, keeps):
-    config, start = choose_model(Path(model_path), {}, {})
+def test_settings_of_the_vocabulary_ask_for_another_one(
+    model_path, tmp_path, vocabulary, keeps
+):
+    other = checkpoint.load(Path(model_path))
+    with_symbol = VocabularyConfig(user_symbols=("<x>",))
+    other.tokenizer = Tokenizer.train(CAT_LINES, 50, config=with_symbol)
+    assert "and" in other.tokenizer.pieces(range(50))
+    checkpoint.save(tmp_path / "other.safetensors", other)
+    config, start = choose_model(tmp_path / "other.safetensors", {}, {})
     learned = Tokenizer.train(OTHER_LINES, 50)
     settings = run_from(config, start, **vocabulary)
     tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)

@@ -102,6 +102,19 @@ def test_errors_are_one_line(tmp_path, capsys, text, flags, message):
     assert not (tmp_path / "data").exists()
 
 
+def test_older_text_that_training_would_prefer_is_refused(tmp_path, capsys):
+    listed, old = tmp_path / "pairs.tsv", tmp_path / "train.b"
+    listed.write_text("".join(f"a {i}\tb {i}\n" for i in range(9)))
+    command = [str(listed), str(tmp_path), "--val", "1", "--test", "1"]
+    command += ["--source", "a", "--target", "b"]
+    old.write_text("old")
+    assert main(command) == 1
+    assert f"expected no {old}, which training" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"pairs.tsv", "train.b"}
+    old.unlink()
+    assert main(command) == main(command) == 0  # its own files are written anew
+
+
 @pytest.mark.parametrize("languages", [("en", "en"), ("en", ""), ("../en", "de")])
 def test_the_two_languages_make_two_files_in_the_folder(tmp_path, capsys, languages):
     source, target = languages

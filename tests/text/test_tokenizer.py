@@ -100,6 +100,11 @@ def test_both_languages_share_the_pieces_that_byte_pair_encoding_joins(tmp_path)
     assert learned.pieces(range(4, 9)) == expected
 
 
+def test_long_lines_are_learned_from():
+    tokenizer = Tokenizer.train(["ab"] * 9 + ["QZ " * 5000], 12)
+    assert UNK_ID not in tokenizer.encode(["QZ"])[0]
+
+
 def test_the_serialised_model_is_the_same_tokenizer(tokenizer):
     assert Tokenizer(tokenizer.model).encode(LINES) == tokenizer.encode(LINES)
 

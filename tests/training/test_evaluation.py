@@ -55,6 +55,8 @@ def test_the_papers_bleu_is_that_of_words_split_by_hand():
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
     expected_score = plain.corpus_score(words, [expected]).score
     assert_close(compound_split_bleu(outputs, references, "de"), expected_score)
+    with pytest.raises(ValueError, match="--compound-split: expected one"):
+        compound_split_bleu(outputs, references, "xx")
 
 
 CONFIG = ModelConfig(

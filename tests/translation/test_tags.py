@@ -88,7 +88,7 @@ def test_a_line_of_nothing_but_a_tag_is_blank(tokenizer):
         (
             "<2de>",
             "<2fr> the",
-            "line 8: expected no other tag than --tag <2de>, got <2f",
+            "line 8: expected no other tag than --tag .<2de>., got .<2f",
         ),
     ],
 )
