@@ -29,7 +29,7 @@ def test_prefixes_and_samples(model_path):
     prefixes = ["the", "", "sat"]
     found = minitransformer.translate(translator, lines, prefix=prefixes, **options)
     plain = minitransformer.translate(translator, lines, **options)
-    assert [text.startswith(p) for text, p in zip(found, prefixes, strict=True)]
+    assert all(text.startswith(p) for text, p in zip(found, prefixes, strict=True))
     assert found[1] == plain[1]
     drawn = minitransformer.translate(translator, lines, sample=True, seed=2, **options)
     config = minitransformer.TranslationConfig(sample=True, seed=2, nbest=7, **options)

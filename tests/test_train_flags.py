@@ -428,3 +428,11 @@ def test_a_run_is_resumed_by_ranks(place, launched):
     assert run_main(train.main, "--resume", "run", "--ranks", 2)[0] == 7
     assert (calls[0][1].path, calls[0][2]) == (Path("run"), True)
     assert run.config.exists()
+
+
+def test_a_run_from_a_model_has_the_preset_finetune(model_path, place):
+    flags, _ = named_text(place)
+    tuned = train.new_config(parse("--from", model_path, *flags))
+    assert (tuned.preset, tuned.training.learning_rate) == ("finetune", 3e-4)
+    other = train.new_config(parse("--from", model_path, "--config", "base", *flags))
+    assert other.preset == "base"

@@ -76,6 +76,7 @@ def test_nbest_lines_and_json_agree(model_path, capfd):
         assert scores == sorted(scores, reverse=True)
     _, out, _ = run_translate(capfd, *flags, "--json", "the cat")
     [entry] = [json.loads(line) for line in out.split("\n")[:-1]]
+    assert entry["line"] == 0
     texts = [text for n, text, _ in lines if n == "0"]
     assert [t["text"] for t in entry["translations"]] == texts
 

@@ -357,7 +357,7 @@ class RunConfig:
         changes = {name: changes[name] for name in changes.keys() & {*RESUMABLE}}
         training = build(TrainingConfig, vars(self.training), changes)
         resumed = dataclasses.replace(self, training=training)
-        resumed.refuse_useless(namespace)
+        resumed.refuse_useless(argparse.Namespace(**changes))
         return resumed
 
     @classmethod

@@ -38,16 +38,32 @@ Links: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class TextInParts:
-    """A text and its word pieces: in one part, or in several if it was too long."""
+    """A text and its word pieces: in one part, or in several if it was too long.
+
+    Each part begins with `tag_length` pieces of a tag, which `text` does not have.
+    Words count from `first_word`: that is 1 if the tag is the line's first word.
+    """
 
     text: str
     parts: Sequence[Sequence[int]]
+    tag_length: int = 0
+    first_word: int = 0
 
     def words(self, tokenizer: Tokenizer) -> list[np.ndarray]:
-        """Return the number of the word that each piece of each part belongs to."""
-        ids = list(itertools.chain.from_iterable(self.parts))
+        """Return the number of the word that each piece of each part belongs to.
+
+        A piece of a tag belongs to none, which is -1.
+        """
+        own = [part[self.tag_length :] for part in self.parts]
+        ids = list(itertools.chain.from_iterable(own))
         words = np.array(words_of_pieces(tokenizer, ids, self.text), dtype=int)
-        return np.split(words, np.cumsum([len(part) for part in self.parts])[:-1])
+        ends = np.cumsum([len(part) for part in own])[:-1]
+        return [
+            np.concatenate([np.full(len(part) - len(found), -1), found])
+            for part, found in zip(
+                self.parts, np.split(words + self.first_word, ends), strict=True
+            )
+        ]
 
 
 def align_words(
@@ -177,9 +193,11 @@ def word_weights(
     """Return how much each target word is made from each source word.
 
     That is the sum over the pieces of the source word, and the mean over those of the
-    target word. Shapes: weights [T, S], words of the pieces [S] and [T] -> [target
-    words, source words], both from word 0 on
+    target word. A source piece of word -1 counts for none. Shapes: weights [T, S],
+    words of the pieces [S] and [T] -> [target words, source words], both from word 0 on
     """
+    counts = source_words >= 0
+    weights, source_words = weights[:, counts], source_words[counts]
     size = [int(words.max(initial=-1)) + 1 for words in (target_words, source_words)]
     sums = np.zeros(size)
     np.add.at(sums, (target_words[:, None], source_words), weights)

@@ -102,10 +102,9 @@ def attention_maps(
     names = [*tokenizer.pieces(target), "end"]
     cross = np.stack(recorded[layers + 1 :: 2])
     [text] = translator.text([best])
-    in_source, in_target = (
-        np.array(words_of_pieces(tokenizer, *side), dtype=int)
-        for side in ((source, line), (target, text))
-    )
+    [in_parts] = translator.sources_in_parts([line], [[source]])
+    [in_source] = in_parts.words(tokenizer)
+    in_target = np.array(words_of_pieces(tokenizer, target, text), dtype=int)
     upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
     words = word_weights(upper[:-1, :-1], in_source, in_target)
     return AttentionMaps(

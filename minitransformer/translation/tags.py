@@ -36,9 +36,7 @@ class Tags:
 
         Raises: ValueError if the line has no tag and needs one, or has another.
         """
-        own = next(
-            (t for t, x in self._ids.items() if x and (*ids[: len(x)],) == x), ""
-        )
+        own = self._own(ids)
         text = ids[len(self._ids.get(own, ())) :]
         if not text:
             return [], []
@@ -54,6 +52,23 @@ class Tags:
                 "beginning, or as --tag"
             )
         return list(self._ids.get(tag, ())), text
+
+    def without(self, line: str, ids: list[int]) -> tuple[str, int, int]:
+        """Return a line without its own tag, and what its words need to be counted.
+
+        That is the number of pieces of its tag, own or chosen, and of the first word
+        after a tag of its own. `ids` are those of the line.
+        """
+        own = self._own(ids)
+        tag = own if self._chosen is None else self._chosen
+        text = line.strip().removeprefix(own)
+        return text, len(self._ids.get(tag, ())), int(text[:1].isspace())
+
+    def _own(self, ids: list[int]) -> str:
+        """Return the tag that a line begins with, or nothing."""
+        return next(
+            (t for t, x in self._ids.items() if x and (*ids[: len(x)],) == x), ""
+        )
 
 
 def tags_of(state: Any) -> list[str]:

@@ -116,9 +116,9 @@ class Translator:
             return joined
         texts = map(self.text, joined, prefixes or [""] * len(lines))
         pairs = [
-            (TextInParts(line, parts), TextInParts(text, [p[n].tokens for p in ranked]))
-            for line, parts, ranked, best in zip(
-                lines, encoded, in_parts, texts, strict=True
+            (source, TextInParts(text, [p[n].tokens for p in ranked]))
+            for source, ranked, best in zip(
+                self.sources_in_parts(lines, encoded), in_parts, texts, strict=True
             )
             for n, text in enumerate(best)
         ]
@@ -198,17 +198,25 @@ class Translator:
         for each.
         """
         require_one_each(lines, translations)
-        whole = replace(config, long_input="error")
+        whole, no_tags = replace(config, long_input="error"), Tags(self.tokenizer)
+        encoded = self.encode(lines, whole, first_line)
+        targets = self.encode(translations, whole, first_line, no_tags)
         sides = (
-            [
-                TextInParts(line, parts)
-                for line, parts in zip(
-                    side, self.encode(side, whole, first_line), strict=True
-                )
-            ]
-            for side in (lines, translations)
+            self.sources_in_parts(lines, encoded),
+            map(TextInParts, translations, targets),
         )
         return self._align(list(zip(*sides, strict=True)), config)
+
+    def sources_in_parts(
+        self, lines: Sequence[str], encoded: Sequence[list[list[int]]]
+    ) -> list[TextInParts]:
+        """Return lines with the parts that `encode` cut them into, to align words."""
+        found = []
+        ids = self.tokenizer.encode(lines)
+        for line, own, parts in zip(lines, ids, encoded, strict=True):
+            text, *tag = self.tags.without(line, own)
+            found.append(TextInParts(text, parts, *tag))
+        return found
 
     def encode(
         self,

@@ -1,0 +1,74 @@
+"""Limits, sizes and lengths that the pages name are those of the code."""
+
+import re
+
+import pytest
+
+from minitransformer.settings.config import ModelConfig, RanksConfig
+from minitransformer.settings.options import build
+from minitransformer.settings.presets import PRESETS
+from minitransformer.text import lines, tokenizer
+from minitransformer.translation import serve
+from support.scripts import ROOT
+
+
+def page(name):
+    return re.sub(r"\s+", " ", (ROOT / name).read_text(encoding="utf-8"))
+
+
+TIMEOUT = RanksConfig().peer_timeout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value", "expected"),
+    [
+        ("reliability", "A line of more than 4 MiB", lines.MAX_LINE, 4 << 20),
+        ("corpora", "more than 32 KiB are left out", tokenizer.MAX_SENTENCE, 32 << 10),
+        ("flags", "from 1,024 on, the 256 bytes", tokenizer.BYTES_FROM_SIZE, 1024),
+        ("multi-node", "`--peer-timeout` seconds (600 by default)", TIMEOUT, 600),
+        ("translating", "four are waiting", serve.MAX_WAITING, 4),
+        ("translating", "at most 50 lines", serve.MAX_LINES, 50),
+        ("translating", "16,384 bytes gets status 413", serve.MAX_BODY, 16_384),
+    ],
+)
+def test_limits_are_those_of_the_pages(name, text, value, expected):
+    assert text in page(f"docs/{name}.md")
+    assert value == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "changes"),
+    [
+        ("results", "multi30k", {}),
+        ("results", "small", {}),
+        ("results", "small", {"decoder_layers": 2, "vocab_size": 5000}),
+        ("parsing", "parsing-small", {}),
+    ],
+)
+def test_results_are_of_models_that_the_presets_make(name, preset, changes):
+    count = build(ModelConfig, PRESETS[preset], changes).num_parameters
+    assert f"{count:,} parameters" in page(f"docs/{name}.md")
+
+
+def test_the_core_is_as_long_as_the_pages_say():
+    """The ten files that docs/source.md names first, and the rest of their folders."""
+    package = ROOT / "minitransformer"
+    walk = [ROOT / "train.py", ROOT / "translate.py"]
+    walk += [
+        package / f"{name}.py"
+        for name in (
+            "engine/autograd engine/ops model/layers model/transformer "
+            "training/optimizer training/parallel translation/beam_search "
+            "translation/incremental_decoding"
+        ).split()
+    ]
+    core = {*walk, *package.glob("engine/*.py"), *package.glob("model/*.py")}
+    lengths = [
+        sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+        for paths in (walk, core)
+    ]
+    assert f"ten files of about {round(lengths[0], -2):,} lines" in page(
+        "docs/source.md"
+    )
+    assert f"about {round(lengths[1], -2):,} lines" in page("README.md")
+    assert lengths[1] <= 3200
