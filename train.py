@@ -155,7 +155,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def new_config(args: argparse.Namespace) -> RunConfig:
     """Combine a preset with the flags."""
-    name, preset = find_preset(args.config or ("finetune" if args.start else "tiny"))
+    usual = "finetune" if args.start else "tiny"
+    name, preset = find_preset(usual if args.config is None else args.config)
     named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
     vocabulary = build(VocabularyConfig, preset, given(args, VocabularyConfig))
@@ -301,6 +302,7 @@ class Trainer:
     log: Callable[[str], None]
     signal: int | None = None  # that this process received
     stopped_by: int | None = None  # the signal that stops all ranks
+    saved: bool = True  # whether the last checkpoint could be written
 
     def __post_init__(self) -> None:
         self.training, self.state = self.settings.training, self.progress.state
@@ -332,27 +334,33 @@ class Trainer:
             unit="step",
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
-        finished = state.step >= training.steps
+        finished = self.is_finished()
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
         while not finished and self.stopped_by is None:
             before = state.seconds
             self.update()
             bar.update()
-            finished = state.step >= training.steps or (
-                training.minutes is not None and state.seconds >= 60 * training.minutes
-            )
+            finished = self.is_finished()
             if state.step % training.log_every == 0:
                 self.report()
             if state.step % training.validate_every == 0 or finished:
                 self.validate()
-                patience = training.patience or math.inf
-                finished |= state.validations_since_best >= patience
+                finished = self.is_finished()
             if training.checkpoint_due(state.step, before, state.seconds) or finished:
                 self.save()
         self.sync_stop()
         if self.stopped_by is not None:
             self.save()
         bar.close()
+
+    def is_finished(self) -> bool:
+        """Whether steps, minutes or patience are used up, maybe before a resume."""
+        training, state = self.training, self.state
+        return (
+            state.step >= training.steps
+            or state.seconds >= 60 * (training.minutes or math.inf)
+            or state.validations_since_best >= (training.patience or math.inf)
+        )
 
     def update(self) -> None:
         """Do one step of section 5.3 on the next `accumulate` batches.
@@ -470,7 +478,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
-        self.save_as(self.run.checkpoint(self.state.step))
+        self.saved = self.save_as(self.run.checkpoint(self.state.step))
         self.run.prune(self.training.num_kept)
 
     def save_as(self, path: Path, with_moments: bool = True) -> bool:
@@ -540,7 +548,8 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
             trainer.describe()
             trainer.train()
         if trainer.stopped_by:
-            trainer.log("stopped     and saved: train.py --resume continues")
+            how = "and saved" if trainer.saved else "but not saved"
+            trainer.log(f"stopped     {how}: train.py --resume continues")
             return 128 + trainer.stopped_by
         trainer.finish()
     return 0

@@ -436,3 +436,9 @@ def test_a_run_from_a_model_has_the_preset_finetune(model_path, place):
     assert (tuned.preset, tuned.training.learning_rate) == ("finetune", 3e-4)
     other = train.new_config(parse("--from", model_path, "--config", "base", *flags))
     assert other.preset == "base"
+
+
+def test_an_empty_name_of_a_preset_is_not_the_usual_one(place):
+    flags, _ = named_text(place)
+    with pytest.raises(UsageError, match="expected"):
+        train.new_config(parse("--config", "", *flags))

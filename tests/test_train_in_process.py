@@ -504,8 +504,10 @@ def test_a_report_has_the_speed_of_all_its_updates(start, clock):
         assert report[f"{side}_tokens_per_second"] == round(speed)
 
 
-def test_checkpoints_are_saved_by_the_clock(start, clock):
-    start("--checkpoint-minutes", 0.5, "--steps", 7, "--run", "run")
+def test_checkpoints_are_saved_by_the_clock(text, place, clock):
+    flags = [*MODEL, "--validate-every", 2, "--log-every", 1, "--threads", 2]
+    flags += ["--checkpoint-minutes", 0.5, "--steps", 7, "--run", "run"]
+    assert run_main(train.main, *text, *flags)[0] == 0
     assert steps("run") == [3, 6, 7]
 
 
@@ -514,6 +516,23 @@ def test_an_equal_loss_is_not_a_better_one(start):
     out = start("--learning-rate", 1e-30, "--patience", 2, "--run", "run")
     assert logged(out, "validation") == [2, 4, 6]
     assert out.count("  best\n") == 1
+
+
+def test_a_run_that_has_ended_is_not_trained_further(start, clock):
+    """However it ended, unless a larger value says so."""
+    start("--learning-rate", 1e-30, "--patience", 2, "--run", "patient")
+    start("--minutes", 0.5, "--run", "short")
+    ended = {run: (steps(run)[-1], records(run)) for run in ("patient", "short")}
+    for run, (step, metrics) in ended.items():
+        start("--resume", run)
+        assert steps(run)[-1] == step
+        assert [x | {"seconds": 0} for x in records(run)] == [
+            x | {"seconds": 0} for x in metrics
+        ]
+    start("--resume", "patient", "--patience", 3)
+    start("--resume", "short", "--minutes", 0.7)
+    for run, (step, _) in ended.items():
+        assert steps(run)[-1] > step
 
 
 # What may go wrong
@@ -587,6 +606,22 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
     assert state("run", 4)["validations_since_best"] == 0
     error = start("--steps", 4, "--run", "other", code=1)
     assert "best.safetensors: No space left on device" in error
+
+
+def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch):
+    def save(path, saved):
+        raise OSError(ENOSPC, "No space left on device", str(path))
+
+    def gradient(self, *arguments, real=ThreadedModel.gradient):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    flags = ("--steps", 9, "--run", "run", "--on-save-error", "continue")
+    with signals_put_back():
+        out = start(*flags, code=128 + signal.SIGTERM)
+    assert out.endswith("stopped     but not saved: train.py --resume continues\n")
 
 
 def test_a_full_disk_behind_standard_output_costs_lines(start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -135,10 +136,16 @@ class RunDirectory:
             sync(self.metrics)
 
     def append(self, path: Path, line: str) -> None:
-        """Append a line to a log; a full disk costs the line and not the run."""
+        """Append a line to a log; a full disk costs the line and not the run.
+
+        What it took of the line is removed, so that the next one begins where it did.
+        """
+        data = f"{line}\n".encode(errors="backslashreplace")
         try:
-            with open(path, "ab", opener=open_no_link) as file:
-                file.write(f"{line}\n".encode(errors="backslashreplace"))
+            with open(path, "ab", buffering=0, opener=open_no_link) as file:
+                if (written := file.write(data)) < len(data):
+                    file.truncate(file.tell() - written)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             print(f"{path}: a line was lost: {error}", file=sys.stderr)
 

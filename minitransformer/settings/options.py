@@ -225,7 +225,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises: UsageError if it cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         read = tomllib.loads if path.suffix == ".toml" else json.loads
         values: Any = read(text)
         if not isinstance(values, dict):

@@ -173,6 +173,23 @@ def test_a_log_that_is_no_file_costs_the_line(tmp_path, capsys, kind):
     assert not other.exists()
 
 
+def test_a_line_for_which_there_is_too_little_space_leaves_nothing(tmp_path, capsys):
+    resource = pytest.importorskip("resource", reason="no limits of file sizes")
+    run = RunDirectory(tmp_path)
+    run.record(1, loss=0.5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        space = run.metrics.stat().st_size + 5
+        resource.setrlimit(resource.RLIMIT_FSIZE, (space, limits[1]))
+        run.record(2, loss=0.25)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "metrics.jsonl: a line was lost" in capsys.readouterr().err
+    run.record(3, loss=0.125)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 0.5), (3, 0.125)]
+
+
 def test_a_name_that_is_no_utf8_can_be_logged(tmp_path):
     run = RunDirectory(tmp_path)
     run.append(tmp_path / "train.log", os.fsdecode(b"run \xff"))

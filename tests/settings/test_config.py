@@ -292,3 +292,11 @@ def test_a_name_that_is_no_utf8_can_be_printed(monkeypatch):
         assert options.exit_code("train.py", lambda: print("run \udcff")) == 0
         stdout.flush()
         assert written.getvalue() == b"run \\udcff\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.json", '{"d_ff": 7}'), ("a.toml", "d_ff=7")]
+)
+def test_a_settings_file_may_begin_with_a_byte_order_mark(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert find_preset(str(tmp_path / name))[1] == {"d_ff": 7}

@@ -229,12 +229,17 @@ class Reference:
         write(begun=True, unsaved=now.unsaved or not now.begun)
         write(metrics=tuple(past))
         moments += moments[-1].pruned(kept)
-        finished = at.step >= plan.steps
+
+        def is_finished() -> bool:
+            patience = plan.patience or math.inf
+            return at.step >= plan.steps or at.validations_since_best >= patience
+
+        finished = is_finished()
         if at.step:
             stops.append(save(moments[-1], at)[-1])
         while not finished:
             at = replace(at, step=at.step + 1)
-            finished = at.step >= plan.steps
+            finished = is_finished()
             if at.step % self.log_every == 0:
                 record(at.step, "report")
             if at.step % plan.validate_every == 0 or finished:
@@ -245,7 +250,7 @@ class Reference:
                 else:
                     since = at.validations_since_best + 1
                     at = replace(at, validations_since_best=since)
-                finished |= at.validations_since_best >= (plan.patience or math.inf)
+                finished = is_finished()
             if at.step % plan.save_every == 0 or finished:
                 moments += save(moments[-1], at)
             stops.append(save(moments[-1], at)[-1])
