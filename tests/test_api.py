@@ -76,7 +76,7 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
         (["one"], {"top_k": 2}, "top_k: does nothing without sample"),
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
         (["one"], {"min_len": 10**5}, "min_len: expected at most 10000, got 100000"),
-        (["one"], {"sample": True, "nbest": 1001}, "nbest: expected at most 1000"),
+        (["one"], {"sample": True, "nbest": 10_001}, "nbest: expected at most 10000"),
     ],
 )
 def test_wrong_arguments_are_refused(model_path, lines, options, message):
