@@ -54,10 +54,10 @@ class Tags:
         return list(self._ids.get(tag, ())), text
 
     def without(self, line: str, ids: list[int]) -> tuple[str, int, int]:
-        """Return a line without its own tag, and what its words need to be counted.
+        """Return a line, whose ids are `ids`, without the tag that it begins with.
 
-        That is the number of pieces of its tag, own or chosen, and of the first word
-        after a tag of its own. `ids` are those of the line.
+        With it come how many word pieces its tag has, own or chosen, and the number of
+        the first word that is left: 1 if an own tag stands before it as a word, else 0.
         """
         own = self._own(ids)
         tag = own if self._chosen is None else self._chosen
