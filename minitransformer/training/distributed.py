@@ -168,6 +168,7 @@ class MpiCommunicator(Communicator):
         self._wait(self._comm.Ibcast(array))
 
     def _abort_others(self, code: int) -> None:
+        time.sleep(0.5)  # mpiexec may drop an error message that it has not read yet
         self._comm.Abort(code)
 
     def _wait(self, request: Any) -> None:
