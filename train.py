@@ -505,7 +505,7 @@ class Trainer:
         run, training, val = self.run, self.training, self.corpora.get("val")
         run_so_far = run, training, self.parallel, val, self.state, self.log
         if set_final_parameters(*run_so_far, self.translate_split):
-            self.save_as(run.averaged, with_moments=False)
+            self.saved &= self.save_as(run.averaged, with_moments=False)
         if "test" in self.text:
             test = self.translate_split("test")
             self.run.record(self.state.step, **test.metrics("test"), exact=test.exact)
@@ -513,6 +513,8 @@ class Trainer:
                 f"test        {test.exact:.1%} exact, BLEU {test.bleus} "
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
+        if not self.saved and not self.ranks.rank:
+            raise OSError("the run ended without its result: it could not be saved")
         self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")
 
 

@@ -590,22 +590,29 @@ def test_what_is_asynchronous_is_waited_for_before_a_report(start, monkeypatch):
 
 
 def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
-    real = checkpoint.save
+    real, refused = checkpoint.save, ["best", "averaged"]
 
     def save(path, saved):
-        if not path.name.startswith("step"):
+        if path.stem in refused:
             raise OSError(ENOSPC, "No space left on device", str(path))
         real(path, saved)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    out = start("--steps", 4, "--run", "run", "--on-save-error", "continue")
-    for name in ("best", "averaged"):
+    error = start("--steps", 4, "--run", "run", "--on-save-error", "continue", code=1)
+    message = "the run ended without its result: it could not be saved"
+    assert error == f"train.py: error: {message}\n"
+    out = (Path("run") / "train.log").read_text()
+    for name in refused:
         assert re.search(rf"not saved .*{name}.*; training continues", out), name
+    assert "done " not in out
     assert "BLEU" in out[out.index("test  ") :]
     assert state("run", 4)["best_loss"] == math.inf
     assert state("run", 4)["validations_since_best"] == 0
     error = start("--steps", 4, "--run", "other", code=1)
     assert "best.safetensors: No space left on device" in error
+    refused.clear()
+    assert "done " in start("--resume", "run")
+    assert checkpoint.load(Path("run") / "averaged.safetensors")
 
 
 def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch):
@@ -1157,7 +1164,8 @@ def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
     monkeypatch.setattr(train.Trainer, "finish", finish)
     flags = ("--steps", 2, "--run", "run", "--on-save-error", "continue")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    rank_run(text, monkeypatch, 2, *flags)
+    with pytest.raises(OSError, match="without its result"):
+        rank_run(text, monkeypatch, 2, *flags)
     assert sorted(bar.options["disable"] for bar in bars) == [False, True]
     assert [trainer.state.best_loss for trainer in trainers] == [math.inf] * 2
     assert capsys.readouterr().out.count("; training continues") == 2

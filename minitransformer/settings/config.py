@@ -129,6 +129,11 @@ class ModelConfig(Config):
         """The longest sentence in tokens, EOS counted, or None if there is no limit."""
         return self.max_positions if self.positions == "learned" else None
 
+    def refuse_useless(self, namespace: argparse.Namespace) -> None:
+        """Refuse flags that change nothing in this model."""
+        if "max_positions" in namespace and self.position_limit is None:
+            raise UsageError("--max-positions does nothing without --positions learned")
+
 
 @dataclass(frozen=True)
 class TrainingConfig(Config):
@@ -325,8 +330,7 @@ class RunConfig:
 
         A preset may have such settings, since it is made for more than one run.
         """
-        if "max_positions" in namespace and self.model.position_limit is None:
-            raise UsageError("--max-positions does nothing without --positions learned")
+        self.model.refuse_useless(namespace)
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")
         for name in ("patience", "validate_every"):

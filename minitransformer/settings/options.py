@@ -226,16 +226,27 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        read = tomllib.loads if path.suffix == ".toml" else json.loads
-        values: Any = read(text)
+        values: Any
+        if path.suffix == ".toml":
+            values = tomllib.loads(text)
+        else:
+            values = json.loads(text, object_pairs_hook=_without_repetition)
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")
+        tables = [v if isinstance(v, dict) else {k: v} for k, v in values.items()]
+        return _without_repetition([pair for t in tables for pair in t.items()])
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat.update(value if isinstance(value, dict) else {name: value})
-    return flat
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a dict. Raises: ValueError if a name comes more than once."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"expected each setting once, got {twice} more than once")
+    return values
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:

@@ -144,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, preset = find_preset(args.config)
         changes = given(args, ModelConfig) | given(args, TrainingConfig)
         config = build(ModelConfig, preset, given(args, ModelConfig))
+        config.refuse_useless(args)
         training = build(TrainingConfig, preset, given(args, TrainingConfig))
         seconds = args.seconds_a_step
         if seconds is None and not changes.keys() - {"steps"}:

@@ -100,6 +100,12 @@ def test_settings_that_cost_nothing_are_no_flags(flag, capsys):
     assert f"unrecognized argument {flag}" in capsys.readouterr().err
 
 
+def test_a_limit_of_positions_belongs_to_learned_ones(capsys):
+    assert cost.main(["--max-positions", "9"]) == 2
+    assert "does nothing without --positions learned" in capsys.readouterr().err
+    assert cost.main(["--max-positions", "9", "--positions", "learned"]) == 0
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
 def test_steps_that_take_no_time_are_refused(seconds, capsys):
     assert cost.main([f"--seconds-a-step={seconds}"]) == 2
