@@ -76,9 +76,10 @@ class NcclCommunicator(Communicator):
     def _new_group(self) -> Any:
         """Connect all ranks once more, by NCCL itself: CuPy's group has no bfloat16."""
         nccl = self._cupy.cuda.nccl
-        identity = self._cupy.asarray(nccl.get_unique_id(), dtype=np.int64)
-        self.broadcast(identity)
-        return nccl.NcclCommunicator(self.size, tuple(identity.tolist()), self.rank)
+        identity = np.frombuffer(nccl.get_unique_id(), dtype=np.uint8)
+        sent = self._cupy.asarray(identity)
+        self.broadcast(sent)
+        return nccl.NcclCommunicator(self.size, sent.get().tobytes(), self.rank)
 
     def _enqueue_all_reduce(self, array: Array) -> Any:
         """Queue a sum behind the work of the current stream; return the sum's event."""

@@ -811,6 +811,7 @@ class BFloat16Group:
     """A group as `cupy.cuda.nccl` makes it: of addresses, whose type is a number."""
 
     def __init__(self, group, identity):
+        assert type(identity) is bytes  # as in CuPy 14, no more a tuple of numbers
         assert identity == UNIQUE_ID
         self.group, self.sent = group, 0
 
@@ -829,7 +830,7 @@ class BFloat16Group:
         gpu.launch(task, [])
 
 
-UNIQUE_ID = tuple(range(-64, 64))
+UNIQUE_ID = bytes(range(64, 192))
 
 
 def nccl_module(init_process_group):
@@ -852,7 +853,7 @@ def install_nccl(monkeypatch, shared, rank):
         return BFloat16Group(group, identity)
 
     # Only the identity of rank 0 is that of the group.
-    identity = UNIQUE_ID if rank == 0 else (0,) * len(UNIQUE_ID)
+    identity = UNIQUE_ID if rank == 0 else bytes(len(UNIQUE_ID))
     nccl = types.SimpleNamespace(NCCL_SUM=0, NcclCommunicator=new_group)
     nccl.get_unique_id = lambda: identity
     monkeypatch.setattr(gpu.xp.cuda, "nccl", nccl, raising=False)
