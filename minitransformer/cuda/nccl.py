@@ -64,13 +64,17 @@ class NcclCommunicator(Communicator):
             self._bfloat16_group = self._new_group()
         current = self._cupy.cuda.get_current_stream()
         self._stream.wait_event(current.record())
-        with self._stream:
+        # Not `with`: that would end with the null stream, whatever `use` has chosen.
+        self._stream.use()
+        try:
             rounded = array.astype(low_precision_type("bf16"))
             address, nccl = rounded.data.ptr, self._cupy.cuda.nccl
             numbers = rounded.size, NCCL_BFLOAT16, nccl.NCCL_SUM, self._stream.ptr
             self._bfloat16_group.allReduce(address, address, *numbers)
             array[...] = rounded
             done = self._stream.record()
+        finally:
+            current.use()
         return lambda: current.wait_event(done)
 
     def _new_group(self) -> Any:

@@ -187,8 +187,10 @@ def test_gradients_are_summed_in_bfloat16(stand_in):
         with pytest.MonkeyPatch.context() as patch:
             install_nccl(patch, shared, rank)
             ranks = nccl.NcclCommunicator(world, "127.0.0.1:1", config)
+            stream = stand_in.xp.cuda.Stream(non_blocking=True).use()
             # The first sum connects the ranks, which waits for all that was queued.
             ranks.start_gradient_all_reduce(stand_in.xp.zeros(2, np.float32))()
+            assert stand_in.stream is stream
             total = stand_in.xp.asarray(gradients[rank])
             number = stand_in.xp.asarray(np.float32([1 / 3]))
             ranks.start_gradient_all_reduce(total)()

@@ -149,11 +149,14 @@ class Stream:
         return self
 
     def __enter__(self):
-        self.outer = gpu.stream
+        gpu.local.entered.append(self)
         return self.use()
 
     def __exit__(self, *_):
-        self.outer.use()
+        """Forget what `use` has chosen, as CuPy does: only `with` is remembered."""
+        gpu.local.entered.pop()
+        outer = gpu.local.entered or [gpu.null[gpu.local.device]]
+        outer[-1].use()
 
     def synchronize(self):
         gpu.may_not_capture("waiting for a stream")
@@ -200,6 +203,7 @@ class Local(threading.local):
 
     def __init__(self):
         self.device, self.streams, self.allocators = 0, {}, []
+        self.entered = []  # streams, by `with`
 
 
 class Device:
