@@ -53,8 +53,9 @@ speed() {
 if [ $# -gt 0 ]; then
   "$@"
 else
-  tests
-  train
-  limits
-  speed
+  code=0
+  for part in tests train limits speed; do # what fails does not hide the rest
+    bash benchmarks/gpu.sh "$part" || code=$?
+  done
+  exit "$code"
 fi
