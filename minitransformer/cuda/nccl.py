@@ -40,6 +40,8 @@ class NcclCommunicator(Communicator):
                 self._group = distributed.init_process_group(
                     self.size, self.rank, **where
                 )
+            # All have met: CuPy's store would outlive a rank that aborts.
+            self._group.stop()
         except Exception as error:  # the libraries below raise many kinds
             raise RuntimeError(
                 f"rank {self.rank} of {self.size}: NCCL did not start: {error}"

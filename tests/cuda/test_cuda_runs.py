@@ -23,7 +23,13 @@ from support.forked import Forked
 from support.in_process import run_main, run_translate
 from support.models import save_small_model
 from support.scripts import SHORT, SMALL_RUN, write_random_text
-from support.strict_cupy import GpuState, SharedSums, install_nccl, nccl_module
+from support.strict_cupy import (
+    GpuState,
+    Group,
+    SharedSums,
+    install_nccl,
+    nccl_module,
+)
 
 KINDS = {
     "plain": {},
@@ -249,6 +255,7 @@ def test_ranks_meet_where_torchrun_does_not_listen(stand_in, monkeypatch):
 
     def init_process_group(size, rank, **where):
         asked.append((where, multiprocessing.get_start_method()))
+        return Group(None, rank)
 
     module = nccl_module(init_process_group)
     monkeypatch.setitem(sys.modules, "cupyx.distributed", module)

@@ -785,12 +785,17 @@ class Group:
     TYPES = "bBiIlLqQefd"  # as in CuPy 14.2, which lacks bfloat16
 
     def __init__(self, shared, rank):
-        self.shared, self.rank = shared, rank
+        self.shared, self.rank, self.stopped = shared, rank, False
+
+    def stop(self):
+        """End the process by which the ranks met; nothing else needs it."""
+        self.stopped = True
 
     def _exchange(self, array, stream, combine):
         assert array.dtype.char in self.TYPES, f"Unknown dtype {array.dtype} for NCCL"
         assert array.flags.c_contiguous
         assert stream.captured is None
+        assert self.stopped, "a store that nobody ends when this rank aborts"
 
         def task():
             host, count = array._host, array.nbytes
