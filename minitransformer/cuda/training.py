@@ -165,6 +165,8 @@ class GpuModel:
 
         Raises: RuntimeError if the memory is too small for a single sentence pair.
         """
+        # Where CuPy copies a strided array to the host, it forgets the stream in use.
+        self._stream.use()
         while True:
             try:
                 return self._gradient(batches, label_smoothing, key)

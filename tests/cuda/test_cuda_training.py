@@ -34,6 +34,16 @@ def gpu_model(xp, dropout=0.0, log=print, **options):
     return GpuModel(model, parameters, scale, log=log, **options)
 
 
+def test_a_model_returns_to_its_stream(stand_in):
+    """CuPy leaves it for the null stream where it copies a strided array."""
+    model, batch = gpu_model(stand_in.xp), small_batch(0, 3)
+    stream = stand_in.stream
+    to_host(stand_in.xp.ones((2, 3), np.float32).T)
+    assert stand_in.stream is not stream
+    model.gradient([batch], 0.1, (1, 1))
+    assert stand_in.stream is stream
+
+
 def float64_model():
     model = small_model()
     return ThreadedModel(model, ParameterBuffer(model), 1)

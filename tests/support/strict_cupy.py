@@ -356,6 +356,9 @@ class ndarray:  # noqa: N801
         assert self.nbytes <= gpu.largest_copy, f"{self.nbytes} bytes to the host"
         gpu.launch(lambda: None, [self])
         gpu.host_waits(gpu.stream.seen)
+        if not self.flags.c_contiguous:
+            with gpu.stream:  # as CuPy does, where a copy on the GPU comes first
+                pass
         return self._host.copy()
 
     def item(self):
