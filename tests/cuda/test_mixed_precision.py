@@ -41,8 +41,9 @@ CONFIG = ModelConfig(
 # |got - expected| <= tolerance * |expected|, in Euclidean norms of whole gradients,
 # where no ReLU is near zero: rounding turns some over, and each changes a gradient by
 # more than this. In a small model of six layers on each side the gradients differ by
-# 0.4%, 0.05% and 0.04%; with ReLUs near zero by 5.3%, 2.3% and 1.7%.
-STEP_TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3}
+# 0.4%, 0.05% and 0.04%; with ReLUs near zero by 5.3%, 2.3% and 1.7%. A GPU may drop
+# the bits that tf32 has not, where the stand-in rounds: then they differ by 0.17%.
+STEP_TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 2e-3, "tf32": 4e-3}
 ACTIVE = 3.0  # added to the biases before each ReLU
 
 
