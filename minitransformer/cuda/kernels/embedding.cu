@@ -41,7 +41,8 @@ extern "C" __global__ void sort_tokens(int* sorted, const int* ids, int tokens) 
 
 // dtable[id] = scale * the sum of g[n] over all tokens n with ids[n] = id. One block
 // for each token; only the block at the place of an id's first token in the sorted ones
-// has work. Each thread takes a vector of columns. Where a row is short, the block has
+// has work. It finds the last token by leaps, as padding has thousands of tokens. Each
+// thread takes a vector of columns. Where a row is short, the block has
 // threads for several rows at once: group i of them takes the tokens i, i + groups, ...
 // Shapes: dtable [V, D], g [N, D], ids, sorted [N]; N = tokens
 extern "C" __global__ void embedding_backward(float* dtable, const real* g,
@@ -49,9 +50,12 @@ extern "C" __global__ void embedding_backward(float* dtable, const real* g,
                                               float scale, int tokens, int width) {
   constexpr int THREADS = WARPS * WARP;
   __shared__ float sums[THREADS][VECTOR];
-  int begin = blockIdx.x, id = ids[sorted[begin]], end = begin + 1;
+  int begin = blockIdx.x, id = ids[sorted[begin]], end = begin + 1, leap = 1;
   if (begin > 0 && ids[sorted[begin - 1]] == id) return;
-  while (end < tokens && ids[sorted[end]] == id) end++;
+  auto has = [&](int place) { return place < tokens && ids[sorted[place]] == id; };
+  while (has(end + leap - 1)) end += leap, leap *= 2;
+  for (; leap > 0; leap /= 2)
+    if (has(end + leap - 1)) end += leap;
   int vectors = vectors_in(width) < THREADS ? vectors_in(width) : THREADS;
   int groups = THREADS / vectors, group = threadIdx.x / vectors;
   for (int start = 0; start < width; start += vectors * VECTOR) {
