@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minitransformer.settings.options import suggestion
@@ -35,19 +35,15 @@ def usage() -> str:
     return "\n".join((head, *lines, foot))
 
 
-def script_path(name: str) -> Path:
-    """Return where train.py or translate.py is."""
-    package = Path(__file__).parent
-    return next(
-        p for p in (package / "scripts" / name, package.parent / name) if p.exists()
-    )
-
-
-def run_script(name: str, arguments: Sequence[str]) -> None:
-    """Run train.py or translate.py as if it had been called by its path."""
-    path = script_path(name)
-    sys.argv = [str(path), *arguments]
-    runpy.run_path(str(path), run_name="__main__")
+def main_of(command: str) -> Callable[[Sequence[str]], int]:
+    """Return the function that a command calls with its arguments."""
+    place, _ = COMMANDS[command]
+    if not place.endswith(".py"):
+        return importlib.import_module(f"minitransformer.{place}").main
+    script = Path(__file__).parent / "scripts" / place
+    if not script.exists():
+        script = Path(__file__).parents[1] / place
+    return runpy.run_path(str(script))["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,12 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    place, _ = COMMANDS[name]
     try:
-        if place.endswith(".py"):
-            run_script(place, rest)
-            return 0
-        return int(importlib.import_module(f"minitransformer.{place}").main(rest))
+        return main_of(name)(rest)
     except KeyboardInterrupt:  # while modules were loaded: commands handle others
         print(f"minitransformer {name}: error: interrupted", file=sys.stderr)
         return 130

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from minitransformer.__main__ import COMMANDS, script_path
+from minitransformer.__main__ import COMMANDS, main_of
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, exit_code
 from minitransformer.settings.presets import PRESETS
@@ -26,11 +24,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     def stop(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise _Found(parser)
 
-    place, _ = COMMANDS[command]
-    if place.endswith(".py"):
-        main = runpy.run_path(str(script_path(place)))["main"]
-    else:
-        main = importlib.import_module(f"minitransformer.{place}").main
+    main = main_of(command)
     with mock.patch.multiple(Parser, parse_args=stop, parse_intermixed_args=stop):
         try:
             main([])
