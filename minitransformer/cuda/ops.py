@@ -180,7 +180,6 @@ def add_layer_norm(
     gain: Array,
     bias: Array,
     *,
-    epsilon: float = LAYER_NORM_EPSILON,
     rate: float = 0.0,
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
@@ -193,7 +192,8 @@ def add_layer_norm(
     dropout_mask = draw_mask(x.shape, rate, rng)
     arrays = out, h, *statistics, rows, shortcut, gain, bias
     grid, options = warp_blocks(len(rows)), (*_size(rows), *dropout_mask)
-    gpu.launch("add_layer_norm", x.dtype, grid, *arrays, float(epsilon), *options)
+    epsilon = LAYER_NORM_EPSILON
+    gpu.launch("add_layer_norm", x.dtype, grid, *arrays, epsilon, *options)
 
     def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
         g = _rows(g)

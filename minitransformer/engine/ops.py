@@ -249,13 +249,12 @@ def add_layer_norm(
     gain: Array,
     bias: Array,
     *,
-    epsilon: float = LAYER_NORM_EPSILON,
     rate: float = 0.0,
     rng: RandomStream | None = None,
 ) -> tuple[Array, Vjp]:
     """LayerNorm(residual + Dropout(x)), which follows every sub-layer (3.1 and 5.4).
 
-    The variance is biased, and `epsilon` is added inside the square root.
+    The variance is biased.
 
     Shapes: x, residual [..., D], gain, bias [D] -> [..., D]
     """
@@ -267,7 +266,8 @@ def add_layer_norm(
     normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
     normal = normal.reshape(-1, width)  # [N, D]
     normal -= (normal @ mean_weights)[:, None]
-    deviation = xp.sqrt(_row_dot(xp, normal, normal) / width + epsilon)
+    variance = _row_dot(xp, normal, normal) / width
+    deviation = xp.sqrt(variance + LAYER_NORM_EPSILON)
     inverse_deviation = (1 / deviation)[:, None]  # [N, 1]
     normal *= inverse_deviation
     out = normal * gain
