@@ -40,9 +40,6 @@ class Module:
                 for i, item in enumerate(value):
                     yield from item._walk(f"{prefix}{name}.{i}.")
 
-    def num_parameters(self) -> int:
-        return sum(p.data.size for _, p in self.named_parameters())
-
 
 class Initializer:
     """Makes parameters of one dtype; without a seed, zeros instead of random ones."""
