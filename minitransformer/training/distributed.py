@@ -87,10 +87,6 @@ class Communicator:
     def broadcast(self, array: Array) -> None:
         """Replace `array` by that of rank 0."""
 
-    def barrier(self) -> None:
-        """Wait until all ranks have come this far."""
-        self.all_reduce_numbers([0.0])
-
     def all_reduce_numbers(self, values: list[float]) -> list[float]:
         """Sum each of a few numbers over all ranks."""
         if self.size == 1:
