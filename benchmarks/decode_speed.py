@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ import numpy as np
 from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
 
 from minitransformer.devices import open_device
-from minitransformer.engine.machine import tune_allocator
+from minitransformer.engine.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -192,7 +191,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--ctranslate2-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=num_cores())
     lexicon = "also decode with this shortlist, written by minitransformer lexicon"
     parser.add_argument("--lexicon", type=Path, help=lexicon)
     parser.add_argument("--sides", nargs="+", choices=SIDES)

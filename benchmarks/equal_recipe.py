@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 from harness import report, run_side
 from train_speed import PYTORCH
 
-from minitransformer.engine.machine import tune_allocator
+from minitransformer.engine.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.pictures import write_picture
@@ -170,7 +169,7 @@ def main() -> None:
     add("--no-bleu", action="store_true", help="do not translate the test text")
     add("--plot", type=Path, metavar="FILE", help="draw the losses")
     add("--cache", type=Path, default=Path("cache"))
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add("--threads", type=int, default=num_cores())
     add("--side", choices=("ours", "pytorch"), help=argparse.SUPPRESS)
     add("--seed", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 
 import numpy as np
 from harness import Result, peak_memory_mb, report, run_side
 
-from minitransformer.engine.machine import tune_allocator
+from minitransformer.engine.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig
@@ -106,7 +105,7 @@ def exponent(values: list[int], results: list[Result], key: str = "seconds") -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES))
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -33,7 +32,7 @@ from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, rep
 from threadpoolctl import threadpool_limits
 
 from minitransformer.devices import open_device
-from minitransformer.engine.machine import tune_allocator
+from minitransformer.engine.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
@@ -234,7 +233,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
     parser.add_argument("--steps", type=int, default=10, help="timed steps a round")
     parser.add_argument("--warmup", type=int, default=2, help="steps before those")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--modes", nargs="+", choices=PYTORCH, default=PYTORCH)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
