@@ -221,8 +221,12 @@ class TextPair:
             yield f"{self.tag} {s}" if self.tag and s.strip() else s, t
 
     def samples(self, limit: int | None = None) -> dict[int, list[tuple[str, str]]]:
-        """Return the first `limit` pairs of lines, or all of them, by their corpus."""
-        return {1: list(itertools.islice(self.lines(), limit))}
+        """Return `limit` pairs, as many of each corpus, or all, by their corpus."""
+        found = {}
+        for i, (number, part) in enumerate(self.parts.items()):
+            share = None if limit is None else (limit + i) // len(self.parts)
+            found[number] = list(itertools.islice(part.lines(), share))
+        return found
 
 
 def compare_lengths(source: Path | None, target: Path | None) -> None:

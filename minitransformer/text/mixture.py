@@ -58,14 +58,6 @@ class MixedText(TextPair):
     def lines(self) -> Iterator[tuple[str, str]]:
         return itertools.chain.from_iterable(x.lines() for x in self.corpora.values())
 
-    def samples(self, limit: int | None = None) -> dict[int, list[tuple[str, str]]]:
-        """Return `limit` pairs, as many of each corpus, or all, by their corpus."""
-        found = {}
-        for i, (number, part) in enumerate(self.corpora.items()):
-            share = None if limit is None else (limit + i) // len(self.corpora)
-            found[number] = list(itertools.islice(part.lines(), share))
-        return found
-
 
 def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
     """Return the text of each split of a run, of several or tagged corpora a mixture.
