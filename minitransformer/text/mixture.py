@@ -108,18 +108,14 @@ class JoinedIds(Ragged):
     def __init__(self, parts: Sequence[Ragged]) -> None:
         self._parts, sizes = parts, [len(part) for part in parts]
         self._first = np.cumsum([0, *sizes[:-1]])
-        self._lengths = np.concatenate([part.lengths for part in parts])
+        self.lengths = np.concatenate([part.lengths for part in parts])
 
     def __len__(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self._lengths
+        return len(self.lengths)
 
     def concatenate(self, chosen: np.ndarray) -> np.ndarray:
         corpus = np.searchsorted(self._first, chosen, side="right") - 1
-        lengths = self._lengths[chosen]
+        lengths = self.lengths[chosen]
         corpus_of_id = np.repeat(corpus, lengths)
         out = np.empty(len(corpus_of_id), dtype=np.int32)
         for i in np.unique(corpus):
