@@ -143,9 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         name, preset = find_preset(args.config)
         changes = given(args, ModelConfig) | given(args, TrainingConfig)
-        config = build(ModelConfig, preset, given(args, ModelConfig))
+        config = build(ModelConfig, preset, changes)
         config.refuse_useless(args)
-        training = build(TrainingConfig, preset, given(args, TrainingConfig))
+        training = build(TrainingConfig, preset, changes)
         seconds = args.seconds_a_step
         if seconds is None and not changes.keys() - {"steps"}:
             seconds = SECONDS_PER_STEP.get(name)
