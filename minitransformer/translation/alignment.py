@@ -24,7 +24,6 @@ import numpy as np
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, no_grad
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.model.layers import MultiHeadAttention
 from minitransformer.model.transformer import Transformer, causal_mask
 from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
@@ -141,8 +140,11 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
         if number >= first:
             attended = layer.self_attention(x, x, target_mask, None)
             queries = layer.self_attention_norm(attended, x, None)
-            attention = layer.cross_attention
-            weights = attention_weights(attention, queries, memory, source_mask)
+            cross = layer.cross_attention
+            q = as_float32(ops.linear(queries, cross.query).data)
+            k = as_float32(ops.linear(memory, cross.key).data)
+            heads = cross.num_heads
+            weights = ops.attention_weights(q, k, source_mask, num_heads=heads)
             total += weights.mean(axis=1)
         x = layer(x, memory, target_mask, source_mask, None)
     return total / (len(model.decoder) - first)
@@ -151,18 +153,6 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
 def first_aligning_layer(num_layers: int) -> int:
     """Return the lowest layer, counted from 0, whose attention is the alignment."""
     return num_layers // 2
-
-
-def attention_weights(
-    attention: MultiHeadAttention, queries: Tensor, memory: Tensor, mask: Array
-) -> Array:
-    """Return softmax(Q Kᵀ / sqrt(d_k)) of equation 1.
-
-    Shapes: queries [B, T, D], memory [B, S, D], mask [B, 1, 1, S] -> [B, H, T, S]
-    """
-    q = as_float32(ops.linear(queries, attention.query).data)
-    k = as_float32(ops.linear(memory, attention.key).data)
-    return ops.attention_weights(q, k, mask, num_heads=attention.num_heads)
 
 
 def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
