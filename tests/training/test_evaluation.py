@@ -9,6 +9,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
+from minitransformer.training import evaluation
 from minitransformer.training.evaluation import (
     compound_split_bleu,
     token_statistics,
@@ -31,6 +32,24 @@ def test_scores_are_sacrebleus():
     assert "case:mixed" in found.bleu_signature
     assert found.exact == 1 / 3
     assert str(found).count("\n") == 2
+
+
+def test_each_corpus_has_a_bleu_of_its_own_and_one_alone_is_measured_once(monkeypatch):
+    pairs = [("", reference) for reference in REFERENCES]
+    measured = []
+
+    def counting(translations, references):
+        measured.append(list(translations))
+        return translation_quality(translations, references)
+
+    monkeypatch.setattr(evaluation, "translation_quality", counting)
+    assert evaluation.quality_of_samples(OUTPUTS, {1: pairs}).by_corpus == {}
+    assert measured == [OUTPUTS]
+    two = {1: pairs[:2], 3: pairs[2:]}
+    each = evaluation.quality_of_samples(OUTPUTS, two).by_corpus
+    assert each.keys() == {1, 3}
+    assert each[1] == BLEU().corpus_score(OUTPUTS[:2], [REFERENCES[:2]]).score
+    assert measured[1:] == [OUTPUTS, OUTPUTS[:2], OUTPUTS[2:]]
 
 
 @pytest.mark.parametrize(("outputs", "references"), [(["a"], []), ([], [])])
