@@ -14,9 +14,9 @@ from minitransformer.settings.options import Parser, UsageError, exit_code, posi
 
 
 def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
-    """Yield the last checkpoint, then with the mean of the last two, the last three, …
+    """Yield the last checkpoint, then with the means of the last two, three and so on.
 
-    It is one object, whose parameters change from one time to the next.
+    It is one object, whose parameters change before it is yielded again.
 
     Raises: ValueError if there is no checkpoint, or settings or tokenizers differ.
     """
