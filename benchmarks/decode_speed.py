@@ -64,8 +64,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
         trained = checkpoint.load(find_checkpoint(args.run))
         lines = list(read_lines(args.input))[: args.sentences]
         tokenizer = trained.tokenizer
-        pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-        return trained.model, pieces, tokenizer.encode(lines), 0
+        return trained.model, tokenizer.all_pieces(), tokenizer.encode(lines), 0
     vocab_size, sentences, length = SHAPES[args.shape]
     sentences, length = args.sentences or sentences, args.length or length
     sizes = {"vocab_size": vocab_size}

@@ -71,12 +71,13 @@ def take_over(
     if _digest(other) != digest:
         raise ValueError(f"{place}: it has changed since this run began from it")
     size, vocabulary = settings.model.vocab_size, settings.vocabulary
-    rows = {p: i for i, p in enumerate(_pieces(other.tokenizer))}
+    rows = {p: i for i, p in enumerate(other.tokenizer.all_pieces())}
     symbols = vocabulary.user_symbols
     keeps = size == len(rows) and own_symbols(other.tokenizer) >= {*symbols}
     keeps &= vocabulary == VocabularyConfig(user_symbols=symbols)
     tokenizer = other.tokenizer if keeps else learn()
-    pairs = [(i, rows[p]) for i, p in enumerate(_pieces(tokenizer)) if p in rows]
+    pieces = enumerate(tokenizer.all_pieces())
+    pairs = [(i, rows[piece]) for i, piece in pieces if piece in rows]
     mine, theirs = (list(ids) for ids in zip(*pairs, strict=True))
     values = other.parameters.views(other.parameters.data)
     for name, parameter in model.named_parameters():
@@ -86,10 +87,6 @@ def take_over(
             parameter.data[...] = values[name]
     taken = f"with the embeddings of {len(mine):,} of {size:,} word pieces"
     return tokenizer, f"from        {place}, {taken}"
-
-
-def _pieces(tokenizer: Tokenizer) -> list[str]:
-    return tokenizer.pieces(range(tokenizer.vocab_size))
 
 
 def _digest(start: Checkpoint) -> str:

@@ -156,12 +156,16 @@ class Tokenizer:
 
     def written(self) -> list[str]:
         """Return the text of each piece; special symbols and bytes have none."""
-        p, pieces = self._processor, self.pieces(range(self.vocab_size))
+        p, pieces = self._processor, self.all_pieces()
         silent = p.is_control, p.is_unknown, p.is_unused, p.is_byte
         return [
             "" if any(kind(i) for kind in silent) else piece
             for i, piece in enumerate(pieces)
         ]
+
+    def all_pieces(self) -> list[str]:
+        """Return the vocabulary, in order of id."""
+        return self.pieces(range(self.vocab_size))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word piece of each id."""

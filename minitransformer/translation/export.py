@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"wrote {source} to {args.output} in float16")
             return
         quantization = args.quantization or "float32"
-        pieces = trained.tokenizer.pieces(range(trained.tokenizer.vocab_size))
+        pieces = trained.tokenizer.all_pieces()
         to_ctranslate2(
             trained.model, pieces, args.output, quantization, trained.tokenizer.model
         )
