@@ -158,7 +158,7 @@ def attention(
     xp = array_module(q)
     query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
     scale = 1 / math.sqrt(query.shape[-1])
-    weights = attention_weights(q, k, mask, num_heads=num_heads)  # [B, H, T, S]
+    weights = attention_weights(query, key, mask)  # [B, H, T, S]
     dropout_mask = _draw_dropout(weights.shape, rate, rng)
     dropped = _apply_dropout(weights, dropout_mask)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
@@ -180,16 +180,13 @@ def attention(
     return out, vjp
 
 
-def attention_weights(
-    q: Array, k: Array, mask: Array | None, *, num_heads: int
-) -> Array:
+def attention_weights(query: Array, key: Array, mask: Array | None) -> Array:
     """softmax(Q K^T / sqrt(d_k)) of each head, the weights of V in `attention`.
 
-    Shapes: q [B, T, H d_k], k [B, S, H d_k], mask broadcasting to [B, H, T, S]
+    Shapes: query [B, H, T, d_k], key [B, H, S, d_k], mask broadcasting to [B, H, T, S]
     -> [B, H, T, S]
     """
-    xp = array_module(q)
-    query, key = split_heads(q, num_heads), split_heads(k, num_heads)
+    xp = array_module(query)
     weights = query @ key.swapaxes(-1, -2)
     weights *= 1 / math.sqrt(query.shape[-1])
     if mask is not None:

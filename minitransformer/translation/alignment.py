@@ -141,11 +141,11 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
             attended = layer.self_attention(x, x, target_mask, None)
             queries = layer.self_attention_norm(attended, x, None)
             cross = layer.cross_attention
-            q = as_float32(ops.linear(queries, cross.query).data)
-            k = as_float32(ops.linear(memory, cross.key).data)
-            heads = cross.num_heads
-            weights = ops.attention_weights(q, k, source_mask, num_heads=heads)
-            total += weights.mean(axis=1)
+            q, k = ops.linear(queries, cross.query), ops.linear(memory, cross.key)
+            query, key = (
+                ops.split_heads(as_float32(x.data), cross.num_heads) for x in (q, k)
+            )
+            total += ops.attention_weights(query, key, source_mask).mean(axis=1)
         x = layer(x, memory, target_mask, source_mask, None)
     return total / (len(model.decoder) - first)
 

@@ -238,8 +238,8 @@ def test_attention_is_equation_1_in_each_head(seed, masked):
 def test_scores_have_variance_1_for_any_d_k(d_k):
     """As footnote 4 wants it, for queries and keys of mean 0 and variance 1."""
     rng, heads, keys = np.random.default_rng(0), 2, 400
-    q, k = (rng.standard_normal((1, keys, heads * d_k)) for _ in range(2))
-    scores = np.log(ops.attention_weights(q, k, None, num_heads=heads))
+    query, key = (rng.standard_normal((1, heads, keys, d_k)) for _ in range(2))
+    scores = np.log(ops.attention_weights(query, key, None))
     scores -= scores.mean(axis=-1, keepdims=True)
     assert scores.var() == pytest.approx(1, rel=0.1)
 
