@@ -279,6 +279,9 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
         def broadcast(self, array, root, stream):
             said.append(f"broadcast from {root} on {stream.name}")
 
+        def stop(self):
+            said.append("the store has ended")
+
     class OnDevice(np.ndarray):
         def get(self):
             return np.asarray(self)
@@ -303,7 +306,8 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     environ = launch.rank_environment(1, 2, 4000)
     ranks = connect_ranks("cuda", RanksConfig(peer_timeout=1), environ)
     assert ranks.device("cuda") == "cuda:1"
-    assert said == ["GPU 1", (2, 1, {"host": "127.0.0.1", "port": 4000})]
+    where = {"host": "127.0.0.1", "port": 4000}
+    assert said == ["GPU 1", (2, 1, where), "the store has ended"]
     said.clear()
     gradient = np.ones(3)
     ranks.start_all_reduce(gradient)()
@@ -318,7 +322,7 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     under_mpi = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     said.clear()
     connect_ranks("cuda", RanksConfig(peer_timeout=1), under_mpi)
-    assert said == ["GPU 0", (2, 0, {"use_mpi": True})]
+    assert said == ["GPU 0", (2, 0, {"use_mpi": True}), "the store has ended"]
 
 
 def test_waiting_for_other_ranks_times_out():
