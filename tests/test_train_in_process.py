@@ -367,7 +367,7 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
 
         def translate_split(self, split, limit=None):
             bleu = next(bleus) if split == "val" else 0.0
-            return TranslationQuality(bleu, "", 0.0, "", 0.0)
+            return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
 
         def validate(*arguments):
             return TokenStatistics(next(losses), 0, 1)

@@ -82,14 +82,17 @@ class TranslationQuality:
     """How close translations come to their references.
 
     `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
-    text, with its signatures; `exact` is the share equal to the reference. `by_corpus`
-    has the BLEU of each corpus by its number, if there are several.
+    text, with its signatures; `length` is how many words the translations have for each
+    word of the references, as BLEU counts them, and `exact` is the share equal to the
+    reference. `by_corpus` has the BLEU of each corpus by its number, if there are
+    several.
     """
 
     bleu: float
     bleu_signature: str
     chrf: float
     chrf_signature: str
+    length: float
     exact: float
     by_corpus: Mapping[int, float] = field(default_factory=dict)
 
@@ -108,6 +111,7 @@ class TranslationQuality:
         return (
             f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
             f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
+            f"length {self.length:.1%} of the references, "
             f"exact matches {self.exact:.1%}"
         )
 
@@ -123,12 +127,14 @@ def translation_quality(
 
     _check_pairs(translations, references)
     bleu, chrf = BLEU(), CHRF()
+    counted = bleu.corpus_score(translations, [references])
     pairs = zip(translations, references, strict=True)
     return TranslationQuality(
-        bleu.corpus_score(translations, [references]).score,
+        counted.score,
         str(bleu.get_signature()),
         chrf.corpus_score(translations, [references]).score,
         str(chrf.get_signature()),
+        counted.sys_len / max(counted.ref_len, 1),
         sum(t == r for t, r in pairs) / len(references),
     )
 

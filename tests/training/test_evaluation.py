@@ -30,8 +30,16 @@ def test_scores_are_sacrebleus():
     assert found.chrf == chrf.corpus_score(OUTPUTS, [REFERENCES]).score
     assert "tok:13a" in found.bleu_signature
     assert "case:mixed" in found.bleu_signature
+    assert found.length == 1.0
     assert found.exact == 1 / 3
     assert str(found).count("\n") == 2
+
+
+def test_the_length_is_counted_in_words_and_punctuation():
+    shorter = translation_quality(["Der Hund läuft.", "Eine Frau."], REFERENCES[:2])
+    assert shorter.length == (4 + 3) / (7 + 4)
+    assert "length 63.6% of the references" in str(shorter)
+    assert translation_quality(["a"], [""]).length == 1
 
 
 def test_each_corpus_has_a_bleu_of_its_own_and_one_alone_is_measured_once(monkeypatch):
