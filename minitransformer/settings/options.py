@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import io
 import json
 import operator
@@ -25,6 +26,7 @@ else:
 C = TypeVar("C")
 
 METAVARS = {int: "N", float: "X", str: "NAME"}
+NUMBERS = {int: "a whole number", float: "a number"}
 
 # How values are compared with the limits of `option`
 COMPARISONS = {
@@ -71,6 +73,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        for kind in NUMBERS:
+            self.register("type", kind, functools.partial(_number, kind))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self._refuse_unknown(*self.parse_known_args(args, namespace))
@@ -79,7 +83,8 @@ class Parser(argparse.ArgumentParser):
         return self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        """Exit with code 2 and one line, without the list of all flags before it."""
+        self.exit(2, f"{self.prog}: error: {printable(message)}\n")
 
     def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
@@ -88,6 +93,15 @@ class Parser(argparse.ArgumentParser):
             hint = suggestion(flag, self._option_string_actions)
             self.error(f"unrecognized argument {flag}{hint}")
         return namespace
+
+
+def _number(kind: type, text: str) -> Any:
+    """Read an argument of type int or float."""
+    try:
+        return kind(text)
+    except ValueError:
+        message = f"expected {NUMBERS[kind]}, got {text[:40]!r}"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def exit_code(

@@ -223,7 +223,7 @@ def test_a_mistyped_flag_is_corrected(capsys):
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(["--max-token=7"])
     assert ended.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    [said] = capsys.readouterr().err.splitlines()
     expected = "unrecognized argument --max-token; did you mean --max-tokens?"
     assert said == f"x.py: error: {expected}"
 
