@@ -145,14 +145,15 @@ def quality_of_samples(
     """Compare translations with the targets of pairs, all together and by corpus."""
     references = [target for pairs in samples.values() for _, target in pairs]
     quality, each = translation_quality(translations, references), {}
-    if len(samples) == 1:  # which is measured now
+    parts = {number: pairs for number, pairs in samples.items() if pairs}
+    if len(parts) == 1:  # which is measured now
         return quality
     left = iter(translations)
-    for number, pairs in samples.items():
-        if mine := list(itertools.islice(left, len(pairs))):
-            targets = [target for _, target in pairs]
-            each[number] = translation_quality(mine, targets).bleu
-    return replace(quality, by_corpus=each) if len(each) > 1 else quality
+    for number, pairs in parts.items():
+        mine = list(itertools.islice(left, len(pairs)))
+        targets = [target for _, target in pairs]
+        each[number] = translation_quality(mine, targets).bleu
+    return replace(quality, by_corpus=each)
 
 
 def compound_split_bleu(

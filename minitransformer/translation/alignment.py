@@ -141,9 +141,12 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
             attended = layer.self_attention(x, x, target_mask, None)
             queries = layer.self_attention_norm(attended, x, None)
             cross = layer.cross_attention
-            q, k = ops.linear(queries, cross.query), ops.linear(memory, cross.key)
             query, key = (
-                ops.split_heads(as_float32(x.data), cross.num_heads) for x in (q, k)
+                ops.split_heads(as_float32(projected.data), cross.num_heads)
+                for projected in (
+                    ops.linear(queries, cross.query),
+                    ops.linear(memory, cross.key),
+                )
             )
             total += ops.attention_weights(query, key, source_mask).mean(axis=1)
         x = layer(x, memory, target_mask, source_mask, None)
