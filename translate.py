@@ -47,7 +47,7 @@ EXAMPLES = (
 )
 NOTES = """\
 Beam search takes its defaults from the run that is loaded (of several, from the first);
-those above are for a checkpoint outside a run. Flags override both.
+those above are for a checkpoint that no run has made. Flags override both.
 
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
