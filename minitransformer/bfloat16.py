@@ -1,9 +1,9 @@
 """Matrix products in bfloat16, on processors that have instructions for them.
 
-A bfloat16 is the upper half of a float32: its range with 8 bits of mantissa. `linear`
-and the loss round the matrices that they multiply to bfloat16 and sum in float32.
-Parameters, statistics, softmax, attention, loss and gradients stay float32, as with
-`--precision bf16` on a GPU.
+A bfloat16 is the upper half of a float32: its range, with 7 bits of mantissa instead of
+23. `linear` and the loss round the matrices that they multiply to bfloat16 and sum in
+float32. Everything else stays float32, also activations and attention, which have 16
+bits with `--precision bf16` on a GPU.
 
 The library NumKong multiplies. It computes A B^T from the rows of A and from B packed
 in the order in which its kernels read it. What is used again is rounded and packed

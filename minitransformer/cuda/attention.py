@@ -1,8 +1,9 @@
-"""Attention on a GPU: in one kernel each way, or for wide heads by batched products.
+"""Attention on a GPU: in one kernel each way, or by batched products.
 
 The kernels keep no scores in memory: they divide queries and keys into tiles, compute
 these again in the backward pass, and dropout from counters. Their products have two
-bodies, in plain C++ and for tensor cores; the second is used where both agree.
+bodies, in plain C++ and for tensor cores; the second is used where both agree. Wide
+heads, and float32 with many keys, are left to batched products of cuBLAS.
 
 Shapes: as in `engine/ops.py`
 """

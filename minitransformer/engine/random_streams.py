@@ -62,7 +62,7 @@ class PhiloxStream:
 
     A random 16-bit number decides each element, so rates are multiples of 1/65,536.
     `seed` is an array on the device and `take` hands out counters. A kernel computes
-    the same bytes again wherever it needs them, and a replayed CUDA graph draws new
+    the same numbers again wherever it needs them, and a replayed CUDA graph draws new
     noise once the seed has changed.
     """
 

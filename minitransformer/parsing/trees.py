@@ -245,7 +245,10 @@ def align_words(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]
 
 
 def _agree(tag: str, word: str) -> bool:
-    """Whether a mark has its own tag, and any other word no mark's; ' may have any."""
+    """Whether a tag suits a word: a mark has its own, other words have no mark's.
+
+    The word ' may have any, because it is an apostrophe or a quotation mark.
+    """
     return (
         MARK_TAGS.get(word) == (tag if tag in MARK_TAGS.values() else None)
         or word == "'"

@@ -59,8 +59,8 @@ class RunDirectory:
             if not files.fcntl:  # Windows, which deletes no file that is locked
                 stack.callback(self.remove_if_empty, is_theirs)
             try:
-                # Somebody may delete the file, but its lock keeps out other machines
-                # on a network file system, which that of the folder need not do.
+                # The folder's lock holds even if somebody deletes the file .lock. The
+                # file's lock also holds between machines on a network file system.
                 stack.enter_context(file_lock(self.path, wait=False))
                 stack.enter_context(file_lock(self._lock, wait=False, create=True))
             except TimeoutError as error:

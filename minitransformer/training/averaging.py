@@ -66,7 +66,7 @@ def set_final_parameters(
         return f"BLEU {-cost:.2f}" if by_bleu else f"loss {cost:.4f}"
 
     means = running_means(paths)
-    lowest = math.inf if ranks.rank else _lowest_cost(run, training.best_by)
+    lowest = math.inf if ranks.rank else _cost_to_beat(run, training.best_by)
     chosen, number = None, 0
     for n in range(1, count + 1):
         mean = None if ranks.rank else next(means).parameters.data
@@ -90,10 +90,10 @@ def set_final_parameters(
     return number > 0
 
 
-def _lowest_cost(run: RunDirectory, best_by: str | None) -> float:
+def _cost_to_beat(run: RunDirectory, best_by: str | None) -> float:
     """Return the `recorded_cost` of the best model in the directory, or infinity.
 
-    An average is removed if it is not known to be better than the best checkpoint.
+    An older average that is no better than the best checkpoint is removed.
     """
     best, averaged = (recorded_cost(x, best_by) for x in (run.best, run.averaged))
     if averaged >= best:

@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--config", default="base", metavar="NAME", help="see train.py (default base)")
     device = "GPUs, as COUNTxNAME or COUNTxTFLOPS (default 8xP100)"
     add("--device", metavar="GPUS", help=device)
-    step = "how long a step takes (base and big as they are: the paper's)"
+    step = "how long a step takes (default the paper's, of base and big unchanged)"
     add("--seconds-a-step", type=float, metavar="S", help=step)
     length = "tokens of a sentence, on either side (default 25)"
     add("--length", type=positive, default=25, metavar="N", help=length)
@@ -155,9 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("--device: expected --seconds-a-step beside it")
         by_time = {}
         if seconds is not None:
-            seconds, device = seconds * training.steps, args.device or "8xP100"
-            by_time[f"hours on {device}"] = f"{seconds / 3600:,.1f}"
-            by_time["FLOP, by time (the paper)"] = f"{paper_flops(seconds, device):.2e}"
+            total, device = seconds * training.steps, args.device or "8xP100"
+            by_time[f"hours on {device}"] = f"{total / 3600:,.1f}"
+            by_time["FLOP, by time (the paper)"] = f"{paper_flops(total, device):.2e}"
         blocks = parameters_by_block(Transformer(config, seed=None))
         for block, count in blocks.items():
             print(f"{block:<28}{count:>16,}")

@@ -33,7 +33,7 @@ Wait = Callable[[], None]
 # well, small enough that the first can be summed while backward computes the rest.
 BYTES_PER_BUCKET = 25 << 20
 
-# How long a rank that ends waits for the others to say that they are there. Unit: s
+# How long a rank that ends waits for a sign of life of the others. Units: seconds
 LAST_CALL = 5.0
 
 

@@ -146,7 +146,7 @@ def quality_of_samples(
     references = [target for pairs in samples.values() for _, target in pairs]
     quality, each = translation_quality(translations, references), {}
     parts = {number: pairs for number, pairs in samples.items() if pairs}
-    if len(parts) == 1:  # which is measured now
+    if len(parts) == 1:  # its BLEU is that of all
         return quality
     left = iter(translations)
     for number, pairs in parts.items():

@@ -155,9 +155,9 @@ def likeliest(
     fewest of the likeliest that together have at least the probability p. Tokens that
     are as likely as the last one that is kept are kept, too.
 
-    Shapes: logits [B, V] -> weights [B, V], the least that is kept [B], and between
-    which weights, [B] and [B], it is in doubt whether a token is kept: logits that
-    differ by `tolerance` could change it
+    Shapes: logits [B, V] -> weights [B, V], the least that is kept [B], and two limits
+    [B]: whether a token with a weight between them is kept is in doubt, because logits
+    that differ by `tolerance` could change it
     """
     highest = logits.max(axis=1, keepdims=True)
     weights = np.exp(logits - np.where(highest == -np.inf, 0, highest))

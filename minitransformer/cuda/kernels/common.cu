@@ -2,10 +2,11 @@
 //
 // cuBLAS computes the matrix products, and the kernels of this folder everything else.
 // `kernel_source` in device.py joins the files, this one first, and they are compiled
-// once for each type of activations, REAL (float, __half or __nv_bfloat16). All arithmetic is in float, whatever the type in memory. Matrices are
-// stored row by row, and threads read and write vectors of 16 bytes where a row's
-// address allows it; the compiler unrolls loops over a vector's elements. Every sum has
-// a fixed order, so equal inputs give equal bits.
+// once for each type of activations, REAL (float, __half or __nv_bfloat16). All
+// arithmetic is in float, whatever the type in memory. Matrices are stored row by row,
+// and threads read and write vectors of 16 bytes where a row's address allows it; the
+// compiler unrolls loops over a vector's elements. Every sum has a fixed order, so equal
+// inputs give equal bits.
 //
 // The comment above each kernel gives its formula. "One thread for each vector" and the
 // like say how it is launched, in blocks of 256 threads unless another number is given.

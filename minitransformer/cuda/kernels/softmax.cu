@@ -1,5 +1,6 @@
 // Attention by batched products (equation 1), for heads that are wider than the tiles of
-// attention.cu. The scores of a query are a row, and rows begin `stride` elements apart.
+// attention.cu and for float32 with many keys. The scores of a query are a row, and rows
+// begin `stride` elements apart.
 
 // The addresses of the matrices of three batches, as cuBLAS wants them: matrix (o, i)
 // of a is at a + o * a_outer + i * a_inner. Strides are in bytes. Rows of `out` have an

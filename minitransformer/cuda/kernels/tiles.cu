@@ -29,9 +29,9 @@ struct Tile {
   ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 
 // c += a b in a warp: a is 16 x 16, b 16 x 8 and c 16 x 8. With g = lane / 4 and
-// t = lane % 4, a lane holds of a: rows g and g + 8 of columns 2t and 2t + 1, then the
-// same of columns 2t + 8 and 2t + 9; of b: column g of rows 2t and 2t + 1, then of rows
-// 2t + 8 and 2t + 9; of c: columns 2t and 2t + 1 of row g, then of row g + 8.
+// t = lane % 4 * 2, a lane holds of a: rows g and g + 8 of columns t and t + 1, then the
+// same of columns t + 8 and t + 9; of b: column g of rows t and t + 1, then of rows
+// t + 8 and t + 9; of c: columns t and t + 1 of row g, then of row g + 8.
 __device__ void multiply_fragments(float (&c)[4], const u32 (&a)[4],
                                    const u32 (&b)[2]) {
 #ifdef HOST_KERNELS
