@@ -12,6 +12,7 @@ import numpy as np
 from minitransformer.engine.autograd import no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.machine import one_blas_thread
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.translation.alignment import (
@@ -75,6 +76,39 @@ def attention_maps(
         raise ValueError("expected a sentence, got a blank line")
     [[best, *_]] = translator.hypotheses([line], config)
     target = list(best.tokens)
+    weights = all_weights(model, [*source, EOS_ID], [BOS_ID, *target])
+    layers = model.config.encoder_layers
+    names = [*tokenizer.pieces(target), "end"]
+    cross = np.stack(weights[layers + 1 :: 2])
+    [text] = translator.text([best])
+    [in_parts] = translator.sources_in_parts([line], [[source]])
+    [in_source] = in_parts.words(tokenizer)
+    in_target = np.array(words_of_pieces(tokenizer, target, text), dtype=int)
+    upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
+    words = word_weights(upper[:-1, :-1], in_source, in_target)
+    return AttentionMaps(
+        source=[*tokenizer.pieces(source), "end"],
+        read=["begin", *names[:-1]],
+        written=names,
+        encoder=np.stack(weights[:layers]),
+        decoder=np.stack(weights[layers::2]),
+        cross=cross,
+        source_words=line.split(),
+        target_words=text.split(),
+        words=words[None, None],
+    )
+
+
+def all_weights(
+    model: Transformer, source: list[int], target: list[int]
+) -> list[np.ndarray]:
+    """Return the weights of each attention, in the order in which they are computed.
+
+    That is one for each layer of the encoder, then for each layer of the decoder one of
+    self-attention and one of cross-attention.
+
+    Shapes: source ids [S], target ids [T], from BOS on -> each [H, queries, keys]
+    """
     xp = array_module(model.embedding.table.data)
     recorded: list[np.ndarray] = []
 
@@ -97,27 +131,8 @@ def attention_maps(
         return recording
 
     with one_blas_thread(), no_grad(), wrap_primitives(observer):
-        model(xp.asarray([[*source, EOS_ID]]), xp.asarray([[BOS_ID, *target]]))
-    layers = model.config.encoder_layers
-    names = [*tokenizer.pieces(target), "end"]
-    cross = np.stack(recorded[layers + 1 :: 2])
-    [text] = translator.text([best])
-    [in_parts] = translator.sources_in_parts([line], [[source]])
-    [in_source] = in_parts.words(tokenizer)
-    in_target = np.array(words_of_pieces(tokenizer, target, text), dtype=int)
-    upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
-    words = word_weights(upper[:-1, :-1], in_source, in_target)
-    return AttentionMaps(
-        source=[*tokenizer.pieces(source), "end"],
-        read=["begin", *names[:-1]],
-        written=names,
-        encoder=np.stack(recorded[:layers]),
-        decoder=np.stack(recorded[layers::2]),
-        cross=cross,
-        source_words=line.split(),
-        target_words=text.split(),
-        words=words[None, None],
-    )
+        model(xp.asarray([source]), xp.asarray([target]))
+    return recorded
 
 
 def attention_page(maps: AttentionMaps) -> str:
