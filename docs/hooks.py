@@ -4,6 +4,7 @@
   package become pages of the site.
 - Links from a page to a source file lead to that file's entry in the reference.
 - Equations are converted to MathML, so that browsers need no script for them.
+- The labels of docstrings, such as "Raises", are bold.
 - The build fails if a module is missing from docs/source.md or from the reference.
 """
 
@@ -95,9 +96,8 @@ def on_page_content(html: str, **_: Any) -> str:
     )
     html = re.sub(r"<code>(--[^<]*)</code>", r'<code class="unbroken">\1</code>', html)
     html = re.sub(r"(<code>\w+::)(?=test_)", r"\1<wbr>", html)
-    return re.sub(
-        r"<p>(Shapes|Units|Raises|Returns|Differs|Elsewhere):", r"<p><b>\1:</b>", html
-    )
+    labels = "Shapes|Units|Raises|Returns|Yields|Differs|Elsewhere|Source|Example"
+    return re.sub(rf"(<p>|\.\s)({labels}):", r"\1<b>\2:</b>", html)
 
 
 def _module(file: Path) -> str:
