@@ -354,7 +354,7 @@ class Trainer:
         bar.close()
 
     def is_finished(self) -> bool:
-        """Whether steps, minutes or patience are used up, maybe before a resume."""
+        """Whether steps, minutes or patience, counted over resumes, are used up."""
         training, state = self.training, self.state
         return (
             state.step >= training.steps

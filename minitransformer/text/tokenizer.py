@@ -43,6 +43,8 @@ class Tokenizer:
     Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
     2016). SentencePiece normalises text by NFKC unless settings say otherwise, so that
     a ligature becomes its letters, and it joins spaces that follow one another.
+
+    Raises: ValueError if `model` is damaged or has other ids for the special symbols.
     """
 
     def __init__(self, model: bytes) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # `run_rank` starts faster without them
     from minitransformer.runs.run_directory import RunDirectory
     from minitransformer.settings.config import RanksConfig
 
-# How long ranks may take to end after SIGTERM, before SIGKILL, and how often processes
-# are looked at. Units: seconds
+# How long ranks may take to end after SIGTERM, before SIGKILL, and the pause between
+# two looks at processes. Units: seconds
 GRACE_PERIOD = 10.0
 POLL_INTERVAL = 0.05
 

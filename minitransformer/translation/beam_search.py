@@ -23,7 +23,7 @@ NOT_FINITE = "expected a model whose outputs are finite: this one's training div
 # Stands for the candidates where a constraint excludes them all.
 NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
 
-# Groups of tokens whose maxima bound the best logits of a row, at least.
+# The least number of groups of tokens, whose maxima bound the best logits of a row.
 MIN_GROUPS = 256
 
 
@@ -33,7 +33,7 @@ class Hypothesis:
 
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
     was cut off, EOS; `score` is log_prob / ((5 + n) / 6)^alpha for n of these.
-    `alignment` has pairs of a source word and one of its words, if it was asked for.
+    `alignment` has pairs of a source word and a target word, if it was asked for.
 
     Units: nats
     """

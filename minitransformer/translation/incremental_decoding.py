@@ -19,7 +19,7 @@ from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
 from minitransformer.model.transformer import Transformer
 
-# Columns of logits that are computed at a time, at least.
+# The least number of columns of logits that are computed at a time.
 MIN_COLUMNS_PER_BLOCK = 1024
 
 

@@ -24,9 +24,10 @@ def score_targets(
 ) -> list[tuple[float, int]]:
     """Return the log-probability and the length of each target, EOS counted in both.
 
-    A pair whose sides are both empty has log-probability 0. Raises: ValueError if a
-    log-probability is not finite.
+    A pair whose sides are both empty has log-probability 0.
+
     Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
+    Raises: ValueError if a log-probability is not finite.
     """
     source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
     xp = array_module(model.embedding.table.data)
