@@ -36,7 +36,8 @@ def split_pairs(
     """Draw `held_out` pairs for each split that it names; the others are for training.
 
     Different source sentences are drawn, each with the first of its translations. Any
-    other pair with a sentence in such a split, or with a drawn source, is left out.
+    other pair with a sentence in such a split, or with a drawn source, is left out. A
+    split has fewer pairs if too many sentences have the same translation.
 
     Raises: ValueError if there are too few different source sentences.
     """
@@ -113,6 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             more = list(TextPair(*args.also).lines())
             pairs += more
             splits["train"] += unseen(more, splits["val"] + splits["test"])
+        for split, count in {**counts, "train": 1}.items():
+            if len(splits[split]) < count:
+                raise ValueError(
+                    f"{args.pairs}: expected {count:,} {split} pairs without a "
+                    f"sentence of another split, found {len(splits[split]):,}"
+                )
         for name in (f"{split}.{x}" for split in splits for x in languages):
             if (old := args.folder / name).exists():
                 raise ValueError(

@@ -91,6 +91,12 @@ def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
         ("a\tb\nno tab\n", [], "line 2: expected source TAB target, got 'no tab'"),
         ("a\t \n", [], "line 1: expected source TAB target"),
         ("a\tb\nc\td\n", [], "expected more than 4,000 different source sentences"),
+        (
+            "a\tx\nb\tx\nc\tx\nd\tx\ne\tx\n",  # all of them become validation's
+            ["--val", "2", "--test", "2"],
+            "pairs.tsv: expected 2 test pairs without a sentence of another split, "
+            "found 0",
+        ),
     ],
 )
 def test_errors_are_one_line(tmp_path, capsys, text, flags, message):
