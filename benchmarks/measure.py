@@ -256,6 +256,8 @@ def main() -> None:
         command = BENCHMARKS[name].format(data=args.data, run=args.run)
         measure(name, command, FIGURES / slug)
     text = PAGE.read_text(encoding="utf-8")
+    if "<!-- table " not in text:
+        sys.exit(f"{PAGE}: expected <!-- table training --> or another, found none")
     PAGE.write_text(with_tables(text), encoding="utf-8")
 
 
