@@ -24,7 +24,7 @@ from minitransformer.settings.options import (
     positive,
 )
 from minitransformer.text.lines import (
-    compare_lengths,
+    check_files,
     open_output,
     read_available_lines,
     read_lines,
@@ -114,8 +114,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for mode, ignored in IGNORED.items():
         if mode in named and (useless := named.intersection(ignored.split())):
             parser.error(f"{flag_name(min(useless))} does nothing with --{mode}")
-    if args.output in {args.input, args.reference, args.score, args.prefix} - {None}:
-        parser.error(f"--output: expected no file that is read, got {args.output}")
     if args.attention and len(args.sentence) != 1:
         parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
     if args.attention and args.attention.suffix not in (".html", ".png", ".svg"):
@@ -239,8 +237,7 @@ def write_attention(args: argparse.Namespace, translator: Translator) -> None:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the flags ask for; return the exit code."""
-    for other in (args.reference, args.score, args.prefix):
-        compare_lengths(args.input, other)
+    check_files(args.output, args.input, args.reference, args.score, args.prefix)
     translator = load_model(args)
     if args.serve:
         from minitransformer.translation.serve import serve

@@ -229,6 +229,8 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
         ("--input bad --output ./bad", 2, "--output: expected no file that is read"),
         ("--score bad --output bad", 2, "--output: expected no file that is read"),
+        ("--reference one --output PLACE/one x", 2, "--output: expected no file that"),
+        ("--input two --output link", 2, "--output: expected no file that is read"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
         (
@@ -256,13 +258,14 @@ def test_bad_input_gets_one_line(
     Path("bad").write_bytes(b"fine\n\xff\n")
     Path("one").write_bytes(b"a\n")
     Path("two").write_bytes(b"a\nb\n")
+    Path("link").symlink_to("two")
     Path("long").write_bytes(b"cat\nthe cat number 7 sat on the mat and looked\n")
     if "LEARNED" in flags:
         save_small_model(
             Path("learned.safetensors"), positions="learned", max_positions=6
         )
         flags = flags.replace("LEARNED", "learned.safetensors")
-    flags = flags.replace("MODEL", model_path).split()
+    flags = flags.replace("MODEL", model_path).replace("PLACE", str(tmp_path)).split()
     found, _, error = run_translate(capfd, *flags)
     assert (found, message in error) == (code, True), error
     last = error.rstrip("\n").split("\n")[-1]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from minitransformer.files import atomic_write
+from minitransformer.settings.options import UsageError
 from minitransformer.settings.text_config import TextConfig
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
@@ -227,6 +228,20 @@ class TextPair:
             share = None if limit is None else (limit + i) // len(self.parts)
             found[number] = list(itertools.islice(part.lines(), share))
         return found
+
+
+def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
+    """Check files before they are used: others have a line for each line of the source.
+
+    Raises: UsageError if the output is one of the others, or the source, by whatever
+    name; else as `compare_lengths`.
+    """
+    if output is not None and os.path.isfile(output):  # a terminal may be both
+        read = {os.path.realpath(path) for path in (source, *others) if path}
+        if os.path.realpath(output) in read:
+            raise UsageError(f"--output: expected no file that is read, got {output}")
+    for other in others:
+        compare_lengths(source, other)
 
 
 def compare_lengths(source: Path | None, target: Path | None) -> None:
