@@ -43,10 +43,17 @@ def cached_tokenizer(
     A checksum of four bytes follows it in its file. `config` may name a file with a
     vocabulary, which is then read instead.
 
-    Raises: ValueError as `Tokenizer.train`, `read_own_vocabulary`, `TextPair.lines`.
+    Raises: ValueError if that vocabulary has another size, or as `Tokenizer.train`,
+    `read_own_vocabulary`, `TextPair.lines`.
     """
     if config.tokenizer is not None:
-        return read_own_vocabulary(Path(config.tokenizer), config.user_symbols)
+        own = read_own_vocabulary(Path(config.tokenizer), config.user_symbols)
+        if own.vocab_size != vocab_size:  # the file has changed since the run began
+            raise ValueError(
+                f"{config.tokenizer}: expected {vocab_size} word pieces, as many as "
+                f"when this run began, got {own.vocab_size}"
+            )
+        return own
 
     def build(partial: Path) -> None:
         model = _learn(text, vocab_size, num_threads, config).model

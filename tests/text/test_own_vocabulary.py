@@ -212,6 +212,19 @@ def test_every_setting_has_a_vocabulary_of_its_own_in_the_cache(tmp_path):
     assert f"{pair.digest()}-bpe60-bytes.model" in files  # the name of earlier versions
 
 
+def test_a_vocabulary_that_has_grown_since_the_run_began_is_refused(tmp_path):
+    """Its run would save checkpoints that nothing can load."""
+    path = tmp_path / "own.model"
+    pair, config = TextPair(path, path), VocabularyConfig(tokenizer=str(path))
+    for size in (60, 62):
+        path.write_bytes(Tokenizer.train(LINES, size).model)
+        if size == 60:
+            begun = cached_tokenizer(pair, size, tmp_path, 1, config)
+    assert begun.vocab_size == 60
+    with pytest.raises(ValueError, match=r"own\.model: expected 60 .* got 62"):
+        cached_tokenizer(pair, begun.vocab_size, tmp_path, 1, config)
+
+
 # Settings
 
 
