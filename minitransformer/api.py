@@ -82,6 +82,8 @@ def translate(
     if unknown := options.keys() - {field.name for field in fields(TranslationConfig)}:
         raise ValueError(f"expected options of TranslationConfig, got {min(unknown)}")
     config = TranslationConfig.changed(translator.decoding, options)
+    for name in options.keys() & {"nbest", "alignment"}:
+        raise ValueError(f"{name}: does nothing here, use Translator.hypotheses")
     return translator.translate(lines, config, prefixes=prefixes)
 
 

@@ -77,6 +77,8 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
         (["one"], {"min_len": 10**5}, "min_len: expected at most 10000, got 100000"),
         (["one"], {"sample": True, "nbest": 10_001}, "nbest: expected at most 10000"),
+        (["one"], {"nbest": 2}, "nbest: does nothing here, use Translator.hypotheses"),
+        (["one"], {"alignment": True}, "alignment: does nothing here"),
     ],
 )
 def test_wrong_arguments_are_refused(model_path, lines, options, message):
