@@ -81,6 +81,21 @@ def test_nbest_lines_and_json_agree(model_path, capfd):
     assert [t["text"] for t in entry["translations"]] == texts
 
 
+def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path, capfd):
+    """The model has nothing to predict there: EOS of nothing is no token."""
+    (tmp_path / "none").write_text("the dog\n")
+    (tmp_path / "some").write_text("\nthe dog\n\n\n")
+    found = {}
+    for name, lines in (("none", ["the cat"]), ("some", ["", "the cat", "", ""])):
+        flags = ["--model", model_path, "--score", str(tmp_path / name)]
+        code, found[name], err = run_translate(capfd, *flags, *lines)
+        assert code == 0
+        found[name, "all"] = err
+    blank = "0.0000\t0\n"
+    assert found["some"] == blank + found["none"] + blank + blank
+    assert found["some", "all"] == found["none", "all"]
+
+
 def test_scores_are_those_of_the_search(model_path, tmp_path, capfd):
     flags = ("--model", model_path, "--threads", "1")
     _, out, _ = run_translate(capfd, *flags, "--json", "--beam", "1", *CAT_LINES[:3])

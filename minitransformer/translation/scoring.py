@@ -24,7 +24,8 @@ def score_targets(
 ) -> list[tuple[float, int]]:
     """Return the log-probability and the length of each target, EOS counted in both.
 
-    A pair whose sides are both empty has log-probability 0.
+    A pair whose sides are both empty has log-probability 0 and length 0, because the
+    model predicts nothing there.
 
     Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
     Raises: ValueError if a log-probability is not finite.
@@ -41,7 +42,7 @@ def score_targets(
             raise ValueError(NOT_FINITE)
         return totals.tolist()
 
-    results = [(0.0, 1)] * len(sources)
+    results = [(0.0, 0)] * len(sources)
     lengths = np.maximum(source.lengths, target.lengths)
     for pair, log_prob in map_batches(score_batch, lengths, max_tokens, num_threads):
         results[pair] = log_prob, len(targets[pair]) + 1
