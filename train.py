@@ -239,7 +239,7 @@ def prepare(
     if not ranks.rank:
         write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
-    run.prune(training.num_kept)
+    run.prune(training)
     encoded = start.tokenizer, text, corpora, stream
     progress = Progress(state, scale)
     return Trainer(run, settings, device, *encoded, parallel, adam, progress, log)
@@ -479,7 +479,7 @@ class Trainer:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
         self.saved = self.save_as(self.run.checkpoint(self.state.step))
-        self.run.prune(self.training.num_kept)
+        self.run.prune(self.training)
 
     def save_as(self, path: Path, with_moments: bool = True) -> bool:
         """Write a checkpoint, or say that it cannot be written (--on-save-error).

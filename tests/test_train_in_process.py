@@ -482,7 +482,7 @@ def test_minutes_end_a_run_and_count_those_before_it_was_resumed(start, clock):
     clock[0] += 5000
     out = start("--resume", "run", "--minutes", 5 * 10.00049 / 60, "--log-every", 2)
     assert logged(out, "epoch") == [4]
-    assert steps("run") == [2, 3, 4, 5]
+    assert steps("run") == [2, 4, 5]
     assert out.splitlines()[-1] == "done        run, 50 s"
     assert values("run", "loss").keys() == {1, 2, 3, 4}
     reports = [record for record in records("run") if "loss" in record]
@@ -668,6 +668,28 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
     assert steps("run") == [3]
     assert "done" not in out
     assert not Path("run", "averaged.safetensors").exists()
+
+
+def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monkeypatch):
+    """Of an unbroken run, the checkpoints 4, 6 and 7 are averaged."""
+    flags = ["--average", 3, "--keep-last", 3, "--steps", 7, "--run"]
+    start(*flags, "unbroken")
+    real = ThreadedModel.gradient
+
+    def gradient(self, batches, smoothing, key):
+        if key[1] in (3, 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batches, smoothing, key)
+
+    stopped = 128 + signal.SIGTERM
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    start(*flags, "run", code=stopped)
+    assert steps("run") == [2, 3]
+    start("--resume", "run", code=stopped)
+    assert steps("run") == [2, 4, 5]
+    start("--resume", "run")
+    assert steps("run") == steps("unbroken") == [4, 6, 7]
+    assert_same_results("unbroken", "run")
 
 
 def test_a_run_directory_in_use_is_refused_before_the_text_is_read(start, whole, text):

@@ -24,7 +24,7 @@ from minitransformer.files import (
 )
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
 from minitransformer.runs.shipped import DEFAULT, shipped_model
-from minitransformer.settings.config import RunConfig
+from minitransformer.settings.config import RunConfig, TrainingConfig
 
 
 class RunDirectory:
@@ -203,12 +203,19 @@ class RunDirectory:
             advice = f"delete it, and --resume goes on from {earlier[-1].name}"
             raise ValueError(f"{error}; {advice}") from error
 
-    def prune(self, keep_last: int) -> None:
-        """Delete all but the newest `keep_last` checkpoints named by their step."""
+    def prune(self, training: TrainingConfig) -> None:
+        """Delete all but the last `num_kept` checkpoints named by their step.
+
+        One at which the run was stopped, before it was due, goes once there is a newer
+        one: it would have a part in the average that it has in no unbroken run.
+        """
         checkpoints = self.checkpoints()
-        for path in checkpoints[:-keep_last]:
-            with suppress(PermissionError):  # on Windows: somebody reads it
-                path.unlink()
+        regular = [p for p in checkpoints[:-1] if training.is_regular(int(p.stem[5:]))]
+        kept = [*regular, *checkpoints[-1:]][-training.num_kept :]
+        for path in checkpoints:
+            if path not in kept:
+                with suppress(PermissionError):  # on Windows: somebody reads it
+                    path.unlink()
         if checkpoints:
             self._unsaved.unlink(missing_ok=True)
 
@@ -257,7 +264,7 @@ class ReadOnlyRunDirectory(RunDirectory):
     def truncate_metrics(self, step: int) -> None:
         """Do nothing."""
 
-    def prune(self, keep_last: int) -> None:
+    def prune(self, training: TrainingConfig) -> None:
         """Do nothing."""
 
 

@@ -246,6 +246,13 @@ class TrainingConfig(Config):
         interval = 60 * self.checkpoint_minutes
         return before // interval < after // interval
 
+    def is_regular(self, step: int) -> bool:
+        """Whether a checkpoint of `step` was due, as far as its number tells.
+
+        One that was not has been saved because the run stopped or ended there.
+        """
+        return self.checkpoint_minutes is not None or step % self.save_every == 0
+
     @property
     def num_kept(self) -> int:
         """The number of checkpoints that are kept to resume from and to average."""

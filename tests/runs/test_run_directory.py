@@ -275,8 +275,21 @@ def test_pruning_keeps_the_newest(tmp_path):
     run = RunDirectory(tmp_path)
     for step in (5, 100_000_000, 20, 15, 10):
         run.checkpoint(step).write_bytes(b"")
-    run.prune(2)
+    run.prune(TrainingConfig(keep_last=2, average=1, save_every=5))
     assert run.checkpoints() == [run.checkpoint(20), run.checkpoint(100_000_000)]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "kept"), [(None, [10, 20, 23]), (5.0, [20, 21, 23])]
+)
+def test_pruning_drops_where_a_run_was_stopped(tmp_path, minutes, kept):
+    """If the clock says when to save, any step may have been due."""
+    run = RunDirectory(tmp_path)
+    for step in (10, 14, 20, 21, 23):
+        run.checkpoint(step).write_bytes(b"")
+    settings = {"save_every": 10, "checkpoint_minutes": minutes}
+    run.prune(TrainingConfig(keep_last=3, average=3, **settings))
+    assert run.checkpoints() == [run.checkpoint(step) for step in kept]
 
 
 def test_copies_are_no_checkpoints(tmp_path):
@@ -289,7 +302,7 @@ def test_copies_are_no_checkpoints(tmp_path):
     run.checkpoint(10).mkdir()
     run.checkpoint(99_999_999).symlink_to("nowhere")
     assert run.checkpoints() == [run.checkpoint(8), run.checkpoint(100_000_000)]
-    run.prune(1)
+    run.prune(TrainingConfig(keep_last=1, average=1))
     assert len(list(tmp_path.iterdir())) == 3 + len(copies)
 
 

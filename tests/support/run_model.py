@@ -92,12 +92,20 @@ class Contents:
     best: int | None = None
     averaged: tuple[str, float] | None = None
 
-    def pruned(self, keep: int) -> Iterator["Contents"]:
-        """Say what is there after each step of pruning."""
-        for first in range(1, len(self.checkpoints) - keep + 1):
-            yield replace(self, checkpoints=self.checkpoints[first:])
+    def pruned(self, plan: "Plan") -> Iterator["Contents"]:
+        """Say what is there after each step of pruning.
+
+        Of what is not the newest, only what was saved in due course is kept.
+        """
+        due = [s for s in self.checkpoints[:-1] if s.step % plan.save_every == 0]
+        kept = (*due, *self.checkpoints[-1:])[-max(plan.keep_last, plan.average) :]
+        left = self.checkpoints
+        for saved in self.checkpoints:
+            if saved not in kept:
+                left = tuple(s for s in left if s != saved)
+                yield replace(self, checkpoints=left)
         if self.checkpoints:
-            yield replace(self, checkpoints=self.checkpoints[-keep:], unsaved=False)
+            yield replace(self, checkpoints=kept, unsaved=False)
 
 
 @dataclass(frozen=True)
@@ -210,13 +218,12 @@ class Reference:
         the directory: after each step, or where it began, saved
         """
         moments, stops = [now], []
-        kept = max(plan.keep_last, plan.average)
 
         def save(now: Contents, saved: Saved) -> list[Contents]:
             others = (s for s in now.checkpoints if s.step != saved.step)
             steps = tuple(sorted((*others, saved), key=lambda s: s.step))
             now = replace(now, checkpoints=steps)
-            return [now, *now.pruned(kept)]
+            return [now, *now.pruned(plan)]
 
         def write(**changes: object) -> None:
             moments.append(replace(moments[-1], **changes))
@@ -228,7 +235,7 @@ class Reference:
         past = (x for x in now.metrics if x[0] <= at.step and x[1] != "test")
         write(begun=True, unsaved=now.unsaved or not now.begun)
         write(metrics=tuple(past))
-        moments += moments[-1].pruned(kept)
+        moments += moments[-1].pruned(plan)
 
         def is_finished() -> bool:
             patience = plan.patience or math.inf
