@@ -1023,6 +1023,7 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
         assert (code, error.count("\n"), message in error) == (1, 1, True)
     error = start("--tokenizer", own, code=2)
     assert "--vocab-size does nothing with --tokenizer" in error
+    start("--resume", "run", "--tokenizer", own, "--user-symbols", "<x>,<x>")
     error = start("--resume", "run", "--tokenizer", own.name, code=2)
     assert "--tokenizer: cannot change in a resumed run" in error
 

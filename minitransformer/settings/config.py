@@ -356,9 +356,10 @@ class RunConfig:
         """
         refused = list(given(namespace, TextConfig))
         for part in (self.model, self.training, self.decoding, self.vocabulary):
-            for name, value in given(namespace, type(part)).items():
-                if name not in RESUMABLE and value != getattr(part, name):
-                    refused.append(name)
+            values = given(namespace, type(part))
+            asked = build(type(part), vars(part), values)
+            changed = {x for x in values if getattr(asked, x) != getattr(part, x)}
+            refused += sorted(changed.difference(RESUMABLE))
         if refused:
             raise UsageError(
                 f"{flag_name(refused[0])}: cannot change in a resumed run; "
