@@ -1,11 +1,10 @@
 """Translation probabilities, and translating with a shortlist of tokens."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
+import train
+import translate
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -14,7 +13,7 @@ from minitransformer.text.ids import Ragged
 from minitransformer.translation import lexicon
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.lexicon import Lexicon, train_lexicon
-from support.scripts import ROOT
+from support.in_process import run_main
 
 
 def ragged(lines):
@@ -37,26 +36,35 @@ def test_training_finds_the_dictionary_that_made_the_corpus():
     assert len(learned.shortlist(np.array([12, 12, 17]))) <= 4 + 3 + 2
 
 
-def test_probabilities_agree_with_a_loop_over_the_definition():
-    """One iteration of equations 5 to 7 of Model 1, written out."""
-    corpus = reversed_corpus(30, 6)
-    expected = np.zeros((60, 60))
-    for i in range(30):
-        source = corpus.source.ids[
-            corpus.source.starts[i] : corpus.source.starts[i + 1]
-        ]
-        target = corpus.target.ids[
-            corpus.target.starts[i] : corpus.target.starts[i + 1]
-        ]
-        for t in target:
-            for s in source:
-                expected[s, t] += 1 / len(source)
-    for word in range(10, 16):
-        [best] = np.flatnonzero(expected[word] == expected[word].max())[:1]
-        learned = train_lexicon(corpus, 60, translations=1, frequent=1, iterations=1)
-        found = learned.translations
-        [only] = found.ids[found.starts[word] : found.starts[word + 1]]
-        assert expected[word, only] == pytest.approx(expected[word, best])
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_probabilities_agree_with_a_loop_over_the_definition(iterations):
+    """Equations 5 to 7 of Model 1, written out, for text whose words are random."""
+    rng = np.random.default_rng(3)
+    sides = [
+        [rng.integers(4, 10, rng.integers(0, 5)) for _ in range(30)] for _ in range(2)
+    ]
+    probability = np.ones((10, 10))
+    for _ in range(iterations):
+        expected = np.zeros((10, 10))
+        for source, target in zip(*sides, strict=True):
+            for t in target:
+                total = sum(probability[s, t] for s in source)
+                for s in source:
+                    expected[s, t] += probability[s, t] / total
+        probability = expected / np.maximum(expected.sum(axis=1, keepdims=True), 1e-9)
+    corpus = ParallelCorpus(*map(ragged, sides))
+    learned = train_lexicon(corpus, 10, 3, iterations=iterations).translations
+    for word in range(4, 10):
+        found = learned.concatenate(np.array([word]))
+        best = np.sort(probability[word])[::-1][:3]
+        np.testing.assert_allclose(probability[word, found], best)
+
+
+def test_a_shortlist_has_special_frequent_and_likely_tokens():
+    corpus = ParallelCorpus(ragged([[7, 8], [7]]), ragged([[21, 20, 21, 22], [20, 21]]))
+    learned = train_lexicon(corpus, 30, translations=1, frequent=2)
+    assert learned.shortlist(np.array([9])).tolist() == [0, 1, 2, 3, 9, 20, 21]
+    assert train_lexicon(corpus, 30, frequent=9).frequent.tolist() == [21, 20, 22]
 
 
 def test_a_token_that_the_text_lacks_can_be_copied():
@@ -65,13 +73,19 @@ def test_a_token_that_the_text_lacks_can_be_copied():
     assert 12 not in learned.shortlist(np.array([5, 12]))
 
 
-def test_a_large_corpus_is_sampled(monkeypatch):
-    monkeypatch.setattr(lexicon, "MAX_LINKS", 3000)
-    learned = train_lexicon(reversed_corpus(), 60, translations=1)
-    assert 32 in learned.shortlist(np.array([12]))
+def test_of_a_large_corpus_a_random_part_is_read(monkeypatch):
+    """Of 200 pairs, about a tenth, from the first and from the second hundred."""
+    words = np.repeat(np.arange(10, 210), 5).reshape(200, 5)
+    corpus = ParallelCorpus(ragged([*words]), ragged([*words + 200]))
+    monkeypatch.setattr(lexicon, "MAX_LINKS", 20 * 25)
+    learned = train_lexicon(corpus, 500, translations=1, frequent=1)
+    lists = learned.translations
+    read = [w - 10 for w in range(10, 210) if lists.ids[lists.starts[w]] == w + 200]
+    assert len(read) == pytest.approx(20, abs=1)
+    assert 0 < sum(pair < 100 for pair in read) < len(read)
 
 
-def test_a_lexicon_loads_again_and_a_foreign_file_is_refused(tmp_path):
+def test_a_lexicon_loads_again(tmp_path):
     learned = train_lexicon(reversed_corpus(), 60)
     learned.save(tmp_path / "l.safetensors")
     again = Lexicon.load(tmp_path / "l.safetensors", 60)
@@ -79,14 +93,30 @@ def test_a_lexicon_loads_again_and_a_foreign_file_is_refused(tmp_path):
     np.testing.assert_array_equal(again.shortlist(source), learned.shortlist(source))
     with pytest.raises(ValueError, match="expected 50 word pieces, got 60"):
         Lexicon.load(tmp_path / "l.safetensors", 50)
-    Lexicon(Ragged(np.array([70]), np.array([0, *[1] * 60])), np.array([4])).save(
-        tmp_path / "bad.safetensors"
-    )
-    with pytest.raises(ValueError, match="expected token ids below 60"):
-        Lexicon.load(tmp_path / "bad.safetensors", 60)
-    (tmp_path / "text").write_text("no")
+
+
+@pytest.mark.parametrize(
+    ("ids", "starts", "frequent", "message"),
+    [
+        ([3], [0, 1, 1], [4], "expected token ids below 2"),
+        ([0], [0, 1, 1], [2], "expected token ids below 2"),
+        ([-1], [0, 1, 1], [1], "expected token ids below 2"),
+        ([0], [0, 0, 0], [1], "expected lists one after the other"),
+        ([0, 1], [1, 1, 2], [1], "expected lists one after the other"),
+        ([0, 1], [0, 2, 1], [1], "out of order"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path, ids, starts, frequent, message):
+    path = tmp_path / "l.safetensors"
+    Lexicon(Ragged(*map(np.array, (ids, starts))), np.array(frequent)).save(path)
+    with pytest.raises(ValueError, match=f"not a usable lexicon: .*{message}"):
+        Lexicon.load(path, 2)
+    path.write_bytes(path.read_bytes().replace(b"lexicon 1", b"lexicon 2"))
+    with pytest.raises(ValueError, match="expected format 'minitransformer lexicon 1'"):
+        Lexicon.load(path, 2)
+    path.write_text("no")
     with pytest.raises(ValueError, match="not a usable lexicon"):
-        Lexicon.load(tmp_path / "text", 60)
+        Lexicon.load(path, 2)
 
 
 def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
@@ -116,7 +146,7 @@ def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
     assert words
 
 
-def test_the_command_learns_from_a_run_for_translate(tmp_path):
+def test_the_command_learns_from_a_run_for_translate(tmp_path, monkeypatch):
     words = ["red", "green", "blue", "one", "two", "cat", "dog"]
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(words, rng.integers(2, 6))) for _ in range(200)]
@@ -126,21 +156,16 @@ def test_the_command_learns_from_a_run_for_translate(tmp_path):
         "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 16 --num-heads 2 "
         "--vocab-size 60 --max-tokens 200 --steps 3 --threads 1 --run run"
     ).split()
-
-    def python(*command):
-        return subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True
-        )
-
-    train = [str(ROOT / "train.py"), "--train-source", "a", "--train-target", "b"]
-    assert python(*train, *small).returncode == 0
-    made = python("-m", "minitransformer", "lexicon", "run", "lexicon.safetensors")
-    assert made.returncode == 0, made.stderr
-    assert "from 200 pairs" in made.stdout
+    monkeypatch.chdir(tmp_path)
+    files = "--train-source", "a", "--train-target", "b"
+    assert run_main(train.main, *files, *small)[0] == 0
+    sizes = "--translations", 2, "--frequent", 3
+    code, out, error = run_main(lexicon.main, "run", "lexicon.safetensors", *sizes)
+    assert (code, out) == (0, "wrote lexicon.safetensors from 200 pairs\n"), error
+    written = Lexicon.load(tmp_path / "lexicon.safetensors", 60)
+    assert (written.translations.lengths.max(), len(written.frequent)) == (2, 3)
     shortlist = ("--shortlist", "lexicon.safetensors", "--max-len-b", "3")
-    done = python(
-        str(ROOT / "translate.py"), "--model", "run", *shortlist, "red cat", "one"
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2
-    assert python("-m", "minitransformer", "lexicon", "nowhere", "x").returncode == 1
+    lines = "red cat", "one"
+    code, out, error = run_main(translate.main, "--model", "run", *shortlist, *lines)
+    assert (code, out.count("\n")) == (0, 2), error
+    assert run_main(lexicon.main, "nowhere", "x")[0] == 1
