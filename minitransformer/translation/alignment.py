@@ -118,8 +118,7 @@ def piece_weights(
         return [rows[:to, :of] for rows, to, of in sizes]
 
     results = [np.zeros((len(t), 0)) for t in targets]
-    longest = np.maximum(source.lengths, target.lengths)
-    lengths = np.where(source.lengths > 0, longest, 0)
+    lengths = np.maximum(source.lengths, target.lengths)
     for pair, weights in map_batches(align_batch, lengths, max_tokens, num_threads):
         results[pair] = weights
     return results

@@ -79,8 +79,7 @@ def _add(tree: Tree, way: Sequence[int]) -> None:
     """Add tokens that follow one another; after the last, all tokens may follow."""
     for token in way[:-1]:
         below = tree.setdefault(token, {})
-        if below is None:  # a shorter way ends here, and all may follow that
-            return
+        assert below is not None  # no way is the beginning of another
         tree = below
     tree[way[-1]] = None
 
@@ -111,11 +110,11 @@ class PrefixFinder:
         normal = " ".join(words)
         unfinished = "" if text[-1].isspace() else words.pop()
         tokens, first = self._tokenizer.encode([normal, " ".join(words)])
-        ways = self._endings(unfinished)
-        if UNK_ID in tokens or not ways:
+        if UNK_ID in tokens:
             raise ValueError(
                 f"expected text that the vocabulary can write, got {normal[:40]!r}"
             )
+        ways = self._endings(unfinished)
         return Prefix(normal if unfinished else normal + " ", tokens, first, ways)
 
     def _find_endings(self, word: str) -> list[list[int]]:
@@ -261,7 +260,7 @@ class ConstrainedDecoder(WatchedDecoder):
             if tree is not None:
                 columns = np.array([*tree], dtype=int)
                 if self._shortlist is not None:
-                    columns = np.searchsorted(self._shortlist, np.sort(columns))
+                    columns = np.searchsorted(self._shortlist, columns)
                 result[row] = True
                 result[row, columns] = False
         return result
@@ -297,6 +296,5 @@ def exclude(logits: Array, excluded: np.ndarray) -> None:
     highest = chosen.max(axis=1)
     total = xp.where(hidden, xp.exp(chosen - highest[:, None]), 0).sum(axis=1)
     chosen[hidden] = -xp.inf
-    smallest = xp.finfo(chosen.dtype).tiny  # never log(0)
-    chosen[:, PAD_ID] = highest + xp.log(xp.maximum(total, smallest))
+    chosen[:, PAD_ID] = highest + xp.log(total)
     logits[rows] = chosen

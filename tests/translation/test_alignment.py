@@ -227,6 +227,8 @@ def test_a_space_is_no_word(translator):
     tokenizer = translator.tokenizer
     [ids] = tokenizer.encode(["the cat"])
     space = tokenizer.pieces(range(50)).index("\u2581")
+    words = words_of_pieces(tokenizer, [*ids, space], "the cat")
+    assert words == [*word_numbers(tokenizer, ids), 1]
     pair = TextInParts("the cat", [ids]), TextInParts("", [[space]])
     assert align_words(translator.model, tokenizer, [pair]) == [()]
 

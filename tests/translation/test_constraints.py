@@ -20,7 +20,11 @@ from minitransformer.text.ids import Ragged
 from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.beam_search import beam_search
-from minitransformer.translation.constraints import Constraints, PrefixFinder
+from minitransformer.translation.constraints import (
+    Constraints,
+    PrefixFinder,
+    exclude,
+)
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.scoring import score_targets
@@ -28,7 +32,7 @@ from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model
-from support.scripted_decoder import ScriptedDecoder, random_log_probs
+from support.scripted_decoder import VOCAB, ScriptedDecoder, random_log_probs
 from support.scripts import SHORT
 
 SHORT_OUTPUT = TranslationConfig(max_len_a=0, max_len_b=5)
@@ -97,6 +101,23 @@ def test_no_translation_is_found_where_none_is_allowed():
     assert constrained_search(random_log_probs(1), 9, 1, config, beam=3) == []
 
 
+@pytest.mark.parametrize("scale", [1, 50])
+def test_what_is_excluded_leaves_the_probability_of_the_others(scale):
+    """Even where that of what is excluded is 0 in float32."""
+    logits = scale * np.random.default_rng(0).standard_normal((8, VOCAB))
+    logits, excluded = logits.astype(np.float32), np.zeros((8, VOCAB), dtype=bool)
+    excluded[:7] = np.eye(7, VOCAB)
+    found = logits.copy()
+    with np.errstate(divide="ignore"):
+        exclude(found, excluded)
+    others = ~excluded
+    others[:7, 0] = False
+    assert (found[others] == logits[others]).all()
+    assert (found[excluded][1:] == -np.inf).all()  # all but padding
+    totals = (np.logaddexp.reduce(x.astype(float), axis=1) for x in (found, logits))
+    assert_close(*totals, "float32")
+
+
 def test_nothing_asked_for_is_no_constraint():
     assert not Constraints(TranslationConfig(), [None, None])
 
@@ -159,6 +180,15 @@ def test_the_best_of_all_translations_that_begin_with_a_prefix(letters, prefix):
     assert_close([h.log_prob for h in best], [p for _, p, _ in expected])
 
 
+@pytest.mark.parametrize("word", ["bab", "aabab", "babb", "abbab", "abababb"])
+def test_a_long_word_may_end_in_any_of_its_pieces(letters, word):
+    """Also where only the last characters are compared with the vocabulary."""
+    finder = PrefixFinder(letters)
+    found = finder._find_endings(word)
+    finder._longest = 1000
+    assert found == finder._find_endings(word)
+
+
 def test_pieces_of_a_prefix_may_repeat_themselves(letters):
     prefix = PrefixFinder(letters).find("ab ab ab ")
     table = random_log_probs(1, vocab_size=letters.vocab_size)
@@ -177,6 +207,7 @@ def translator(model_path):
 
 
 CUT = "sat mat 7 cat"
+ENDED = ("the ", "the\t", "the\u3000")
 CONFIGS = {
     "beam": SHORT_OUTPUT,
     "greedy": replace(SHORT_OUTPUT, beam=1),
@@ -221,6 +252,8 @@ def test_ensembles_and_shortlists_have_prefixes(translator, tmp_path):
 
 
 def test_text_that_is_normalised_is_restored(translator):
+    words = [translator.hypotheses(["a mat"], SHORT_OUTPUT, 1, [x]) for x in ENDED]
+    assert [w[0][0].tokens for w in words] == [words[0][0][0].tokens] * 3
     for prefix in ("  the\u00a0cat", "the  cat ", "\uff54he", " ", "the\tmat"):
         [text] = translator.translate(["a mat"], SHORT_OUTPUT, 1, [prefix])
         assert text.startswith(prefix)
@@ -237,7 +270,7 @@ def test_characters_without_a_piece_are_written_as_bytes():
     sizes = {"vocab_size": 1024, "d_model": 8, "d_ff": 8, "num_heads": 2}
     config = ModelConfig(encoder_layers=1, decoder_layers=1, **sizes)
     translator = Translator(Transformer(config), tokenizer)
-    prefix = "abc \N{SLIGHTLY SMILING FACE}\u4f60"
+    prefix = "abc \N{SLIGHTLY SMILING FACE}\u4f60\u4f60\u4f60\u4f60"
     for end in range(1, len(prefix) + 1):
         [text] = translator.translate(["ab"], SHORT_OUTPUT, 1, [prefix[:end]])
         assert text.startswith(prefix[:end])
@@ -247,6 +280,8 @@ def test_a_prefix_has_room_in_the_longest_output(translator):
     [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [CAT_LINES[3] + " the"])
     assert len(found[0].tokens) > 6
     config = replace(SHORT_OUTPUT, min_len=30)
+    longest = Constraints(config).limits(np.array([6, 40]), np.arange(2))
+    assert longest.tolist() == [31, 40]  # EOS counted
     [[best]] = translator.hypotheses(["on"], config)
     assert len(best.tokens) >= 30
 
@@ -284,10 +319,9 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
     with pytest.raises(ValueError, match="prefix of line 1: expected none for a blank"):
         translator.translate([" "], SHORT_OUTPUT, 1, ["the"])
     config = replace(SHORT_OUTPUT, no_repeat_ngram=1, min_len=60)
-    with pytest.raises(
-        ValueError, match="line 2: expected a translation within the con"
-    ):
-        translator.translate(["", "cat"], config)
+    for drawn in (False, True):
+        with pytest.raises(ValueError, match="line 2: expected a translation within"):
+            translator.translate(["", "cat"], replace(config, sample=drawn))
     path = save_small_model(tmp_path / "l.st", positions="learned", max_positions=6)
     with pytest.raises(ValueError, match="min_len: expected less than the model's 6"):
         load(path).translate(["a"], replace(SHORT_OUTPUT, min_len=6))

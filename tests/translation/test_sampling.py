@@ -103,7 +103,7 @@ def test_samples_of_models_follow_the_softmax(members):
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p"), [(3, None), (None, 0.8), (20, 0.5), (1, 1)]
+    ("top_k", "top_p"), [(3, None), (None, 0.8), (20, 0.5), (1, 1), (1000, None)]
 )
 def test_what_is_kept_is_what_a_full_sort_keeps(top_k, top_p):
     rng = np.random.default_rng(0)
@@ -136,7 +136,8 @@ def test_close_draws_are_noticed():
     for factor, expected in ((1.00001, True), (0.99999, True), (1.1, False)):
         noise = np.array([[2.0, 9.0, factor, 7.0]])
         assert draw(weights, noise, *every, 1e-4)[1].tolist() == [expected]
-    for p, in_doubt in ((0.8, [0.3, 0.2]), (0.80005, [0.2, 0.3]), (0.79, [])):
+    doubts = {0.8: [0.3, 0.2], 0.80005: [0.2, 0.3], 0.79: [], 0.99: []}
+    for p, in_doubt in doubts.items():
         weights, _, low, high = likeliest(np.log([[0.2, 0.5, 0.3]]), None, p, 1e-4)
         found = 0.5 * weights[(weights >= low[:, None]) & (weights <= high[:, None])]
         assert_close(sorted(found), sorted(in_doubt))
@@ -168,19 +169,24 @@ def test_samples_depend_on_the_line_alone(translator, top_p):
     threads = load_with(translator, num_threads=3)
     assert tokens_of(threads, lines, config) == together
     assert tokens_of(translator, lines, replace(config, seed=1)) == together
-    assert tokens_of(translator, lines, replace(config, seed=2)) != together
+    for seed in (0, 2):
+        assert tokens_of(translator, lines, replace(config, seed=seed)) != together
 
 
 def load_with(translator, **changes):
     return type(translator)(translator.model, translator.tokenizer, **changes)
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (9, None), (None, 0.8)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "temperature"),
+    [(None, None, 1), (9, None, 1), (None, 0.8, 1), (None, None, 0.25)],
+)
 def test_noise_in_the_last_digits_changes_no_sample(
-    translator, monkeypatch, top_k, top_p
+    translator, monkeypatch, top_k, top_p, temperature
 ):
     """Where the noise of a batch could decide a draw, the line is translated alone."""
-    config = replace(SAMPLE, nbest=20, top_k=top_k, top_p=top_p)
+    drawn = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
+    config = replace(SAMPLE, nbest=20, **drawn)
     lines, alone = CAT_LINES[:2], replace(config, decode_tokens=1)
     expected = tokens_of(translator, lines, alone)
     rng, sizes, plain = np.random.default_rng(0), [], sampling.to_host
@@ -194,6 +200,11 @@ def test_noise_in_the_last_digits_changes_no_sample(
     monkeypatch.setattr(sampling, "to_host", noisy)
     assert tokens_of(translator, lines, config) == expected
     assert max(sizes) == 40
+    length = len(translator.tokenizer.encode(lines)[0]) + 1
+    few = replace(config, decode_tokens=20 * length * sampling.ARRAYS)
+    sizes.clear()
+    assert tokens_of(translator, lines, few) == expected
+    assert max(sizes) == 20
     assert sizes.count(1) < 0.7 * 40 * 6  # most samples are not drawn again
 
 
