@@ -237,11 +237,11 @@ def test_long_pairs_are_left_out():
 
 
 def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
-    source = [*LINES[:50], " ", *LINES[50:100]]
-    target = [*LINES[100:150], "x", *LINES[150:]]
+    source = [*LINES[:50], " ", "x", *LINES[50:100]]
+    target = [*LINES[100:150], "x", " ", *LINES[150:]]
     pair = write_pair(tmp_path, "\n".join(source), "\n".join(target) + "\n")
     corpus = encoded_corpus(pair, tokenizer, tmp_path / "cache")
-    assert (len(corpus), corpus.dropped_blank) == (100, 1)
+    assert (len(corpus), corpus.dropped_blank) == (100, 2)
     ids = [corpus.source.concatenate(np.array([i])) for i in range(100)]
     assert tokenizer.decode(ids) == LINES[:100]
 

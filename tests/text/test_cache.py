@@ -1,9 +1,12 @@
 """The cache of vocabularies and encoded text: damage, bad text, interruptions."""
 
+import atexit
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus, read_corpus
@@ -32,6 +35,7 @@ def learn(pair, cache):
 
 def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
     first = learn(pair, cache)
+    assert cached_tokenizer(pair, 50, cache, num_threads=1).vocab_size == 50
     monkeypatch.setattr(Tokenizer, "train", None)  # a second time would fail
     assert learn(pair, cache).model == first.model
 
@@ -90,6 +94,25 @@ def test_damaged_encoded_text_is_made_again(pair, cache, capsys, name, damage):
     assert told == (damage != "missing")
 
 
+def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
+    whole = encoded(pair, cache / "whole").tolist()
+    monkeypatch.setattr("minitransformer.text.cache.LINES_PER_CHUNK", 7)
+    assert encoded(pair, cache / "chunks").tolist() == whole
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "uint16"), (65_537, "int32")])
+def test_ids_take_two_bytes_where_they_fit(pair, tmp_path, size, dtype):
+    """Of a vocabulary that gives every line its largest id."""
+
+    def encode(lines, num_threads):
+        return [[size - 1]] * len(lines)
+
+    vocabulary = SimpleNamespace(vocab_size=size, encode=encode, model=b"")
+    corpus = encoded_corpus(pair, vocabulary, tmp_path / dtype)
+    assert corpus.target.ids.read(np.array([0, 5]), np.array([1, 1])).dtype == dtype
+    assert corpus.source.concatenate(np.arange(100)).tolist() == [size - 1] * 100
+
+
 def test_too_many_open_files_are_not_called_damage(pair, cache, monkeypatch):
     encoded(pair, cache)
     [folder] = [path for path in cache.iterdir() if path.is_dir()]
@@ -131,6 +154,9 @@ def test_empty_text_is_named(pair, cache, text):
 def test_ctrl_c_does_not_wait_for_the_vocabulary(pair, cache, monkeypatch):
     """The main thread must be free while SentencePiece works in C++."""
     learning, before = threading.Event(), set(threading.enumerate())
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", lambda *what: at_exit.append(what))
+    monkeypatch.setattr(atexit, "unregister", lambda what: at_exit.append(()))
 
     def train(lines, *others):
         assert len(list(lines)) == 200
@@ -143,6 +169,8 @@ def test_ctrl_c_does_not_wait_for_the_vocabulary(pair, cache, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         learn(pair, cache)
     assert not list(cache.glob("*.model"))
+    assert at_exit == [(os._exit, 130)]  # as long as the thread works
     [thread] = set(threading.enumerate()) - before
     learning.set()
     thread.join()
+    assert at_exit[1:] == [()]

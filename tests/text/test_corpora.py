@@ -5,6 +5,7 @@ import gzip
 import os
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -63,6 +64,21 @@ def test_the_end_of_an_earlier_part_is_fetched_again(server, tmp_path, monkeypat
     assert server.ranges == ["bytes=4000-"]
 
 
+def test_little_of_a_download_is_not_on_disk(server, tmp_path, monkeypatch):
+    sizes, real = [0], os.fsync
+    monkeypatch.setattr(corpora, "UNSYNCED", 70_000)
+
+    def fsync(descriptor):
+        if os.fstat(descriptor).st_size > sizes[-1]:  # else a folder
+            sizes.append(os.fstat(descriptor).st_size)
+        real(descriptor)
+
+    monkeypatch.setattr(corpora.os, "fsync", fsync)
+    fetch(Download(server.url + "/x"), tmp_path / "x")
+    assert sizes[-1] == len(CONTENT)
+    assert max(after - before for before, after in pairwise(sizes)) <= 70_000
+
+
 def test_without_range_requests_a_download_starts_again(server, tmp_path):
     server.resumable = False
     (tmp_path / "x.part").write_bytes(b"something else")
@@ -118,9 +134,9 @@ def test_two_downloads_into_one_folder_take_turns(tmp_path, monkeypatch):
 
 
 def test_a_busy_server_is_tried_again(server, tmp_path):
-    server.statuses = [503, 429, 500]
+    server.statuses = [503, 429, 408, 500]
     fetch(Download(server.url + "/x"), tmp_path / "x")
-    assert len(server.ranges) == 4
+    assert len(server.ranges) == 5
 
 
 def test_a_file_with_a_wrong_digest_is_refused_and_deleted(server, tmp_path):
@@ -142,10 +158,13 @@ def test_a_missing_file_is_reported_at_the_first_attempt(server, tmp_path):
     assert len(server.ranges) == 1
 
 
-def test_a_server_that_always_fails_is_given_up(server, tmp_path):
-    server.statuses = [503] * 99
+def test_a_server_that_always_fails_is_given_up(server, tmp_path, monkeypatch):
+    server.statuses, waited = [503] * 99, []
+    monkeypatch.setattr(corpora.time, "sleep", waited.append)
+    monkeypatch.setattr(corpora, "FIRST_DELAY", 1.0)
     with pytest.raises(CorpusError, match=r"answered 503.*after 5 attempts"):
         fetch(Download(server.url + "/x"), tmp_path / "x")
+    assert waited == [1, 2, 4, 8]
 
 
 def test_a_server_that_refuses_connections_is_given_up(tmp_path, monkeypatch):
@@ -169,7 +188,11 @@ def parts_of(first, second=None):
 def downloads(tmp_path):
     folder = tmp_path / "downloads"
     folder.mkdir()
-    one = {"../evil": b"x", "a/t.en": b"one\ntw\xc2\x85o\r\n", "a/t.de": b"eins\nzwei"}
+    one = {
+        "../evil": b"x",
+        "a/t.en": b"one\ntw\xc2\x85o\r\n",
+        "./a/t.de": b"eins\nzwei",
+    }
     links = [("a/link", "/etc/passwd")]
     (folder / "one.tgz").write_bytes(archive(one, links))
     two = {"u.de.gz": gzip.compress(b"drei\n"), "u.en.gz": gzip.compress(b"three\n")}
@@ -183,6 +206,7 @@ def test_parts_of_archives_are_joined_in_order(tmp_path, downloads):
     german = gzip.decompress((tmp_path / "train.de.gz").read_bytes())
     assert english == b"one\ntw\xc2\x85o\nthree\n"
     assert german == b"eins\nzwei\ndrei\n"
+    assert (tmp_path / "train.en.gz").read_bytes()[4:8] == bytes(4)  # no time
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"downloads", "train.en.gz", "train.de.gz"}
     assert not (tmp_path.parent / "evil").exists()
@@ -229,7 +253,7 @@ def test_multi30k_end_to_end(server, tmp_path, monkeypatch, capsys):
         server.files[path] = content
         files.append(Download(download.url, sha256(content)))
     monkeypatch.setitem(CORPORA, "multi30k", PublicCorpus(tuple(files)))
-    flags = ["multi30k", str(tmp_path / "data"), "--mirror", server.url]
+    flags = ["multi30k", str(tmp_path / "data"), "--mirror", f"{server.url}/"]
     assert corpora.main(flags) == 0
     names = sorted(path.name for path in (tmp_path / "data").iterdir())
     assert len(names) == 9

@@ -23,10 +23,10 @@ def write_pair(folder: Path, source: str, target: str) -> TextPair:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_only_a_line_feed_ends_a_line(tmp_path, compressed):
-    text = "\ufeffa\u0085b\u2028c\x0bd\re\r\n\n last".encode()
+    text = "\ufeffa\u0085b\u2028c\x0bd\re\r\n\n\ufeff last".encode()
     path = tmp_path / ("x.txt.gz" if compressed else "x.txt")
     path.write_bytes(gzip.compress(text) if compressed else text)
-    assert list(read_lines(path)) == ["a\u0085b\u2028c\x0bd\re", "", " last"]
+    assert list(read_lines(path)) == ["a\u0085b\u2028c\x0bd\re", "", "\ufeff last"]
 
 
 def test_bad_utf8_is_named_by_file_and_line(tmp_path):

@@ -124,6 +124,27 @@ def test_batches_mix_the_corpora_and_hold_a_pair_twice_at_most_between_passes(
     assert 0.4 < min(shares) <= np.mean(shares) == pytest.approx(0.75, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("weights", "least", "rounds"),
+    [((1, 1), 10, 1), ((3, 1), 300, 4), ((3, 1), 600, 2), ((3, 1), 2000, 1)],
+)
+def test_an_epoch_has_a_round_for_each_pass_unless_they_are_small(
+    monkeypatch, weights, least, rounds
+):
+    """Of 1,500 pairs, the first corpus has 1,125 of 300, or else 750 of 750."""
+    monkeypatch.setattr(mixture, "PAIRS_PER_ROUND", least)
+    sizes = (750, 750) if weights == (1, 1) else (300, 1200)
+    found = mixed(corpora_of(*sizes), weights).rounds(np.arange(1500), 3, 0)
+    assert [len(x) for x in found] == pytest.approx([1500 / rounds] * rounds, abs=2)
+
+
+def test_a_corpus_is_not_shuffled_by_the_numbers_that_shuffle_its_batches():
+    [drawn] = mixed(corpora_of(50, 20)).rounds(np.arange(70), 3, 0)
+    batches = np.random.default_rng((3, 0)).permutation(50)
+    assert sorted(drawn[:50]) == sorted(batches)
+    assert (drawn[:50] != batches).any()
+
+
 def test_joined_ids_are_those_of_one_corpus():
     corpora = corpora_of(5, 1, 9)
     whole = [

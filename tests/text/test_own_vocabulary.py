@@ -52,8 +52,8 @@ def file(tmp_path):
         {"byte_fallback": True, "vocab_size": 330},
         {"normalization_rule_name": "identity", "user_defined_symbols": ["<x>"]},
         {
-            "unk_piece": "[UNK]", "pad_piece": "[PAD]", "bos_piece": "[CLS]",
-            "eos_piece": "[SEP]" * 40,
+            "unk_piece": "u" * 128, "pad_piece": "[PAD]", "bos_piece": "b" * 119,
+            "eos_piece": "[SEP]" * 40, "character_coverage": 1.0,
             "pad_id": 9, "unk_id": 7, "bos_id": 8, "eos_id": 5,
         },
     ],

@@ -25,7 +25,8 @@ def test_no_sentence_is_in_two_splits(pairs, seed):
                 mine = {pair[side] for pair in chosen}
                 assert not mine & {pair[side] for pair in splits[other]}
     for name in ("val", "test"):
-        sources = [source for source, _ in splits[name]]
+        sources, first = [source for source, _ in splits[name]], dict(reversed(pairs))
+        assert all(first[source] == target for source, target in splits[name])
         assert len(set(sources)) == len(sources) <= 2
 
 
@@ -37,6 +38,8 @@ def test_pairs_without_a_held_out_sentence_stay_in_training():
     expected = [p for p in pairs if p[0] not in held and p[1] not in held_targets]
     assert splits["train"] == expected
     assert len(held) == 10
+    assert splits == split_pairs(pairs, {"val": 5, "test": 5}, seed=3)
+    assert splits != split_pairs(pairs, {"val": 5, "test": 5}, seed=4)
 
 
 def test_the_command_writes_what_training_reads(tmp_path, capsys):
@@ -44,7 +47,7 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
     listed = tmp_path / "pairs.tsv.gz"
     listed.write_bytes(gzip.compress("".join(lines).encode()))
     command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
-    assert main([*command, "--val", "3", "--test", "4"]) == 0
+    assert main([*command, "--val", "3", "--test", "4", "--seed", "7"]) == 0
     assert "3 val, 4 test, 33 train; left out: 0 of 40" in capsys.readouterr().out
     written = TextConfig(data=str(tmp_path / "data"), source="de", target="en")
     splits = {name: list(pair.lines()) for name, pair in find_text(written).items()}
@@ -53,10 +56,10 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
         "val": 3,
         "test": 4,
     }
+    pairs = [(f"Sätze {i}.", f"Sentences {i}.") for i in range(40)]
+    assert splits == split_pairs(pairs, {"val": 3, "test": 4}, 7)
     everything = [pair for found in splits.values() for pair in found]
-    assert sorted(everything) == sorted(
-        (f"Sätze {i}.", f"Sentences {i}.") for i in range(40)
-    )
+    assert sorted(everything) == sorted(pairs)
 
 
 def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
