@@ -219,7 +219,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--serve --json", 2, "--json does nothing with --serve"),
         ("--serve --reference two", 2, "--reference does nothing with --serve"),
         ("--serve --buffer 5", 2, "--buffer does nothing with --serve"),
-        ("--model MODEL --serve 99999", 2, "expected a port of at most 65535, got 99"),
+        ("--model MODEL --serve 65536", 2, "expected a port of at most 65535, got 65"),
         ("--model MODEL --serve 8 --host no.host.", 1, "cannot serve at no.host., por"),
         ("--model MODEL --max-len-a inf x", 2, "max_len_a: expected a number below"),
         ("--model MODEL --max-len-a 1e18 x", 2, "max_len_a: expected at most 100, got"),

@@ -97,8 +97,8 @@ class Server(ThreadingHTTPServer):
         return page("translate.html", MAX=self.max_beam, BEAM=beam, NBEST=nbest)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing about a browser that has gone away or stopped sending."""
-        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+        """Say nothing about a browser that has gone away."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
     def answer(self, path: str, request: dict[str, Any]) -> str:
@@ -182,7 +182,6 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError, MemoryError) as error:
             status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
             data = json.dumps({"error": str(error)}).encode()
-            self.close_connection = True  # the request's body may not have been read
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))

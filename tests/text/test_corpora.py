@@ -250,10 +250,10 @@ def test_multi30k_end_to_end(server, tmp_path, monkeypatch, capsys):
     for download in CORPORA["multi30k"].files:
         content = gzip.compress(download.name.encode())
         path = "/" + download.url.split("/", 3)[3]
-        server.files[path] = content
+        server.files[f"/mirror{path}"] = content
         files.append(Download(download.url, sha256(content)))
     monkeypatch.setitem(CORPORA, "multi30k", PublicCorpus(tuple(files)))
-    flags = ["multi30k", str(tmp_path / "data"), "--mirror", f"{server.url}/"]
+    flags = ["multi30k", str(tmp_path / "data"), "--mirror", f"{server.url}/mirror/"]
     assert corpora.main(flags) == 0
     names = sorted(path.name for path in (tmp_path / "data").iterdir())
     assert len(names) == 9

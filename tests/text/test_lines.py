@@ -140,6 +140,12 @@ def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capf
     assert caught.value.filename == "standard input"
     with pytest.raises(ValueError, match="expected a file to write, got the folder"):
         text.open_output(tmp_path).__enter__()
+    with open("/dev/full", "w") as full, monkeypatch.context() as patches:
+        patches.setattr("sys.stdout", full)
+        failing = pytest.raises(OSError, match="No space")
+        with failing as caught, text.open_output(None) as out:
+            out.write("x")
+    assert caught.value.filename == "standard output"
 
 
 def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
@@ -154,6 +160,7 @@ def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
         written.append(path.read_bytes())
     assert gzip.decompress(written[0]) == "süß\nx\n".encode()
     assert written[0] == written[1]
+    assert written[0][4:8] == bytes(4)  # the time
     with suppress(KeyboardInterrupt), text.open_output(path) as file:
         file.write("y\n")
         raise KeyboardInterrupt
@@ -181,7 +188,10 @@ def test_text_is_found_in_a_folder(tmp_path):
         "val.en",
         "val.de",
         "test_x.en",
+        "test_x.en.gz",
         "test_x.de",
+        "test_y.en",
+        "test_y.de",
     ):
         (tmp_path / name).write_bytes(b"")
     config = TextConfig(data=str(tmp_path), source="en", target="de")

@@ -264,7 +264,9 @@ def test_text_and_tag_make_the_digest(folders, tmp_path):
     plain, tagged, other = digests(), digests("<a>", "<b>"), digests("<a>", "<c>")
     assert len({plain[0], tagged[0], other[0]}) == 3
     assert (tagged[1] == other[1], tagged[2] == other[2]) == (True, False)
-    assert plain[1] == TextPair(folders / "a/train.en", folders / "a/train.de").digest()
+    source, *targets = (folders / x for x in ("a/train.en", "a/train.de", "a/val.de"))
+    digests = [TextPair(source, target).digest() for target in targets]
+    assert plain[1] == digests[0] != digests[1]
 
 
 @pytest.mark.parametrize(

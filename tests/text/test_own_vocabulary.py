@@ -128,6 +128,11 @@ def test_a_file_of_something_else_is_named(file, damage):
         read_own_vocabulary(file)
 
 
+def test_other_ids_are_refused_where_they_are_not_changed():
+    with pytest.raises(ValueError, match=r"ids 0, 1, 2, 3, got \(-1, 0, 1, 2\)"):
+        Tokenizer(trained())
+
+
 def test_a_missing_file_is_named(file):
     with pytest.raises(FileNotFoundError, match=r"own\.model"):
         with_size_of_file({}, VocabularyConfig(tokenizer=str(file)), [])

@@ -10,7 +10,7 @@ import pytest
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.lines import TextPair
-from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.text.tokenizer import SPACE, Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
 
@@ -103,6 +103,22 @@ def test_both_languages_share_the_pieces_that_byte_pair_encoding_joins(tmp_path)
 def test_long_lines_are_learned_from():
     tokenizer = Tokenizer.train(["ab"] * 9 + ["QZ " * 5000], 12)
     assert UNK_ID not in tokenizer.encode(["QZ"])[0]
+
+
+def test_ids_are_cut_between_words_where_a_part_has_one(tokenizer):
+    [ids] = tokenizer.encode([LINES[0]])
+    begins = [p.startswith(SPACE) for p in tokenizer.pieces(ids)]
+    for limit in range(1, len(ids) + 1):
+        *parts, last = tokenizer.split(ids, limit)
+        assert [*itertools.chain(*parts), *last] == ids
+        assert 1 <= len(last) <= limit
+        start = 0
+        for part in parts:
+            ends = [n for n in range(1, limit + 1) if begins[start + n]]
+            assert len(part) == max(ends, default=limit)
+            start += len(part)
+    assert tokenizer.split(ids, len(ids)) == [ids]
+    assert tokenizer.split([], 1) == [[]]
 
 
 def test_the_serialised_model_is_the_same_tokenizer(tokenizer):

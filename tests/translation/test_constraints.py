@@ -350,6 +350,6 @@ def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path, capfd):
     assert lines[1] == ""
     assert lines[2].startswith("the m")
     for sentences, got in ((["a"], "got more than 1"), (["a", "", "b", "c"], "got 3")):
-        code, _, err = run_translate(capfd, *flags, *sentences)
+        code, _, err = run_translate(capfd, *flags, "--buffer", "2", *sentences)
         assert code == 1
         assert f"prefix: expected a line for each source line, {got}" in err

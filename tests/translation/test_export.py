@@ -82,6 +82,7 @@ def test_special_pieces_may_have_other_names(tokenizer):
     config = export.ctranslate2_spec(model_with_random_biases(), pieces).config
     found = config.unk_token, config.bos_token, config.eos_token
     assert (*found, config.decoder_start_token) == ("[UNK]", "[CLS]", "[SEP]", "[CLS]")
+    assert config.layer_norm_epsilon == 1e-6
 
 
 def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
@@ -154,11 +155,14 @@ def test_a_full_directory_and_unusual_head_widths_are_refused(
     tmp_path, tokenizer, capsys
 ):
     pytest.importorskip("ctranslate2")
-    model = model_with_random_biases(d_k=4)
     path = tmp_path / "model.safetensors"
-    checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
-    assert export.main(["ctranslate2", str(path), str(tmp_path)]) == 1
-    assert "expected a new or empty directory" in capsys.readouterr().err
-    assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
-    assert "d_model / num_heads = 8" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+    for settings, got in (({"d_k": 4}, "4 and 8"), ({"attention_window": 3}, "of 3")):
+        model = model_with_random_biases(**settings)
+        checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+        for output in (tmp_path, path):
+            assert export.main(["ctranslate2", str(path), str(output)]) == 1
+            assert "expected a new or empty directory" in capsys.readouterr().err
+        assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
+        error = capsys.readouterr().err
+        assert ("d_model / num_heads = 8" in error, got in error) == (True, True)
+        assert not (tmp_path / "new").exists()

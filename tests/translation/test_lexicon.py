@@ -61,7 +61,8 @@ def test_probabilities_agree_with_a_loop_over_the_definition(iterations):
 
 
 def test_a_shortlist_has_special_frequent_and_likely_tokens():
-    corpus = ParallelCorpus(ragged([[7, 8], [7]]), ragged([[21, 20, 21, 22], [20, 21]]))
+    sides = [[7, 8], [7], *[[]] * 8], [[21, 20, 21, 22], [20, 21], *[[22]] * 8]
+    corpus = ParallelCorpus(*map(Ragged.from_lists, sides))  # blank pairs do not count
     learned = train_lexicon(corpus, 30, translations=1, frequent=2)
     assert learned.shortlist(np.array([9])).tolist() == [0, 1, 2, 3, 9, 20, 21]
     assert train_lexicon(corpus, 30, frequent=9).frequent.tolist() == [21, 20, 22]

@@ -110,17 +110,25 @@ def test_the_page_is_whole_and_loads_nothing(server):
     assert "default-src 'none'" in headers["Content-Security-Policy"]
 
 
-def test_the_page_begins_with_the_defaults(model_path):
+def test_the_page_begins_with_the_defaults(model_path, monkeypatch):
     """They are those of the run; a larger beam than usual may then be asked for."""
-    parsing = DecodingConfig(beam=21, nbest=2, max_len_a=0, max_len_b=1)
+    monkeypatch.setattr(serve, "MAX_MIN_LEN", 2)
+    limits = {"max_len_a": 0, "max_len_b": 1, "min_len": 3}
+    parsing = TranslationConfig(beam=21, nbest=2, **limits)
     with Server("127.0.0.1", 0, load(model_path), parsing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         _, text, _ = request(server, "GET", "/")
         fields = re.findall(r'id="(beam|nbest)" .* max="(\d+)" value="(\d+)"', text)
         assert fields == [("beam", "21", "21"), ("nbest", "21", "2")]
-        for beam, status in ((21, 200), (22, 400)):
-            body = {"text": "a", "beam": beam}
+        for body, status in (
+            ({"text": "a", "beam": 21}, 200),
+            ({"text": "a", "beam": 22}, 400),
+            ({"text": "a", "min_len": 4}, 400),
+            ({"text": "\n" * 49}, 200),
+        ):
             assert request(server, "POST", "/translate", body)[0] == status
+        body = {"text": "a", "beam": 1}  # fewer than the translations of a line
+        assert request(server, "POST", "/attention", body)[0] == 200
         server.shutdown()
 
 
@@ -175,6 +183,17 @@ def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd, sen
     assert capfd.readouterr().err == ""
 
 
+def test_a_browser_that_stops_sending_is_disconnected(server, monkeypatch, capfd):
+    monkeypatch.setattr(serve.Handler, "timeout", serve.Handler.timeout / 100)
+    head = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    body = f"{head}Content-Type: application/json\r\n\r\n{{"
+    for sent in ("", head, body):
+        with socket.create_connection(server.server_address[:2], 30) as connection:
+            connection.sendall(sent.encode())
+            assert connection.recv(1) == b""
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status", "message"),
     [
@@ -187,6 +206,8 @@ def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd, sen
         ("/translate", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
         ("/translate", {"text": "\n" * 60}, {}, 400, "at most 50 lines, got 61"),
         ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
+        ("/translate", b"[" * 16_384, {}, 400, ""),
+        ("/translate", {}, {"Content-Length": "x"}, 411, "expected a Content-Length"),
         ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
         ("/attention", {"text": " "}, {}, 400, "got a blank line"),
         ("/attention", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
@@ -247,6 +268,17 @@ def test_other_hosts_need_the_token(model_path):
         status, _, _ = request(server, "POST", "/translate", body, **headers)
         assert status == 200
         server.shutdown()
+
+
+def test_a_failure_does_not_end_the_server(server, monkeypatch):
+    def fails(request):
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(server, "_translate", fails)
+        status, text, _ = request(server, "POST", "/translate", {"text": LINE})
+    assert (status, json.loads(text)) == (400, {"error": "no memory"})
+    assert request(server, "POST", "/translate", {"text": LINE})[0] == 200
 
 
 def test_too_many_requests_at_once_are_refused(server, monkeypatch):
