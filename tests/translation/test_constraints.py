@@ -319,9 +319,9 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
     with pytest.raises(ValueError, match="prefix of line 1: expected none for a blank"):
         translator.translate([" "], SHORT_OUTPUT, 1, ["the"])
     config = replace(SHORT_OUTPUT, no_repeat_ngram=1, min_len=60)
-    for drawn in (False, True):
+    for drawn in ({}, {"sample": True}, {"sample": True, "top_p": 0.9, "top_k": 9}):
         with pytest.raises(ValueError, match="line 2: expected a translation within"):
-            translator.translate(["", "cat"], replace(config, sample=drawn))
+            translator.translate(["", "cat"], replace(config, **drawn))
     path = save_small_model(tmp_path / "l.st", positions="learned", max_positions=6)
     with pytest.raises(ValueError, match="min_len: expected less than the model's 6"):
         load(path).translate(["a"], replace(SHORT_OUTPUT, min_len=6))
