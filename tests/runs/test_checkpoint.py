@@ -134,6 +134,12 @@ def test_missing_and_extra_tensors_are_named(saved):
         checkpoint.load(saved)
 
 
+def test_a_vocabulary_of_another_size_is_refused(tmp_path):
+    checkpoint.save(tmp_path / "x", make(Tokenizer.train(LINES, 45)))
+    with pytest.raises(ValueError, match="a tokenizer of 40 word pieces, got 45"):
+        checkpoint.load(tmp_path / "x")
+
+
 def test_one_digit_of_the_settings_is_noticed(saved):
     """A model of one head has the same tensors as one of two."""
     data = saved.read_bytes()

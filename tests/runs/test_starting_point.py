@@ -114,11 +114,13 @@ def test_a_preset_says_no_more_about_the_model_than_its_dropout(model_path):
 def test_a_model_that_has_changed_is_refused(tmp_path):
     path = Path(save_small_model(tmp_path / "x.safetensors"))
     config, start = choose_model(path, {}, {})
-    changed = checkpoint.load(path)
-    changed.parameters.data[7] += 1
-    checkpoint.save(path, changed)
-    with pytest.raises(ValueError, match="it has changed since this run began"):
-        take_over(run_from(config, start), Transformer(config), not_learned)
+    other, retrained = checkpoint.load(path), checkpoint.load(path)
+    other.parameters.data[7] += 1
+    retrained.tokenizer = Tokenizer.train(OTHER_LINES, 50)
+    for changed in (other, retrained):
+        checkpoint.save(path, changed)
+        with pytest.raises(ValueError, match="it has changed since this run began"):
+            take_over(run_from(config, start), Transformer(config), not_learned)
 
 
 def test_a_shipped_model_is_known_by_its_name(tmp_path, monkeypatch):

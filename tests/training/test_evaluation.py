@@ -1,5 +1,7 @@
 """TranslationQuality against sacreBLEU, validation against one batch at a time."""
 
+import math
+
 import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
@@ -11,6 +13,7 @@ from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.training import evaluation
 from minitransformer.training.evaluation import (
+    TokenStatistics,
     compound_split_bleu,
     token_statistics,
     translation_quality,
@@ -53,7 +56,7 @@ def test_each_corpus_has_a_bleu_of_its_own_and_one_alone_is_measured_once(monkey
     monkeypatch.setattr(evaluation, "translation_quality", counting)
     assert evaluation.quality_of_samples(OUTPUTS, {1: pairs}).by_corpus == {}
     assert measured == [OUTPUTS]
-    two = {1: pairs[:2], 3: pairs[2:]}
+    two = {1: pairs[:2], 2: [], 3: pairs[2:]}
     each = evaluation.quality_of_samples(OUTPUTS, two).by_corpus
     assert each.keys() == {1, 3}
     assert each[1] == BLEU().corpus_score(OUTPUTS[:2], [REFERENCES[:2]]).score
@@ -105,5 +108,6 @@ def test_validation_is_the_sum_over_sentences():
     each = [token_statistics(model, batch.source, batch.target) for batch in alone]
     assert_close(total.nll, sum(part.nll for part in each))
     assert total.correct == sum(part.correct for part in each)
-    assert total.tokens == sum(part.tokens for part in each)
+    assert total.tokens == corpus.target.lengths.sum() + 20  # EOS counted
+    assert TokenStatistics(1e6, 0, 1).perplexity == math.exp(700)
     threaded.close()
