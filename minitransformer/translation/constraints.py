@@ -296,5 +296,6 @@ def exclude(logits: Array, excluded: np.ndarray) -> None:
     highest = chosen.max(axis=1)
     total = xp.where(hidden, xp.exp(chosen - highest[:, None]), 0).sum(axis=1)
     chosen[hidden] = -xp.inf
-    chosen[:, PAD_ID] = highest + xp.log(total)
+    smallest = xp.finfo(chosen.dtype).tiny  # never log(0)
+    chosen[:, PAD_ID] = highest + xp.log(xp.maximum(total, smallest))
     logits[rows] = chosen

@@ -141,7 +141,8 @@ class SamplingDecoder(WatchedDecoder):
         tokens, close = draw(weights, noise, least, below, above, tolerance)
         self.unsure.update(self.sentences[close].tolist())
         result = np.ones(values.shape, dtype=bool)
-        result[np.arange(len(tokens)), tokens] = False  # padding where nothing may be
+        possible = np.flatnonzero(weights.any(axis=1))
+        result[possible, tokens[possible]] = False
         return result
 
 
@@ -158,7 +159,8 @@ def likeliest(
     [B]: whether a token with a weight between them is kept is in doubt, because logits
     that differ by `tolerance` could change it
     """
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    highest = logits.max(axis=1, keepdims=True)
+    weights = np.exp(logits - np.where(highest == -np.inf, 0, highest))
     rows, size = np.arange(len(logits)), logits.shape[1]
     count = min(top_k or size, size)
     if count == size and top_p in (None, 1.0):
@@ -168,7 +170,7 @@ def likeliest(
     first = last = np.full(len(logits), count - 1)  # of what may be the last one kept
     if top_p is not None:
         sums = np.cumsum(descending[:, :count], axis=1, dtype=np.float64)
-        share = sums / sums[:, -1:]
+        share = sums / np.maximum(sums[:, -1:], np.finfo(np.float64).tiny)
         first, kept, last = (
             np.minimum((share < p).sum(axis=1), count - 1)
             for p in (top_p - tolerance, top_p, top_p + tolerance)
