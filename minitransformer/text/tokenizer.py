@@ -29,7 +29,8 @@ UNIGRAM_THREADS = 8
 # From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
 
-# Lines of more bytes take no part in it: SentencePiece cannot count their characters.
+# Lines of more bytes take no part in it: from a word of 300,000 characters,
+# SentencePiece cannot learn a unigram vocabulary.
 MAX_SENTENCE = 1 << 15
 
 
