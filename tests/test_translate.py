@@ -3,7 +3,9 @@
 import json
 import math
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 
 import translate
 from minitransformer.runs import checkpoint, shipped
-from minitransformer.translation import batch_translation
-from support.in_process import run_translate
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.translation import attention_maps, batch_translation
+from minitransformer.translation.beam_search import Hypothesis
+from support.in_process import run_main, run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
 from support.scripts import SHORT, TRANSLATE
 
@@ -94,6 +98,13 @@ def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path, capfd):
     blank = "0.0000\t0\n"
     assert found["some"] == blank + found["none"] + blank + blank
     assert found["some", "all"] == found["none", "all"]
+    (tmp_path / "blank").write_text("\n")
+    flags = ["--model", model_path, "--score", str(tmp_path / "blank")]
+    assert run_translate(capfd, *flags, " ") == (
+        0,
+        blank,
+        "perplexity 1.0000  0 tokens\n",
+    )
 
 
 def test_scores_are_those_of_the_search(model_path, tmp_path, capfd):
@@ -137,6 +148,89 @@ def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
     assert code == 0
     assert out.split("\n")[:-1] == output
     assert err.endswith("  tokenised, compounds split\n")
+
+
+def test_sentences_are_lines_and_are_translated_so_many_together(tmp_path):
+    (tmp_path / "in").write_text("1\n2\n3\n")
+
+    def parts(*flags):
+        return list(translate.source_lines(translate.parse_arguments(flags)))
+
+    assert parts("the\ncat", "sat", "\n", "--buffer", "2") == [
+        ["the cat", "sat"],
+        [" "],
+    ]
+    assert parts("-i", str(tmp_path / "in"), "--buffer", "1") == [["1"], ["2"], ["3"]]
+    assert [len(part) for part in parts(*["x"] * 2001)] == [2000, 1]
+
+
+def test_every_model_after_the_flag_is_one_of_an_ensemble(model_path):
+    flags = ["--model", model_path, model_path, model_path, "the cat", model_path]
+    args = translate.parse_arguments(flags)
+    assert (len(args.model), args.sentence) == (3, ["the cat", model_path])
+
+
+def test_flags_say_what_is_loaded_and_how(monkeypatch):
+    asked = {}
+
+    def load(*paths, **options):
+        asked.update(options, paths=paths)
+        return SimpleNamespace(decoding=DecodingConfig(alpha=0.3))
+
+    monkeypatch.setattr(translate, "load", load)
+    flags = "-m a -m b --device cuda:1 --precision tf32 --threads 3 --tag <x> --beam 7"
+    args = translate.parse_arguments([*flags.split(), "--shortlist", "c"])
+    decoding = translate.load_model(args).decoding
+    assert (decoding.beam, decoding.alpha) == (7, 0.3)
+    options = {"device": "cuda:1", "precision": "tf32", "threads": 3, "tag": "<x>"}
+    places = {"paths": (Path("a"), Path("b")), "shortlist": Path("c")}
+    assert asked == {**options, **places}
+
+
+@pytest.mark.parametrize("mode", ["--prefix", "--score"])
+def test_what_is_translated_together_is_numbered_and_written(
+    tmp_path, monkeypatch, mode
+):
+    """Five lines, two at a time. What translates them is replaced."""
+    (tmp_path / "beside").write_text("a\nb\nc\nd\ne\n")
+    asked, written = [], []
+
+    def score(lines, beside, config, first_line):
+        asked.append((lines, beside, config, first_line))
+        written.append(sys.stdout.buffer.getvalue().decode())
+        return [(-1500.0, 2)] * len(lines)
+
+    def hypotheses(lines, config, first_line, prefixes):
+        scores = score(lines, prefixes, config, first_line)
+        return [[Hypothesis((), x, x)] for x, _ in scores]
+
+    model = SimpleNamespace(decoding="how", score=score, hypotheses=hypotheses)
+    model.text = lambda found, prefix: [prefix.upper()]
+    monkeypatch.setattr(translate, "load_model", lambda args: model)
+    flags = (*"12345", "--buffer", 2, mode, tmp_path / "beside")
+    code, out, error = run_main(translate.main, *flags)
+    assert asked == [
+        (["1", "2"], ["a", "b"], "how", 1),
+        (["3", "4"], ["c", "d"], "how", 3),
+        (["5"], ["e"], "how", 5),
+    ]
+    if mode == "--score":
+        lines = ["-1500.0000\t2\n"] * 5
+        summary = f"perplexity {math.exp(700):.4f}  10 tokens\n"  # of at most e^700
+    else:
+        lines, summary = [f"{x}\n" for x in "ABCDE"], ""
+    assert written == ["".join(lines[:n]) for n in (0, 2, 4)]
+    assert (code, out, error) == (0, "".join(lines), summary)
+
+
+def test_the_attention_of_a_sentence_is_that_of_one_line(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(translate, "load_model", lambda args: "model")
+    monkeypatch.setattr(attention_maps, "attention_maps", lambda *x: asked.append(x))
+    monkeypatch.setattr(attention_maps, "attention_page", lambda maps: "page")
+    page = tmp_path / "x.html"
+    assert run_main(translate.main, "--attention", page, "the\ncat")[0] == 0
+    assert (asked, page.read_text()) == ([("model", "the cat")], "page")
 
 
 def test_a_pipe_is_answered_line_by_line(model_path):
@@ -216,6 +310,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
             1,
             "two: expected a line for each source line",
         ),
+        ("x --serve", 2, "--serve gets its text from the page"),
         ("--serve --json", 2, "--json does nothing with --serve"),
         ("--serve --reference two", 2, "--reference does nothing with --serve"),
         ("--serve --buffer 5", 2, "--buffer does nothing with --serve"),
@@ -234,6 +329,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         (f"--model MODEL --threads {9**400} x", 2, "--threads: expected a whole numb"),
         ("--model MODEL --output . x", 1, "expected a file to write, got the folder ."),
         ("--model MODEL --input two --score bad", 1, "bad, line 2: expected UTF-8"),
+        ("--reference one --nbest 2 x", 2, "--reference compares one translation a"),
         ("--model MODEL --reference none x", 1, "none: No such file or directory"),
         ("--model none --reference . x", 1, "error: .: "),
         ("--model none --reference bad x", 1, "bad, line 2: expected UTF-8"),
@@ -285,6 +381,34 @@ def test_bad_input_gets_one_line(
     assert (found, message in error) == (code, True), error
     last = error.rstrip("\n").split("\n")[-1]
     assert last.startswith("translate.py: error: ")
+
+
+@pytest.mark.parametrize(
+    ("mode", "useless"),
+    [
+        (
+            "--serve",
+            "--input f,--output f,--score f,--attention x.png,--temperature 2,"
+            "--top-k 2,--top-p 0.5,--seed 2,--alignment",
+        ),
+        (
+            "--attention x.png",
+            "--input f,--score f,--reference f,--buffer 2,--max-input 9,"
+            "--long-input error",
+        ),
+        (
+            "--score f",
+            "--reference f,--shortlist f,--beam 2,--nbest 2,--max-len-a 1,"
+            "--max-len-b 1,--long-input error,--prefix f,--temperature 2,--top-k 2,"
+            "--top-p 0.5,--seed 2,--no-repeat-ngram 2",
+        ),
+    ],
+)
+def test_flags_that_a_mode_leaves_without_effect_are_refused(capfd, mode, useless):
+    for flag in useless.split(","):
+        code, out, error = run_translate(capfd, *mode.split(), *flag.split())
+        expected = f"{flag.split()[0]} does nothing with {mode.split()[0]}\n"
+        assert (code, out, error) == (2, "", f"translate.py: error: {expected}")
 
 
 def test_defaults_of_beam_search_are_those_of_the_run(
