@@ -28,7 +28,7 @@ from minitransformer.devices import Device
 from minitransformer.runs import average, checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import launch, progress
-from minitransformer.training.distributed import Communicator
+from minitransformer.training.distributed import Communicator, World
 from minitransformer.training.evaluation import TokenStatistics, TranslationQuality
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
@@ -575,11 +575,15 @@ def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
     assert_same_results("unbroken", "run")
 
 
-def test_what_is_asynchronous_is_waited_for_before_a_report(start, monkeypatch):
+def test_what_is_asynchronous_is_waited_for_before_its_result_is_used(
+    start, monkeypatch
+):
+    """A report, a validation and a checkpoint each come alone, at 5, 3 and 2."""
+    flags = "--steps 7 --log-every 5 --validate-every 3 --save-every 2 --run".split()
     monkeypatch.setattr(ThreadedModel, "asynchronous", True)
-    start("--steps", 7, "--run", "ahead", "--threads", 2)
+    start(*flags, "ahead")
     monkeypatch.setattr(ThreadedModel, "asynchronous", False)
-    start("--steps", 7, "--run", "run", "--threads", 2)
+    start(*flags, "run")
     assert_same_results("run", "ahead")
     monkeypatch.setattr(ThreadedModel, "asynchronous", True)
     poison(monkeypatch, [1, 2])
@@ -610,6 +614,10 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
     assert state("run", 4)["validations_since_best"] == 0
     error = start("--steps", 4, "--run", "other", code=1)
     assert "best.safetensors: No space left on device" in error
+    refused[:] = ["step-00000005"]  # but not what is averaged
+    last = ("--steps", 5, "--run", "last", "--on-save-error", "continue")
+    assert start(*last, code=1) == f"train.py: error: {message}\n"
+    assert checkpoint.load(Path("last") / "averaged.safetensors")
     refused.clear()
     assert "done " in start("--resume", "run")
     assert checkpoint.load(Path("run") / "averaged.safetensors")
@@ -668,6 +676,22 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
     assert steps("run") == [3]
     assert "done" not in out
     assert not Path("run", "averaged.safetensors").exists()
+
+
+def test_a_signal_during_the_last_save_stops_before_the_test_text(start, monkeypatch):
+    real, saved = checkpoint.save, []
+
+    def save(path, state):
+        real(path, state)
+        saved.append(path.stem)
+        if saved == ["best", "step-00000002"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with signals_put_back():
+        out = start("--steps", 2, "--run", "run", code=128 + signal.SIGTERM)
+    assert out.splitlines()[-1].startswith("stopped     and saved")
+    assert "\ntest " not in out
 
 
 def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monkeypatch):
@@ -865,6 +889,7 @@ def test_ranks_compare_what_they_would_train(text, place, capsys):
         assert train.run_training(parse(*flags), ranks) == 0
     [compared] = ranks.compared
     config = json.loads(Path("run", "config.json").read_text())
+    assert compared.items() >= vars(parse(*flags).processes).items()
     for name in ("model", "training", "decoding"):
         if name == "training":  # of which the device chose the number format
             config[name]["precision"] = "fp32"
@@ -946,7 +971,10 @@ def test_a_gpu_records_graphs_unless_it_must_not(
     """What computes on a GPU is replaced by what is told of it."""
     from minitransformer.cuda import optimizer, training
 
+    made = {}
+
     def open_device(name, precision, cores):
+        made["device"] = name
         return Device(name, np, precision, np.dtype("float16"), 1)
 
     def from_json(stored):
@@ -954,7 +982,10 @@ def test_a_gpu_records_graphs_unless_it_must_not(
 
     monkeypatch.setattr(train, "open_device", open_device)
     monkeypatch.setattr(train.TrainingState, "from_json", from_json)
-    made = {}
+
+    class Ranks(Communicator):
+        def broadcast(self, array):
+            array *= 2  # rank 0 has other parameters
 
     class Stop(Exception):  # noqa: N818
         pass
@@ -971,12 +1002,13 @@ def test_a_gpu_records_graphs_unless_it_must_not(
     monkeypatch.setattr(optimizer, "GpuAdam", gpu_adam)
     settings = [*text, *MODEL, "--device", "cuda", "--precision", "fp16", *flags]
     args = parse(*settings)
-    run, ranks = RunDirectory(place / "run"), Communicator()
+    run = RunDirectory(place / "run")
+    ranks = Ranks(World(local_rank=2, local_size=3))
     config = train.new_config(args)
     with pytest.raises(Stop):
         train.prepare(run, config, False, args, ranks)
     model, parameters, scale, found, recorded, log = made["model"]
-    assert (recorded, found) == (graphs, ranks)
+    assert (recorded, found, made["device"]) == (graphs, ranks, "cuda:2")
     assert parameters.parameters.keys() == dict(model.named_parameters()).keys()
     assert (scale.dynamic, scale.factor, scale.finite_steps) == (True, 4, 7)
     assert parameters.low_precision.dtype == "float16"
@@ -1017,6 +1049,8 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     assert Path("run", "tokenizer.model").read_bytes() == found.tokenizer.model
     settings = json.loads(Path("run", "config.json").read_text())["vocabulary"]
     assert (settings["tokenizer"], settings["user_symbols"]) == (str(own), ["<x>"])
+    tagged = train.new_config(parse(*flags, "--tag", "<y>"))
+    assert tagged.model.vocab_size == 14
     (place / "none").write_text("no vocabulary")
     for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
         code, _, error = run_main(train.main, *flags, "--tokenizer", file)
