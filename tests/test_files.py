@@ -163,6 +163,49 @@ def test_a_sweep_leaves_files_that_are_being_written(tmp_path):
     assert set(os.listdir(tmp_path)) <= {"a", ".e.0.partial"}
 
 
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_the_next_write_deletes_what_a_crash_left_of_the_same_name(tmp_path, kind):
+    for name in ("a", "[a]"):
+        (tmp_path / f".{name}.0123456789abcdef.partial").write_bytes(b"half")
+    if kind == "file":
+        write_bytes(tmp_path / "[a]", b"whole")
+    else:
+        with files.atomic_folder(tmp_path / "[a]"):
+            pass
+    assert sorted(os.listdir(tmp_path)) == [".a.0123456789abcdef.partial", "[a]"]
+
+
+def test_a_folder_is_safe_from_a_sweep_while_it_is_made_and_whole_or_not_there(
+    tmp_path,
+):
+    path = tmp_path / "new" / "x"
+    with files.atomic_folder(path) as partial:
+        files.sweep(path.parent, ".*partial")
+        (partial / "part").write_text("one")
+    assert os.listdir(path) == ["part"]
+
+    def fails():
+        with files.atomic_folder(path.parent / "y"):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert os.listdir(path.parent) == ["x"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_no_file_is_left_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    write_bytes(tmp_path / "a", b"")
+    files.sync(tmp_path)
+    with file_lock(tmp_path / "a", wait=False):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="expected a regular file"):
+        files.open_no_link(tmp_path / "pipe", os.O_RDONLY)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_file_that_a_sweep_deleted_too_early_is_created_again(tmp_path, monkeypatch):
     real, swept = files.fcntl.flock, []
 
