@@ -227,6 +227,23 @@ def test_only_rank_0_refuses_a_directory_in_use(tmp_path):
     RunDirectory(tmp_path / "new").require_empty()
 
 
+def test_only_rank_0_writes(tmp_path):
+    def content():
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    run, other = RunDirectory(tmp_path), ReadOnlyRunDirectory(tmp_path)
+    for step in (1, 2):
+        run.record(step)
+        run.checkpoint(step).write_bytes(b"")
+    before = content()
+    with other.lock([7]):
+        other.create(RUN)
+        other.record(3)
+        other.truncate_metrics(1)
+        other.prune(TrainingConfig(keep_last=1, average=1))
+        assert content() == before
+
+
 def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "none")
     run = RunDirectory(tmp_path / "runs" / "a")
