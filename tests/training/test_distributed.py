@@ -60,6 +60,11 @@ def test_all_gather_returns_the_bytes_of_each_rank():
     assert Communicator().all_gather(b"alone") == [b"alone"]
 
 
+def test_sums_of_numbers_have_double_precision():
+    found = run_ranks(2, lambda ranks: ranks.all_reduce_numbers([2.0**40 + ranks.rank]))
+    assert found == [[2.0**41 + 1]] * 2
+
+
 def test_ranks_that_differ_are_named():
     def work(ranks):
         ranks.assert_equal({"size": 1, "colour": "red"})
@@ -144,10 +149,11 @@ def test_gradient_buckets_start_in_one_order_and_cover_everything(monkeypatch):
             },
             (1, 2, 0, 1, 1),
         ),
-        (  # srun --mpi=pmi2 with MPICH
-            {"PMI_RANK": "5", "PMI_SIZE": "6"}
-            | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            (5, 6, 0, 1, 1),
+        ({"RANK": "0"}, (0, 1, 0, 1, 0)),  # which other programs set, too
+        (  # srun --mpi=pmi2 with MPICH, ranks dealt out to two machines in turn
+            {"PMI_RANK": "4", "PMI_SIZE": "6"}
+            | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"},
+            (4, 6, 2, 3, 1),
         ),
         (
             {
@@ -227,10 +233,12 @@ def test_variables_of_slurm_that_cannot_be_are_refused(name, value, message):
         with_slurm(environ)
 
 
-@pytest.mark.parametrize("rank", ["4", "-1", "x"])
-def test_impossible_ranks_are_refused(rank):
+@pytest.mark.parametrize(
+    ("rank", "size"), [("4", "4"), ("-1", "4"), ("x", "4"), ("0", "0")]
+)
+def test_impossible_ranks_are_refused(rank, size):
     with pytest.raises(ValueError, match="expected RANK below WORLD_SIZE"):
-        distributed.find_world({"RANK": rank, "WORLD_SIZE": "4"})
+        distributed.find_world({"RANK": rank, "WORLD_SIZE": size})
 
 
 def test_processors_need_mpi():
