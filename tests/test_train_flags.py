@@ -77,6 +77,14 @@ DEFAULTS = {
             {"device": "cuda", "gpus": 2, "processes": RanksConfig(gpus=2)},
         ),
         ("--device cuda:1", {"device": "cuda:1"}),
+        (  # which one process may have, too
+            "--dry-run --peer-timeout 5",
+            {
+                "dry_run": True,
+                "peer_timeout": 5.0,
+                "processes": RanksConfig(peer_timeout=5.0),
+            },
+        ),
     ],
 )
 def test_flags_are_read(flags, expected):

@@ -415,11 +415,12 @@ def test_defaults_of_beam_search_are_those_of_the_run(
     tmp_path, monkeypatch, capfd, model_path
 ):
     """Of several runs, those of the first; flags win; checkpoints keep their run's."""
-    used = []
+    used, used_threads = [], []
 
-    def translate_ids(model, sources, config, *rest):
+    def translate_ids(model, sources, config, threads, *rest):
         used.append(config)
-        return batch_translation.translate_ids(model, sources, config, *rest)
+        used_threads.append(threads)
+        return batch_translation.translate_ids(model, sources, config, threads, *rest)
 
     monkeypatch.setattr(
         "minitransformer.translation.translator.translate_ids", translate_ids
@@ -443,6 +444,8 @@ def test_defaults_of_beam_search_are_those_of_the_run(
         assert run_translate(capfd, *flags, "the cat")[0] == 0
         found = used[-1]
         assert (found.beam, found.alpha, found.max_len_b, found.nbest) == expected
+    assert run_translate(capfd, "--model", run, "--threads", "3", "the cat")[0] == 0
+    assert used_threads[-1] == 3
 
 
 def test_too_many_references_cost_no_output(model_path, tmp_path, capfd):

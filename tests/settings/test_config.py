@@ -103,6 +103,13 @@ def test_wrong_values_are_refused(cls, values, message):
         options.build(cls, {}, values)
 
 
+def test_a_positive_argument_has_at_most_nine_digits():
+    assert options.positive("999999999") == 999_999_999
+    for text in ("1000000000", "0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="at most nine digits"):
+            options.positive(text)
+
+
 def test_a_whole_number_is_a_float_too():
     assert TrainingConfig(minutes=3).minutes == 3.0  # type: ignore[arg-type]
 

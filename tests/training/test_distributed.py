@@ -120,6 +120,10 @@ def test_gradient_buckets_start_in_one_order_and_cover_everything(monkeypatch):
     before = list(started)
     gradients.finish()
     assert started == before  # nothing was left to start
+    for first in range(len(leaves) + 1):
+        complete_from = sum(leaf.data.size for leaf in leaves[:first])
+        ready = sum(start >= complete_from for start in started)
+        assert gradients.num_ready(leaves[first:]) == ready
     gradients.complete(leaves[-1])
     gradients.finish()
     assert started == 2 * before

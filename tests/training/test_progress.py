@@ -8,6 +8,7 @@ from errno import EIO
 
 import pytest
 
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.training.log import LossyStream
 from minitransformer.training.progress import TrainingState, Window
@@ -49,6 +50,17 @@ def test_a_state_survives_json():
     assert scaled.loss_scale == (1024.0, 7)
     begun = TrainingState.from_json(stored(best_loss=math.inf))
     assert begun.best_loss == math.inf
+    all_skipped = TrainingState.from_json(stored(step=2))
+    assert all_skipped.step == all_skipped.skipped
+
+
+def test_a_run_begins_with_the_tags_of_its_corpora_once_and_in_order():
+    settings = RunConfig(
+        "x", ModelConfig(), TrainingConfig(), DecodingConfig(),
+        dict.fromkeys(("train", "train 2", "train 3", "train 4"), ("a", "b")),
+        tags=("<b>", "<a>", "", "<b>"),
+    )  # fmt: skip
+    assert TrainingState.at_start(settings).tags == ["", "<a>", "<b>"]
 
 
 def test_an_older_state_has_the_digest_of_the_training_text_alone():
