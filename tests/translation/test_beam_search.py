@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitransformer.api import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.translation.batch_translation import map_batches, translate_ids
 from minitransformer.translation.beam_search import (
     _best_candidates,
     _best_of_rows,
@@ -387,3 +388,33 @@ def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
     [parts] = translator.encode([unbroken, ""][:1], config)
     assert max(map(len, parts)) <= 25
     assert translator.encode([""], config) == [[[]]]
+
+
+def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
+    batches = []
+
+    def double(batch):
+        batches.append(batch.tolist())
+        return 2 * batch
+
+    found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
+    assert batches == [[6], [2], [4], [0, 5], [3]]
+    assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
+
+
+def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
+    translator = load(model_path, threads=1)
+    config = DecodingConfig(
+        beam=2, nbest=2, max_len_a=0, max_len_b=4, max_input=4, long_input="split"
+    )
+    line = "the cat sat on the mat"
+    [parts] = translator.encode([line], config)
+    assert len(parts) > 1
+    of_parts = translate_ids(translator.single_model, parts, config)
+    [found] = translator.hypotheses([line], config)
+    for n, hypothesis in enumerate(found):
+        nth = [part[n] for part in of_parts]
+        assert hypothesis.tokens == sum((h.tokens for h in nth), ())
+        assert hypothesis.score == pytest.approx(sum(h.score for h in nth))
+        assert hypothesis.log_prob == pytest.approx(sum(h.log_prob for h in nth))
+    assert len(found) == 2
