@@ -95,8 +95,7 @@ def measure(name: str, command: str, folder: Path) -> None:
     )
     share = watch.other_work()
     require_idle(name, share)
-    example = BENCHMARKS[name].format(data="data/multi30k", run="runs/NAME")
-    figures = {"command": f"python benchmarks/{example}", **json.loads(done.stdout)}
+    figures = {"command": f"python benchmarks/{command}", **json.loads(done.stdout)}
     figures |= {"date": time.strftime("%Y-%m-%d"), "other_work": round(share, 3)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
