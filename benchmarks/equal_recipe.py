@@ -3,16 +3,17 @@
     python benchmarks/equal_recipe.py --data data/multi30k --source en --target de \
         --steps 200 --dropout 0 --plot losses.png
     python benchmarks/equal_recipe.py --data data/multi30k --source en --target de \
-        --steps 2000 --seeds 1 2 3
+        --steps 2000 --seeds 1 2 3 --precision fp32 bf16
 
 Both sides begin with the same weights and take the same batches, in processes of their
 own, one after the other. Without dropout, their losses differ by rounding alone, which
 training amplifies; --float64 shows how far both agree where rounding is small. With
 dropout, they drop the same places at the same rates, but other elements. The PyTorch
 side is benchmarks/torch_training.py, in float32 or in the mode that --mode names. At
-the end, both translate the test text with this engine's beam search, without averaging
-checkpoints; PyTorch's side takes the first seed alone. The losses, minutes of training
-and BLEU are printed as JSON.
+the end, both translate the test text with this engine's beam search in float32, without
+averaging checkpoints; PyTorch's side takes the first seed alone, this engine's every
+seed in every format that --precision names. The losses, minutes of training and BLEU
+are printed as JSON.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from harness import report, run_side
 from train_speed import PYTORCH
 
+from minitransformer.devices import open_device
 from minitransformer.engine.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -104,6 +106,7 @@ def measure(args: argparse.Namespace) -> None:
     model = Transformer(config, training.seed, dtype)
     side: Ours | PyTorch
     if args.side == "ours":
+        open_device("cpu", args.precision[0], args.threads)
         side = Ours(model, training, args.threads)
     else:
         side = PyTorch(model, training, args.threads, args.mode)
@@ -118,6 +121,7 @@ def measure(args: argparse.Namespace) -> None:
             print(f"{args.side} step {step} loss {losses[-1]:.4f}", file=sys.stderr)
     figures = {"losses": losses, "minutes": seconds / 60}
     if "test" in text and not args.no_bleu:
+        open_device("cpu", "fp32", args.threads)
         translator = Translator(side.trained(), tokenizer, args.threads)
         pairs = list(text["test"].lines())
         lines = translator.translate(
@@ -125,6 +129,8 @@ def measure(args: argparse.Namespace) -> None:
         )
         quality = translation_quality(lines, [target for _, target in pairs])
         figures |= {"bleu": quality.bleu, "signature": quality.bleu_signature}
+    found = {name: value for name, value in figures.items() if name != "losses"}
+    print(f"{args.side} seed {args.seed} {found}", file=sys.stderr)
     print(json.dumps(figures))
 
 
@@ -166,6 +172,13 @@ def main() -> None:
     add("--seeds", type=int, nargs="+", default=[1])
     add("--mode", choices=PYTORCH, default="pytorch", help="how PyTorch computes")
     add("--float64", action="store_true", help="compute both sides in double precision")
+    add(
+        "--precision",
+        nargs="+",
+        choices=("fp32", "bf16"),
+        default=["fp32"],
+        help="how this engine multiplies (default fp32)",
+    )
     add("--no-bleu", action="store_true", help="do not translate the test text")
     add("--plot", type=Path, metavar="FILE", help="draw the losses")
     add("--cache", type=Path, default=Path("cache"))
@@ -176,10 +189,13 @@ def main() -> None:
     if args.side:
         measure(args)
         return
+    sides = [("pytorch", args.seeds[0], "fp32")]
+    sides += [("ours", seed, low) for low in args.precision for seed in args.seeds]
     found = {}
-    for side, seed in [("pytorch", args.seeds[0]), *(("ours", s) for s in args.seeds)]:
-        wanted = ["--side", side, "--seed", str(seed)]
-        found[f"{side}, seed {seed}"] = run_side(__file__, [*sys.argv[1:], *wanted])
+    for side, seed, precision in sides:
+        wanted = ["--side", side, "--seed", str(seed), "--precision", precision]
+        name = f"{side}, bf16" if precision == "bf16" else side
+        found[f"{name}, seed {seed}"] = run_side(__file__, [*sys.argv[1:], *wanted])
     losses = {name: figures.pop("losses") for name, figures in found.items()}
     theirs, ours, *_ = losses.values()
     if args.plot:
