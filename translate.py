@@ -246,10 +246,7 @@ def work(args: argparse.Namespace) -> int:
         return 0
     write = write_scores if args.score else write_translations
     write = write_attention if args.attention else write
-    try:
-        write(args, translator)
-    except BrokenPipeError:
-        return 141  # the reader has gone, as with `| head`: end as other Unix tools do
+    write(args, translator)
     return 0
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minitransformer.settings.options import suggestion
+from minitransformer.settings.options import exit_code, suggestion
 
 # The commands, where their `main` is, and what they do. The two scripts are files of
 # their own, at the top of a source tree and in the folder `scripts` of a wheel.
@@ -49,8 +49,7 @@ def main_of(command: str) -> Callable[[Sequence[str]], int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("", "-h", "--help"):
-        print(usage())
-        return 0
+        return exit_code("minitransformer", lambda: print(usage()))
     if name not in COMMANDS:
         hint = suggestion(name, COMMANDS)
         print(

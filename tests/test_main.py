@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -144,3 +145,30 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", interrupted)
     assert main(["average", "--help"]) == 130
     assert capsys.readouterr().err == "minitransformer average: error: interrupted\n"
+
+
+def pipe_without_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "error"),
+    [
+        (lambda: "/dev/full", 1, "standard output: No space left on device\n"),
+        (pipe_without_reader, 141, ""),
+    ],
+    ids=["full disk", "closed pipe"],
+)
+@pytest.mark.parametrize("command", [["--help"], ["cost", "--steps", "9"]])
+def test_output_that_cannot_be_written(
+    capsys, monkeypatch, command, output, code, error
+):
+    """Its end is written when the command has done its work: that may fail, too."""
+    with open(output(), "w") as stdout, monkeypatch.context() as patches:
+        patches.setattr("sys.stdout", stdout)
+        assert main(command) == code
+    written = capsys.readouterr().err
+    assert written.endswith(error)
+    assert written.count("\n") == bool(error)

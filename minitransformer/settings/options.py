@@ -13,7 +13,8 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -109,16 +110,21 @@ def exit_code(
 ) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
-    That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage
-    and 130 after Ctrl-C. `who`, such as a rank, is put before the message. An error
-    that would come again, such as damaged data, may have another code than 1.
+    That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage,
+    130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
+    `who`, such as a rank, is put before the message. An error that would come again,
+    such as damaged data, may have another code than 1.
     """
     code = 1
     open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return work() or 0
+        result = work() or 0
+        with output_errors():
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        return result
     except KeyboardInterrupt:
         message, code = "interrupted", 130
     except (ValueError, RuntimeError, OverflowError) as error:
@@ -126,6 +132,8 @@ def exit_code(
         if isinstance(error, ValueError):
             code = 2 if isinstance(error, UsageError) else lasting_error
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and error.filename:  # no socket
+            return 141
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
     except MemoryError as error:
@@ -133,6 +141,18 @@ def exit_code(
         message = f"out of memory, {advice}: {error}"
     print(f"{prog}: error: {who}{printable(message)}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def output_errors() -> Iterator[None]:
+    """Name standard output in any OSError that names no file, and give it up."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # at exit, Python would fail to write the rest again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            error.filename = "standard output"
+        raise
 
 
 def open_standard_streams() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from minitransformer.files import atomic_write
-from minitransformer.settings.options import UsageError
+from minitransformer.settings.options import UsageError, output_errors
 from minitransformer.settings.text_config import TextConfig
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
@@ -67,14 +67,9 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     if sys.stdout is None:
         raise ValueError("standard output: expected an open file, it is closed")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    try:
+    with output_errors():
         yield sys.stdout
         sys.stdout.flush()
-    except OSError as error:
-        if error.filename is None:  # at exit, Python would fail to write the rest again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            error.filename = "standard output"
-        raise
 
 
 def read_lines(path: Path) -> Iterator[str]:
