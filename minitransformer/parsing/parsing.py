@@ -30,7 +30,7 @@ from minitransformer.parsing.trees import (
     words,
 )
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
-from minitransformer.text.lines import TextPair, open_output
+from minitransformer.text.lines import TextPair, open_output, require_unread
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
 PUNCTUATION = (",", ":", "``", "''", ".")
@@ -261,6 +261,7 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
         linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
+        require_unread("--output", args.output, args.sequences, args.words)
         pairs = TextPair(args.sequences, args.words).lines()
         lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
         with open_output(args.output) as out:

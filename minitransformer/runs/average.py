@@ -11,6 +11,7 @@ import numpy as np
 from minitransformer.runs.checkpoint import Checkpoint, load, save
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
+from minitransformer.text.lines import require_unread
 
 
 def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         paths = select_checkpoints(args.inputs, args.last)
+        require_unread("output", args.output, *paths)
         save(args.output, average_checkpoints(paths))
         print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 

@@ -231,12 +231,20 @@ def check_files(output: Path | None, source: Path | None, *others: Path | None) 
     Raises: UsageError if the output is one of the others, or the source, by whatever
     name; else as `compare_lengths`.
     """
-    if output is not None and os.path.isfile(output):  # a terminal may be both
-        read = {os.path.realpath(path) for path in (source, *others) if path}
-        if os.path.realpath(output) in read:
-            raise UsageError(f"--output: expected no file that is read, got {output}")
+    require_unread("--output", output, source, *others)
     for other in others:
         compare_lengths(source, other)
+
+
+def require_unread(name: str, output: Path | None, *read: Path | None) -> None:
+    """Raises: UsageError if an output is a file that is read, by whatever name.
+
+    `name` is what the command calls its output.
+    """
+    if output is not None and os.path.isfile(output):  # a terminal may be both
+        sources = {os.path.realpath(path) for path in read if path}
+        if os.path.realpath(output) in sources:
+            raise UsageError(f"{name}: expected no file that is read, got {output}")
 
 
 def compare_lengths(source: Path | None, target: Path | None) -> None:

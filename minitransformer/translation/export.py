@@ -24,6 +24,7 @@ from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, exit_code
+from minitransformer.text.lines import require_unread
 
 NOTES = """\
 For float16, the output is a checkpoint of half the size, which translate.py reads and
@@ -170,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = find_checkpoint(args.run)
         trained = checkpoint.load(source)
         if args.kind == "float16":
+            require_unread("output", args.output, source)
             checkpoint.save(args.output, trained, half=True)
             print(f"wrote {source} to {args.output} in float16")
             return

@@ -358,6 +358,7 @@ def test_numbers_stand_before_words_and_tags(tmp_path):
         ("linearise out none", 1, "none"),
         ("score penn gold", 1, "expected more than 1 trees"),
         ("restore penn gold", 1, "expected as many lines in gold as in penn"),
+        ("restore gold gold -o ./gold", 2, "expected no file that is read, got gold"),
     ],
 )
 def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, capsys):

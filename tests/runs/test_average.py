@@ -66,6 +66,17 @@ def test_errors_are_one_line(run, tmp_path, capsys):
     assert main([str(output), str(tmp_path / "none")]) == 1
     assert "found no file" in capsys.readouterr().err
     assert not output.exists()
+    before = run.checkpoint(100).read_bytes()
+    for inputs in (
+        [str(run.path), "--last", "3"],
+        [*mixed[:1], str(run.checkpoint(200))],
+    ):
+        assert main([str(run.checkpoint(100)), *inputs]) == 2
+        assert (
+            "error: output: expected no file that is read, got"
+            in capsys.readouterr().err
+        )
+    assert run.checkpoint(100).read_bytes() == before
 
 
 def test_all_checkpoints_of_a_run_are_averaged(run):
