@@ -68,6 +68,7 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
 @pytest.mark.parametrize(
     ("vocabulary", "keeps"),
     [
+        ({}, True),
         ({"user_symbols": ("<x>",)}, True),  # a symbol of the other model
         ({"user_symbols": ("<x>", "<y>")}, False),
         ({"user_symbols": ("and",)}, False),  # an ordinary piece, which may be divided
@@ -99,15 +100,18 @@ def test_settings_of_the_vocabulary_ask_for_another_one(
     ],
 )
 def test_another_shape_is_wrong_usage(model_path, given, message):
-    choose_model(Path(model_path), {}, {"d_model": 8, "relu_dropout": 0.5})
+    dropout = {"attention_dropout": 0.5, "relu_dropout": 0.5}
+    choose_model(Path(model_path), {}, {"d_model": 8, **dropout})
     with pytest.raises(UsageError, match=message):
         choose_model(Path(model_path), {}, given)
 
 
 def test_a_preset_says_no_more_about_the_model_than_its_dropout(model_path):
-    preset = {"d_model": 512, "vocab_size": 99, "dropout": 0.3, "steps": 7}
+    dropout = {"dropout": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.1}
+    preset = {"d_model": 512, "vocab_size": 99, **dropout, "steps": 7}
     config, _ = choose_model(Path(model_path), preset, {})
-    assert (config.d_model, config.vocab_size, config.dropout) == (8, 50, 0.3)
+    own = checkpoint.load(Path(model_path)).model.config
+    assert vars(config) == {**vars(own), **dropout}
     assert choose_model(None, {"d_ff": 3}, {}) == (ModelConfig(d_ff=3), None)
 
 
@@ -119,8 +123,16 @@ def test_a_model_that_has_changed_is_refused(tmp_path):
     retrained.tokenizer = Tokenizer.train(OTHER_LINES, 50)
     for changed in (other, retrained):
         checkpoint.save(path, changed)
-        with pytest.raises(ValueError, match="it has changed since this run began"):
+        with pytest.raises(ValueError, match="it has changed since this run") as found:
             take_over(run_from(config, start), Transformer(config), not_learned)
+        assert not isinstance(found.value, UsageError)  # no flag is wrong
+
+
+def test_a_run_may_be_resumed_in_another_folder(tmp_path, monkeypatch):
+    path = save_small_model(tmp_path / "x.safetensors")
+    monkeypatch.chdir(tmp_path)
+    _, (place, _) = choose_model(Path("x.safetensors"), {}, {})
+    assert place == path
 
 
 def test_a_shipped_model_is_known_by_its_name(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from minitransformer.settings import options
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import Parser, UsageError, add_arguments, build
 from minitransformer.settings.presets import PRESETS, find_preset
 from minitransformer.settings.text_config import TextConfig
@@ -55,12 +55,16 @@ def test_flags_are_known_by_other_names():
     namespace = parse("--update-freq", "4", "--lr", "0.005", "--max-update", "9")
     found = options.given(namespace, TrainingConfig)
     assert found == {"accumulate": 4, "learning_rate": 0.005, "steps": 9}
+    namespace = parse("--beam-size", "3", "--length-penalty", "0.5")
+    assert options.given(namespace, DecodingConfig) == {"beam": 3, "alpha": 0.5}
 
 
 @pytest.mark.parametrize(
     ("cls", "values", "message"),
     [
         (ModelConfig, {"d_model": 10}, "expected a multiple of num_heads"),
+        (ModelConfig, {"d_model": 10, "d_k": 2}, "expected a multiple of num_heads"),
+        (ModelConfig, {"vocab_size": 2**31}, r"expected a model of less than 2\^40"),
         (ModelConfig, {"d_model": "64"}, "d_model: expected int, got '64'"),
         (ModelConfig, {"positions": "rotary"}, "sinusoidal, learned, got rotary"),
         (ModelConfig, {"dropout": float("nan")}, "dropout: expected a number"),
@@ -79,6 +83,28 @@ def test_flags_are_known_by_other_names():
         ),
         (TrainingConfig, {"minutes": 0.0}, "minutes: expected above 0, got 0"),
         (TrainingConfig, {"label_smoothing": -0.1}, "expected at least 0, got -0.1"),
+        # With these, Adam or the learning rate would divide by zero.
+        (TrainingConfig, {"epsilon": 0.0}, "epsilon: expected above 0, got 0.0"),
+        (TrainingConfig, {"beta1": 1.0}, "beta1: expected below 1, got 1.0"),
+        (TrainingConfig, {"beta2": 1.0}, "beta2: expected below 1, got 1.0"),
+        (TrainingConfig, {"warmup": 0}, "warmup: expected at least 1, got 0"),
+        # A sentence without words has one token, EOS.
+        (TrainingConfig, {"max_length": 1}, "max_length: expected at least 2, got 1"),
+        (TrainingConfig, {"clip_norm": 0.0}, "clip_norm: expected above 0, got 0.0"),
+        (DecodingConfig, {"alpha": -0.1}, "alpha: expected at least 0, got -0.1"),
+        (DecodingConfig, {"nbest": 0}, "nbest: expected at least 1, got 0"),
+        (DecodingConfig, {"max_len_a": -1.0}, "max_len_a: expected at least 0"),
+        (DecodingConfig, {"max_input": 0}, "max_input: expected at least 1, got 0"),
+        (DecodingConfig, {"decode_tokens": 0}, "decode_tokens: expected at least 1"),
+        (TranslationConfig, {"min_len": 0}, "min_len: expected at least 1, got 0"),
+        (TranslationConfig, {"no_repeat_ngram": 0}, "ngram: expected at least 1"),
+        (TranslationConfig, {"top_p": 0.5}, "top_p: does nothing without sample"),
+        (
+            TranslationConfig,
+            {"sample": True, "temperature": 0.0},
+            "temperature: expected at least 0.01, got 0.0",
+        ),
+        (TranslationConfig, {"sample": True, "seed": -1}, "seed: expected at least 0"),
         (
             TrainingConfig,
             {"best_by": "bleu", "validate_bleu": 0},
@@ -108,6 +134,11 @@ def test_a_positive_argument_has_at_most_nine_digits():
     for text in ("1000000000", "0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="at most nine digits"):
             options.positive(text)
+
+
+def test_heads_of_any_width_need_no_multiple():
+    config = ModelConfig(d_model=10, d_k=3, d_v=2)
+    assert (config.key_width, config.value_width) == (3, 2)
 
 
 def test_a_whole_number_is_a_float_too():
@@ -167,11 +198,59 @@ def test_a_run_config_needs_the_names_of_training_files(text):
         RunConfig.from_json(json.dumps({**stored, "text": text}))
 
 
+TWO_CORPORA = {"train": ["a", "b"], "train 2": ["c", "d"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weights": [0, 1]}, "weights: expected whole numbers"),
+        ({"weights": [10_001, 1]}, "weights: expected whole numbers"),
+        ({"weights": [1.5, 1]}, "weights: expected whole numbers"),
+        ({"weights": [1]}, "expected weights and tags of 2 corpora"),
+        ({"tags": ["<x>"]}, "expected weights and tags of 2 corpora"),
+        ({"tags": [5, 6]}, "tags: expected texts"),
+    ],
+)
+def test_each_corpus_has_a_weight_and_a_tag(values, message):
+    stored = {**json.loads(run_config().to_json()), "text": TWO_CORPORA}
+    good = {**stored, "weights": [10_000, 1], "tags": ["<x>", "<y>"]}
+    found = RunConfig.from_json(json.dumps(good))
+    assert (found.weights, found.tags) == ((10_000, 1), ("<x>", "<y>"))
+    with pytest.raises(ValueError, match=message):
+        RunConfig.from_json(json.dumps({**stored, **values}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 123_456),
+        ("minutes", 3.5),
+        ("patience", 77),
+        ("keep_last", 77),
+        ("average", 9),
+        ("average_by", "number"),
+        ("log_every", 77),
+        ("precision", "bf16"),
+        ("on_nonfinite", "skip"),
+        ("on_save_error", "continue"),
+    ],
+)
+def test_a_resumed_run_may_end_report_and_keep_otherwise(name, value):
+    text = {"train": ("a", "b"), "val": ("c", "d")}
+    run = replace(run_config(), text=text)
+    assert getattr(run.training, name) != value
+    resumed = run.resumed(parse(options.flag_name(name), str(value)))
+    assert resumed == replace(run, training=replace(run.training, **{name: value}))
+
+
 def test_a_resumed_run_changes_its_length_only():
     changed = run_config().resumed(parse("--steps", "7", "--d-model", "128"))
     assert changed.training.steps == 7
     with pytest.raises(UsageError, match="--seed: cannot change in a resumed run"):
         run_config().resumed(parse("--seed", "9"))
+    with pytest.raises(UsageError, match="--beam: cannot change in a resumed run"):
+        run_config().resumed(parse("--beam", "9"))
     with pytest.raises(UsageError, match="--data: cannot change"):
         run_config().resumed(parse("--data", "x"))
 

@@ -627,6 +627,96 @@ def test_only_what_may_pass_is_tried_again(tmp_path, code, starts, expected):
     assert (tmp_path / "starts").read_text() == "x" * starts
 
 
+def test_a_rank_gets_the_run_and_starts_no_others(tmp_path):
+    script = (
+        "import sys\n"
+        "open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')\n"
+        "sys.exit(1)\n"
+    )
+    flags = [str(tmp_path / "said"), "--restarts", "1"]
+    command = [sys.executable, "-c", script, *flags]
+    run, restarts = RunDirectory(tmp_path / "run"), RanksConfig(restarts=1)
+    for resumes in (False, True):
+        assert launch.launch_training(command, run, resumes, restarts) == 1
+    alone = "--ranks 1 --gpus 1 --restarts 0"
+    assert (tmp_path / "said").read_text().splitlines() == [
+        f"--restarts 1 {place} {run.path} --attempt {attempt} {alone}"
+        for place in ("--run", "--resume")
+        for attempt in (0, 1)
+    ]
+
+
+def test_a_rank_on_a_gpu_that_fails_ends_the_others(tmp_path):
+    script = (
+        "import os, sys, time\n"
+        "rank, size = (os.environ[x] for x in ('LOCAL_RANK', 'WORLD_SIZE'))\n"
+        "assert os.environ['RANK'] == rank and size == '3'\n"
+        "time.sleep(60) if rank != '1' else sys.exit(3)\n"
+    )
+    began = time.monotonic()
+    ranks = launch.RankProcesses(
+        [sys.executable, "-c", script], RanksConfig(gpus=3), tmp_path
+    )
+    assert ranks.wait([]) == 3
+    assert ranks.failed == "rank 1"
+    codes = [process.poll() for process in ranks._processes]
+    assert codes == [-signal.SIGTERM, 3, -signal.SIGTERM]
+    assert time.monotonic() - began < 50
+
+
+def test_a_terminal_that_closes_may_say_so_twice(tmp_path):
+    """The rank has the time to save."""
+    script = (
+        "import os, signal, sys, time\n"
+        "def stop(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    os.kill(os.getppid(), signal.SIGHUP)\n"
+        "    time.sleep(1)\n"
+        "    open(sys.argv[1], 'w').write('saved')\n"
+        "    os._exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "os.kill(os.getppid(), signal.SIGHUP)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "said")]
+    run = RunDirectory(tmp_path / "run")
+    code = launch.launch_training(command, run, False, RanksConfig())
+    assert code == 128 + signal.SIGHUP
+    assert (tmp_path / "said").read_text() == "saved"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, 0), (3, 3), (-signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_a_rank_under_mpi_notes_how_it_ended(tmp_path, monkeypatch, code, expected):
+    monkeypatch.setenv("PMI_RANK", "1")
+    script = f"import os; os.kill(os.getpid(), -{code}) if {code} < 0 else exit({code})"
+    command = [sys.executable, "-c", script]
+    assert launch.run_rank(tmp_path, os.getpid(), command) == expected
+    assert (tmp_path / "1.code").read_text() == str(code)
+    assert all_end([int((tmp_path / "1.pid").read_text())])
+
+
+def test_a_rank_under_mpi_ends_when_its_launcher_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert launch.run_rank(tmp_path, gone.pid, waiting) == 128 + signal.SIGKILL
+
+
+def test_the_mpi_beside_this_python_is_preferred(tmp_path, monkeypatch):
+    for path in ("here/mpirun", "elsewhere/mpiexec"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+        (tmp_path / path).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "here" / "python"))
+    assert launch.find_mpiexec() == str(tmp_path / "here" / "mpirun")
+    (tmp_path / "here" / "mpirun").unlink()
+    assert launch.find_mpiexec() == str(tmp_path / "elsewhere" / "mpiexec")
+
+
 def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
     received = []
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
