@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
 import threadpoolctl
 
-from minitransformer import bfloat16
+from minitransformer.bfloat16 import kernels
 
 Result = dict[str, float]
 
@@ -87,7 +87,7 @@ def processor() -> str:
 def has_bfloat16() -> bool:
     """Whether this engine can multiply bfloat16 numbers here."""
     try:
-        bfloat16.open_kernels()
+        kernels.open_kernels()
     except RuntimeError:
         return False
     return True

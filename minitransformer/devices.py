@@ -74,9 +74,9 @@ def open_device(
             )
         register_kernels(np.ndarray, None)
         if precision == "bf16":
-            from minitransformer import bfloat16
+            from minitransformer.bfloat16 import kernels
 
-            register_kernels(np.ndarray, bfloat16.open_kernels().find)
+            register_kernels(np.ndarray, kernels.open_kernels().find)
         return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
 

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "files": set(),
     "engine": {"settings", "files"},
     "text": {"settings", "files"},
-    "bfloat16": {"engine", "settings"},
+    "bfloat16": {"engine"},
     "model": {"engine", "settings"},
     "runs": TO_RUNS,
     "training": TO_RUNS,

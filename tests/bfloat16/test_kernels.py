@@ -9,11 +9,11 @@ import pytest
 
 import train
 import translate
-from minitransformer import bfloat16
-from minitransformer.devices import open_device
+from minitransformer.bfloat16 import kernels as bfloat16
+from minitransformer.bfloat16.onednn import OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.backend import _KERNELS, fused_kernel, register_kernels
+from minitransformer.engine.backend import fused_kernel, register_kernels
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -21,17 +21,35 @@ from minitransformer.settings.config import ModelConfig
 from minitransformer.training.optimizer import Adam
 from support.in_process import run_main
 
-pytest.importorskip("numkong")
-
 CONFIG = ModelConfig(
     vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
 )
 
 
+class StandIn:
+    """For oneDNN, where it or the processor's instructions are missing."""
+
+    @staticmethod
+    def rounded(x):
+        return np.asarray(x).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    @staticmethod
+    def product(a, b):
+        wide = (x.view(ml_dtypes.bfloat16).astype(np.float64) for x in (a, b))
+        return np.matmul(*wide).astype(np.float32)
+
+
+def library():
+    try:
+        return OneDnn()
+    except RuntimeError:
+        return StandIn()
+
+
 @pytest.fixture
 def kernels(monkeypatch):
-    """The kernels on any processor, which computes slowly what it has no means for."""
-    monkeypatch.setattr(bfloat16, "INSTRUCTIONS", ("serial",))
+    """The kernels on any processor."""
+    monkeypatch.setattr(bfloat16, "OneDnn", library)
     monkeypatch.setattr(bfloat16, "MIN_SIZE", 1)
     opened = bfloat16.open_kernels()
     register_kernels(np.ndarray, opened.find)
@@ -54,23 +72,6 @@ def parameters(rng, *shapes):
 def assert_near(got, expected, tolerance=1e-5):
     scale = np.abs(expected).max()
     assert np.abs(got - expected).max() <= tolerance * scale
-
-
-def test_rounding_is_to_the_nearest_and_ties_to_even(kernels):
-    rng = np.random.default_rng(0)
-    x = np.concatenate([rng.standard_normal(999), [1 + 2**-8, 1 + 3 * 2**-8, 0, -1e38]])
-    x = x.astype(np.float32).reshape(-1, 17)
-    expected = x.astype(ml_dtypes.bfloat16).view(np.uint16)
-    assert (kernels.rounded(x) == expected).all()
-    assert (kernels.rounded(x[:, ::2]) == expected[:, ::2]).all()
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (63, 64), (64, 65), (130, 7)])
-def test_tiles_make_the_transpose(shape):
-    x = np.arange(shape[0] * shape[1], dtype=np.uint16).reshape(shape)
-    got = bfloat16.transposed(x)
-    assert got.flags.c_contiguous
-    assert (got == x.T).all()
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -146,7 +147,7 @@ def test_a_gradient_of_the_model_follows_float32(kernels):
     assert (a != b).any()
 
 
-def test_what_was_packed_follows_the_parameters_and_goes_with_them(kernels):
+def test_what_was_rounded_follows_the_parameters_and_goes_with_them(kernels):
     model = Transformer(CONFIG, seed=1)
     buffer = ParameterBuffer(model)
     weight = model.encoder[0].feed_forward.weight_1
@@ -158,10 +159,10 @@ def test_what_was_packed_follows_the_parameters_and_goes_with_them(kernels):
     buffer.data[...] *= 2
     buffer.data_changed()
     assert_near(ops.linear(x, weight).data, rounded(weight.data))
-    assert len(kernels._packed) == 1
+    assert len(kernels._kept) == 1
     del model, buffer, weight, adam
     gc.collect()
-    assert not kernels._packed
+    assert not kernels._kept
 
 
 def test_a_run_in_bf16_learns_resumes_and_translates(kernels, tmp_path, monkeypatch):
@@ -201,48 +202,3 @@ def test_a_run_in_bf16_learns_resumes_and_translates(kernels, tmp_path, monkeypa
         assert code == 0, errors
         outputs.append(out)
     assert outputs[0] == outputs[1] != ""
-
-
-@pytest.mark.parametrize(
-    ("name", "capabilities", "message"),
-    [
-        ("numkong", {"serial": True, "haswell": True}, "AVX-512 BF16"),
-        ("numkong_is_missing", {}, "pip install 'minitransformer[bf16]'"),
-    ],
-)
-def test_what_is_missing_is_said_in_a_line(monkeypatch, name, capabilities, message):
-    find = bfloat16.import_extra
-
-    class Library:
-        @staticmethod
-        def get_capabilities():
-            return capabilities
-
-    def import_extra(module, extra, need):
-        return Library if name == module else find(name, extra, need)
-
-    monkeypatch.setattr(bfloat16, "import_extra", import_extra)
-    monkeypatch.setattr(bfloat16, "CPUINFO", bfloat16.Path("/nowhere"))
-    with pytest.raises(RuntimeError, match="--precision bf16") as error:
-        open_device("cpu", "bf16")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert np.ndarray not in _KERNELS
-
-
-def test_amx_is_switched_on_only_where_the_processor_has_it(tmp_path, monkeypatch):
-    enabled = []
-
-    class Library:
-        enable_capability = staticmethod(enabled.append)
-
-        @staticmethod
-        def get_capabilities():
-            return {"genoa": True}
-
-    monkeypatch.setattr(bfloat16, "import_extra", lambda *_: Library)
-    for flags in ("flags : avx2 avx512_bf16", "flags : amx_tile amx_bf16"):
-        (tmp_path / "cpuinfo").write_text(flags)
-        monkeypatch.setattr(bfloat16, "CPUINFO", tmp_path / "cpuinfo")
-        bfloat16.open_kernels()
-    assert enabled == ["sapphireamx"]

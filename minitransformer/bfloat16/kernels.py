@@ -5,11 +5,9 @@ A bfloat16 is the upper half of a float32: its range, with 7 bits of mantissa in
 float32. Everything else stays float32, also activations and attention, which have 16
 bits with `--precision bf16` on a GPU.
 
-The library NumKong multiplies. It computes A B^T from the rows of A and from B packed
-in the order in which its kernels read it. What is used again is rounded and packed
-once: the matrices of the parameters once an update or a translation, activations once
-for the products of the forward and the backward pass. Arrays of type uint16 hold the
-bits of bfloat16 numbers, of which NumPy has none.
+oneDNN multiplies. What is used again is rounded once: the matrices of the parameters
+once an update or a translation, activations once for the products of the forward and
+the backward pass. Arrays of type uint16 hold the bits of bfloat16 numbers.
 
 Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 """
@@ -19,38 +17,25 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from minitransformer.bfloat16.onednn import OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Vjp
-from minitransformer.settings.extras import import_extra
-
-# Instructions that multiply bfloat16 numbers, as NumKong names them.
-INSTRUCTIONS = ("genoa", "neonbfdot", "svebfdot", "smebf16")
-
-# Where Linux says whether the processor has AMX, which NumKong does not find out.
-CPUINFO = Path("/proc/cpuinfo")
 
 # Smaller matrices of parameters, and others, are multiplied in float32.
 MIN_SIZE = 64 * 64
 
-# Rows and columns of the tiles in which a matrix is transposed: they fit the cache.
-TILE = 64
-
-Packed = Any  # a matrix as NumKong's kernels read it
-
 
 class Bfloat16Kernels:
-    """The operations that multiply in bfloat16, and the parameters that they packed."""
+    """The operations that multiply in bfloat16, and the parameters, rounded."""
 
-    def __init__(self, numkong: ModuleType) -> None:
-        self._numkong = numkong
+    def __init__(self, library: OneDnn) -> None:
+        self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
-        self._packed: dict[int, dict[Any, Packed]] = {}  # by vector, by matrix in it
+        self._kept: dict[int, dict[Any, np.ndarray]] = {}  # by vector, by matrix in it
         self._last = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,
@@ -67,9 +52,9 @@ class Bfloat16Kernels:
         return None
 
     def forget(self, parameters: np.ndarray) -> None:
-        """Drop what was packed of a vector of parameters, whose values have changed."""
-        if packed := self._packed.get(id(parameters)):
-            packed.clear()
+        """Drop the rounded matrices of a vector of parameters that have changed."""
+        if kept := self._kept.get(id(parameters)):
+            kept.clear()
 
     def linear(
         self,
@@ -82,7 +67,7 @@ class Bfloat16Kernels:
         """`ops.linear`. Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]"""
         shape = x.shape
         rows = self._rounded_input(x)  # [N, n]
-        out = self.product(rows, self._kept(weight.T))
+        out = self.product(rows, self._rounded_parameters(weight))
         if bias is not None:
             out += bias
         positive = np.maximum(out, 0, out=out) > 0 if relu else None
@@ -93,8 +78,8 @@ class Bfloat16Kernels:
                 g = g * positive
             db = None if bias is None else np.ones(len(g), g.dtype) @ g
             low = self.rounded(g)
-            dx = self.product(low, self._kept(weight)).reshape(shape)
-            return dx, self.product(transposed(rows), self.pack(transposed(low))), db
+            dx = self.product(low, self._rounded_parameters(weight).T)
+            return dx.reshape(shape), self.product(rows.T, low), db
 
         return out.reshape(*shape[:-1], -1), vjp
 
@@ -117,12 +102,13 @@ class Bfloat16Kernels:
         rows, ids = x.reshape(-1, width)[used], flat_targets[used]
         smoothing, confidence = label_smoothing / vocab_size, 1 - label_smoothing
         ones = np.ones(vocab_size, np.float32)
+        low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
         chunk = max(ops.LOGITS_PER_CHUNK // vocab_size, ops.MIN_ROWS_PER_CHUNK)
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
             row = np.arange(len(part))
-            logits = self.product(self.rounded(part), self._kept(weight))  # [chunk, V]
+            logits = self.product(self.rounded(part), low_weight.T)  # [chunk, V]
             target_logits, highest = logits[row, target], logits.max(axis=-1)
             logits -= highest[:, None]
             exponentials = np.exp(logits, out=logits)
@@ -131,9 +117,9 @@ class Bfloat16Kernels:
             exponentials[row, target] -= confidence * totals
             low, inverse_totals = self.rounded(exponentials), (1 / totals)[:, None]
             scaled = self.rounded(part * inverse_totals)
-            product = self.product(low, self._kept(weight.T))
+            product = self.product(low, low_weight)
             np.multiply(product, inverse_totals, out=drows[start : start + chunk])
-            dweight += self.product(transposed(low), self.pack(transposed(scaled)))
+            dweight += self.product(low.T, scaled)
         if smoothing > 0:
             weight_sum, row_sum = ones @ weight, np.ones(len(rows), x.dtype) @ rows
             loss -= smoothing * float(row_sum @ weight_sum)
@@ -151,29 +137,6 @@ class Bfloat16Kernels:
 
         return np.asarray(loss, dtype=x.dtype), vjp
 
-    def rounded(self, x: np.ndarray) -> np.ndarray:
-        """Round float32 numbers to the nearest bfloat16 numbers, as uint16."""
-        low = np.empty(x.shape, np.uint16)
-        self._numkong.astype(x, "bf16", out=self._tensor(low))
-        return low
-
-    def product(self, rows: np.ndarray, packed: Packed) -> np.ndarray:
-        """Return A B^T in float32 of rows A [N, k] and of packed B [m, k] -> [N, m]"""
-        out = np.empty((len(rows), packed.width), np.float32)
-        self._numkong.dots_packed(self._tensor(rows), packed, out=self._tensor(out))
-        return out
-
-    def pack(self, rows: np.ndarray) -> Packed:
-        """Pack B [m, k] for products A B^T."""
-        return self._numkong.dots_pack(self._tensor(rows), dtype="bf16")
-
-    def _tensor(self, array: np.ndarray) -> Any:
-        """Return NumKong's view of an array."""
-        kind = "bf16" if array.dtype == np.uint16 else "float32"
-        return self._numkong.from_pointer(
-            array.ctypes.data, array.shape, kind, owner=array
-        )
-
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:
         """Round activations [..., n] to [N, n], once if the same array comes again.
 
@@ -185,31 +148,22 @@ class Bfloat16Kernels:
             self._last.input = weakref.ref(x), low
         return low
 
-    def _kept(self, matrix: np.ndarray) -> Packed:
-        """Pack a matrix of parameters, or its transpose, if it is not packed yet."""
+    def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
+        """Round a matrix of parameters, in the layout that it has, if it is not yet."""
         parameters = matrix.base
         assert parameters is not None
         key = matrix.ctypes.data, matrix.shape, matrix.strides
         with self._lock:
-            if id(parameters) not in self._packed:
-                self._packed[id(parameters)] = {}
-                weakref.finalize(parameters, self._packed.pop, id(parameters), None)
-            packed = self._packed[id(parameters)]
-            if key not in packed:
+            if id(parameters) not in self._kept:
+                self._kept[id(parameters)] = {}
+                weakref.finalize(parameters, self._kept.pop, id(parameters), None)
+            kept = self._kept[id(parameters)]
+            if key not in kept:
                 upright = matrix.flags.c_contiguous
-                low = self.rounded(matrix if upright else matrix.T)
-                packed[key] = self.pack(low if upright else transposed(low))
-            return packed[key]
-
-
-def transposed(x: np.ndarray) -> np.ndarray:
-    """Return the transposed matrix, contiguous: copied in tiles that fit the cache."""
-    height, width = x.shape
-    out = np.empty((width, height), x.dtype)
-    for i in range(0, height, TILE):
-        for j in range(0, width, TILE):
-            out[j : j + TILE, i : i + TILE] = x[i : i + TILE, j : j + TILE].T
-    return out
+                kept[key] = (
+                    self.rounded(matrix) if upright else self.rounded(matrix.T).T
+                )
+            return kept[key]
 
 
 def _is_parameter(weight: np.ndarray) -> bool:
@@ -219,17 +173,5 @@ def _is_parameter(weight: np.ndarray) -> bool:
 
 
 def open_kernels() -> Bfloat16Kernels:
-    """Return the kernels of this processor.
-
-    Raises: RuntimeError if NumKong is not installed, or the processor does not multiply
-    bfloat16 numbers.
-    """
-    numkong = import_extra("numkong", "bf16", "--precision bf16 on a CPU needs NumKong")
-    if CPUINFO.exists() and " amx_bf16" in CPUINFO.read_text():
-        numkong.enable_capability("sapphireamx")
-    elif not any(map(numkong.get_capabilities().get, INSTRUCTIONS)):
-        raise RuntimeError(
-            "--precision bf16: expected a processor that multiplies bfloat16 numbers "
-            "(AMX, AVX-512 BF16, or Arm's BF16 instructions), got one that does not"
-        )
-    return Bfloat16Kernels(numkong)
+    """Return the kernels of this processor. Raises: RuntimeError as `OneDnn`."""
+    return Bfloat16Kernels(OneDnn())
