@@ -8,8 +8,9 @@ Each benchmark writes a JSON file into docs/figures, in a folder named after the
 processor. From all these files, the tables between the markers of docs/results.md, such
 as `<!-- table training -->` and `<!-- end -->`, are made; --tables does only that. A
 benchmark does not begin while other processes are at work, and its figures are not kept
-if others used more than 5% of the processors meanwhile. Everything takes one to two
-hours on two cores.
+if others used more than 5% of the processors meanwhile. Everything takes two to three
+hours on two cores, most of which PyTorch compiles: --modes may leave that out, and the
+best mode is then the best of those measured.
 """
 
 from __future__ import annotations
@@ -44,9 +45,15 @@ BENCHMARKS = {
         "decode_speed.py --run {run} --input {data}/test_2016_flickr.en.gz "
         "--ctranslate2-tokens 512"
     ),
+    "decode-multi30k-random": (
+        "decode_speed.py --shape multi30k --ctranslate2-tokens 512"
+    ),
     "decode-base": "decode_speed.py --shape base",
     "startup": 'startup.py "Where is the station?"',
 }
+
+# PyTorch's modes, in the order of the columns of a table.
+MODES = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
 
 Figures: TypeAlias = dict[str, Any]
 Row: TypeAlias = Sequence[str]
@@ -148,10 +155,9 @@ def mode_name(side: str) -> str:
 
 
 def mode_rows(name: str, found: Figures) -> Iterator[Row]:
-    modes = list(found["speed_over_pytorch"])
     yield (
         found["shape"],
-        *(number(found[side]["tokens_per_second"]) for side in modes),
+        *(number(found[x]["tokens_per_second"]) if x in found else "" for x in MODES),
         f"{found['share_of_matrix_products']['median']:.2f}",
     )
 
@@ -245,6 +251,8 @@ def main() -> None:
     add("--data", type=Path, default=Path("data/multi30k"), help="Multi30k's folder")
     add("--run", type=Path, help="a run that was trained on it")
     add("--only", nargs="+", choices=BENCHMARKS, help="(default all)")
+    modes = "of PyTorch's modes in training, those to measure (default all)"
+    add("--modes", nargs="+", choices=MODES, help=modes)
     add("--tables", action="store_true", help="make the tables, measure nothing")
     args = parser.parse_args()
     chosen = [] if args.tables else args.only or list(BENCHMARKS)
@@ -254,6 +262,8 @@ def main() -> None:
     slug = re.sub(r"\W+", "-", processor()).strip("-").lower()
     for name in chosen:
         command = BENCHMARKS[name].format(data=args.data, run=args.run)
+        if args.modes and name.startswith("train-"):
+            command += f" --modes {' '.join(args.modes)}"
         measure(name, command, FIGURES / slug)
     text = PAGE.read_text(encoding="utf-8")
     if "<!-- table " not in text:

@@ -42,6 +42,8 @@ def test_tables_are_made_between_the_markers(measure, tmp_path):
     row = "| d256 | float32 | 1,234 | compiled, bf16 | 5,678 | 1.50 (1.25 to 1.75) |"
     assert f"{row} 100 | 100 |" in made
     assert measure.with_tables(renewed, tmp_path) == renewed
+    modes = measure.table("modes", [tmp_path / "p"])
+    assert modes.endswith("| d256 | 1,234 |  |  | 5,678 | 1.50 |")  # two not measured
     assert "Not measured yet." in measure.with_tables(page, tmp_path / "none")
 
 
