@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from ctypes.util import find_library
 from importlib import metadata
@@ -40,6 +41,13 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, type
 
 class _Argument(ctypes.Structure):
     _fields_ = (("argument", ctypes.c_int), ("memory", ctypes.c_void_p))
+
+
+Primitives = dict[object, tuple[ctypes.c_void_p, "ctypes.Array[_Argument]"]]
+
+
+class _Owner:
+    """An object whose end can be noticed."""
 
 
 class OneDnn:
@@ -92,7 +100,7 @@ class OneDnn:
         key = make.__name__, layouts
         if key not in primitives:
             if len(primitives) == MAX_PRIMITIVES:
-                self._forget(primitives)
+                _destroy(self._library, primitives)
             primitives[key] = self._prepare(make, [n for n, _ in arguments], layouts)
         primitive, call = primitives[key]
         for (_, array), argument in zip(arguments, call, strict=True):
@@ -110,6 +118,8 @@ class OneDnn:
         stream = ctypes.byref(self._thread.stream)
         self._call("stream_create", stream, self._engine, IN_ORDER)
         self._thread.primitives = {}
+        owner = self._thread.owner = _Owner()  # which goes when the thread ends
+        weakref.finalize(owner, _destroy, self._library, self._thread.primitives)
 
     def _prepare(
         self,
@@ -155,20 +165,19 @@ class OneDnn:
         self._call(create, new, source, engine, target, engine, none)
         return description
 
-    def _forget(
-        self,
-        primitives: dict[object, tuple[ctypes.c_void_p, ctypes.Array[_Argument]]],
-    ) -> None:
-        for primitive, call in primitives.values():
-            self._call("primitive_destroy", primitive)
-            for argument in call:
-                self._call("memory_destroy", ctypes.c_void_p(argument.memory))
-        primitives.clear()
-
     def _call(self, name: str, *arguments: object) -> None:
         """Call a function of the library. Raises: RuntimeError if it fails."""
         if status := getattr(self._library, f"dnnl_{name}")(*arguments):
             raise RuntimeError(f"oneDNN's dnnl_{name} failed with status {status}")
+
+
+def _destroy(library: ctypes.CDLL, primitives: Primitives) -> None:
+    """Free the memory of primitives and of what stands for their arguments."""
+    for primitive, call in primitives.values():
+        library.dnnl_primitive_destroy(primitive)
+        for argument in call:
+            library.dnnl_memory_destroy(ctypes.c_void_p(argument.memory))
+    primitives.clear()
 
 
 def _layout(array: np.ndarray) -> Layout:

@@ -1,6 +1,7 @@
 """oneDNN's products against float64, and what is said where it cannot multiply."""
 
 import ctypes
+import gc
 import threading
 
 import ml_dtypes
@@ -79,6 +80,17 @@ def test_few_primitives_are_kept(library, monkeypatch):
     for n in range(1, 8):
         assert_products(fresh, rng, n, 4, 5)
         assert 1 <= len(fresh._thread.primitives) <= 3
+
+
+def test_primitives_go_with_their_thread(library, monkeypatch):
+    destroyed = []
+    monkeypatch.setattr(onednn, "_destroy", lambda _, kept: destroyed.append(len(kept)))
+    rng = np.random.default_rng(0)
+    work = threading.Thread(target=assert_products, args=(library, rng, 3, 4, 5))
+    work.start()
+    work.join()
+    gc.collect()
+    assert destroyed == [4]
 
 
 def test_what_is_refused_is_an_error(library):
