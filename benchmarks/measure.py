@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from harness import processor
+from train_speed import PYTORCH
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs/results.md", ROOT / "docs/figures"
@@ -51,9 +52,6 @@ BENCHMARKS = {
     "decode-base": "decode_speed.py --shape base",
     "startup": 'startup.py "Where is the station?"',
 }
-
-# PyTorch's modes, in the order of the columns of a table.
-MODES = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
 
 Figures: TypeAlias = dict[str, Any]
 Row: TypeAlias = Sequence[str]
@@ -157,7 +155,7 @@ def mode_name(side: str) -> str:
 def mode_rows(name: str, found: Figures) -> Iterator[Row]:
     yield (
         found["shape"],
-        *(number(found[x]["tokens_per_second"]) if x in found else "" for x in MODES),
+        *(number(found[x]["tokens_per_second"]) if x in found else "" for x in PYTORCH),
         f"{found['share_of_matrix_products']['median']:.2f}",
     )
 
@@ -252,7 +250,7 @@ def main() -> None:
     add("--run", type=Path, help="a run that was trained on it")
     add("--only", nargs="+", choices=BENCHMARKS, help="(default all)")
     modes = "of PyTorch's modes in training, those to measure (default all)"
-    add("--modes", nargs="+", choices=MODES, help=modes)
+    add("--modes", nargs="+", choices=PYTORCH, help=modes)
     add("--tables", action="store_true", help="make the tables, measure nothing")
     args = parser.parse_args()
     chosen = [] if args.tables else args.only or list(BENCHMARKS)
