@@ -119,7 +119,7 @@ class Bfloat16Kernels:
             scaled = self.rounded(part * inverse_totals)
             product = self.product(low, low_weight)
             np.multiply(product, inverse_totals, out=drows[start : start + chunk])
-            dweight += self.product(low.T, scaled)
+            self.product(low.T, scaled, dweight)
         if smoothing > 0:
             weight_sum, row_sum = ones @ weight, np.ones(len(rows), x.dtype) @ rows
             loss -= smoothing * float(row_sum @ weight_sum)

@@ -1,13 +1,13 @@
 """Products of bfloat16 matrices by oneDNN, through its C interface.
 
-oneDNN has kernels for AVX-512 BF16 and AMX, and reads matrices as they lie in memory,
-also transposed ones. Arrays of type uint16 hold the bits of bfloat16 numbers, of which
-NumPy has none.
+oneDNN multiplies with AVX-512 BF16 and AMX. Its function for products reads matrices as
+they lie in memory, also transposed ones, and has no state. It is exported, but not
+among the documented ones; oneDNN's documented products are compiled for every shape,
+which took more memory, and more time for ever new shapes. Rounding is a documented
+primitive: an operation that is compiled for one number of elements.
 
-A primitive of oneDNN is an operation, compiled for arrays of one layout; a memory
-object says where such an array is. Each thread has primitives of its own, because two
-threads must not execute one at the same time. A product is computed by the thread that
-asks for it: callers divide their work.
+Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
+thread that asks for a product computes it: callers divide their work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable
+from ctypes import byref, c_char, c_float, c_int, c_int64, c_size_t, c_void_p
 from ctypes.util import find_library
 from importlib import metadata
 
@@ -24,30 +24,14 @@ import numpy as np
 # The names that the package index has for the library, and the one that C has for it.
 DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn")
 LIBRARY = "dnnl"
+PRODUCT = "gemm_bf16bf16f32"
 
 # Constants of oneDNN's C interface, of its version 3.
 MAJOR_VERSION = 3
 CPU, IN_ORDER = 1, 1
-TYPES = {"uint16": 2, "float32": 3}  # of the elements: bfloat16 and float32
-SOURCE, DESTINATION, WEIGHTS = 1, 17, 33  # the arguments of a primitive
+BFLOAT16, FLOAT32 = 2, 3
+SOURCE, DESTINATION = 1, 17  # the arguments of a primitive
 BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
-
-# The most primitives that a thread keeps, and the most that oneDNN keeps for all. Real
-# batches have ever new layouts; with 1,024, training on Multi30k took 120 MB more.
-MAX_PRIMITIVES = 256
-
-Layout = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, type
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = (("argument", ctypes.c_int), ("memory", ctypes.c_void_p))
-
-
-Primitives = dict[object, tuple[ctypes.c_void_p, "ctypes.Array[_Argument]"]]
-
-
-class _Owner:
-    """An object whose end can be noticed."""
 
 
 class OneDnn:
@@ -64,125 +48,136 @@ class OneDnn:
                 "--precision bf16: expected a processor that multiplies bfloat16 "
                 "numbers (AMX or AVX-512 BF16), got one that does not"
             )
-        self._call("set_primitive_cache_capacity", MAX_PRIMITIVES)
-        self._engine = ctypes.c_void_p()
-        self._call("engine_create", ctypes.byref(self._engine), CPU, ctypes.c_size_t(0))
+        self._engine = c_void_p()
+        _call(self._library, "engine_create", byref(self._engine), CPU, c_size_t(0))
         self._thread = threading.local()
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
         """Round float32 numbers to the nearest bfloat16 numbers, as uint16."""
         x = np.ascontiguousarray(x)
         low = np.empty(x.shape, np.uint16)
-        self._run(
-            self._reorder, (SOURCE, x.reshape(-1)), (DESTINATION, low.reshape(-1))
-        )
+        if x.size:
+            # Two pieces, which overlap unless x has a power of two elements: with a
+            # primitive for each power of two, all sizes are served.
+            piece = 1 << (x.size.bit_length() - 1)
+            rounding = self._rounding(piece)
+            for start in {0, x.size - piece}:
+                rounding.run(
+                    x.ctypes.data + start * x.itemsize,
+                    low.ctypes.data + start * low.itemsize,
+                )
         return low
 
-    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return A B in float32 of bfloat16 matrices, each contiguous or transposed.
+    def product(
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return A B of bfloat16 matrices in float32, added to `out` if that is given.
 
-        Shapes: a [n, k], b [k, m] -> [n, m]
+        Both are contiguous or transposed, `out` is contiguous.
+
+        Shapes: a [n, k], b [k, m], out [n, m] -> [n, m]
         """
-        out = np.empty((a.shape[0], b.shape[1]), np.float32)
-        self._run(self._matmul, (SOURCE, a), (WEIGHTS, b), (DESTINATION, out))
+        (n, k), m = a.shape, b.shape[1]
+        add = 0.0 if out is None else 1.0
+        if out is None:
+            out = np.empty((n, m), np.float32)
+        if b.shape[0] != k or out.shape != (n, m) or not out.flags.c_contiguous:
+            raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
+        (a_order, a_row), (b_order, b_row) = _layout(a), _layout(b)
+        if hasattr(self._library, "omp_set_num_threads"):
+            self._library.omp_set_num_threads(1)  # of the thread that asks, not of all
+        _call(
+            self._library,
+            PRODUCT,
+            *(c_char(a_order), c_char(b_order)),
+            *(c_int64(n), c_int64(m), c_int64(k)),
+            *(c_float(1.0), c_void_p(a.ctypes.data), c_int64(a_row)),
+            *(c_void_p(b.ctypes.data), c_int64(b_row)),
+            *(c_float(add), c_void_p(out.ctypes.data), c_int64(m)),
+        )
         return out
 
-    def _run(
-        self,
-        make: Callable[..., ctypes.c_void_p],
-        *arguments: tuple[int, np.ndarray],
-    ) -> None:
-        """Execute the primitive that `make` makes for such arrays."""
-        if not hasattr(self._thread, "primitives"):
-            self._begin_thread()
-        primitives = self._thread.primitives
-        layouts = tuple(_layout(array) for _, array in arguments)
-        key = make.__name__, layouts
-        if key not in primitives:
-            if len(primitives) == MAX_PRIMITIVES:
-                _destroy(self._library, primitives)
-            primitives[key] = self._prepare(make, [n for n, _ in arguments], layouts)
-        primitive, call = primitives[key]
-        for (_, array), argument in zip(arguments, call, strict=True):
-            memory = ctypes.c_void_p(argument.memory)
-            address = ctypes.c_void_p(array.ctypes.data)
-            self._call("memory_set_data_handle", memory, address)
-        stream = self._thread.stream
-        self._call("primitive_execute", primitive, stream, len(call), call)
-        self._call("stream_wait", stream)
-
-    def _begin_thread(self) -> None:
-        if hasattr(self._library, "omp_set_num_threads"):
-            self._library.omp_set_num_threads(1)
-        self._thread.stream = ctypes.c_void_p()
-        stream = ctypes.byref(self._thread.stream)
-        self._call("stream_create", stream, self._engine, IN_ORDER)
-        self._thread.primitives = {}
-        owner = self._thread.owner = _Owner()  # which goes when the thread ends
-        weakref.finalize(owner, _destroy, self._library, self._thread.primitives)
-
-    def _prepare(
-        self,
-        make: Callable[..., ctypes.c_void_p],
-        names: list[int],
-        layouts: tuple[Layout, ...],
-    ) -> tuple[ctypes.c_void_p, ctypes.Array[_Argument]]:
-        """Return a primitive and its arguments, which have no addresses yet."""
-        described = [self._describe(layout) for layout in layouts]
-        description = make(*described)
-        primitive = ctypes.c_void_p()
-        self._call("primitive_create", ctypes.byref(primitive), description)
-        self._call("primitive_desc_destroy", description)
-        arguments = []
-        for name, layout in zip(names, described, strict=True):
-            memory = ctypes.c_void_p()
-            new = ctypes.byref(memory)
-            self._call("memory_create", new, layout, self._engine, ctypes.c_void_p())
-            self._call("memory_desc_destroy", layout)
-            arguments.append(_Argument(name, memory))
-        return primitive, (_Argument * len(arguments))(*arguments)
-
-    def _describe(self, layout: Layout) -> ctypes.c_void_p:
-        shape, strides, dtype = layout
-        described, many = ctypes.c_void_p(), ctypes.c_int64 * 12
-        new = ctypes.byref(described)
-        numbers = len(shape), many(*shape), TYPES[dtype], many(*strides)
-        self._call("memory_desc_create_with_strides", new, *numbers)
-        return described
-
-    def _matmul(self, *layouts: ctypes.c_void_p) -> ctypes.c_void_p:
-        description, (a, b, out) = ctypes.c_void_p(), layouts
-        new, none = ctypes.byref(description), ctypes.c_void_p()
-        create = "matmul_primitive_desc_create"
-        self._call(create, new, self._engine, a, b, none, out, none)
-        return description
-
-    def _reorder(self, *layouts: ctypes.c_void_p) -> ctypes.c_void_p:
-        description, engine = ctypes.c_void_p(), self._engine
-        new, none = ctypes.byref(description), ctypes.c_void_p()
-        source, target = layouts
-        create = "reorder_primitive_desc_create"
-        self._call(create, new, source, engine, target, engine, none)
-        return description
-
-    def _call(self, name: str, *arguments: object) -> None:
-        """Call a function of the library. Raises: RuntimeError if it fails."""
-        if status := getattr(self._library, f"dnnl_{name}")(*arguments):
-            raise RuntimeError(f"oneDNN's dnnl_{name} failed with status {status}")
+    def _rounding(self, size: int) -> _Rounding:
+        """Return this thread's: two threads must not execute one primitive at once."""
+        roundings = self._thread.__dict__.setdefault("roundings", {})
+        if size not in roundings:
+            roundings[size] = _Rounding(self._library, self._engine, size)
+        return roundings[size]
 
 
-def _destroy(library: ctypes.CDLL, primitives: Primitives) -> None:
-    """Free the memory of primitives and of what stands for their arguments."""
-    for primitive, call in primitives.values():
-        library.dnnl_primitive_destroy(primitive)
-        for argument in call:
-            library.dnnl_memory_destroy(ctypes.c_void_p(argument.memory))
-    primitives.clear()
+class _Argument(ctypes.Structure):
+    _fields_ = (("argument", c_int), ("memory", c_void_p))
 
 
-def _layout(array: np.ndarray) -> Layout:
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    return array.shape, strides, array.dtype.name
+class _Rounding:
+    """The primitive that rounds `size` float32 numbers."""
+
+    def __init__(self, library: ctypes.CDLL, engine: c_void_p, size: int) -> None:
+        self._library = library
+        self._stream, self._primitive = c_void_p(), c_void_p()
+        description, one_axis = c_void_p(), (c_int64 * 12)(size)
+        strides = (c_int64 * 12)(1)
+        layouts, memories = [], []
+        for dtype in (FLOAT32, BFLOAT16):
+            layout, memory = c_void_p(), c_void_p()
+            create = "memory_desc_create_with_strides"
+            _call(library, create, byref(layout), 1, one_axis, dtype, strides)
+            _call(library, "memory_create", byref(memory), layout, engine, c_void_p())
+            layouts.append(layout)
+            memories.append(memory)
+        _call(
+            library,
+            "reorder_primitive_desc_create",
+            *(byref(description), layouts[0], engine, layouts[1], engine, c_void_p()),
+        )
+        _call(library, "primitive_create", byref(self._primitive), description)
+        _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
+        _call(library, "primitive_desc_destroy", description)
+        for layout in layouts:
+            _call(library, "memory_desc_destroy", layout)
+        self._memories = memories
+        self._arguments = (_Argument * 2)(
+            _Argument(SOURCE, memories[0]), _Argument(DESTINATION, memories[1])
+        )
+        weakref.finalize(
+            self, _destroy, library, self._primitive, self._stream, memories
+        )
+
+    def run(self, source: int, target: int) -> None:
+        """Round the numbers at one address to another."""
+        for memory, address in zip(self._memories, (source, target), strict=True):
+            _call(self._library, "memory_set_data_handle", memory, c_void_p(address))
+        stream = self._stream
+        run = "primitive_execute"
+        _call(self._library, run, self._primitive, stream, 2, self._arguments)
+        _call(self._library, "stream_wait", stream)
+
+
+def _destroy(
+    library: ctypes.CDLL,
+    primitive: c_void_p,
+    stream: c_void_p,
+    memories: list[c_void_p],
+) -> None:
+    """Free the memory of a primitive and of what stands for its arguments."""
+    library.dnnl_primitive_destroy(primitive)
+    library.dnnl_stream_destroy(stream)
+    for memory in memories:
+        library.dnnl_memory_destroy(memory)
+
+
+def _layout(matrix: np.ndarray) -> tuple[bytes, int]:
+    """Return N or, for a transposed matrix, T, and the length of a row in memory."""
+    if matrix.flags.c_contiguous:
+        return b"N", max(matrix.shape[1], 1)
+    assert matrix.flags.f_contiguous
+    return b"T", matrix.shape[0]
+
+
+def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    """Call a function of the library. Raises: RuntimeError if it fails."""
+    if status := getattr(library, f"dnnl_{name}")(*arguments):
+        raise RuntimeError(f"oneDNN's dnnl_{name} failed with status {status}")
 
 
 def _load() -> ctypes.CDLL:
@@ -204,9 +199,12 @@ def _load() -> ctypes.CDLL:
             problem = error
             continue
         library.dnnl_version.restype = ctypes.POINTER(ctypes.c_int)
-        if (major := library.dnnl_version()[0]) == MAJOR_VERSION:
+        if (major := library.dnnl_version()[0]) != MAJOR_VERSION:
+            problem = f"expected its version {MAJOR_VERSION}, got {major}"
+        elif not hasattr(library, f"dnnl_{PRODUCT}"):
+            problem = f"expected the function dnnl_{PRODUCT}, got a build without it"
+        else:
             return library
-        problem = f"expected its version {MAJOR_VERSION}, got {major}"
     raise RuntimeError(
         "--precision bf16 on a CPU needs oneDNN: "
         f"pip install 'minitransformer[bf16]' ({problem})"

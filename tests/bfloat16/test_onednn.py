@@ -73,36 +73,58 @@ def test_threads_multiply_at_the_same_time(library):
     assert not wrong
 
 
-def test_few_primitives_are_kept(library, monkeypatch):
-    monkeypatch.setattr(onednn, "MAX_PRIMITIVES", 3)
-    fresh = onednn.OneDnn()
+def test_products_are_added_to_what_is_given(library):
     rng = np.random.default_rng(0)
-    for n in range(1, 8):
-        assert_products(fresh, rng, n, 4, 5)
-        assert 1 <= len(fresh._thread.primitives) <= 3
+    a, b, out = matrix(rng, 5, 7), matrix(rng, 7, 3), np.ones((5, 3), np.float32)
+    assert library.product(a, b, out) is out
+    expected = 1 + wide(a) @ wide(b)
+    assert np.abs(out - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 127, 128, 129])
+def test_every_number_is_rounded(library, size):
+    x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    assert (library.rounded(x) == x.astype(ml_dtypes.bfloat16).view(np.uint16)).all()
 
 
 def test_primitives_go_with_their_thread(library, monkeypatch):
-    destroyed = []
-    monkeypatch.setattr(onednn, "_destroy", lambda _, kept: destroyed.append(len(kept)))
-    rng = np.random.default_rng(0)
-    work = threading.Thread(target=assert_products, args=(library, rng, 3, 4, 5))
-    work.start()
-    work.join()
+    destroyed, destroy = [], onednn._destroy
+
+    def counted(*arguments):
+        destroyed.append(arguments)
+        destroy(*arguments)
+
+    monkeypatch.setattr(onednn, "_destroy", counted)
+    x = np.zeros(100, np.float32)
+    for _ in range(2):
+        work = threading.Thread(target=library.rounded, args=(x,))
+        work.start()
+        work.join()
     gc.collect()
-    assert destroyed == [4]
+    assert len(destroyed) == 2
 
 
-def test_what_is_refused_is_an_error(library):
-    low = np.zeros((3, 4), np.uint16)
-    with pytest.raises(RuntimeError, match="dnnl_matmul_primitive_desc_create failed"):
-        library.product(low, low)
+def test_what_does_not_match_is_an_error(library):
+    low, out = np.zeros((3, 4), np.uint16), np.zeros((3, 6), np.float32)
+    for arguments in ((low, low), (low, low.T, out), (low, low.T, out[:, ::2])):
+        with pytest.raises(ValueError, match="expected"):
+            library.product(*arguments)
+
+
+def test_what_the_library_refuses_is_an_error(library, monkeypatch):
+    monkeypatch.setattr(onednn, "BFLOAT16", 99)
+    work = onednn.OneDnn()
+    with pytest.raises(RuntimeError, match=r"dnnl_memory_desc_create\w* failed"):
+        work.rounded(np.zeros(100, np.float32))
 
 
 class Library:
     """What the loader asks of a library, with a version and with instructions."""
 
-    def __init__(self, version, isa):
+    def __init__(self, version, isa, *functions):
+        for name in functions:
+            setattr(self, name, None)
+
         def dnnl_version():
             return [version]
 
@@ -116,7 +138,8 @@ class Library:
         ({}, "pip install 'minitransformer[bf16]' (found none)"),
         ({"libdnnl.so.2": (2, 0xE7)}, "(expected its version 3, got 2)"),
         ({"libdnnl.so.3": None}, "(no such file)"),
-        ({"libdnnl.so.3": (3, 0x67)}, "AMX or AVX-512 BF16"),
+        ({"libdnnl.so.3": (3, 0xE7)}, "expected the function dnnl_gemm_bf16bf16f32"),
+        ({"libdnnl.so.3": (3, 0x67, "dnnl_gemm_bf16bf16f32")}, "AMX or AVX-512 BF16"),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(monkeypatch, found, message):
