@@ -234,6 +234,15 @@ def main() -> None:
             key=lambda side: figures[side]["tokens_per_second"],
             default=None,
         )
+        speed_over = {
+            f"{prefix}speed_over": {
+                side: ratio(found[ours], found[side], "tokens_per_second")
+                for side in others
+                if side != ours
+            }
+            for prefix, ours in (("", "ours"), ("bf16_", "ours-bf16"))
+            if ours in found
+        }
         report(
             "decode_speed",
             model=str(args.run or args.shape),
@@ -242,10 +251,7 @@ def main() -> None:
             threads=args.threads,
             rounds=args.rounds,
             **figures,
-            speed_over={
-                side: ratio(found["ours"], found[side], "tokens_per_second")
-                for side in others
-            },
+            **speed_over,
             best_of_ctranslate2=best,
             same={side: same(workspace, side) for side in others},
         )

@@ -162,13 +162,15 @@ def mode_rows(name: str, found: Figures) -> Iterator[Row]:
 
 def decoding_rows(name: str, found: Figures) -> Iterator[Row]:
     model = name.partition("-")[2]
-    for side, over in {"ours": None, **found["speed_over"]}.items():
+    over, bf16_over = found["speed_over"], found.get("bf16_speed_over", {})
+    for side in ("ours", *over):
         yield (
             model,
             side,
             number(found[side]["tokens_per_second"]),
-            spread(over) if over else "",
-            f"{found['same'][side]:.1%}" if over else "",
+            spread(over[side]) if side in over else "",
+            spread(bf16_over[side]) if side in bf16_over else "",
+            f"{found['same'][side]:.1%}" if side in over else "",
             number(found[side]["peak_memory_mb"]),
         )
 
@@ -204,7 +206,15 @@ TABLES: dict[str, tuple[str, Row, Callable[[str, Figures], Iterator[Row]]]] = {
     ),
     "decoding": (
         "decode-",
-        ("model", "decoder", "tokens/s", "this engine over it", "same", "MB"),
+        (
+            "model",
+            "decoder",
+            "tokens/s",
+            "float32 over it",
+            "bf16 over it",
+            "same",
+            "MB",
+        ),
         decoding_rows,
     ),
     "startup": ("startup", ("median", "range", "`import numpy`"), startup_rows),
