@@ -25,6 +25,11 @@ import numpy as np
 DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn")
 LIBRARY = "dnnl"
 PRODUCT = "gemm_bf16bf16f32"
+PRODUCT_TYPES = (
+    *(c_char, c_char, c_int64, c_int64, c_int64),  # order of A, of B, n, m, k
+    *(c_float, c_void_p, c_int64, c_void_p, c_int64),  # 1, A, its row, B, its row
+    *(c_float, c_void_p, c_int64),  # 1 to add to C or 0, C, its row
+)
 
 # Constants of oneDNN's C interface, of its version 3.
 MAJOR_VERSION = 3
@@ -48,6 +53,7 @@ class OneDnn:
                 "--precision bf16: expected a processor that multiplies bfloat16 "
                 "numbers (AMX or AVX-512 BF16), got one that does not"
             )
+        getattr(self._library, f"dnnl_{PRODUCT}").argtypes = PRODUCT_TYPES
         self._engine = c_void_p()
         _call(self._library, "engine_create", byref(self._engine), CPU, c_size_t(0))
         self._thread = threading.local()
@@ -60,12 +66,13 @@ class OneDnn:
             # Two pieces, which overlap unless x has a power of two elements: with a
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
-            rounding = self._rounding(piece)
+            rounding, source, target = (
+                self._rounding(piece),
+                x.ctypes.data,
+                low.ctypes.data,
+            )
             for start in {0, x.size - piece}:
-                rounding.run(
-                    x.ctypes.data + start * x.itemsize,
-                    low.ctypes.data + start * low.itemsize,
-                )
+                rounding.run(source + start * x.itemsize, target + start * low.itemsize)
         return low
 
     def product(
@@ -89,11 +96,8 @@ class OneDnn:
         _call(
             self._library,
             PRODUCT,
-            *(c_char(a_order), c_char(b_order)),
-            *(c_int64(n), c_int64(m), c_int64(k)),
-            *(c_float(1.0), c_void_p(a.ctypes.data), c_int64(a_row)),
-            *(c_void_p(b.ctypes.data), c_int64(b_row)),
-            *(c_float(add), c_void_p(out.ctypes.data), c_int64(m)),
+            *(a_order, b_order, n, m, k, 1.0, a.ctypes.data, a_row),
+            *(b.ctypes.data, b_row, add, out.ctypes.data, m),
         )
         return out
 
