@@ -233,8 +233,9 @@ def table(name: str, folders: Sequence[Path]) -> str:
         }
         if not found:
             continue
-        first = next(iter(found.values()))
-        machine = f"{first['processor']}, {first['numpy_products']}, {first['date']}:"
+        first, days = next(iter(found.values())), {x["date"] for x in found.values()}
+        when = " to ".join(sorted({min(days), max(days)}))
+        machine = f"{first['processor']}, {first['numpy_products']}, {when}:"
         lines = [head, ["---"] * len(head)]
         lines += [row for key, figures in found.items() for row in rows(key, figures)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
