@@ -5,9 +5,9 @@ A bfloat16 is the upper half of a float32: its range, with 7 bits of mantissa in
 float32. Everything else stays float32, also activations and attention, which have 16
 bits with `--precision bf16` on a GPU.
 
-oneDNN multiplies. What is used again is rounded once: the matrices of the parameters
-once an update or a translation, activations once for the products of the forward and
-the backward pass. Arrays of type uint16 hold the bits of bfloat16 numbers.
+oneDNN multiplies. What is used again is rounded once: the parameters once an update or
+a translation, activations once for the products of the forward and the backward pass.
+Arrays of type uint16 hold the bits of bfloat16 numbers.
 
 Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 """
@@ -35,24 +35,25 @@ class Bfloat16Kernels:
     def __init__(self, library: OneDnn) -> None:
         self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
-        self._kept: dict[int, dict[Any, np.ndarray]] = {}  # by vector, by matrix in it
+        self._kept: dict[int, list[np.ndarray]] = {}  # of each vector, its rounded copy
         self._last = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,
             "projected_cross_entropy": self.projected_cross_entropy,
-            "parameters_changed": self.forget,
         }
 
     def find(
         self, name: str, arrays: tuple[np.ndarray, ...]
     ) -> Callable[..., Any] | None:
-        """Return the kernel of an operation on parameters, if it has one."""
-        if name in self._kernels and all(map(_is_parameter, arrays[1:2])):
+        """Return the kernel of an operation whose second array is a parameter."""
+        if name == "parameters_changed":
+            return self.forget
+        if name in self._kernels and _is_parameter(arrays[1]):
             return self._kernels[name]
         return None
 
     def forget(self, parameters: np.ndarray) -> None:
-        """Drop the rounded matrices of a vector of parameters that have changed."""
+        """Drop the rounded copy of a vector of parameters that have changed."""
         if kept := self._kept.get(id(parameters)):
             kept.clear()
 
@@ -149,21 +150,25 @@ class Bfloat16Kernels:
         return low
 
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
-        """Round a matrix of parameters, in the layout that it has, if it is not yet."""
-        parameters = matrix.base
-        assert parameters is not None
-        key = matrix.ctypes.data, matrix.shape, matrix.strides
+        """Return a matrix of parameters, rounded: a view of its vector's rounded copy.
+
+        So one copy serves all matrices and also parts of them, such as the blocks of
+        the embedding that beam search multiplies by.
+        """
+        vector = matrix.base
+        assert vector is not None
         with self._lock:
-            if id(parameters) not in self._kept:
-                self._kept[id(parameters)] = {}
-                weakref.finalize(parameters, self._kept.pop, id(parameters), None)
-            kept = self._kept[id(parameters)]
-            if key not in kept:
-                upright = matrix.flags.c_contiguous
-                kept[key] = (
-                    self.rounded(matrix) if upright else self.rounded(matrix.T).T
-                )
-            return kept[key]
+            if id(vector) not in self._kept:
+                self._kept[id(vector)] = []
+                weakref.finalize(vector, self._kept.pop, id(vector), None)
+            kept = self._kept[id(vector)]
+            if not kept:
+                kept.append(self.rounded(vector))
+            [low] = kept
+        start = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
+        strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
+        place = start * low.itemsize
+        return np.ndarray(matrix.shape, low.dtype, low, place, tuple(strides))
 
 
 def _is_parameter(weight: np.ndarray) -> bool:

@@ -97,6 +97,24 @@ def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
     assert_near(db, upstream.sum(axis=0))
 
 
+def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    weight, table = parameters(rng, (6, 9), (20, 6))
+    sizes, round_numbers = [], kernels.rounded
+
+    def counted(x):
+        sizes.append(x.size)
+        return round_numbers(x)
+
+    monkeypatch.setattr(kernels, "rounded", counted)
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    blocks = [table[first : first + n].T for n in (3, 7, 20) for first in (0, n // 2)]
+    for matrix in (weight, table.T, *blocks):  # as beam search multiplies by blocks
+        out, _ = kernels.linear(x, matrix)
+        assert_near(out, rounded(x) @ rounded(matrix))
+    assert sorted(sizes) == [x.size, weight.base.size]
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_follows_float64(kernels, smoothing, monkeypatch):
     monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
