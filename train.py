@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from minitransformer.devices import Device, check_device, connect_ranks, open_device
-from minitransformer.engine.machine import num_cores, tune_allocator
+from minitransformer.engine.machine import tune_allocator
 from minitransformer.files import write_bytes
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -203,7 +204,7 @@ def prepare(
 ) -> Trainer:
     """Load or create everything that training needs, and begin the run directory."""
     training = settings.training
-    cores = args.threads or max(num_cores() // ranks.local_size, 1)
+    cores = args.threads or ranks.num_cores()
     device = open_device(ranks.device(args.device), training.precision, cores)
     if not resumes:
         run.require_empty()
@@ -344,6 +345,8 @@ class Trainer:
             if state.step % training.log_every == 0:
                 self.report()
             if state.step % training.validate_every == 0 or finished:
+                if self.stopped_by is not None:
+                    self.save()  # there may be no time to validate
                 self.validate()
                 finished = self.is_finished()
             if training.checkpoint_due(state.step, before, state.seconds) or finished:
@@ -367,7 +370,7 @@ class Trainer:
 
         Gradient accumulation: the gradients of all these batches make one update.
         """
-        training, started = self.training, time.monotonic()
+        training, started = self.training, time.perf_counter()
         step = self.state.step + 1
         batches = [next(self.batches) for _ in range(training.accumulate)]
         loss = self.parallel.gradient(
@@ -378,7 +381,7 @@ class Trainer:
         self.progress.add(batches, self.batches, rate, loss, norm, finite)
         if not self.ranks_wait_for_device:
             self.sync_stop()
-        self.state.window.seconds += time.monotonic() - started
+        self.state.window.seconds += time.perf_counter() - started
         if not self.parallel.asynchronous:
             self.synchronize()
 
@@ -526,10 +529,11 @@ def try_out(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as directory:
         run = RunDirectory(Path(directory))
         trainer = prepare(run, new_config(args), False, args, Communicator())
-        trainer.describe()
-        if args.profile:
-            adam, parallel = trainer.adam, trainer.parallel
-            print(profile_updates(trainer.update, adam, parallel, args.profile))
+        with closing(trainer.parallel) as parallel:
+            trainer.describe()
+            if args.profile:
+                adam, steps = trainer.adam, args.profile
+                print(profile_updates(trainer.update, adam, parallel, steps))
     return 0
 
 
@@ -546,14 +550,15 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
             trainer.signal = number  # finish the step, save, exit
             end_at_second_signal()
 
-        with stop_signals_handled(stop):
-            trainer.describe()
-            trainer.train()
-        if trainer.stopped_by:
-            how = "and saved" if trainer.saved else "but not saved"
-            trainer.log(f"stopped     {how}: train.py --resume continues")
-            return 128 + trainer.stopped_by
-        trainer.finish()
+        with closing(trainer.parallel):
+            with stop_signals_handled(stop):
+                trainer.describe()
+                trainer.train()
+            if trainer.stopped_by:
+                how = "and saved" if trainer.saved else "but not saved"
+                trainer.log(f"stopped     {how}: train.py --resume continues")
+                return 128 + trainer.stopped_by
+            trainer.finish()
     return 0
 
 

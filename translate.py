@@ -238,6 +238,10 @@ def write_attention(args: argparse.Namespace, translator: Translator) -> None:
 def work(args: argparse.Namespace) -> int:
     """Do what the flags ask for; return the exit code."""
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
+    if args.compound_split:  # refused before hours of translation, not after them
+        from minitransformer.training.evaluation import import_moses
+
+        import_moses(args.compound_split)
     translator = load_model(args)
     if args.serve:
         from minitransformer.translation.serve import serve

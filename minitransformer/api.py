@@ -36,9 +36,10 @@ def load(
     The default is the newest run in ./runs, or else the shipped model. Several paths
     make an ensemble, whose probabilities are averaged, and which decodes as the run of
     the first. `device` is "cpu", "cuda" or "cuda:N"; `devices.open_device` explains
-    `precision` and `threads`. `shortlist` is a file that `python -m minitransformer
-    lexicon` has written. `tag` is put before every line, for a model of several corpora
-    whose lines have none.
+    `precision`, which is that of all models of this process, and `threads`. The memory
+    that this process frees is kept for reuse from now on (`tune_allocator`).
+    `shortlist` is a file that `python -m minitransformer lexicon` has written. `tag` is
+    put before every line, for a model of several corpora whose lines have none.
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """

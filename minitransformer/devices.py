@@ -60,7 +60,8 @@ def open_device(
     """Open `cpu`, `cuda` or `cuda:N` for computing in `precision`.
 
     Without a precision, a GPU computes in bf16 if it can and in fp32 otherwise. The
-    processor uses `num_threads` threads, by default one for each core.
+    processor uses `num_threads` threads, by default one for each core. On either, the
+    last call decides the precision of all models of this process.
 
     Raises: UsageError if the device has no such precision, ValueError if its name is
     unknown, RuntimeError if there is no such GPU or a library that it needs is missing.

@@ -678,6 +678,25 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
     assert not Path("run", "averaged.safetensors").exists()
 
 
+def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
+    real, validate, before = ThreadedModel.gradient, train.Trainer.validate, []
+
+    def gradient(self, batches, smoothing, key):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batches, smoothing, key)
+
+    def observed(self):
+        before.append(steps("run"))
+        validate(self)
+
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(train.Trainer, "validate", observed)
+    flags = ("--run", "run", "--steps", 9, "--validate-every", 1, "--save-every", 9)
+    with signals_put_back():
+        start(*flags, code=128 + signal.SIGTERM)
+    assert before == [[1]]
+
+
 def test_a_signal_during_the_last_save_stops_before_the_test_text(start, monkeypatch):
     real, saved = checkpoint.save, []
 
@@ -858,9 +877,12 @@ def test_a_profile_times_operations_and_writes_nothing(start, monkeypatch):
 class Observed(Communicator):
     """A rank of its own that remembers what is compared and sent."""
 
-    def __init__(self, local_size=1):
+    def __init__(self, cores=1):
         super().__init__()
-        self.local_size, self.compared, self.sent = local_size, [], []
+        self.cores, self.compared, self.sent = cores, [], []
+
+    def num_cores(self):
+        return self.cores
 
     def assert_equal(self, values):
         self.compared.append(values)
@@ -905,24 +927,17 @@ def test_ranks_compare_what_they_would_train(text, place, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "cores", "ranks", "expected"),
-    [
-        (["--threads", 3], 8, 1, 3),
-        ([], 3, 1, 3),
-        ([], 7, 2, 3),
-        ([], 1, 2, 1),
-    ],
+    ("flags", "cores", "expected"), [(["--threads", 3], 8, 3), ([], 3, 3), ([], 1, 1)]
 )
 def test_threads_are_the_cores_of_a_rank(
-    text, place, monkeypatch, capsys, flags, cores, ranks, expected
+    text, place, monkeypatch, capsys, flags, cores, expected
 ):
-    monkeypatch.setattr(train, "num_cores", lambda: cores)
     places = {"open_device": 2, "cached_tokenizer": 3, "encoded_text": 3}
     calls = [observed(monkeypatch, name) for name in places]
     translators = observed(monkeypatch, "Translator")
     settings = [*text, *MODEL, *EVERY, "--steps", 1, "--run", "run"]
     with signals_put_back():
-        train.run_training(parse(*settings, *flags), Observed(ranks))
+        train.run_training(parse(*settings, *flags), Observed(cores))
     threads = [
         [call[place] for call in found]
         for found, place in zip(calls, places.values(), strict=True)

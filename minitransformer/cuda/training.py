@@ -150,6 +150,9 @@ class GpuModel:
     def synchronize(self) -> None:
         self._stream.synchronize()
 
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Fill the memory pools: compute the largest batches and discard the results.
 

@@ -44,11 +44,11 @@ def no_grad() -> Iterator[None]:
 def wrap_primitives(wrapper: Wrapper) -> Iterator[None]:
     """Run `wrapper(name, body)` in place of each primitive's body, in all threads."""
     global _wrapper
-    _wrapper = wrapper
+    before, _wrapper = _wrapper, wrapper
     try:
         yield
     finally:
-        _wrapper = None
+        _wrapper = before
 
 
 class Node:
@@ -111,7 +111,7 @@ class Tensor:
         if self.node is None:
             raise ValueError("expected a recorded tensor, got one without a gradient")
         xp = array_module(self.data)
-        if gradient is None and self.data.size != 1:
+        if gradient is None and self.shape:
             raise ValueError(f"expected a gradient of shape {self.shape}, got none")
         seed = xp.asarray(1.0 if gradient is None else gradient, dtype=self.data.dtype)
         if seed.shape != self.shape:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import sys
+import threading
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
 
@@ -39,16 +41,47 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def one_blas_thread() -> AbstractContextManager[Any]:
-    """Limit each matrix product to one thread until the returned context ends.
+class _BlasLimit:
+    """Each product has one thread until the last of the blocks that overlap ends."""
 
-    The limit is for a process whose threads each compute matrix products of their own.
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._limit = _blas().limit(limits=1)
+            self._blocks += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._limit.restore_original_limits()
+
+
+_BLAS_LIMIT = _BlasLimit()
+
+
+def one_blas_thread() -> AbstractContextManager[None]:
+    """Limit each matrix product of this process to one thread inside the block.
+
+    The limit is for threads that each compute matrix products of their own.
     """
-    return _blas().limit(limits=1)
+    return _BLAS_LIMIT
+
+
+def cores() -> set[int]:
+    """Return the numbers of the processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def num_cores() -> int:
-    """Return how many processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return how many cores this process may use, of which a container may ration."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(len(cores()), math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no such file; or "max", which is no limit
+        return len(cores())

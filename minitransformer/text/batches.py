@@ -68,7 +68,7 @@ class ParallelCorpus:
     def filter_by_length(self, max_length: int) -> np.ndarray:
         """Return the indices of pairs of at most max_length tokens a side, with EOS."""
         longest = np.maximum(self.source.lengths, self.target.lengths)
-        return np.flatnonzero(longest + 1 <= max_length).astype(INDEX)  # with EOS
+        return np.flatnonzero(longest + 1 <= max_length).astype(INDEX)
 
     def rounds(self, pairs: np.ndarray, seed: int, epoch: int) -> list[np.ndarray]:
         """Return the pairs of an epoch, in parts whose batches follow one another."""

@@ -177,10 +177,16 @@ def _encode(
     lines = text.lines()
     while chunk := list(itertools.islice(lines, LINES_PER_CHUNK)):
         complete = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
-        blank += len(chunk) - len(complete)
-        pairs += len(complete)
+        sides = (
+            tokenizer.encode([pair[column] for pair in complete], num_threads)
+            for column in (0, 1)
+        )
+        # Of a line of invisible characters, such as U+200B, no piece is left.
+        kept = [ids for ids in zip(*sides, strict=True) if all(ids)]
+        blank += len(chunk) - len(kept)
+        pairs += len(kept)
         for column, side in enumerate(ends):
-            encoded = tokenizer.encode([pair[column] for pair in complete], num_threads)
+            encoded = [ids[column] for ids in kept]
             lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
             ids = np.fromiter(itertools.chain.from_iterable(encoded), dtype=dtype)
             starts = ends[side] + np.cumsum(lengths)

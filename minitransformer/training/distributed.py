@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
@@ -24,6 +26,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, fused_kernel
+from minitransformer.engine.machine import cores, num_cores
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.extras import import_extra
 
@@ -106,6 +109,21 @@ class Communicator:
         everything = self._all_reduce_on_host(everything)
         return [part.tobytes() for part in np.split(everything, ends[:-1])]
 
+    def num_cores(self) -> int:
+        """Return how many cores this rank has, or its share of those of its machine.
+
+        A launcher may have bound each rank to cores of its own; cores that several
+        ranks may use are divided among these.
+        """
+        mine = cores()
+        place = json.dumps([platform.node(), sorted(mine)]).encode()
+        places = [json.loads(other) for other in self.all_gather(place)]
+        ranks = Counter(
+            x for host, own in places if host == platform.node() for x in own
+        )
+        share = sum(Fraction(1, ranks[core]) for core in mine) / len(mine)
+        return max(int(share * num_cores()), 1)
+
     def assert_equal(self, values: Mapping[str, Any]) -> None:
         """Compare values that JSON can hold with those of rank 0.
 
@@ -152,6 +170,7 @@ class MpiCommunicator(Communicator):
                 f"is rank {found[0]} of {found[1]}: it belongs to another MPI than the "
                 "launcher, use the mpiexec of the one that it was installed with"
             )
+        self._hosts = ["an unknown machine"] * self.size  # until all have answered
         host = self._mpi.Get_processor_name().encode()
         self._hosts = [x.decode() for x in self.all_gather(host)]
         _unlink_mpich_memory()
@@ -306,7 +325,9 @@ class GradientAllReduce:
         """Return how many buckets can start once these parameters are complete."""
         missing = Counter(self._bucket_of.values())
         missing.subtract(self._bucket_of[id(parameter)] for parameter in complete)
-        return next((b for b in range(len(self._buckets)) if missing[b]), len(missing))
+        return next(
+            (b for b in range(len(self._buckets)) if missing[b]), len(self._buckets)
+        )
 
     def complete(self, parameter: Tensor) -> None:
         """Note that the gradient of `parameter` is complete; start complete buckets."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from minitransformer.model.loss import token_log_probs
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
 from minitransformer.settings.extras import import_extra
+from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.training.parallel import ParallelModel
 
@@ -166,17 +168,11 @@ def compound_split_bleu(
     words, cased and without smoothing. On newstest2014 this BLEU is 0.7 to 1 above
     sacreBLEU's; compare it only with BLEU that was counted in the same way.
 
-    Raises: RuntimeError without sacremoses, ValueError if it does not know the
-    language, or as `translation_quality`.
+    Raises: as `import_moses` or `translation_quality`.
     """
     from sacrebleu.metrics import BLEU
 
-    need = "compound-split BLEU needs sacremoses"
-    moses = import_extra("sacremoses", "moses", need)
-    known = sorted({*moses.corpus.NonbreakingPrefixes().available_langs.values()})
-    if language not in known:  # it would be tokenised as English
-        expected = f"expected one of {', '.join(known)}"
-        raise ValueError(f"--compound-split: {expected}, got {language}")
+    moses = import_moses(language)
     _check_pairs(translations, references)
     normalizer = moses.MosesPunctNormalizer(language)
     tokenizer = moses.MosesTokenizer(language)
@@ -189,6 +185,21 @@ def compound_split_bleu(
     bleu = BLEU(tokenize="none", smooth_method="none", force=True)
     sides = [[words(line) for line in side] for side in (translations, references)]
     return bleu.corpus_score(sides[0], [sides[1]]).score
+
+
+def import_moses(language: str) -> ModuleType:
+    """Return sacremoses, if it can tokenise text in this language.
+
+    Raises: RuntimeError if it is not installed, UsageError if it does not know the
+    language.
+    """
+    need = "compound-split BLEU needs sacremoses"
+    moses = import_extra("sacremoses", "moses", need)
+    known = sorted({*moses.corpus.NonbreakingPrefixes().available_langs.values()})
+    if language not in known:  # it would be tokenised as English
+        expected = f"expected one of {', '.join(known)}"
+        raise UsageError(f"--compound-split: {expected}, got {language}")
+    return moses
 
 
 def _check_pairs(translations: Sequence[str], references: Sequence[str]) -> None:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:  # `run_rank` starts faster without them
 GRACE_PERIOD = 10.0
 POLL_INTERVAL = 0.05
 
+# Open MPI would bind each of two ranks, with all its threads, to one core.
+UNBOUND = {
+    "OMPI_MCA_hwloc_base_binding_policy": "none",  # its version 4
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # and 5
+}
+
 WINDOWS = not hasattr(os, "killpg")
 
 # The signals that ask a training to save and stop; SIGHUP says that a terminal closed.
@@ -107,6 +113,7 @@ class RankProcesses:
                 [find_mpiexec(), "-n", str(config.ranks), *rank, *command],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
+                env=UNBOUND | os.environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
 from minitransformer.engine.backend import Array
@@ -75,6 +76,10 @@ class ParallelModel(Protocol):
         """Wait until all results so far are computed."""
         ...
 
+    def close(self) -> None:
+        """End the threads, if there are any."""
+        ...
+
 
 class ThreadedModel:
     """A model and its replicas, one per thread, which share the parameters.
@@ -101,8 +106,9 @@ class ThreadedModel:
         self._replica_parameters = [
             dict(replica.named_parameters()) for replica in self.replicas[1:]
         ]
-        self._blas_limit = one_blas_thread()  # until `close`
-        self._pool = ThreadPoolExecutor(num_threads)
+        self._open = ExitStack()  # until `close`
+        self._open.enter_context(one_blas_thread())
+        self._pool = self._open.enter_context(ThreadPoolExecutor(num_threads))
 
     def gradient(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
@@ -167,5 +173,4 @@ class ThreadedModel:
 
     def close(self) -> None:
         """End the threads and give BLAS its own threads back."""
-        self._pool.shutdown()
-        self._blas_limit.__exit__(None, None, None)
+        self._open.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,9 +112,11 @@ def all_weights(
     """
     xp = array_module(model.embedding.table.data)
     recorded: list[np.ndarray] = []
+    thread = threading.get_ident()
 
     def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        if name not in ("attention", "restricted_attention"):
+        others = threading.get_ident() != thread  # which may be translating
+        if others or name not in ("attention", "restricted_attention"):
             return body
 
         def recording(

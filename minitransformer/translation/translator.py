@@ -239,10 +239,11 @@ class Translator:
         encoded, tags = [], tags or self.tags
         for number, ids in enumerate(self.tokenizer.encode(lines), start=first_line):
             tag, text = tags.divide(ids, number)
-            if len(tag) + len(text) > limit and config.long_input == "error":
+            length = len(tag) + len(text)
+            if length > limit and config.long_input == "error":
                 raise ValueError(
                     f"line {number}: expected at most {limit} word pieces "
-                    f"(--max-input, or the model's positions), got {len(ids)}"
+                    f"(--max-input, or the model's positions), got {length}"
                 )
             parts = [
                 [*tag, *part]

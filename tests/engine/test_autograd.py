@@ -212,6 +212,19 @@ def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
     assert names == ["sum_all", "add", "done"]
 
 
+def test_wrappers_of_primitives_nest():
+    names, x = [], leaf(1.0, 2.0)
+
+    def wrapper(mark):
+        return lambda name, body: names.append(name + mark) or body
+
+    with wrap_primitives(wrapper("1")):
+        with wrap_primitives(wrapper("2")):
+            ops.sum_all(x)
+        ops.sum_all(x)
+    assert names == ["sum_all2", "sum_all1"]
+
+
 def test_a_number_is_the_derivative_of_a_scalar():
     x, y = (Tensor(np.ones(n, np.float32), requires_grad=True) for n in ((), 3))
     ops.add(x, ops.sum_all(y)).backward(0.5)
@@ -313,5 +326,7 @@ def test_wrong_gradients_are_refused():
         y.backward()
     with pytest.raises(ValueError, match=r"of shape \(2,\), got \(3,\)"):
         y.backward(np.ones(3))
+    with pytest.raises(ValueError, match=r"of shape \(1,\), got none"):
+        ops.multiply(leaf(1.0), leaf(2.0)).backward()
     with pytest.raises(ValueError, match="expected a recorded tensor"):
         Tensor(np.ones(1)).backward(np.ones(1))

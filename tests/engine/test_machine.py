@@ -4,6 +4,8 @@ import ctypes
 import os
 import sys
 import types
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import threadpoolctl
@@ -86,8 +88,33 @@ def test_matrix_products_take_one_thread_for_a_while():
         assert blas_threads() == {2}
 
 
+def test_the_limit_ends_with_the_last_of_overlapping_blocks():
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        if blas_threads() != {2}:
+            pytest.skip("the threads of this BLAS cannot be counted")
+        first, second = ExitStack(), ExitStack()
+        for stack in (first, second):
+            stack.enter_context(machine.one_blas_thread())
+        first.close()
+        assert blas_threads() == {1}
+        second.close()
+        assert blas_threads() == {2}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000", 8), ("150000 100000", 2), ("9900000 100000", 8), ("", 8)],
+)
+def test_a_container_may_ration_cores(monkeypatch, text, expected):
+    monkeypatch.setattr(machine, "cores", lambda: set(range(8)))
+    monkeypatch.setattr(machine.Path, "read_text", lambda self: text)
+    assert machine.num_cores() == expected
+
+
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(machine, "Path", lambda name: Path(os.devnull))  # no quota
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert machine.cores() == {0, 3, 5}
     assert machine.num_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)

@@ -246,6 +246,15 @@ def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
     assert tokenizer.decode(ids) == LINES[:100]
 
 
+@pytest.mark.parametrize("invisible", ["\u200b", "\ufeff", "\x01"])
+def test_lines_of_invisible_characters_are_blank(tmp_path, tokenizer, invisible):
+    pair = write_pair(
+        tmp_path, f"the cat\n{invisible}\nthe mat\n", f"1\n2\n{invisible}"
+    )
+    corpus = encoded_corpus(pair, tokenizer, tmp_path / "cache")
+    assert (len(corpus), corpus.dropped_blank) == (1, 2)
+
+
 def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):
     pair = write_pair(tmp_path, "\n".join(LINES), "\n".join(LINES))
     first = encoded_corpus(pair, tokenizer, tmp_path / "cache")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from importlib.util import find_spec
@@ -63,6 +64,31 @@ def test_all_gather_returns_the_bytes_of_each_rank():
 def test_sums_of_numbers_have_double_precision():
     found = run_ranks(2, lambda ranks: ranks.all_reduce_numbers([2.0**40 + ranks.rank]))
     assert found == [[2.0**41 + 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [
+        ([range(8)] * 3, [2, 2, 2]),  # all ranks may use all cores
+        ([range(4), range(4, 8)], [4, 4]),  # each has its own
+        ([(0, 1, 2, 3), (3, 4, 5)], [3, 2]),  # core 3 is shared
+        ([(0,), (0,)], [1, 1]),
+        ([range(4), "other machine"], [4, 4]),
+    ],
+)
+def test_a_rank_takes_its_share_of_the_cores(monkeypatch, bound, expected):
+    here = threading.local()  # a rank is a thread in this test
+    monkeypatch.setattr(distributed, "cores", lambda: here.cores)
+    monkeypatch.setattr(distributed, "num_cores", lambda: len(here.cores))
+    monkeypatch.setattr(distributed.platform, "node", lambda: here.machine)
+
+    def work(ranks):
+        mine = bound[ranks.rank]
+        here.machine = "other" if mine == "other machine" else "this"
+        here.cores = set(range(4) if mine == "other machine" else mine)
+        return ranks.num_cores()
+
+    assert run_ranks(len(bound), work) == expected
 
 
 def test_ranks_that_differ_are_named():
@@ -737,6 +763,26 @@ def test_an_mpi_other_than_the_launchers_is_refused(monkeypatch):
     environ = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
     with pytest.raises(RuntimeError, match="rank 2 of 4, but mpi4py is rank 0 of 1"):
         connect_ranks("cpu", RanksConfig(peer_timeout=1), environ)
+
+
+def test_a_rank_that_never_answered_is_named_without_its_machine(monkeypatch):
+    def never(*arguments):
+        return types.SimpleNamespace(Test=lambda: False)
+
+    comm = types.SimpleNamespace(
+        Get_rank=lambda: 0,
+        Get_size=lambda: 2,
+        Iallreduce=never,
+        Isend=never,
+        Irecv=never,
+    )
+    mpi = types.SimpleNamespace(
+        COMM_WORLD=comm, IN_PLACE=None, Get_processor_name=lambda: "here"
+    )
+    monkeypatch.setattr(distributed, "import_extra", lambda *args: mpi)
+    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    with pytest.raises(RuntimeError, match="rank 1 on an unknown machine"):
+        connect_ranks("cpu", RanksConfig(peer_timeout=0.2), environ)
 
 
 @needs_mpi
