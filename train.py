@@ -18,8 +18,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from minitransformer.devices import Device, check_device, connect_ranks, open_device
-from minitransformer.engine.machine import tune_allocator
 from minitransformer.files import write_bytes
+from minitransformer.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -275,7 +275,8 @@ def parallel_model(
     if device.name == "cpu":
         constants = training.beta1, training.beta2, training.epsilon, training.clip_norm
         threaded = ThreadedModel(model, parameters, device.num_threads, ranks)
-        return threaded, Adam(parameters.data, *constants)
+        adam = Adam(parameters.data, *constants, device.num_threads, threaded.map)
+        return threaded, adam
     from minitransformer.cuda.optimizer import GpuAdam  # only where CUDA is used
     from minitransformer.cuda.training import GpuModel
 
@@ -370,7 +371,7 @@ class Trainer:
 
         Gradient accumulation: the gradients of all these batches make one update.
         """
-        training, started = self.training, time.perf_counter()
+        training, started = self.training, time.monotonic()
         step = self.state.step + 1
         batches = [next(self.batches) for _ in range(training.accumulate)]
         loss = self.parallel.gradient(
@@ -381,7 +382,7 @@ class Trainer:
         self.progress.add(batches, self.batches, rate, loss, norm, finite)
         if not self.ranks_wait_for_device:
             self.sync_stop()
-        self.state.window.seconds += time.perf_counter() - started
+        self.state.window.seconds += time.monotonic() - started
         if not self.parallel.asynchronous:
             self.synchronize()
 

@@ -28,7 +28,7 @@ import numpy as np
 from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
 
 from minitransformer.devices import open_device
-from minitransformer.engine.machine import num_cores, tune_allocator
+from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint

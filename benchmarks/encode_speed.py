@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
-from minitransformer.engine.machine import num_cores
+from minitransformer.machine import num_cores
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.options import build
 from minitransformer.text.batches import BatchStream

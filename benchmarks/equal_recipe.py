@@ -29,7 +29,7 @@ from harness import report, run_side
 from train_speed import PYTORCH
 
 from minitransformer.devices import open_device
-from minitransformer.engine.machine import num_cores, tune_allocator
+from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.pictures import write_picture
@@ -58,7 +58,8 @@ class Ours:
         self.parameters = ParameterBuffer(model)
         self.threaded = ThreadedModel(model, self.parameters, threads)
         constants = training.beta1, training.beta2, training.epsilon
-        self.adam = Adam(self.parameters.data, *constants)
+        share = None, threads, self.threaded.map
+        self.adam = Adam(self.parameters.data, *constants, *share)
 
     def update(self, batch: Batch, rate: float) -> float:
         key = self.training.seed, self.adam.steps + 1

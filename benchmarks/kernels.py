@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minitransformer.cuda import device
-from minitransformer.engine.machine import num_cores
+from minitransformer.machine import num_cores
 
 # The types of activations, and with "+" the body of attention for tensor cores.
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

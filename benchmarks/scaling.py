@@ -19,7 +19,7 @@ import time
 import numpy as np
 from harness import Result, peak_memory_mb, report, run_side
 
-from minitransformer.engine.machine import num_cores, tune_allocator
+from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig

@@ -34,7 +34,7 @@ from scaling import exponent
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
-from minitransformer.engine.machine import one_blas_thread, tune_allocator
+from minitransformer.machine import one_blas_thread, tune_allocator
 from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig
 

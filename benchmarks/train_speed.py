@@ -32,7 +32,7 @@ from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, rep
 from threadpoolctl import threadpool_limits
 
 from minitransformer.devices import open_device
-from minitransformer.engine.machine import num_cores, tune_allocator
+from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
@@ -87,8 +87,8 @@ def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
     open_device("cpu", "bf16" if side == "ours-bf16" else "fp32")
     model = Transformer(config)
     parameters = ParameterBuffer(model)
-    adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
     threaded = ThreadedModel(model, parameters, threads)
+    adam = Adam(parameters.data, 0.9, 0.98, 1e-9, None, threads, threaded.map)
 
     def step(batch: Batch) -> float:
         loss = threaded.gradient([batch], 0.1, (1, adam.steps))

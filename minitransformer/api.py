@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from minitransformer.devices import open_device
-from minitransformer.engine.machine import tune_allocator
+from minitransformer.machine import tune_allocator
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitransformer.engine.backend import register_kernels
-from minitransformer.engine.machine import num_cores
 from minitransformer.engine.precision import low_precision_type
+from minitransformer.machine import num_cores
 from minitransformer.settings.options import UsageError
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ import pytest
 from support.scripts import ROOT
 
 PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
-TO_RUNS = {"settings", "files", "engine", "text", "model", "runs"}
+TO_RUNS = {"settings", "files", "machine", "engine", "text", "model", "runs"}
 EVERYTHING = {*TO_RUNS, "bfloat16", "training", "translation", "parsing", "cuda"}
 EVERYTHING |= {"devices", "api"}
 MAY_IMPORT = {
     "settings": set(),
     "files": set(),
+    "machine": set(),
     "engine": {"settings", "files"},
     "text": {"settings", "files"},
     "bfloat16": {"engine"},

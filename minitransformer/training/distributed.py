@@ -26,7 +26,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, fused_kernel
-from minitransformer.engine.machine import cores, num_cores
+from minitransformer.machine import cores, num_cores
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.extras import import_extra
 

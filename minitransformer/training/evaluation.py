@@ -63,8 +63,12 @@ def token_statistics(
 def validate(
     parallel: ParallelModel, corpus: ParallelCorpus, max_tokens: int
 ) -> TokenStatistics:
-    """Sum up a corpus in batches of `max_tokens`, which the ranks share among them."""
+    """Sum up a corpus in batches that the ranks and their threads share among them.
+
+    A batch has at most `max_tokens`, and no more than a thread takes in training.
+    """
     ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
+    max_tokens = min(max_tokens, parallel.tokens_at_once // parallel.num_threads)
 
     def work(pairs: np.ndarray) -> TokenStatistics:
         batch = corpus.batch(pairs)

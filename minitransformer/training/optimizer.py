@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from minitransformer.engine.backend import Array, parameters_changed
+
+Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 
 # Elements updated at a time, so few that a block of each vector fits in the cache.
 BLOCK = 1 << 15
@@ -54,7 +57,8 @@ class Optimizer(Protocol):
 class Adam:
     """Adam (Kingma and Ba, 2015, algorithm 1) over one flat vector of parameters.
 
-    A gradient whose norm is larger than `clip_norm` is scaled down to this norm.
+    A gradient whose norm is larger than `clip_norm` is scaled down to this norm. `map`
+    may use `num_threads` threads, each of which updates its share of the parameters.
 
     Shapes: parameters, first_moment, second_moment [number of parameters]
 
@@ -69,8 +73,11 @@ class Adam:
         beta2: float,
         epsilon: float,
         clip_norm: float | None = None,
+        num_threads: int = 1,
+        map: Map = map,
     ) -> None:
         self.parameters, self.clip_norm = parameters, clip_norm or math.inf
+        self._num_threads, self._map = num_threads, map
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.first_moment = np.zeros_like(parameters)
         self.second_moment = np.zeros_like(parameters)
@@ -92,23 +99,31 @@ class Adam:
     def update(self, gradient: Array, rate: float, scale: float = 1.0) -> None:
         """Update the parameters with learning rate `rate` for `scale * gradient`."""
         self.steps += 1
-        for start in range(0, len(gradient), BLOCK):
-            block = slice(start, start + BLOCK)
-            m, v = self.first_moment[block], self.second_moment[block]
-            g = gradient[block] * scale
-            m *= self.beta1
-            m += (1 - self.beta1) * g
-            g *= g
-            g *= 1 - self.beta2
-            v *= self.beta2
-            v += g
-            root = np.sqrt(v, out=g)
-            root *= 1 / math.sqrt(1 - self.beta2**self.steps)
-            root += self.epsilon
-            change = np.divide(m, root, out=root)
-            change *= rate / (1 - self.beta1**self.steps)
-            self.parameters[block] -= change
+        starts, threads = range(0, len(gradient), BLOCK), self._num_threads
+
+        def update_share(thread: int) -> None:
+            for start in starts[thread::threads]:
+                block = slice(start, start + BLOCK)
+                self._update_block(block, gradient[block] * scale, rate)
+
+        list(self._map(update_share, range(threads)))
         parameters_changed(self.parameters)
+
+    def _update_block(self, block: slice, g: Array, rate: float) -> None:
+        """Update some of the parameters; the gradient `g` is overwritten."""
+        m, v = self.first_moment[block], self.second_moment[block]
+        m *= self.beta1
+        m += (1 - self.beta1) * g
+        g *= g
+        g *= 1 - self.beta2
+        v *= self.beta2
+        v += g
+        root = np.sqrt(v, out=g)
+        root *= 1 / math.sqrt(1 - self.beta2**self.steps)
+        root += self.epsilon
+        change = np.divide(m, root, out=root)
+        change *= rate / (1 - self.beta1**self.steps)
+        self.parameters[block] -= change
 
 
 def gradient_norm(gradient: Array) -> float:

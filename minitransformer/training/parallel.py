@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
 from minitransformer.engine.backend import Array
-from minitransformer.engine.machine import one_blas_thread
 from minitransformer.engine.random_streams import HostStream
+from minitransformer.machine import one_blas_thread
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer, replicate
 from minitransformer.model.transformer import Transformer

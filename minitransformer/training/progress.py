@@ -171,14 +171,14 @@ class Progress:
         Returns: how many updates since the last call were skipped because their loss or
         gradient was not finite; 0 as long as a smaller loss scale may help
         """
-        state, window, started = self.state, self.state.window, time.perf_counter()
+        state, window, started = self.state, self.state.window, time.monotonic()
         window.loss, window.left_out = float(window.loss), float(window.left_out)
         state.gradient_norm = float(state.gradient_norm)
         state.skipped = int(state.skipped)
         factor = float(self.scale.factor)
         if self.scale.dynamic:
             state.loss_scale = factor, int(self.scale.finite_steps)
-        window.seconds += time.perf_counter() - started
+        window.seconds += time.monotonic() - started
         skipped, self._skipped = state.skipped - self._skipped, state.skipped
         return skipped if not self.scale.dynamic or factor < 1 else 0
 
@@ -193,7 +193,8 @@ class Progress:
         state, window = self.state, self.state.window
         counted = window.target - window.left_out
         loss = window.loss / counted if counted else math.nan
-        source, target = (n / window.seconds for n in (window.source, window.target))
+        seconds = max(window.seconds, 1e-9)  # of coarse clocks, it may be 0
+        source, target = (n / seconds for n in (window.source, window.target))
         rate, norm = state.learning_rate, state.gradient_norm
         state.window = Window()
         values = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.engine.machine import one_blas_thread
+from minitransformer.machine import one_blas_thread
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig

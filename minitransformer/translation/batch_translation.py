@@ -12,7 +12,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import array_module, fused_kernel
-from minitransformer.engine.machine import one_blas_thread
+from minitransformer.machine import one_blas_thread
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged

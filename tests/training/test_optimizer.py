@@ -1,6 +1,7 @@
 """Adam against its algorithm, the schedule against equation 3."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -29,17 +30,19 @@ def algorithm_1(theta, gradients, rate):
     return theta, m, v
 
 
+@pytest.mark.parametrize("threads", [1, 2, 9])
 @pytest.mark.parametrize("block", [1, 3, 100])
-def test_adam_is_algorithm_1(block, monkeypatch):
+def test_adam_is_algorithm_1(block, threads, monkeypatch):
     monkeypatch.setattr(optimizer, "BLOCK", block)
     rng = np.random.default_rng(0)
     values, gradients = rng.standard_normal(7), rng.standard_normal((5, 7))
     expected, *_ = algorithm_1(values, gradients * 0.5, 0.1)
-    adam = Adam(values, 0.9, 0.98, 1e-9)
-    for gradient in gradients:
-        before = gradient.copy()
-        adam.update(gradient, 0.1, scale=0.5)
-        np.testing.assert_array_equal(gradient, before)
+    with ThreadPoolExecutor(threads) as pool:
+        adam = Adam(values, 0.9, 0.98, 1e-9, None, threads, pool.map)
+        for gradient in gradients:
+            before = gradient.copy()
+            adam.update(gradient, 0.1, scale=0.5)
+            np.testing.assert_array_equal(gradient, before)
     assert_close(values, expected)
 
 

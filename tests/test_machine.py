@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import threadpoolctl
 
-from minitransformer.engine import machine
+from minitransformer import machine
 
 
 def fake_libc(monkeypatch, result):
