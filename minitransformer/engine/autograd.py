@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
-# The gradient of an input: an array or, on a GPU, a function that adds it to one.
+# The gradient of an input: an array, or a function that adds it to one if there is one.
 Gradient: TypeAlias = Array | Callable[[Array | None], Array]
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
-from minitransformer.engine.autograd import PRIMITIVES, Vjp, primitive
+from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.engine.random_streams import RandomStream
 
@@ -124,14 +124,19 @@ def embedding(
     dropout_mask = _draw_dropout(out.shape, rate, rng)
     _apply_dropout(out, dropout_mask, out=out)
 
-    def vjp(g: Array) -> tuple[Array, None, Array]:
+    def vjp(g: Array) -> tuple[Gradient, None, Array]:
         g = _apply_dropout(g, dropout_mask)
         dpositions = xp.zeros_like(positions)
         dpositions[:length] = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
-        dtable = xp.zeros_like(table)
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
-        dtable[unique] = sums * scale
-        return dtable, None, dpositions
+        sums *= scale
+
+        def add_rows(total: Array | None) -> Array:  # the others are 0
+            total = xp.zeros_like(table) if total is None else total
+            total[unique] += sums
+            return total
+
+        return add_rows, None, dpositions
 
     return out, vjp
 

@@ -46,6 +46,7 @@ from minitransformer.translation.incremental_decoding import CachedDecoder
 from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
 from support.cuda import kernels_for
+from support.gradients import as_array
 from support.host_device import kernel_names
 from support.scripted_decoder import ScriptedDecoder, random_log_probs
 from support.scripts import ROOT
@@ -120,13 +121,9 @@ def run_both(gpu, name, seed, dtype):
     )
     upstream = np.random.default_rng(9).standard_normal(expected.shape)
     upstream = np.asarray(upstream).astype(to_host(out).dtype)
-    gradients = [computed(g) for g in vjp(gpu.xp.asarray(upstream))]
-    return inputs, (out, gradients), (expected, expected_vjp(upstream.astype(float)))
-
-
-def computed(gradient):
-    """Return a gradient as an array, also where it is a function that adds it."""
-    return gradient(None) if callable(gradient) else gradient
+    gradients = [as_array(g) for g in vjp(gpu.xp.asarray(upstream))]
+    expected_gradients = [as_array(g) for g in expected_vjp(upstream.astype(float))]
+    return inputs, (out, gradients), (expected, expected_gradients)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
