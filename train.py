@@ -352,7 +352,7 @@ class Trainer:
                 finished = self.is_finished()
             if training.checkpoint_due(state.step, before, state.seconds) or finished:
                 self.save()
-        self.sync_stop()
+        self.sync_clock_and_stop()
         if self.stopped_by is not None:
             self.save()
         bar.close()
@@ -381,7 +381,7 @@ class Trainer:
         norm, finite = self.adam.step(self.parameters.grad, loss, rate)
         self.progress.add(batches, self.batches, rate, loss, norm, finite)
         if not self.ranks_wait_for_device:
-            self.sync_stop()
+            self.sync_clock_and_stop()
         self.state.window.seconds += time.monotonic() - started
         if not self.parallel.asynchronous:
             self.synchronize()
@@ -391,7 +391,7 @@ class Trainer:
         """Whether a number from another rank arrives only after all queued work."""
         return self.parallel.asynchronous and self.ranks.size > 1
 
-    def sync_stop(self) -> None:
+    def sync_clock_and_stop(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
         clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
         received = [float(number == self.signal) for number in STOP_SIGNALS]
@@ -409,7 +409,7 @@ class Trainer:
         """
         skipped = self.progress.synchronize()
         if self.ranks_wait_for_device:
-            self.sync_stop()
+            self.sync_clock_and_stop()
         if not skipped:
             return
         first = self.parameters.first_nonfinite_gradient()

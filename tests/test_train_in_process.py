@@ -1259,7 +1259,7 @@ def test_ranks_stop_by_the_largest_of_their_signals_and_by_rank_0s_clock(monkeyp
         trainer = SimpleNamespace(ranks=ranks, began=50.0 - ranks.rank)
         trainer.signal = numbers[ranks.rank]
         trainer.state = SimpleNamespace(seconds=0.0)
-        train.Trainer.sync_stop(trainer)
+        train.Trainer.sync_clock_and_stop(trainer)
         return trainer.stopped_by, trainer.state.seconds
 
     assert run_ranks(3, work) == [(signal.SIGTERM, 20.0)] * 3

@@ -120,6 +120,11 @@ class Transformer(Module):
             DecoderLayer(init, config) for _ in range(config.decoder_layers)
         ]
 
+    @property
+    def position_limit(self) -> int | None:
+        """The longest sentence in tokens, EOS counted, if there is a limit."""
+        return self.config.position_limit
+
     def encode(
         self, source: Array, rng: RandomStream | None = None
     ) -> tuple[Tensor, Array]:

@@ -44,7 +44,7 @@ def translate_ids(
     none.
     """
     encoded = Ragged.from_lists(sources)
-    positions = model.config.position_limit or np.iinfo(int).max
+    positions = model.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
     xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
     if constraints:

@@ -9,7 +9,6 @@ Shapes: B sentences, K beams, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -97,13 +96,13 @@ class Ensemble:
                 "an ensemble: expected models of one vocabulary, got sizes "
                 f"{', '.join(map(str, sorted(sizes))) or 'of none'}"
             )
-        self.members, first = list(members), members[0]
-        self.embedding, self.config = first.embedding, first.config
-        limits = [m.config.position_limit for m in members if m.config.position_limit]
-        if limits:  # the smallest table of positions limits all members
-            self.config = replace(
-                first.config, positions="learned", max_positions=min(limits)
-            )
+        self.members, self.embedding = list(members), members[0].embedding
+
+    @property
+    def position_limit(self) -> int | None:
+        """The most positions that all members have, if any has so few."""
+        limits = [m.position_limit for m in self.members if m.position_limit]
+        return min(limits, default=None)
 
 
 class EnsembleDecoder:

@@ -234,7 +234,7 @@ class Translator:
         Raises: ValueError that names the line if `long_input` is "error" or if it has
         not the tag that it needs.
         """
-        positions = (self.model.config.position_limit or math.inf) - 1  # one is EOS's
+        positions = (self.model.position_limit or math.inf) - 1  # one is EOS's
         limit = int(min(config.max_input, positions))
         encoded, tags = [], tags or self.tags
         for number, ids in enumerate(self.tokenizer.encode(lines), start=first_line):

@@ -59,7 +59,7 @@ def test_the_shortest_positions_set_the_limit():
         )
         for n in (9, 5)
     ]
-    assert Ensemble([*confident_models(1), *learned]).config.position_limit == 5
+    assert Ensemble([*confident_models(1), *learned]).position_limit == 5
 
 
 def test_different_vocabularies_are_refused():
