@@ -23,6 +23,10 @@ NOT_FINITE = "expected a model whose outputs are finite: this one's training div
 # Stands for the candidates where a constraint excludes them all.
 NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
 
+# If the largest logit of a row is nearer to 0 than this, the row's exponentials neither
+# overflow nor vanish: nothing has to be subtracted from the logits first.
+SAFE_EXPONENT = 30
+
 # The least number of groups of tokens, whose maxima bound the best logits of a row.
 MIN_GROUPS = 256
 
@@ -214,8 +218,10 @@ def _best_of_rows(
 
     logits[:, columns] = excluded
     highest = xp.concatenate([maxima, excluded], axis=1).max(axis=1)
-    logits -= highest[:, None]
+    shift = xp.where(abs(highest) < SAFE_EXPONENT, 0, highest)
+    if shift.any():
+        logits -= shift[:, None]
     totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[1], logits.dtype)
-    log_totals = to_host(xp.log(totals) + highest).astype(np.float64)
+    log_totals = to_host(xp.log(totals) + shift).astype(np.float64)
     rows, tokens = np.divmod(to_host(found), logits.shape[1])
     return rows, tokens, values, log_totals, bound

@@ -220,7 +220,8 @@ def test_the_best_candidates_are_those_of_a_full_sort(widths, count, beams, dtyp
     log_probs = rng.normal(-3, 1, (3, beams))
     logits = (rng.standard_normal((log_probs.size, sum(widths))) * 4 + 50).astype(dtype)
     logits[:, [PAD_ID, UNK_ID, BOS_ID]] += 20  # they count in the sum all the same
-    logits[2] += 700  # its exponential is infinite
+    # Moderate logits, small ones, and some whose exponentials are 0 or infinite.
+    logits[:3] += np.array([[-50], [-300], [700]])
     expected = best_candidates(logits.astype(float), log_probs, count)
     blocks = np.split(logits, np.cumsum(widths)[:-1], axis=1)
     found = _best_candidates((b.copy() for b in blocks), log_probs, count)
