@@ -14,13 +14,16 @@ set -u
 read -ra start <<<"$1"
 shift
 train=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/train.py
-asked=
-trap 'asked=1; kill -TERM "$job" 2>/dev/null' TERM INT
+asked= job=
+trap 'asked=1; [[ -n $job ]] && kill -TERM "$job" 2>/dev/null' TERM INT
 
 for ((attempt = 0; attempt <= ${RESTARTS:-3}; attempt++)); do
   if ((attempt)); then
     echo "restart $attempt of ${RESTARTS:-3}" >&2
     sleep "${PAUSE:-30}"
+    if [[ -n $asked ]]; then
+      exit 143
+    fi
   fi
   # --attempt: from the second on, the run in --run is continued
   "${start[@]}" python "$train" "$@" --attempt "$attempt" &
@@ -31,6 +34,7 @@ for ((attempt = 0; attempt <= ${RESTARTS:-3}; attempt++)); do
     wait "$job"
     code=$?
   done
+  job=
   case $code in
     0 | 2) exit "$code" ;; # done, or wrong flags
     65) exit 1 ;; # what would happen again, such as damaged text

@@ -9,7 +9,8 @@
 #
 # The arguments are those of train.py, with --run. Submit from the source tree with the
 # environment activated; both, the text, runs/ and cache/ are on a file system that all
-# machines share. RESTARTS (3) is how often a job is queued again after a failure.
+# machines share. After a failure, a job is queued again unless it has been RESTARTS (3)
+# times already, for its time limit or otherwise.
 #SBATCH --job-name=minitransformer
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -22,7 +23,7 @@ set -u
 attempt=${SLURM_RESTART_COUNT:-0}
 train=(python train.py "$@" --attempt "$attempt")
 case " $* " in
-  *" --device cuda "*) # NCCL; the ranks find each other by what srun tells them
+  *" --device cuda"* | *" --device=cuda"*) # NCCL; the ranks find each other by what srun tells them
     start=(srun --kill-on-bad-exit=1) ;;
   *) # MPI, whose mpiexec asks Slurm for the machines of this job
     start=(mpiexec -n "$SLURM_NTASKS")

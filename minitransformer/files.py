@@ -93,6 +93,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 with suppress(OSError):  # a file system without locks
                     locks.enter_context(file_lock(partial, wait=False))
                 yield partial
+                with suppress(FileNotFoundError):
+                    path.rmdir()  # unless something has been put into it meanwhile
                 _complete(partial, path)
     finally:
         _remove(partial)
@@ -179,6 +181,7 @@ def build_once(
         try:
             with name_errors(path):
                 build(partial)
+                _remove(path)
                 _complete(partial, path)
         finally:
             _remove(partial)
@@ -318,11 +321,10 @@ def _create(path: Path) -> int:
 
 
 def _complete(partial: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, in the place of what is there, once synced."""
+    """Rename a file or folder to `path`, once it is synced."""
     for part in partial.iterdir() if partial.is_dir() else ():
         sync(part)
     sync(partial)
-    _remove(path)
     replace(partial, path)
 
 

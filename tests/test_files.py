@@ -193,6 +193,18 @@ def test_a_folder_is_safe_from_a_sweep_while_it_is_made_and_whole_or_not_there(
     assert os.listdir(path.parent) == ["x"]
 
 
+def test_a_folder_replaces_an_empty_one_only(tmp_path):
+    path = tmp_path / "x"
+    path.mkdir()
+    with files.atomic_folder(path) as partial:
+        (partial / "part").write_text("one")
+    assert os.listdir(path) == ["part"]
+    with pytest.raises(OSError, match="x"), files.atomic_folder(path) as partial:
+        (partial / "other").write_text("two")
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.listdir(path) == ["part"]
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def test_no_file_is_left_open(tmp_path):
     before = os.listdir("/proc/self/fd")

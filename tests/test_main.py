@@ -1,11 +1,13 @@
 """`python -m minitransformer`: the list of commands, their help, and wrong names."""
 
 import importlib
+import io
 import itertools
 import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 from packaging.requirements import Requirement
@@ -161,13 +163,18 @@ def pipe_without_reader():
     ],
     ids=["full disk", "closed pipe"],
 )
+@pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize("command", [["--help"], ["cost", "--steps", "9"]])
 def test_output_that_cannot_be_written(
-    capsys, monkeypatch, command, output, code, error
+    capsys, monkeypatch, command, unbuffered, output, code, error
 ):
     """Its end is written when the command has done its work: that may fail, too."""
-    with open(output(), "w") as stdout, monkeypatch.context() as patches:
-        patches.setattr("sys.stdout", stdout)
+    with ExitStack() as stack:
+        raw = stack.enter_context(
+            open(output(), "wb", buffering=0 if unbuffered else -1)
+        )
+        stdout = io.TextIOWrapper(raw, write_through=unbuffered)
+        stack.enter_context(monkeypatch.context()).setattr("sys.stdout", stdout)
         assert main(command) == code
     written = capsys.readouterr().err
     assert written.endswith(error)

@@ -29,7 +29,13 @@ from minitransformer.parsing.trees import (
     spans,
     words,
 )
-from minitransformer.settings.options import Parser, UsageError, exit_code, positive
+from minitransformer.settings.options import (
+    CommandParser,
+    Parser,
+    UsageError,
+    exit_code,
+    positive,
+)
 from minitransformer.text.lines import TextPair, open_output, require_unread
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
@@ -52,8 +58,12 @@ def linearise(
     first gets the constituents of `labels` as well (`with_constituents`). With numbers,
     they stand before the tags in NAME.tree, and before the words in NAME.numbered.
 
-    Raises: UsageError if there are too few trees for the splits, or too many.
+    Raises: UsageError if there are too few trees for the splits, or too many, or if two
+    splits have one name.
     """
+    names = [split.partition("=")[0] for split in splits]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"--split: expected different names, got {repeated[0]} twice")
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     folder.mkdir(parents=True, exist_ok=True)
     for split in splits:
@@ -227,10 +237,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "all the steps.",
     )
     kinds = parser.add_subparsers(
-        dest="command",
-        required=True,
-        metavar="COMMAND",
-        parser_class=argparse.ArgumentParser,
+        dest="command", required=True, metavar="COMMAND", parser_class=CommandParser
     )
 
     def command(name: str, help: str) -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from minitransformer.text.lines import require_unread
 
 
 def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
-    """Yield the last checkpoint, then with the means of the last two, three and so on.
+    """Yield the last checkpoint, the mean of the last two, of the last three and so on.
 
     It is one object, whose parameters change before it is yielded again.
 
@@ -45,17 +45,19 @@ def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
     return deque(running_means(paths), maxlen=1).pop()
 
 
-def select_checkpoints(paths: Sequence[Path], last: int) -> list[Path]:
-    """Return the `last` checkpoints of one run directory, or else the files named.
+def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
+    """Return the `last` checkpoints (5) of one run directory, or else the files named.
 
-    Raises: UsageError if directories and files are mixed, ValueError if the run has
-    too few checkpoints.
+    Raises: UsageError if directories and files are mixed, or if there are files and
+    `last`; ValueError if the run has too few checkpoints.
     """
     if len(paths) > 1 or not paths[0].is_dir():
+        if last is not None:
+            raise UsageError("--last does nothing with checkpoints that are named")
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")
         return list(paths)
-    checkpoints = RunDirectory(paths[0]).checkpoints()
+    checkpoints, last = RunDirectory(paths[0]).checkpoints(), last or 5
     if len(checkpoints) < last:
         raise ValueError(
             f"{paths[0]}: expected at least {last} checkpoints (--last), it has "
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("output", type=Path, help="the checkpoint to write")
     add("inputs", type=Path, nargs="+", help="one run directory, or checkpoints")
     last = "how many checkpoints of a run directory to average (default 5)"
-    add("--last", type=positive, default=5, metavar="N", help=last)
+    add("--last", type=positive, metavar="N", help=last)
     args = parser.parse_args(arguments)
 
     def work() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TextIO, TypeVar, cast
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,24 +56,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests a known flag for an unknown one.
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and suggest a known flag."""
 
-    The help begins with `summary` and ends with `examples`, which are commands, and a
-    paragraph of `notes`.
-    """
-
-    def __init__(
-        self, prog: str, summary: str, examples: tuple[str, ...], notes: str = ""
-    ) -> None:
-        lines = "\n".join(f"    {example}" for example in examples)
-        super().__init__(
-            prog=prog,
-            description=summary,
-            epilog=f"examples:\n{lines}" + (f"\n\n{notes}" if notes else ""),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
         for kind in NUMBERS:
             self.register("type", kind, functools.partial(_number, kind))
 
@@ -94,6 +81,25 @@ class Parser(argparse.ArgumentParser):
             hint = suggestion(flag, self._option_string_actions)
             self.error(f"unrecognized argument {flag}{hint}")
         return namespace
+
+
+class Parser(CommandParser):
+    """The parser of a whole command.
+
+    The help begins with `summary` and ends with `examples`, which are commands, and a
+    paragraph of `notes`.
+    """
+
+    def __init__(
+        self, prog: str, summary: str, examples: tuple[str, ...], notes: str = ""
+    ) -> None:
+        lines = "\n".join(f"    {example}" for example in examples)
+        super().__init__(
+            prog=prog,
+            description=summary,
+            epilog=f"examples:\n{lines}" + (f"\n\n{notes}" if notes else ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
 
 def _number(kind: type, text: str) -> Any:
@@ -119,11 +125,12 @@ def exit_code(
     open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
+    stdout = sys.stdout
     try:
+        sys.stdout = cast(TextIO, stdout and NamedOutput(stdout))
         result = work() or 0
-        with output_errors():
-            if sys.stdout is not None:
-                sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return result
     except KeyboardInterrupt:
         message, code = "interrupted", 130
@@ -139,20 +146,41 @@ def exit_code(
     except MemoryError as error:
         advice = "try a lower --max-tokens to train, --decode-tokens to translate"
         message = f"out of memory, {advice}: {error}"
+    finally:
+        sys.stdout = stdout
     print(f"{prog}: error: {who}{printable(message)}", file=sys.stderr)
     return code
 
 
-@contextmanager
-def output_errors() -> Iterator[None]:
-    """Name standard output in any OSError that names no file, and give it up."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:  # at exit, Python would fail to write the rest again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class NamedOutput:
+    """Standard output, which is named in the errors of writing, and then given up."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._named():
+            return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with self._named():
+            self._stream.flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # at exit, Python would fail to write the rest again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             error.filename = "standard output"
-        raise
+            raise
 
 
 def open_standard_streams() -> None:

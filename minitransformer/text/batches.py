@@ -113,7 +113,7 @@ class ParallelCorpus:
         while waiting:
             group, parts = waiting.pop()  # a group becomes about `parts` batches
             s, t = source[group], target[group]
-            padded = max(s.max(), t.max()) * len(group)
+            padded = max(int(s.max()), int(t.max())) * len(group)
             if len(group) == 1 or (parts == 1 and padded <= 1.25 * max_tokens):
                 batches.append(pairs[group])
                 continue
@@ -122,7 +122,9 @@ class ParallelCorpus:
             halves = [_short_and_long(lengths, s + t, share) for lengths in (s, t)]
             short, long = min(
                 halves,
-                key=lambda half: sum(len(x) * (s[x].max() + t[x].max()) for x in half),
+                key=lambda half: sum(
+                    len(x) * (int(s[x].max()) + int(t[x].max())) for x in half
+                ),
             )
             waiting.append((group[short], parts // 2))
             waiting.append((group[long], parts - parts // 2))

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from zlib import crc32
@@ -28,7 +28,9 @@ from minitransformer.text.lines import TextPair
 from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.tokenizer import LEARNED, Tokenizer
 
+# How much text is encoded at a time: this many pairs of lines, or fewer long ones.
 LINES_PER_CHUNK = 50_000
+CHARACTERS_PER_CHUNK = 16_000_000
 
 
 def cached_tokenizer(
@@ -174,8 +176,7 @@ def _encode(
 
     for side in ends:
         append(f"{side}.starts", np.zeros(1, dtype=np.int64))
-    lines = text.lines()
-    while chunk := list(itertools.islice(lines, LINES_PER_CHUNK)):
+    for chunk in _chunks(text.lines()):
         complete = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
         sides = (
             tokenizer.encode([pair[column] for pair in complete], num_threads)
@@ -197,3 +198,16 @@ def _encode(
         raise ValueError(f"{text}: expected sentence pairs, found none")
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
     (folder / "corpus.json").write_bytes(json.dumps(header).encode())
+
+
+def _chunks(lines: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Divide pairs of lines into lists that need a bounded amount of memory."""
+    chunk, characters = list[tuple[str, str]](), 0
+    for pair in lines:
+        chunk.append(pair)
+        characters += sum(map(len, pair))
+        if len(chunk) == LINES_PER_CHUNK or characters > CHARACTERS_PER_CHUNK:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk

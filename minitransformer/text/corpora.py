@@ -146,7 +146,7 @@ def fetch(download: Download, path: Path) -> None:
     another process goes on from what is certainly on disk. Temporary failures are
     retried a few times.
 
-    Raises: CorpusError.
+    Raises: CorpusError, or OSError if the file cannot be written.
     """
     expected = download.sha256
     if path.exists():

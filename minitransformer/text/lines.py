@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from minitransformer.files import atomic_write
-from minitransformer.settings.options import UsageError, output_errors
+from minitransformer.settings.options import UsageError
 from minitransformer.settings.text_config import TextConfig
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
@@ -67,9 +67,8 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     if sys.stdout is None:
         raise ValueError("standard output: expected an open file, it is closed")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    with output_errors():
-        yield sys.stdout
-        sys.stdout.flush()
+    yield sys.stdout
+    sys.stdout.flush()
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
@@ -126,9 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"expected no {old}, which training would read, not {name}.gz"
                 )
         args.folder.mkdir(parents=True, exist_ok=True)
-        for split, chosen in splits.items():
-            for side, language in enumerate(languages):
-                with open_output(args.folder / f"{split}.{language}.gz") as file:
+        with ExitStack() as files:  # all are replaced together, at the end
+            for split, chosen in splits.items():
+                for side, language in enumerate(languages):
+                    place = args.folder / f"{split}.{language}.gz"
+                    file = files.enter_context(open_output(place))
                     file.writelines(pair[side] + "\n" for pair in chosen)
         left_out = len(pairs) - sum(map(len, splits.values()))
         sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())

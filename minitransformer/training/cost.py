@@ -109,9 +109,10 @@ def paper_flops(seconds: float, device: str) -> float:
     try:
         speed = SUSTAINED_TFLOPS.get(name) or float(name)
         flops = seconds * int(count) * speed * 1e12
+        possible = int(count) > 0 and 0 < flops < math.inf
     except ValueError:
-        flops = 0.0
-    if not 0 < flops < math.inf:
+        possible = False
+    if not possible:
         raise UsageError(
             f"--device: expected COUNTxNAME of {', '.join(SUSTAINED_TFLOPS)} or "
             f"COUNTxTFLOPS, got {device}"

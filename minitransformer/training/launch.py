@@ -105,6 +105,7 @@ class RankProcesses:
         self.failed: str | None = None
         self._folder, self._by_mpi = folder, config.ranks > 1
         self._forwarders: list[threading.Thread] = []
+        self._ended: dict[str, int] = {}  # codes of ranks that MPI did not start
         if self._by_mpi:
             refuse_windows("--ranks")
             rank = [sys.executable, "-m", "minitransformer.training.launch"]
@@ -172,12 +173,18 @@ class RankProcesses:
     def _exit_codes(self) -> dict[str, int]:
         """Return the exit codes of the ranks that have ended, in order of their ends.
 
-        That of a rank that a signal ended is negative.
+        That of a rank that a signal ended is negative. Of ranks that end at nearly the
+        same time, those come first whose error would come again.
         """
         if self._by_mpi:
             return self._read_notes(".code")
-        codes = [process.poll() for process in self._processes]
-        return {str(rank): code for rank, code in enumerate(codes) if code is not None}
+        found = ((str(rank), p.poll()) for rank, p in enumerate(self._processes))
+        codes = {rank: code for rank, code in found if code is not None}
+        for rank in sorted(
+            codes, key=lambda rank: codes[rank] not in (USAGE_ERROR, LASTING_ERROR)
+        ):
+            self._ended.setdefault(rank, codes[rank])
+        return self._ended
 
     def _process_ids(self) -> dict[str, int]:
         """Return the process ids of the ranks that have started."""

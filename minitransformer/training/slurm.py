@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Each job has a port of its own for rank 0, above those that services use.
+# Jobs with near numbers have different ports for rank 0, above those of services.
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 
 

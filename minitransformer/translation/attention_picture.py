@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.extras import import_extra
 from minitransformer.translation.attention_maps import AttentionMaps
 
+# So many pixels need 400 MB while they are drawn.
+MAX_PIXELS = 100_000_000
+
 
 def draw_attention(maps: AttentionMaps, output: Path) -> None:
     """Draw the maps into a PNG or SVG file: a row per layer and a panel per head.
 
     Queries run downwards and keys to the right. The more a square differs from the
-    paper, the larger is the weight.
+    background, the larger is the weight.
 
     Raises: RuntimeError if matplotlib is not installed.
     """
@@ -42,4 +46,6 @@ def draw_attention(maps: AttentionMaps, output: Path) -> None:
                 panel.set_xticks(range(len(words)), words, fontsize=4, rotation=90)
                 panel.tick_params(length=0)
     figure.tight_layout()
-    write_picture(figure, output, dpi=200)
+    width, height = figure.get_size_inches()
+    dots_per_inch = min(200, int(math.sqrt(MAX_PIXELS / (width * height))))
+    write_picture(figure, output, dots_per_inch)

@@ -65,6 +65,10 @@ class Lexicon:
                 ids, starts, frequent = map(
                     file.get_tensor, ("ids", "starts", "frequent")
                 )
+            kinds = (ids, np.int32), (starts, np.int64), (frequent, np.int32)
+            for array, kind in kinds:
+                if array.ndim != 1 or array.dtype != kind:
+                    raise ValueError(f"expected vectors, got {array.dtype} numbers")
             if len(starts) != vocab_size + 1:
                 raise ValueError(
                     f"expected {vocab_size} word pieces, got {len(starts) - 1}"
@@ -95,7 +99,7 @@ def train_lexicon(
     as a byte of a rare character, is its own translation, so that it can be copied.
     """
     pairs = np.random.default_rng(1).permutation(len(corpus))
-    links = corpus.source.lengths[pairs] * corpus.target.lengths[pairs]
+    links = corpus.source.lengths[pairs].astype(np.int64) * corpus.target.lengths[pairs]
     pairs, links = pairs[links > 0], links[links > 0]
     pairs = pairs[: max(1, int(np.searchsorted(np.cumsum(links), MAX_LINKS)))]
     lengths, repeats = corpus.source.lengths[pairs], corpus.target.lengths[pairs]

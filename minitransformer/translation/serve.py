@@ -114,10 +114,10 @@ class Server(ThreadingHTTPServer):
 
     def _work(self) -> None:
         """Compute all answers, in the one thread whose GPU, if any, is the model's."""
-        self.translator.use_device()
         while True:
             path, request, found = self._waiting.get()
             try:
+                self.translator.use_device()
                 compute = self._translate if path == "/translate" else self._attention
                 found.set_result(compute(request))
             except BaseException as error:
@@ -179,9 +179,15 @@ class Handler(BaseHTTPRequestHandler):
                 data, kind = self.server.page().encode(), "text/html"
             else:
                 raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
-        except (ValueError, RecursionError, MemoryError) as error:
-            status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
-            data = json.dumps({"error": str(error)}).encode()
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            refused = isinstance(error, (ValueError, RecursionError))
+            failed = HTTPStatus.INTERNAL_SERVER_ERROR
+            other = HTTPStatus.BAD_REQUEST if refused else failed
+            status = getattr(error, "status", other)
+            message = str(error) or type(error).__name__
+            data = json.dumps({"error": message}).encode()
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))

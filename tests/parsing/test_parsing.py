@@ -354,6 +354,11 @@ def test_numbers_stand_before_words_and_tags(tmp_path):
             "--split a=9: expected more trees, got 3",
         ),
         ("linearise out penn --split a=2", 2, "expected a split for every tree, 1 are"),
+        (
+            "linearise out penn --split a=2 a",
+            2,
+            "expected different names, got a twice",
+        ),
         ("linearise out penn --split a=x", 2, "expected NAME or NAME=COUNT, got a=x"),
         ("linearise out none", 1, "none"),
         ("score penn gold", 1, "expected more than 1 trees"),
@@ -369,3 +374,19 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("minitransformer parse: error: ")
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("linearise", "parse linearise: error: the following arguments are required: "),
+        ("score a b --cutof 3", "parse: error: unrecognized argument --cutof"),
+        ("score a b --cutoff x", "parse score: error: argument --cutoff: "),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsing.main(arguments.split())
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"minitransformer {message}")

@@ -77,6 +77,11 @@ def test_errors_are_one_line(run, tmp_path, capsys):
             in capsys.readouterr().err
         )
     assert run.checkpoint(100).read_bytes() == before
+    named = [str(run.checkpoint(n)) for n in (100, 200)]
+    assert main([str(output), *named, "--last", "2"]) == 2
+    assert "--last does nothing with checkpoints that are named" in (
+        capsys.readouterr().err
+    )
 
 
 def test_all_checkpoints_of_a_run_are_averaged(run):

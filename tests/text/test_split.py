@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.settings.text_config import TextConfig
+from minitransformer.text import split
 from minitransformer.text.lines import find_text
 from minitransformer.text.split import main, split_pairs
 
@@ -60,6 +61,26 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
     assert splits == split_pairs(pairs, {"val": 3, "test": 4}, 7)
     everything = [pair for found in splits.values() for pair in found]
     assert sorted(everything) == sorted(pairs)
+
+
+def test_a_split_that_fails_leaves_all_files_of_the_one_before(
+    tmp_path, capsys, monkeypatch
+):
+    listed = tmp_path / "pairs.tsv"
+    listed.write_text("".join(f"a {i}.\tb {i}.\n" for i in range(40)))
+    command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
+    assert main([*command, "--val", "3", "--test", "4"]) == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "data").iterdir()}
+    real = split.open_output
+
+    def fails(path):
+        if path.name == "train.en.gz":
+            raise OSError("no space")
+        return real(path)
+
+    monkeypatch.setattr(split, "open_output", fails)
+    assert main([*command, "--val", "3", "--test", "4", "--seed", "2"]) == 1
+    assert {p.name: p.read_bytes() for p in (tmp_path / "data").iterdir()} == before
 
 
 def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):

@@ -80,10 +80,10 @@ def test_table_2_training_cost(config, steps, published, capsys):
 
 
 @pytest.mark.parametrize(
-    "device", ["P100", "8xP200", "x", "8x", "0xP100", "8x-5", "8xnan"]
+    "device", ["P100", "8xP200", "x", "8x", "0xP100", "8x-5", "8xnan", "-8x-9"]
 )
 def test_unknown_devices_are_refused(device, capsys):
-    assert cost.main(["--device", device]) == 2
+    assert cost.main([f"--device={device}"]) == 2
     assert "expected COUNTxNAME of K80" in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import train
 import translate
@@ -94,6 +95,29 @@ def test_a_lexicon_loads_again(tmp_path):
     np.testing.assert_array_equal(again.shortlist(source), learned.shortlist(source))
     with pytest.raises(ValueError, match="expected 50 word pieces, got 60"):
         Lexicon.load(tmp_path / "l.safetensors", 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("starts", np.array(3)),
+        ("starts", np.array([0.0, 1.0, 1.0])),
+        ("ids", np.array([[1]], np.int32)),
+        ("ids", np.array([1.0])),
+        ("frequent", np.array([1.0])),
+    ],
+)
+def test_numbers_of_other_types_are_refused(tmp_path, name, array):
+    path = tmp_path / "l.safetensors"
+    tensors = {
+        "ids": np.array([1], np.int32),
+        "starts": np.array([0, 1, 1]),
+        "frequent": np.array([1], np.int32),
+        name: array,
+    }
+    save_file(tensors, path, {"format": "minitransformer lexicon 1"})
+    with pytest.raises(ValueError, match="not a usable lexicon: expected vectors"):
+        Lexicon.load(path, 2)
 
 
 @pytest.mark.parametrize(

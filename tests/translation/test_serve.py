@@ -270,14 +270,29 @@ def test_other_hosts_need_the_token(model_path):
         server.shutdown()
 
 
-def test_a_failure_does_not_end_the_server(server, monkeypatch):
-    def fails(request):
-        raise MemoryError("no memory")
+@pytest.mark.parametrize("place", ["server", "translator"])
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (MemoryError("no memory"), 500, "no memory"),
+        (RuntimeError("no thread"), 500, "no thread"),
+        (IndexError(), 500, "IndexError"),
+        (ValueError("no text"), 400, "no text"),
+    ],
+)
+def test_a_failure_does_not_end_the_server(
+    server, monkeypatch, place, error, status, message
+):
+    def fails(*arguments):
+        raise error
 
     with monkeypatch.context() as patches:
-        patches.setattr(server, "_translate", fails)
-        status, text, _ = request(server, "POST", "/translate", {"text": LINE})
-    assert (status, json.loads(text)) == (400, {"error": "no memory"})
+        if place == "server":
+            patches.setattr(server, "_translate", fails)
+        else:  # before anything is translated: the GPU cannot be used
+            patches.setattr(server.translator, "use_device", fails)
+        got, text, _ = request(server, "POST", "/translate", {"text": LINE})
+    assert (got, json.loads(text)) == (status, {"error": message})
     assert request(server, "POST", "/translate", {"text": LINE})[0] == 200
 
 

@@ -59,10 +59,20 @@ async function update() {
     showTranslations(lines);
     showStatus(`${seconds.toFixed(2)} s`);
     if (!currentLine().trim()) return;
-    const maps = await post("attention", { text: currentLine(), beam });
-    if (number === requests) showAttention(element("attention"), maps);
+    await updateAttention(number, { text: currentLine(), beam });
   } catch (error) {
     if (number === requests) showStatus(error.message, "error");
+  }
+}
+
+// Some lines have a translation, but no maps: long ones, and those of an ensemble.
+async function updateAttention(number, request) {
+  const place = element("attention");
+  try {
+    const maps = await post("attention", request);
+    if (number === requests) showAttention(place, maps);
+  } catch (error) {
+    if (number === requests) place.replaceChildren(error.message);
   }
 }
 
