@@ -338,6 +338,8 @@ class Trainer:
         )
         finished = self.is_finished()
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
+        if self.validation_due:  # the run was killed before or in the last one
+            self.validate()
         while not finished and self.stopped_by is None:
             before = state.seconds
             self.update()
@@ -345,7 +347,7 @@ class Trainer:
             finished = self.is_finished()
             if state.step % training.log_every == 0:
                 self.report()
-            if state.step % training.validate_every == 0 or finished:
+            if self.validation_due:
                 if self.stopped_by is not None:
                     self.save()  # there may be no time to validate
                 self.validate()
@@ -356,6 +358,12 @@ class Trainer:
         if self.stopped_by is not None:
             self.save()
         bar.close()
+
+    @property
+    def validation_due(self) -> bool:
+        step = self.state.step
+        due = step % self.training.validate_every == 0 or self.is_finished()
+        return due and self.state.validated < step
 
     def is_finished(self) -> bool:
         """Whether steps, minutes or patience, counted over resumes, are used up."""
@@ -434,6 +442,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Measure loss, accuracy and BLEU on validation text; save the best model."""
+        self.state.validated = self.state.step
         if "val" not in self.corpora:
             return
         self.synchronize()

@@ -697,6 +697,40 @@ def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
     assert before == [[1]]
 
 
+def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch):
+    real, validate, stopping = ThreadedModel.gradient, train.Trainer.validate, [False]
+
+    def gradient(self, batches, smoothing, key):
+        if stopping[0] and key[1] == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, batches, smoothing, key)
+
+    def killed(self):
+        if self.stopped_by:
+            raise RuntimeError("killed")
+        validate(self)
+
+    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(train.Trainer, "validate", killed)
+    flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9)
+    start(*flags, "--run", "whole")
+    stopping[0] = True
+    with signals_put_back():
+        start(*flags, "--run", "killed", code=1)
+    stopping[0] = False
+    assert steps("killed") == [4]
+    start("--resume", "killed")
+    found = []
+    for run in ("whole", "killed"):
+        rows = Path(run, "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(row) for row in rows]
+        found.append([r for r in rows if "validation_loss" in r])
+        for row in found[-1]:
+            del row["seconds"]
+    assert found[0] == found[1]
+    assert [row["step"] for row in found[0]] == [2, 4, 6]
+
+
 def test_a_signal_during_the_last_save_stops_before_the_test_text(start, monkeypatch):
     real, saved = checkpoint.save, []
 
