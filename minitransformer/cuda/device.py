@@ -267,7 +267,7 @@ def set_tf32(enabled: bool) -> None:
     os.environ["CUPY_TF32"] = str(int(enabled))
     try:
         gpu = current()
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # of Python, or of the system's loader
         reason = str(error).partition("\n")[0]
         raise RuntimeError(
             "device cuda needs the libraries of CUDA: pip install "
@@ -299,6 +299,9 @@ def graph_memory(xp: ModuleType) -> Any:
             try:
                 return xp.cuda.MemoryPointer(xp.cuda.Memory(size), 0)
             except xp.cuda.runtime.CUDARuntimeError as error:
+                # A faulty kernel is often noticed here only, by another error.
+                if error.status != xp.cuda.runtime.errorMemoryAllocation:
+                    raise
                 if last_try:
                     raise MemoryError(str(error)) from error
             xp.get_default_memory_pool().free_all_blocks()

@@ -284,19 +284,22 @@ class GpuModel:
 
         It was that of an update's first part, so it is the whole gradient so far.
 
-        Raises: RuntimeError if they differ; the gradient is then as it was.
+        Raises: RuntimeError if they differ, or as CuPy; the gradient is then as it was.
         """
         gradient, loss = self.parameters.grad, self._loss
         expected = gradient.copy(), loss.copy()
         gradient.fill(0)
         loss.fill(0)
         self._when_complete, complete = ignore, self._when_complete
-        self._launch(recorded)
-        self._when_complete = complete
-        found = checksum(gradient), checksum(loss)
-        if found != (checksum(expected[0]), checksum(expected[1])):
+        try:
+            self._launch(recorded)
+            if (checksum(gradient), checksum(loss)) != tuple(map(checksum, expected)):
+                raise RuntimeError("the first replay gave another gradient")
+        except BaseException:
             gradient[...], loss[...] = expected
-            raise RuntimeError("the first replay gave another gradient")
+            raise
+        finally:
+            self._when_complete = complete
 
     def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
         """Return the sentences, source tokens and target tokens to pad a part to."""

@@ -658,7 +658,9 @@ def test_every_kernel_is_launched():
     assert [name for name in names if f'"{name}"' not in code] == []
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.skipif(
+    not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc, ptxas"
+)
 def test_kernels_compile_for_gpus(monkeypatch):
     """As .ci/run does for every type and more GPUs; and to what they should."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

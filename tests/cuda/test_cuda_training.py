@@ -101,17 +101,21 @@ def test_training_goes_on_without_graphs_and_says_so(stand_in):
     assert [loss for loss, _ in found] == [loss for loss, _ in expected]
 
 
-def test_a_replay_that_differs_is_not_used(stand_in, monkeypatch):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_replay_that_fails_or_differs_is_not_used(stand_in, monkeypatch, fails):
     launch, said = strict_cupy.Graph.launch, []
 
     def forgetful(graph):
+        if fails:
+            raise CudaError("cudaErrorInvalidValue")
         graph.work.pop(len(graph.work) // 2)
         launch(graph)
 
     monkeypatch.setattr(strict_cupy.Graph, "launch", forgetful)
     found = steps(gpu_model(stand_in.xp, 0.3, log=said.append))
     [line] = said
-    assert line.endswith("kernel by kernel: the first replay gave another gradient")
+    why = "cudaErrorInvalidValue" if fails else "the first replay gave another gradient"
+    assert line.endswith(f"kernel by kernel: {why}")
     for (loss, gradient), (other, plain) in zip(
         found, steps(gpu_model(stand_in.xp, 0.3, graphs=False)), strict=True
     ):
@@ -241,6 +245,19 @@ def test_positions_are_not_in_memory_that_graphs_use_again(stand_in):
     table = to_host(model.model.embedding.positions.data)
     assert len(table) >= 40
     assert_close(table, sinusoids(len(table), 8), "float32")
+
+
+def test_other_errors_of_the_driver_are_not_taken_for_full_memory(
+    stand_in, monkeypatch
+):
+    def fails(size):
+        error = CudaError("cudaErrorIllegalAddress")
+        error.status = 700
+        raise error
+
+    monkeypatch.setattr(stand_in.xp.cuda, "Memory", fails)
+    with pytest.raises(CudaError, match="cudaErrorIllegalAddress"):
+        graph_memory(stand_in.xp).malloc(8)
 
 
 def test_the_first_error_of_a_recording_is_reported():

@@ -38,6 +38,8 @@ FREED = 255  # the value of all bytes of freed memory: NaN, or -1
 class CUDARuntimeError(RuntimeError):
     """What CuPy raises when a call of the driver fails."""
 
+    status = 1
+
 
 class OutOfMemoryError(MemoryError):
     """What a pool of CuPy raises."""
@@ -250,7 +252,9 @@ class GpuState:
 
     def take(self, size):
         if size > self.bytes_left:
-            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+            error = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+            error.status = 2
+            raise error
         self.bytes_left -= size
 
     def give(self, size):
@@ -746,6 +750,7 @@ def install(monkeypatch, libraries, gpus=3):
         is_available=lambda: True,
         runtime=types.SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
+            errorMemoryAllocation=2,
             getDeviceCount=lambda: gpu.count,
             getDevice=lambda: gpu.local.device,
             runtimeGetVersion=lambda: 13000,
