@@ -338,7 +338,7 @@ class Trainer:
         )
         finished = self.is_finished()
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
-        if self.validation_due:  # the run was killed before or in the last one
+        if state.pending_validations:
             self.validate()
         while not finished and self.stopped_by is None:
             before = state.seconds
@@ -347,9 +347,10 @@ class Trainer:
             finished = self.is_finished()
             if state.step % training.log_every == 0:
                 self.report()
-            if self.validation_due:
-                if self.stopped_by is not None:
-                    self.save()  # there may be no time to validate
+            if state.step % training.validate_every == 0 or finished:
+                if self.stopped_by is not None:  # there may be no time to validate
+                    state.pending_validations = 1
+                    self.save()
                 self.validate()
                 finished = self.is_finished()
             if training.checkpoint_due(state.step, before, state.seconds) or finished:
@@ -358,12 +359,6 @@ class Trainer:
         if self.stopped_by is not None:
             self.save()
         bar.close()
-
-    @property
-    def validation_due(self) -> bool:
-        step = self.state.step
-        due = step % self.training.validate_every == 0 or self.is_finished()
-        return due and self.state.validated < step
 
     def is_finished(self) -> bool:
         """Whether steps, minutes or patience, counted over resumes, are used up."""
@@ -442,7 +437,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Measure loss, accuracy and BLEU on validation text; save the best model."""
-        self.state.validated = self.state.step
+        self.state.pending_validations = 0
         if "val" not in self.corpora:
             return
         self.synchronize()

@@ -81,7 +81,7 @@ def cores() -> set[int]:
 def num_cores() -> int:
     """Return how many cores this process may use, of which a container may ration."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
         return min(len(cores()), math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):  # no such file; or "max", which is no limit
         return len(cores())

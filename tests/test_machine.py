@@ -78,7 +78,13 @@ def blas_threads():
     }
 
 
-def test_matrix_products_take_one_thread_for_a_while():
+@pytest.fixture
+def unlimited(monkeypatch):
+    """No limit of another test, whose model may still have its threads."""
+    monkeypatch.setattr(machine, "_BLAS_LIMIT", machine._BlasLimit())
+
+
+def test_matrix_products_take_one_thread_for_a_while(unlimited):
     machine._blas.cache_clear()  # so that this test finds the library, too
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         if blas_threads() != {2}:
@@ -88,7 +94,7 @@ def test_matrix_products_take_one_thread_for_a_while():
         assert blas_threads() == {2}
 
 
-def test_the_limit_ends_with_the_last_of_overlapping_blocks():
+def test_the_limit_ends_with_the_last_of_overlapping_blocks(unlimited):
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         if blas_threads() != {2}:
             pytest.skip("the threads of this BLAS cannot be counted")
@@ -107,7 +113,7 @@ def test_the_limit_ends_with_the_last_of_overlapping_blocks():
 )
 def test_a_container_may_ration_cores(monkeypatch, text, expected):
     monkeypatch.setattr(machine, "cores", lambda: set(range(8)))
-    monkeypatch.setattr(machine.Path, "read_text", lambda self: text)
+    monkeypatch.setattr(machine.Path, "read_text", lambda self, encoding: text)
     assert machine.num_cores() == expected
 
 

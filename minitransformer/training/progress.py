@@ -23,9 +23,8 @@ from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
 
 # The fields of a state that are whole numbers.
-COUNTERS = (
-    "step epoch position validations_since_best validated skipped finite_steps".split()
-)
+COUNTERS = {"step", "epoch", "position", "skipped", "finite_steps"}
+COUNTERS |= {"validations_since_best", "pending_validations"}
 
 
 @dataclass
@@ -49,11 +48,12 @@ class TrainingState:
     `text` has the digest of each split's text, of each corpus in it. `tags` are those
     of the corpora, an empty one for a corpus without, and `decoding` has the settings
     that translations of the model begin with. The next batch is number `position` of
-    `epoch`, and the last validation was that of step `validated`. `best_loss` and
-    `best_bleu` are those of the best validation; a BLEU that was not measured is -1, as
-    in older states. `loss_scale` is fp16's factor with its number of finite steps. The
-    fields of type Array are scalars, on a GPU until `Progress.synchronize` makes them
-    numbers. The names of all fields are part of the checkpoint format.
+    `epoch`; a validation of this step is pending if the run was stopped before it.
+    `best_loss` and `best_bleu` are those of the best validation; a BLEU that was not
+    measured is -1, as in older states. `loss_scale` is fp16's factor with its number of
+    finite steps. The fields of type Array are scalars, on a GPU until
+    `Progress.synchronize` makes them numbers. The names of all fields are part of the
+    checkpoint format.
     """
 
     text: dict[str, str]
@@ -64,7 +64,7 @@ class TrainingState:
     best_loss: float = math.inf
     best_bleu: float = -1.0
     validations_since_best: int = 0
-    validated: int = 0
+    pending_validations: int = 0
     skipped: Array = 0
     learning_rate: float = 0.0
     gradient_norm: Array = 0.0
@@ -106,7 +106,7 @@ class TrainingState:
                 factor, finite_steps = scale
                 scale = _number("factor", factor), _number("finite_steps", finite_steps)
             window = Window(**_numbers(Window, stored["window"]))
-            added = {"best_bleu": -1.0, "validated": stored["step"]}
+            added = {"best_bleu": -1.0, "pending_validations": 0}
             numbers = _numbers(cls, {**added, **stored})
             decoding = dict(stored.get("decoding", {}))
             others = {"loss_scale": scale, "tags": tags, "window": window}

@@ -218,7 +218,8 @@ def _best_of_rows(
 
     logits[:, columns] = excluded
     highest = xp.concatenate([maxima, excluded], axis=1).max(axis=1)
-    shift = xp.where(abs(highest) < SAFE_EXPONENT, 0, highest)
+    moderate = (highest > -SAFE_EXPONENT) & (highest < SAFE_EXPONENT)
+    shift = xp.where(moderate, 0, highest)
     if shift.any():
         logits -= shift[:, None]
     totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[1], logits.dtype)

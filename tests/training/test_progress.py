@@ -30,7 +30,8 @@ STATE = TrainingState(
 DECODING = dataclasses.asdict(DecodingConfig())
 
 # What older states may lack.
-MAY_BE_MISSING = {"validated", "gradient_norm", "best_bleu", "tags", "decoding"}
+MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags", "decoding"}
+MAY_BE_MISSING |= {"pending_validations"}
 
 
 def stored(**changes):
@@ -68,10 +69,10 @@ def test_an_older_state_has_the_digest_of_the_training_text_alone():
 
 
 def test_an_older_state_has_no_best_bleu_no_tags_and_no_decoding():
-    older = stored(best_bleu=None, tags=None, decoding=None, validated=None)
+    older = stored(best_bleu=None, tags=None, decoding=None, pending_validations=None)
     state = TrainingState.from_json(older)
     assert (state.best_bleu, state.tags, state.decoding) == (-1.0, [], {})
-    assert state.validated == state.step > 0
+    assert state.pending_validations == 0
     assert DecodingConfig.of_run(older) == DecodingConfig.of_run(None)
 
 
@@ -114,7 +115,7 @@ def test_other_settings_of_decoding_are_refused(wrong):
         {"best_bleu": math.nan},
         {"best_bleu": -2.0},
         {"validations_since_best": -9},
-        {"validated": 0.5},
+        {"pending_validations": 0.5},
         {"skipped": -1},
         {"learning_rate": math.nan},
         {"gradient_norm": "x" * 10_000},

@@ -112,7 +112,7 @@ def test_an_ensemble_has_the_embedding_of_its_first_member():
     ensemble = Ensemble(members)
     assert ensemble.members == members
     assert ensemble.embedding is members[0].embedding
-    assert ensemble.config == members[0].config
+    assert ensemble.position_limit is None
 
 
 def test_the_smallest_table_of_positions_limits_an_ensemble():
@@ -125,10 +125,8 @@ def test_the_smallest_table_of_positions_limits_an_ensemble():
             {"positions": "learned", "max_positions": 5},
         )
     )
-    config = Ensemble([first, *others]).config
-    assert (config.positions, config.max_positions) == ("learned", 5)
-    assert config.position_limit == 5
-    assert Ensemble([first]).config == first.config
+    assert Ensemble([first, *others]).position_limit == 5
+    assert [m.position_limit for m in (first, *others)] == [None, 9, 5]
 
 
 def test_an_ensemble_of_none_is_refused():
