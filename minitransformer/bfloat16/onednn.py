@@ -66,11 +66,8 @@ class OneDnn:
             # Two pieces, which overlap unless x has a power of two elements: with a
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
-            rounding, source, target = (
-                self._rounding(piece),
-                x.ctypes.data,
-                low.ctypes.data,
-            )
+            rounding = self._rounding(piece)
+            source, target = x.ctypes.data, low.ctypes.data
             for start in {0, x.size - piece}:
                 rounding.run(source + start * x.itemsize, target + start * low.itemsize)
         return low
