@@ -62,6 +62,7 @@ class OneDnn:
         """Round float32 numbers to the nearest bfloat16 numbers, as uint16."""
         x = np.ascontiguousarray(x)
         low = np.empty(x.shape, np.uint16)
+        self._use_one_thread()
         if x.size:
             # Two pieces, which overlap unless x has a power of two elements: with a
             # primitive for each power of two, all sizes are served.
@@ -88,8 +89,7 @@ class OneDnn:
         if b.shape[0] != k or out.shape != (n, m) or not out.flags.c_contiguous:
             raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
         (a_order, a_row), (b_order, b_row) = _layout(a), _layout(b)
-        if hasattr(self._library, "omp_set_num_threads"):
-            self._library.omp_set_num_threads(1)  # of the thread that asks, not of all
+        self._use_one_thread()
         _call(
             self._library,
             PRODUCT,
@@ -97,6 +97,15 @@ class OneDnn:
             *(b.ctypes.data, b_row, add, out.ctypes.data, m),
         )
         return out
+
+    def _use_one_thread(self) -> None:
+        """Keep what this thread asks for in this thread, also before the first product.
+
+        A primitive that is created without this divides its work among threads of its
+        own, which wait for each other in loops and so take cores from other work.
+        """
+        if hasattr(self._library, "omp_set_num_threads"):
+            self._library.omp_set_num_threads(1)
 
     def _rounding(self, size: int) -> _Rounding:
         """Return this thread's: two threads must not execute one primitive at once."""

@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -52,6 +54,20 @@ def test_rounding_is_to_the_nearest_and_ties_to_even(library):
 )
 def test_products_of_matrices_as_they_lie(library, n, k, m):
     assert_products(library, np.random.default_rng(n), n, k, m)
+
+
+def test_rounding_starts_no_threads(library):
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        pytest.skip("the threads of a process are listed on Linux only")
+
+    def started(_):
+        before = len(list(tasks.iterdir()))
+        library.rounded(np.ones(1 << 20, np.float32))
+        return len(list(tasks.iterdir())) - before
+
+    with ThreadPoolExecutor(1) as new_thread:
+        assert list(new_thread.map(started, range(2))) == [0, 0]
 
 
 def test_threads_multiply_at_the_same_time(library):
