@@ -353,7 +353,8 @@ class Trainer:
                     self.save()
                 self.validate()
                 finished = self.is_finished()
-            if training.checkpoint_due(state.step, before, state.seconds) or finished:
+            due = training.checkpoint_due(state.step, before, state.seconds)
+            if (due or finished) and self.stopped_by is None:
                 self.save()
         self.sync_clock_and_stop()
         if self.stopped_by is not None:
@@ -416,9 +417,8 @@ class Trainer:
         if not skipped:
             return
         first = self.parameters.first_nonfinite_gradient()
-        got = (
-            f"one that is not, first in {first}" if first else f"{skipped} that are not"
-        )
+        one = f"one that is not, first in {first}"
+        got = one if first else f"{skipped} that are not"
         update = self.progress.last_update
         found = f"{update}: expected finite losses and gradients, got {got}"
         if self.training.on_nonfinite == "stop":
@@ -522,7 +522,7 @@ class Trainer:
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
         if not self.saved and not self.ranks.rank:
-            raise OSError("the run ended without its result: it could not be saved")
+            raise OSError("the run has ended, but not all of it could be saved")
         self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")
 
 

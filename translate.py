@@ -247,10 +247,12 @@ def work(args: argparse.Namespace) -> int:
         from minitransformer.translation.serve import serve
 
         serve(translator, args.host or "127.0.0.1", args.serve)
-        return 0
-    write = write_scores if args.score else write_translations
-    write = write_attention if args.attention else write
-    write(args, translator)
+    elif args.attention:
+        write_attention(args, translator)
+    elif args.score:
+        write_scores(args, translator)
+    else:
+        write_translations(args, translator)
     return 0
 
 

@@ -5,7 +5,7 @@
 #     --config base --data data/wmt14-en-de --source en --target de
 #
 # The first argument is the command that starts the ranks (Open MPI: mpirun -n 16
-# --host node1:8,node2:8); the others are those of train.py, with --run. All machines
+# --host node1:8,node2:8 --bind-to none); the others are those of train.py, with --run. All machines
 # need the same paths: this source tree, the environment, the text, runs/ and cache/.
 #
 # RESTARTS (3) is how often the ranks are started again, PAUSE (30) how many seconds

@@ -56,7 +56,7 @@ SCRIPT_IN_PARTS = "tests/test_train_flags.py tests/test_train_in_process.py"
 TESTS = {
     "minitransformer/engine/autograd.py": GRADIENTS,
     "minitransformer/engine/backend.py": f"tests/engine/test_backend.py {GRADIENTS}",
-    "minitransformer/engine/machine.py": "tests/engine/test_machine.py",
+    "minitransformer/machine.py": "tests/test_machine.py",
     "minitransformer/engine/ops.py": (
         "tests/engine/test_ops.py tests/model/test_reference.py "
         "tests/model/test_restricted_attention.py"

@@ -603,7 +603,7 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save", save)
     error = start("--steps", 4, "--run", "run", "--on-save-error", "continue", code=1)
-    message = "the run ended without its result: it could not be saved"
+    message = "the run has ended, but not all of it could be saved"
     assert error == f"train.py: error: {message}\n"
     out = (Path("run") / "train.log").read_text()
     for name in refused:
@@ -1270,7 +1270,7 @@ def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
     monkeypatch.setattr(train.Trainer, "finish", finish)
     flags = ("--steps", 2, "--run", "run", "--on-save-error", "continue")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with pytest.raises(OSError, match="without its result"):
+    with pytest.raises(OSError, match="not all of it"):
         rank_run(text, monkeypatch, 2, *flags)
     assert sorted(bar.options["disable"] for bar in bars) == [False, True]
     assert [trainer.state.best_loss for trainer in trainers] == [math.inf] * 2

@@ -105,7 +105,7 @@ class Bfloat16Kernels:
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
-        chunk = max(ops.LOGITS_PER_CHUNK // vocab_size, ops.MIN_ROWS_PER_CHUNK)
+        chunk = ops.rows_per_chunk(vocab_size)
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
             row = np.arange(len(part))
@@ -126,7 +126,7 @@ class Bfloat16Kernels:
             loss -= smoothing * float(row_sum @ weight_sum)
             drows -= smoothing * weight_sum
             dweight -= smoothing * row_sum
-        dx = np.zeros_like(x)
+        dx = np.zeros(x.shape, x.dtype)
         dx.reshape(-1, width)[used] = drows
 
         def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:

@@ -13,12 +13,9 @@ from minitransformer.cuda import device
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32
-from minitransformer.model.kv_cache import KeyValueCache
+from minitransformer.model.kv_cache import FIRST_CAPACITY, KeyValueCache
 from minitransformer.model.transformer import Transformer
 from minitransformer.translation.incremental_decoding import CachedDecoder
-
-# Positions that a key/value cache has at first. Whenever it is full, they are doubled.
-FIRST_CAPACITY = 16
 
 
 class FixedKeyValueCache(KeyValueCache):
@@ -33,7 +30,7 @@ class FixedKeyValueCache(KeyValueCache):
         self, cache: KeyValueCache, used: int, mask: Array, position: Array
     ) -> None:
         self.memory_keys, self.memory_values = cache.memory_keys, cache.memory_values
-        self.mask, self._position = mask, position
+        self._mask, self._position = mask, position
         xp = array_module(position)
         self.keys, self.values = (
             xp.zeros((len(old), mask.shape[-1], old.shape[-1]), old.dtype)
@@ -42,12 +39,12 @@ class FixedKeyValueCache(KeyValueCache):
         self.keys[:, :used] = cache.keys[:, :used]
         self.values[:, :used] = cache.values[:, :used]
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
         for cache, new in ((self.keys, key.data), (self.values, value.data)):
             kernel_args = cache, new, self._position, new.size, *cache.shape[1:]
             grid = device.num_blocks(new.size)
             device.current().launch("append_to_cache", cache.dtype, grid, *kernel_args)
-        return Tensor(self.keys), Tensor(self.values)
+        return Tensor(self.keys), Tensor(self.values), self._mask
 
     def select_beams(self, rows: Array) -> None:
         keys, values = self.keys[rows], self.values[rows]

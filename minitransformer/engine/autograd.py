@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +29,7 @@ _recording: ContextVar[bool] = ContextVar("recording", default=True)
 # Takes the name and the body of a primitive and returns the body to run instead.
 Wrapper: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 _wrapper: Wrapper | None = None
+_wrapping = threading.RLock()
 
 
 @contextmanager
@@ -44,11 +46,12 @@ def no_grad() -> Iterator[None]:
 def wrap_primitives(wrapper: Wrapper) -> Iterator[None]:
     """Run `wrapper(name, body)` in place of each primitive's body, in all threads."""
     global _wrapper
-    before, _wrapper = _wrapper, wrapper
-    try:
-        yield
-    finally:
-        _wrapper = before
+    with _wrapping:  # one thread's at a time
+        before, _wrapper = _wrapper, wrapper
+        try:
+            yield
+        finally:
+            _wrapper = before
 
 
 class Node:

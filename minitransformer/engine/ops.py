@@ -124,10 +124,8 @@ def embedding(
     dropout_mask = _draw_dropout(out.shape, rate, rng)
     _apply_dropout(out, dropout_mask, out=out)
 
-    def vjp(g: Array) -> tuple[Gradient, None, Array]:
+    def vjp(g: Array) -> tuple[Gradient, None, Gradient]:
         g = _apply_dropout(g, dropout_mask)
-        dpositions = xp.zeros_like(positions)
-        dpositions[:length] = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
 
@@ -136,7 +134,12 @@ def embedding(
             total[unique] += sums
             return total
 
-        return add_rows, None, dpositions
+        def add_positions(total: Array | None) -> Array:  # not called for sinusoids
+            total = xp.zeros_like(positions) if total is None else total
+            total[:length] += g.reshape(-1, *g.shape[-2:]).sum(axis=0)
+            return total
+
+        return add_rows, None, add_positions
 
     return out, vjp
 
@@ -173,6 +176,7 @@ def attention(
         g = split_heads(g, num_heads)  # [B, H, T, d_v]
         dq, dk, dv = xp.empty_like(q), xp.empty_like(k), xp.empty_like(v)
         xp.matmul(dropped.swapaxes(-1, -2), g, out=split_heads(dv, num_heads))
+        # Of P = softmax(S): dS = P * (dP - sum(dP * P)).
         dscores = g @ value.swapaxes(-1, -2)  # [B, H, T, S]
         _apply_dropout(dscores, dropout_mask, out=dscores)
         dscores -= _row_dot(xp, dscores, weights)[..., None]
@@ -224,8 +228,8 @@ def restricted_attention(
     """
     xp, (batch, length, _) = array_module(q), q.shape
     size = min(length, max(before, after, 16))  # small products are slow
-    others = -(-length // size) - 1  # the number of blocks besides a query's own
-    left, right = (min(-(-reach // size), others) for reach in (before, after))
+    # A block is as long as the reach: a query sees one neighbour, if any, on each side.
+    left, right = (int(reach > 0 and length > size) for reach in (before, after))
     visible = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
     visible = _to_blocks(visible[..., None], size, left, right)  # [B blocks, keys, 1]
     offset = xp.arange(-left * size, (1 + right) * size) - xp.arange(size)[:, None]
@@ -262,7 +266,7 @@ def add_layer_norm(
     """
     xp = array_module(x)
     width = x.shape[-1]
-    mean_weights = xp.full(width, 1 / width, dtype=x.dtype)
+    mean_weights = xp.full(width, 1 / width, dtype=x.dtype)  # mean(x) is a product
     dropout_mask = _draw_dropout(x.shape, rate, rng)
     dropped = _apply_dropout(x, dropout_mask)
     normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
@@ -278,6 +282,8 @@ def add_layer_norm(
     def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
         g = g.reshape(normal.shape)
         ones = _ones(xp, g, len(g))
+        # Of normal = (x - mean(x)) / deviation, where d is the gradient of normal:
+        # dx = (d - mean(d) - normal * mean(d * normal)) / deviation.
         product = g * normal
         dgain, dbias = ones @ product, ones @ g
         mean_of_product = (product @ (gain * mean_weights))[:, None]
@@ -314,7 +320,7 @@ def projected_cross_entropy(
 
     loss = 0.0
     drows, dweight = xp.empty_like(rows), None
-    chunk = max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
+    chunk = rows_per_chunk(vocab_size)
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
         row = xp.arange(len(part))
@@ -344,7 +350,7 @@ def projected_cross_entropy(
         loss -= smoothing * float(row_sum @ weight_sum)
         drows -= smoothing * weight_sum
         dweight -= smoothing * row_sum
-    dx = xp.zeros_like(x)
+    dx = xp.zeros(x.shape, x.dtype)
     dx.reshape(-1, width)[used] = drows
 
     def vjp(g: Array) -> tuple[Array, Array, None]:
@@ -355,6 +361,11 @@ def projected_cross_entropy(
 
 
 # Helpers
+
+
+def rows_per_chunk(vocab_size: int) -> int:
+    """Return for how many rows the loss computes logits at a time."""
+    return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
 
 
 def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:

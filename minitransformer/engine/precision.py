@@ -4,8 +4,8 @@ fp32 is float32 throughout. tf32 is float32, too, but matrix products round thei
 inputs to 10 bits of mantissa. bf16 and fp16 are mixed precision: layers read a 16-bit
 copy of the weight matrices and compute 16-bit activations. The master parameters, their
 gradients and Adam's moments are float32, and softmax, statistics and loss are computed
-in float32. Checkpoints hold float32 parameters in every case. A processor has fp32 and,
-with some instructions, bf16 (`bfloat16/`): activations stay float32 there.
+in float32. A run's checkpoints hold float32 parameters in every case. A processor has
+fp32 and, with some instructions, bf16 (`bfloat16/`): activations stay float32 there.
 """
 
 from __future__ import annotations

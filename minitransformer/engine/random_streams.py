@@ -40,9 +40,7 @@ class HostStream:
     """
 
     def __init__(self, key: tuple[int, ...]) -> None:
-        self._generator = np.random.Generator(
-            np.random.SFC64(np.random.SeedSequence(key))
-        )
+        self._generator = np.random.Generator(np.random.SFC64(key))
 
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
         size = math.prod(shape)

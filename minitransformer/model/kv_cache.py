@@ -1,9 +1,8 @@
 """The key/value cache of incremental decoding.
 
 The decoder caches the keys and values of each position, so that a new position attends
-to all earlier ones without computing them again. With restricted attention (section 4),
-the cache is a ring buffer. Shapes: B batch, K beams of each sentence, S source,
-H heads, d width of a head.
+to all earlier ones without computing them again. Shapes: B batch, K beams of each
+sentence, S source, H heads, d width of a head.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import numpy as np
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
 
+# The positions that a cache has room for at first. It doubles when it is full.
+FIRST_CAPACITY = 16
+
 
 class KeyValueCache:
     """The keys and values of one decoder layer: of its own positions and of the memory.
 
-    With restricted attention `keys` and `values` are ring buffers: once these are full,
-    a new position overwrites the oldest. Attention ignores the order of the keys.
+    With restricted attention (section 4), `keys` and `values` are ring buffers: once
+    full, a new position overwrites the oldest. Attention ignores the order of the keys.
 
     Shapes: keys, values [B K, capacity, H d], memory_keys, memory_values [B, S, H d]
     """
-
-    # True for the positions in use among those that `append` returns; None: all are.
-    mask: Array | None = None
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class KeyValueCache:
         xp = array_module(memory_keys)
         self.memory_keys, self.memory_values = memory_keys, memory_values
         self._max_capacity = neighbourhood[0] + 1 if neighbourhood else sys.maxsize
-        rows, capacity = len(memory_keys), min(16, self._max_capacity)
+        rows, capacity = len(memory_keys), min(FIRST_CAPACITY, self._max_capacity)
         self.keys, self.values = (
             xp.empty((rows, capacity, m.shape[-1]), dtype=m.dtype)
             for m in (memory_keys, memory_values)
@@ -49,8 +48,11 @@ class KeyValueCache:
         """The number of positions in the cache."""
         return min(self.length, self._max_capacity)
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a position [B K, 1, H d] and return all in the cache [B K, used, H d]."""
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
+        """Add a position. Return all keys and values, and a mask if some are unused.
+
+        Shapes: key, value [B K, 1, H d] -> [B K, used, H d], mask [1, 1, 1, used]
+        """
         index = self.length % self._max_capacity
         if index == self.keys.shape[1]:
             xp = array_module(self.keys)
@@ -61,7 +63,8 @@ class KeyValueCache:
         self.keys[:, index] = key.data[:, 0]
         self.values[:, index] = value.data[:, 0]
         self.length += 1
-        return Tensor(self.keys[:, : self.used]), Tensor(self.values[:, : self.used])
+        keys, values = self.keys[:, : self.used], self.values[:, : self.used]
+        return Tensor(keys), Tensor(values), None
 
     def select_beams(self, rows: Array) -> None:
         """Replace beam i by the beam in row `rows[i]`. Shapes: rows [B' K']"""

@@ -7,6 +7,8 @@ dropout. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -81,7 +83,11 @@ class MultiHeadAttention(Module):
         broadcasting to [B, H, T, S], with a neighbourhood [B, 1, 1, S] -> [B, T, D]
         """
         keys, values = self.project_keys_values(memory)
-        return self.attend(queries, keys, values, mask, rng, self.neighbourhood)
+        attention = ops.attention
+        if self.neighbourhood is not None:
+            before, after = self.neighbourhood
+            attention = partial(ops.restricted_attention, before=before, after=after)
+        return self.attend(queries, keys, values, mask, rng, attention)
 
     def project_keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [B, S, H d_k] and values [B, S, H d_v] of memory [B, S, D]."""
@@ -94,22 +100,15 @@ class MultiHeadAttention(Module):
         values: Tensor,
         mask: Array | None,
         rng: RandomStream | None,
-        neighbourhood: tuple[int, int] | None = None,
+        attention: Callable[..., Tensor] = ops.attention,
     ) -> Tensor:
         """Attend to projected keys and values; a cache holds only those within reach.
 
         Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
         """
-        inputs = ops.linear(queries, self.query), keys, values, mask
         options = {"num_heads": self.num_heads, "rate": self.dropout, "rng": rng}
-        if neighbourhood is None:
-            heads = ops.attention(*inputs, **options)
-        else:
-            before, after = neighbourhood
-            heads = ops.restricted_attention(
-                *inputs, before=before, after=after, **options
-            )
-        return ops.linear(heads, self.output)
+        query = ops.linear(queries, self.query)
+        return ops.linear(attention(query, keys, values, mask, **options), self.output)
 
 
 class FeedForward(Module):

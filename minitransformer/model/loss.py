@@ -54,17 +54,17 @@ def token_log_probs(
         log_probs, is_best = (xp.zeros(expected.shape, t) for t in (dtype, bool))
         used = expected != PAD_ID
         rows, ids = outputs[used], expected[used]  # [N, D], [N]
-        row_log_probs, row_is_best = xp.empty(len(ids), dtype=dtype), []
+        row_log_probs, row_is_best = (xp.empty(len(ids), t) for t in (dtype, bool))
         most = fused_kernel("logits_to_score", (outputs,), lambda: ops.LOGITS_PER_CHUNK)
         chunk = max(most() // model.config.vocab_size, 1)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
             logits = as_float32(model.logits(Tensor(rows[part])).data)  # [chunk, V]
-            row_is_best.append(logits.argmax(axis=-1) == ids[part])
+            row_is_best[part] = logits.argmax(axis=-1) == ids[part]
             logits -= logits.max(axis=-1, keepdims=True)
             token_logits = logits[xp.arange(len(logits)), ids[part]]
             totals = xp.exp(logits, out=logits).sum(axis=-1)
             row_log_probs[part] = token_logits - xp.log(totals)
         log_probs[used] = row_log_probs
-        is_best[used] = xp.concatenate(row_is_best)
+        is_best[used] = row_is_best
     return log_probs, is_best

@@ -116,11 +116,8 @@ class ParameterBuffer:
 
     def first_nonfinite_gradient(self) -> str | None:
         """Return the name of the first parameter with a NaN or infinite gradient."""
-        xp = array_module(self.grad)
-        for name, view in self.views(self.grad).items():
-            if not bool(xp.isfinite(view).all()):
-                return name
-        return None
+        isfinite, views = array_module(self.grad).isfinite, self.views(self.grad)
+        return next((n for n, view in views.items() if not isfinite(view).all()), None)
 
     def views(self, flat: Array) -> dict[str, Array]:
         """Return the parts of a vector laid out like `data`, by parameter name."""

@@ -89,8 +89,8 @@ class DecoderLayer(Module):
 
         Shapes: x [B K, 1, D], source_mask [B, 1, 1, S] -> [B K, 1, D]
         """
-        keys, values = cache.append(*self.self_attention.project_keys_values(x))
-        attended = self.self_attention.attend(x, keys, values, cache.mask, None)
+        keys, values, mask = cache.append(*self.self_attention.project_keys_values(x))
+        attended = self.self_attention.attend(x, keys, values, mask, None)
         x = self.self_attention_norm(attended, x, None)
         # The K beams of a sentence attend to the same memory, as K queries: [B, K, D].
         memory = Tensor(cache.memory_keys), Tensor(cache.memory_values)
@@ -146,19 +146,27 @@ class Transformer(Module):
         Shapes: source ids [B, S], target ids [B, T] -> [B, T, D], the input of `logits`
         """
         memory, source_mask = self.encode(source, rng)
-        x = self.embedding(target, rng)
-        restricted = self.config.attention_window is not None
-        target_mask = None if restricted else causal_mask(target)
+        x, target_mask = self.embedding(target, rng), self.target_mask(target)
         for layer in self.decoder:
             x = layer(x, memory, target_mask, source_mask, rng)
         return x
 
+    def target_mask(self, target: Array) -> Array | None:
+        """Return a causal mask [T, T] for ids [B, T], or None if none is needed."""
+        restricted = self.config.attention_window is not None
+        return None if restricted else causal_mask(target)
+
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits of x (3.4). Shapes: x [..., D] -> [..., V]"""
-        return ops.linear(x, Tensor(self.embedding.table.data.T))  # gets no gradient
+        """Return the logits of x (3.4). Shapes: x [..., D] -> [..., V]
+
+        The embedding gets no gradient from here: training uses `loss.training_loss`.
+        """
+        return ops.linear(x, Tensor(self.embedding.table.data.T))
 
     def start_decoding(self, source: Array) -> DecoderState:
         """Encode the source and project it to each layer's memory keys and values.
+
+        This and `decode_step` have no backward pass: call them under `no_grad`.
 
         Shapes: source ids [B, S]
         """

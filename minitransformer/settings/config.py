@@ -271,7 +271,7 @@ class RanksConfig(Config):
     peer_timeout: float = option(600.0, "seconds to wait for another process", above=0)
     reduce_precision: str = option(
         "fp32",
-        "number format in which GPUs sum their gradients (default fp32)",
+        "number format in which GPUs sum their gradients",
         choices=("fp32", "bf16"),
     )
 

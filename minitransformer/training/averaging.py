@@ -66,7 +66,8 @@ def set_final_parameters(
         return f"BLEU {-cost:.2f}" if by_bleu else f"loss {cost:.4f}"
 
     means = running_means(paths)
-    lowest = math.inf if ranks.rank else _cost_to_beat(run, training.best_by)
+    to_beat = 0.0 if ranks.rank else _cost_to_beat(run, training.best_by)
+    [lowest] = ranks.all_reduce_numbers([to_beat])
     chosen, number = None, 0
     for n in range(1, count + 1):
         mean = None if ranks.rank else next(means).parameters.data

@@ -23,7 +23,7 @@ def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None
     """Load the checkpoint to resume from, or return None if none was ever saved.
 
     Raises: ValueError if the run's checkpoints are gone or damaged, or if config.json
-    has other sizes than the model.
+    has other settings of the model.
     """
     if not (paths := run.checkpoints()):
         results = run.best, run.averaged, run.metrics

@@ -90,7 +90,7 @@ def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
     d, inner = config.d_model, config.d_ff
     encoder = config.encoder_layers * (8 * d + inner) + 2 * d
     decoder = config.decoder_layers * (13 * d + inner) + 2 * d
-    rows = max(ops.LOGITS_PER_CHUNK // config.vocab_size, ops.MIN_ROWS_PER_CHUNK)
+    rows = ops.rows_per_chunk(config.vocab_size)
     rows = min(rows, math.ceil(tokens / num_threads))
     logits = num_threads * (rows + 2 * d) * config.vocab_size
     replicas = (num_threads - 1) * config.num_parameters

@@ -59,7 +59,7 @@ ALONE = World()
 
 
 class Communicator:
-    """The ranks of a run, seen from one of them. This class is for a run of one.
+    """The ranks of a run, seen from one of them: the base class, and a run of one.
 
     All ranks must call the same methods in the same order.
 

@@ -65,7 +65,7 @@ def validate(
 ) -> TokenStatistics:
     """Sum up a corpus in batches that the ranks and their threads share among them.
 
-    A batch has at most `max_tokens`, and no more than a thread takes in training.
+    A batch has about `max_tokens`, or what a thread takes in training if that is less.
     """
     ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
     max_tokens = min(max_tokens, parallel.tokens_at_once // parallel.num_threads)

@@ -84,9 +84,10 @@ class ParallelModel(Protocol):
 class ThreadedModel:
     """A model and its replicas, one per thread, which share the parameters.
 
-    Each part of a batch draws its own dropout noise, and there are as many parts as
-    threads of all ranks, or a multiple. The same numbers of threads and ranks therefore
-    give the same results. Without dropout, other numbers change only the last bits.
+    Each part of a batch draws its own dropout noise. There are as many parts as threads
+    of all ranks, or a multiple, unless there are fewer sentences. The same numbers of
+    threads and ranks therefore give the same results. Without dropout, other numbers
+    change only the last bits.
     """
 
     asynchronous = False
@@ -139,7 +140,7 @@ class ThreadedModel:
         return total / num_tokens
 
     def _split(self, batch: Batch) -> list[Batch]:
-        """Divide a batch into one part per thread of all ranks, or a multiple."""
+        """Divide a batch as the class says."""
         tokens = max(batch.source.size, batch.target.size)
         ranks = self.communicator.size
         rounds = math.ceil(tokens / (self.tokens_at_once * ranks))

@@ -24,7 +24,7 @@ import numpy as np
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, no_grad
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.model.transformer import Transformer, causal_mask
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
@@ -132,8 +132,7 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
     memory, source_mask = model.encode(source)
     x: Tensor = model.embedding(target, None)
     total: Array = 0
-    restricted = model.config.attention_window is not None
-    target_mask = None if restricted else causal_mask(target)
+    target_mask = model.target_mask(target)
     first = first_aligning_layer(len(model.decoder))
     for number, layer in enumerate(model.decoder):
         if number >= first:

@@ -48,7 +48,7 @@ def translate_ids(
     table = model.embedding.table.data
     xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
     if constraints:
-        search = beam_search
+        search = beam_search  # a fused one asks the model for its logits itself
         if constraints.min_len >= positions:
             raise ValueError(
                 f"min_len: expected less than the model's {positions} positions, "
@@ -80,10 +80,8 @@ def translate_ids(
                 ]
                 for hypotheses in found
             ]
-        if len(batch) > 1:
-            # Samples with so close a draw that the others of the batch may have decided
-            # it: each is drawn again alone.
-            for n in getattr(decoder, "unsure", ()):
+        if constraints and len(batch) > 1:
+            for n in constraints.unsure(decoder):
                 [found[n]] = translate_batch(batch[n : n + 1])
         return found
 

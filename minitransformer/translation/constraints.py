@@ -10,7 +10,7 @@ Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -186,6 +186,10 @@ class Constraints:
     ) -> IncrementalDecoder:
         """Return a decoder that constrains another one of the sentences `batch`."""
         return ConstrainedDecoder(decoder, self, batch, shortlist)
+
+    def unsure(self, decoder: IncrementalDecoder) -> Iterable[int]:
+        """Return the sentences of its batch to translate again, each of them alone."""
+        return ()
 
 
 class WatchedDecoder:

@@ -106,6 +106,11 @@ class Draws(Constraints):
             decoder = super().decoder(decoder, batch, shortlist)
         return SamplingDecoder(decoder, self, [self._keys[i] for i in batch])
 
+    def unsure(self, decoder: IncrementalDecoder) -> set[int]:
+        """Return the sentences of which the batch may have decided a close draw."""
+        assert isinstance(decoder, SamplingDecoder)
+        return decoder.unsure
+
 
 class SamplingDecoder(WatchedDecoder):
     """A decoder that draws the next token, and excludes all others.

@@ -70,9 +70,9 @@ class Translator:
         prefixes: Sequence[str] | None = None,
     ) -> list[str]:
         """Return the best translation of each line."""
+        prefixes = _one_each(prefixes, lines)
         found = self.hypotheses(lines, config, first_line, prefixes)
-        given = prefixes or [""] * len(lines)
-        return [self.text(h[:1], p)[0] for h, p in zip(found, given, strict=True)]
+        return [self.text(h[:1], p)[0] for h, p in zip(found, prefixes, strict=True)]
 
     def hypotheses(
         self,
@@ -92,6 +92,7 @@ class Translator:
         """
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
+        prefixes = _one_each(prefixes, lines)
         encoded = self.encode(lines, config, first_line)
         starts = self._prefixes(prefixes, encoded, first_line)
         sources = [part for parts in encoded for part in parts]
@@ -114,7 +115,7 @@ class Translator:
                 )
         if not config.alignment:
             return joined
-        texts = map(self.text, joined, prefixes or [""] * len(lines))
+        texts = map(self.text, joined, prefixes)
         pairs = [
             (source, TextInParts(text, [p[n].tokens for p in ranked]))
             for source, ranked, best in zip(
@@ -133,7 +134,7 @@ class Translator:
 
     def _prefixes(
         self,
-        prefixes: Sequence[str] | None,
+        prefixes: Sequence[str],
         encoded: Sequence[Sequence[Sequence[int]]],
         first_line: int,
     ) -> list[Prefix | None]:
@@ -142,12 +143,8 @@ class Translator:
         Raises: ValueError naming a line that is blank, or whose prefix is impossible.
         """
         result: list[Prefix | None] = []
-        given = prefixes if prefixes is not None else [""] * len(encoded)
-        if len(given) != len(encoded):
-            expected = f"expected a prefix for each of {len(encoded)} lines"
-            raise ValueError(f"{expected}, got {len(given)}")
         for number, (text, parts) in enumerate(
-            zip(given, encoded, strict=True), first_line
+            zip(prefixes, encoded, strict=True), first_line
         ):
             try:
                 prefix = self._finder.find(text) if text else None
@@ -276,6 +273,14 @@ def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
         )
         for ranked in zip(*parts, strict=False)
     ]
+
+
+def _one_each(prefixes: Sequence[str] | None, lines: Sequence[str]) -> Sequence[str]:
+    """Return the prefix of each line, empty ones if there are none."""
+    if prefixes is not None and len(prefixes) != len(lines):
+        expected = f"expected a prefix for each of {len(lines)} lines"
+        raise ValueError(f"{expected}, got {len(prefixes)}")
+    return [""] * len(lines) if prefixes is None else prefixes
 
 
 def require_one_each(lines: Sequence[str], translations: Sequence[str]) -> None:

@@ -225,6 +225,25 @@ def test_wrappers_of_primitives_nest():
     assert names == ["sum_all2", "sum_all1"]
 
 
+def test_wrappers_of_two_threads_take_turns():
+    names, entered, x = [], threading.Event(), leaf(1.0, 2.0)
+
+    def work():
+        entered.set()
+        with wrap_primitives(lambda name, body: names.append("second") or body):
+            ops.sum_all(x)
+
+    thread = threading.Thread(target=work)
+    with wrap_primitives(lambda name, body: names.append("first") or body):
+        thread.start()
+        entered.wait()
+        thread.join(0.05)  # it waits for this block
+        ops.sum_all(x)
+    thread.join()
+    ops.sum_all(x)
+    assert names == ["first", "second"]
+
+
 def test_a_number_is_the_derivative_of_a_scalar():
     x, y = (Tensor(np.ones(n, np.float32), requires_grad=True) for n in ((), 3))
     ops.add(x, ops.sum_all(y)).backward(0.5)

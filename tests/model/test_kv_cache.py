@@ -18,7 +18,8 @@ def append(cache, numbers):
     """Append number n as the key n and the value -n of a beam, and return all."""
     column = np.asarray(numbers, np.float32)[:, None, None]
     key, value = (np.repeat(column, width, axis=2) for width in WIDTHS)
-    keys, values = cache.append(Tensor(key), Tensor(-value))
+    keys, values, mask = cache.append(Tensor(key), Tensor(-value))
+    assert mask is None
     assert (keys.shape[2], values.shape[2]) == WIDTHS
     assert (keys.data == keys.data[..., :1]).all()
     assert (values.data == -keys.data[..., :1]).all()
@@ -31,7 +32,6 @@ def test_all_positions_are_returned_in_their_order():
         found = append(cache, [n, 100 + n])
         assert found == [[*range(n + 1)], [*range(100, 101 + n)]]
         assert cache.length == cache.used == n + 1
-    assert cache.mask is None
     assert cache.keys.shape == (2, 64, 3)  # doubled twice, from 16
 
 
