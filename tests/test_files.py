@@ -369,13 +369,14 @@ def held(tmp_path):
         yield process
 
 
-def test_a_lock_that_is_held_is_waited_for_and_the_user_told(
+def test_a_lock_that_is_held_is_waited_for_and_the_user_told_once(
     held, tmp_path, capsys, monkeypatch
 ):
     with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", wait=False):
         pass
-    monkeypatch.setattr(files, "SILENT_ATTEMPTS", 0)
-    monkeypatch.setattr("time.sleep", lambda seconds: held.communicate())
+    monkeypatch.setattr(files, "SILENT_ATTEMPTS", 1)
+    pauses = [None, None, None, held.communicate]
+    monkeypatch.setattr("time.sleep", lambda seconds: (pauses.pop(0) or int)())
     with file_lock(tmp_path / "lock", wait=True):
         pass
     message = f"waiting for another process, which locks {tmp_path / 'lock'}\n"

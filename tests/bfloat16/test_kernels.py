@@ -221,3 +221,30 @@ def test_a_run_in_bf16_learns_resumes_and_translates(kernels, tmp_path, monkeypa
         assert code == 0, errors
         outputs.append(out)
     assert outputs[0] == outputs[1] != ""
+
+
+def test_the_loss_of_large_logits_is_finite(kernels):
+    """Logits of 200, 0 and -200, whose exponentials no float32 can hold."""
+    weight = np.array([1, 0, -1], np.float32).reshape(3, 1)
+    x, targets = np.array([[200], [-200]], np.float32), np.array([1, 2])
+    options = {"label_smoothing": 0.0, "padding_id": 0}
+    loss, vjp = kernels.projected_cross_entropy(x, weight, targets, **options)
+    assert loss == 200  # the first row: token 0 is certain, and 1 was expected
+    dx, dweight, _ = vjp(np.float32(1))
+    assert dx.tolist() == [[1], [0]]
+    assert dweight.tolist() == [[200], [-200], [0]]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_numbers_that_bfloat16_holds_is_exact(kernels, smoothing):
+    rng = np.random.default_rng(1)
+    weight = rounded(rng.standard_normal(240)).astype(np.float32).reshape(30, 8)
+    x = rounded(rng.standard_normal((12, 8))).astype(np.float32)
+    targets = rng.integers(1, 30, 12)
+    options = {"label_smoothing": smoothing, "padding_id": 0}
+    loss, _ = kernels.projected_cross_entropy(x, weight, targets, **options)
+    logits = x.astype(float) @ weight.T.astype(float)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    q = np.full((12, 30), smoothing / 30)
+    q[np.arange(12), targets] += 1 - smoothing
+    assert loss == pytest.approx(-(q * log_probs).sum(), rel=1e-6)

@@ -56,14 +56,18 @@ def test_products_of_matrices_as_they_lie(library, n, k, m):
     assert_products(library, np.random.default_rng(n), n, k, m)
 
 
-def test_rounding_starts_no_threads(library):
+@pytest.mark.parametrize("first", ["rounded", "product"])
+def test_no_threads_are_started(library, first):
     tasks = Path("/proc/self/task")
     if not tasks.exists():
         pytest.skip("the threads of a process are listed on Linux only")
 
     def started(_):
         before = len(list(tasks.iterdir()))
-        library.rounded(np.ones(1 << 20, np.float32))
+        if first == "rounded":
+            library.rounded(np.ones(1 << 20, np.float32))
+        else:
+            library.product(*[np.zeros((1000, 1000), np.uint16)] * 2)
         return len(list(tasks.iterdir())) - before
 
     with ThreadPoolExecutor(1) as new_thread:
@@ -175,3 +179,29 @@ def test_what_is_missing_is_said_in_a_line(monkeypatch, found, message):
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert np.ndarray not in _KERNELS
+
+
+@pytest.mark.parametrize(
+    ("broken", "loaded"), [(False, ["package"]), (True, ["package", "system"])]
+)
+def test_an_installed_package_comes_first_and_what_cannot_be_loaded_is_passed_over(
+    monkeypatch, broken, loaded
+):
+    class File:
+        name = "libdnnl.so.3"
+        locate = staticmethod(lambda: "package")
+
+    tried = []
+
+    def load(path):
+        tried.append(path)
+        if broken and path == "package":
+            raise OSError("no such file")
+        return Library(3, 0xE7, "dnnl_gemm_bf16bf16f32")
+
+    monkeypatch.setattr(onednn, "DISTRIBUTIONS", ("onednn",))
+    monkeypatch.setattr(onednn.metadata, "files", lambda name: [File()])
+    monkeypatch.setattr(onednn, "find_library", lambda _: "system")
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    onednn._load()
+    assert tried == loaded

@@ -390,3 +390,58 @@ def test_wrong_usage_is_one_line(arguments, message, capsys):
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"minitransformer {message}")
+
+
+FOUR = "(S (X (A a) (A b)) (A c) (A d))"
+
+
+def test_the_summary_worked_out_by_hand(tmp_path):
+    """Sentences: two crossings; three; other words; right; nothing but punctuation.
+
+    The full stop of the right one counts for the cutoff, and for nothing else.
+    """
+    pairs = [
+        (FOUR, "(S (A a) (Z (W (A b) (B c))) (A d))"),
+        (FOUR, "(S (A a) (Z (W (V (A b) (A c)))) (A d))"),
+        ("(S (A a))", "(S (A x))"),
+        ("(S (X (A a) (A b)) (A c) (A d) (. .))",) * 2,
+        ("(S (: --) (`` `) ('' ') (, ,))",) * 2,
+    ]
+    gold, test = tmp_path / "gold", tmp_path / "test"
+    for side, path in enumerate((gold, test)):
+        path.write_text("".join(f"(TOP {pair[side]})\n" for pair in pairs))
+    expected = {
+        "sentences": (5, 4),
+        "errors": (1, 1),
+        "skipped": (1, 1),
+        "labelled recall": (400 / 6, 200 / 4),  # S three times, and X
+        "labelled precision": (400 / 9, 200 / 7),
+        "F1": (800 / 15, 400 / 11),
+        "exact match": (100 / 3, 0),
+        "average crossing": (5 / 3, 5 / 2),
+        "no crossing": (100 / 3, 0),
+        "2 or less crossing": (200 / 3, 50),
+        "tagging accuracy": (1100 / 12, 700 / 8),
+    }
+    found = [part.summary() for part in score_files(gold, test, 4)]
+    for name, values in expected.items():
+        assert [part[name] for part in found] == pytest.approx(values), name
+    assert found[0].keys() == expected.keys()
+
+
+def test_marks_without_a_tag_get_the_one_that_the_treebank_gives_them():
+    tags = {
+        ",": ",", ".": ".", "?": ".", "!": ".", ":": ":", ";": ":", "-": ":",
+        "--": ":", "...": ":", "``": "``", "`": "``", "''": "''",
+        "-LRB-": "-LRB-", "-LCB-": "-LRB-", "-RRB-": "-RRB-", "-RCB-": "-RRB-",
+    }  # fmt: skip
+    for mark, tag in tags.items():
+        assert restore_tree("", ["a", mark]) == [Leaf("NN", "a"), Leaf(tag, mark)]
+
+
+def test_two_marks_with_wrong_tags_move_the_tags():
+    """One may be an error of the model; of two, the tags are those of other words."""
+    one = align_words("NN , .".split(), "a , b".split())
+    assert one == [[Leaf("NN", "a")], [Leaf(",", ",")], [Leaf(".", "b")]]
+    two = align_words(", NN".split(), "a ,".split())
+    assert [leaf for part in two for leaf in part] == [Leaf("NN", "a"), Leaf(",", ",")]

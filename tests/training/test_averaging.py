@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minitransformer.engine.backend import register_kernels
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -208,3 +209,28 @@ def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best):
     alone = ended.end(ranks=Communicator())
     for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks)):
         np.testing.assert_array_equal(found[1], alone[1])
+
+
+def test_products_are_told_of_the_parameters_of_each_mean(ended):
+    """Kernels of 16 bits keep a rounded copy, which must be that of the mean."""
+    told = []
+
+    def find(name, arrays):
+        told_of = name == "parameters_changed"
+        return (lambda data: told.append(data.copy())) if told_of else None
+
+    register_kernels(np.ndarray, find)
+    try:
+        ended.end()
+    finally:
+        register_kernels(np.ndarray, None)
+    for found, n in zip(told, (1, 2, 3, 4, 3), strict=True):
+        np.testing.assert_array_equal(found, mean_of_last(ended, n))
+
+
+def test_a_fixed_number_is_averaged_on_all_ranks(ended):
+    """Rank 0 alone has the checkpoints."""
+    settings = {"average": 2, "average_by": "number"}
+    for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks, **settings)):
+        assert found[0]
+        np.testing.assert_array_equal(found[1], mean_of_last(ended, 2))

@@ -11,7 +11,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
-from minitransformer.training import evaluation
+from minitransformer.training import evaluation, parallel
 from minitransformer.training.evaluation import (
     TokenStatistics,
     compound_split_bleu,
@@ -111,3 +111,40 @@ def test_validation_is_the_sum_over_sentences():
     assert total.tokens == corpus.target.lengths.sum() + 20  # EOS counted
     assert TokenStatistics(1e6, 0, 1).perplexity == math.exp(700)
     threaded.close()
+
+
+def test_a_thread_takes_no_more_at_once_in_validation_than_in_training(monkeypatch):
+    """Of sentences of 5 tokens, EOS counted, at most 3 where it has 12 tokens."""
+    rows, sizes = [[7] * 4] * 20, []
+    corpus = ParallelCorpus(*(Ragged.from_lists(rows) for _ in range(2)))
+    plain = evaluation.token_statistics
+
+    def measured(model, source, target):
+        sizes.append(source.size)
+        return plain(model, source, target)
+
+    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * 12)
+    monkeypatch.setattr(evaluation, "token_statistics", measured)
+    model = Transformer(CONFIG)
+    threaded = ThreadedModel(model, ParameterBuffer(model), 2)
+    assert validate(threaded, corpus, 1000).tokens == sum(sizes) == 20 * 5
+    threaded.close()
+    assert 5 < max(sizes) <= 1.25 * 12
+
+
+def test_the_papers_bleu_is_not_smoothed():
+    """No four words are the same in a row."""
+    pytest.importorskip("sacremoses")
+    outputs, references = ["one two three four five"], ["one two three x four five"]
+    assert compound_split_bleu(outputs, references, "en") == 0
+    assert BLEU(force=True).corpus_score(outputs, [references]).score > 10
+
+
+def test_the_papers_bleu_knows_the_abbreviations_of_the_language():
+    """The full stop of bzw. is no word of its own in German."""
+    pytest.importorskip("sacremoses")
+    outputs = ["Sie sahen Otto bzw. Anna im Park"]
+    references = ["Sie sahen Otto bzw. Anna im Haus"]
+    plain = BLEU(tokenize="none", smooth_method="none", force=True)
+    expected = plain.corpus_score(outputs, [references]).score  # 7 words each
+    assert_close(compound_split_bleu(outputs, references, "de"), expected)

@@ -6,12 +6,25 @@ import json
 import math
 from errno import EIO
 
+import numpy as np
 import pytest
 
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.text.batches import BatchStream, ParallelCorpus
+from minitransformer.text.ids import Ragged
+from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.log import LossyStream
-from minitransformer.training.progress import TrainingState, Window
+from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.progress import (
+    Progress,
+    TrainingState,
+    Window,
+    run_summary,
+)
+from support.models import small_model
 
 STATE = TrainingState(
     {"train": "0f"},
@@ -165,3 +178,39 @@ def test_a_lossy_stream_drops_what_fails_and_goes_on():
     assert inner.getvalue() == "one\n\ntwo\n"
     inner.close()
     print("closed", file=stream, flush=True)
+
+
+def test_the_start_says_what_an_update_costs():
+    """Two batches of 12 pairs make an update; tokens are counted with EOS."""
+    sides = [Ragged.from_lists([[5] * n] * 12) for n in (3, 5)]
+    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=1000))
+    assert len(stream) == 1
+    model = small_model()
+    threaded = ThreadedModel(model, ParameterBuffer(model), 1)
+    lines = run_summary(stream, 2, threaded)
+    flops = training_flops(model.config, 4.0, 6.0) * 24  # 0.0 GFLOP
+    tokens = f"update      {24 * 4} source + {24 * 6} target tokens, "
+    assert f"{tokens}{flops / 1e9:,.1f} GFLOP" in lines
+    memory = training_memory(model.config, 1000, 1)
+    assert f"memory      about {memory / 1e6:,.0f} MB" in lines
+    threaded.close()
+
+
+def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
+    sides = [Ragged.from_lists([[5] * 9] * 1000)] * 2
+    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=10_000))
+    model = small_model()
+    monkeypatch.setattr("minitransformer.training.parallel.TOKENS_TIMES_WIDTH", 8000)
+    threaded = ThreadedModel(model, ParameterBuffer(model), 2)
+    memory, more = (training_memory(model.config, n, 2) / 1e6 for n in (2000, 10_000))
+    assert f"{memory:,.0f}" != f"{more:,.0f}"
+    assert run_summary(stream, 1, threaded)[-1] == f"memory      about {memory:,.0f} MB"
+    threaded.close()
+
+
+@pytest.mark.parametrize(("factor", "reported"), [(2.0, 0), (1.0, 0), (0.5, 3)])
+def test_skipped_updates_are_reported_once_no_scale_can_help(factor, reported):
+    scale = LossScale(np, "fp16", (factor, 0))
+    progress = Progress(TrainingState({}), scale)
+    progress.state.skipped = 3
+    assert progress.synchronize() == reported

@@ -9,7 +9,7 @@ import pytest
 
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import alignment
 from minitransformer.translation.alignment import (
@@ -242,3 +242,14 @@ def test_a_word_in_two_parts_has_one_link(translator, monkeypatch, second, sourc
     pair = TextInParts("the on", [[the], [on]]), TextInParts("st", [[s], [t]])
     found = align_words(translator.model, translator.tokenizer, [pair])
     assert found == [((source, 0),)]
+
+
+@pytest.mark.parametrize("long_input", ["split", "truncate"])
+def test_long_lines_are_neither_scored_nor_aligned(translator, long_input):
+    """Whatever happens to long lines that are translated."""
+    config = DecodingConfig(max_input=8, long_input=long_input)
+    for method in (translator.score, translator.align):
+        for pair in ((CAT_LINES[0], "cat"), ("cat", CAT_LINES[0])):
+            sides = [["cat", text] for text in pair]
+            with pytest.raises(ValueError, match="line 8: expected at most 8 word"):
+                method(*sides, config, first_line=7)

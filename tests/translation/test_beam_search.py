@@ -14,6 +14,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import map_batches, translate_ids
 from minitransformer.translation.beam_search import (
     _best_candidates,
@@ -420,3 +421,43 @@ def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
         assert hypothesis.score == pytest.approx(sum(h.score for h in nth))
         assert hypothesis.log_prob == pytest.approx(sum(h.log_prob for h in nth))
     assert len(found) == 2
+
+
+@pytest.fixture(scope="module")
+def translator(model_path):
+    return load(model_path, threads=1)
+
+
+def test_one_blank_side_does_not_leave_the_other_unscored(translator):
+    target = translator.tokenizer.encode(["the cat"])[0]
+    found = score_targets(translator.single_model, [[], target], [target, []])
+    assert [length for _, length in found] == [len(target) + 1, 1]
+    assert all(log_prob < 0 for log_prob, _ in found)
+
+
+@pytest.mark.parametrize("size", [-200, -94, -40, 40, 80, 94, 200])
+def test_logits_of_any_size_have_finite_totals(size):
+    """Five equal logits: each token has the probability 1/5."""
+    logits = np.full((1, 5), size, np.float32)
+    found, _, tokens = _best_candidates([logits], np.zeros((1, 1)), 2)
+    assert tokens.tolist() == [[3, 4]]
+    np.testing.assert_allclose(found, np.log([[0.2, 0.2]]), rtol=1e-5)
+
+
+def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):
+    """Padding and EOS counted, and on several threads a share of the tokens each."""
+    sizes, plain = [], batch_translation.incremental_decoder
+
+    def measured(model, source, beam_size, shortlist):
+        sizes.append(source.size * beam_size)
+        return plain(model, source, beam_size, shortlist)
+
+    monkeypatch.setattr(batch_translation, "incremental_decoder", measured)
+    lines = translator.tokenizer.encode(["the cat"] * 24)
+    tokens = len(lines[0]) + 1
+    config = DecodingConfig(beam=3, decode_tokens=5 * 3 * tokens, max_len_b=1)
+    for threads, most in ((1, 5), (8, 3)):
+        sizes.clear()
+        translate_ids(translator.single_model, lines, config, threads)
+        assert max(sizes) == most * tokens * 3
+        assert sum(sizes) == 24 * tokens * 3

@@ -352,3 +352,13 @@ def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path, capfd):
         code, _, err = run_translate(capfd, *flags, "--buffer", "2", *sentences)
         assert code == 1
         assert f"prefix: expected a line for each source line, {got}" in err
+
+
+def test_a_prefix_does_not_count_for_the_longest_output():
+    """Also where a space and each letter are pieces of their own."""
+    lines = ["ab abb", "ba ab", "aab ab", "bab abb", "b a", "abb ba"] * 3
+    tokenizer = Tokenizer.train(lines, 7)
+    prefix = PrefixFinder(tokenizer).find("abb")
+    assert len(prefix.tokens) == 4
+    constraints = Constraints(TranslationConfig(), [prefix])
+    assert constraints.limits(np.array([6]), np.array([0])) >= 6 + 4

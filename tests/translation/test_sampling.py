@@ -268,3 +268,10 @@ def test_the_command_draws_samples(model_path, capfd):
     _, answers, _ = run_translate(capfd, *flags, *more, "the cat")
     texts = [t["text"] for t in json.loads(answers)["translations"]]
     assert texts == [text for _, text, _ in lines[:6]]
+
+
+def test_top_p_keeps_no_more_than_it_needs():
+    """Of the probabilities 1/2, 1/4 and 1/4, the first is half of all."""
+    logits = np.log([[2.0, 1.0, 1.0]])
+    weights, least, *_ = likeliest(logits, None, 0.5)
+    assert (weights >= least[:, None]).tolist() == [[True, False, False]]

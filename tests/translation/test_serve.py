@@ -335,3 +335,28 @@ def test_the_page_translates_what_a_person_types(server, tmp_path):
         expect(tab.get_by_role("status")).to_have_text(
             "beam: expected at most 16, got 99"
         )
+
+
+def test_every_answer_tells_the_browser_to_pass_nothing_on(server):
+    """The address may have the token: it goes to no other site and to no cache."""
+    for method, path in (("GET", "/"), ("GET", "/none"), ("POST", "/translate")):
+        *_, headers = request(server, method, path, b"")
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        policy = headers["Content-Security-Policy"].split("; ")
+        assert {"default-src 'none'", "frame-ancestors 'none'"} <= {*policy}
+
+
+def test_tokens_differ_and_both_paths_need_them(model_path):
+    translator = load(model_path)
+    servers = [Server("0.0.0.0", 0, translator, SHORT) for _ in range(2)]
+    assert servers[0].token != servers[1].token
+    assert min(len(server.token) for server in servers) > 20
+    threading.Thread(target=servers[0].serve_forever, daemon=True).start()
+    for path in ("/translate", "/attention"):
+        status, *_ = request(servers[0], "POST", path, {"text": "a"}, Host="localhost")
+        assert status == 401
+    servers[0].shutdown()
+    for server in servers:
+        server.server_close()
