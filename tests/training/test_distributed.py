@@ -706,7 +706,11 @@ def test_a_terminal_that_closes_may_say_so_twice(tmp_path):
     )
     command = [sys.executable, "-c", script, str(tmp_path / "said")]
     run = RunDirectory(tmp_path / "run")
-    code = launch.launch_training(command, run, False, RanksConfig())
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
+    try:
+        code = launch.launch_training(command, run, False, RanksConfig())
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert code == 128 + signal.SIGHUP
     assert (tmp_path / "said").read_text() == "saved"
 
