@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from minitransformer.devices import Device, check_device, connect_ranks, open_device
-from minitransformer.files import write_bytes
 from minitransformer.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -206,8 +204,6 @@ def prepare(
     training = settings.training
     cores = args.threads or ranks.num_cores()
     device = open_device(ranks.device(args.device), training.precision, cores)
-    if not resumes:
-        run.require_empty()
     text = text_of(settings, args.cache)
     start, news = last_checkpoint(run, settings) if resumes else None, ""
     if start is None:
@@ -233,12 +229,9 @@ def prepare(
     parallel, adam = parallel_model(start, device, training, scale, ranks, graphs, log)
     if start.moments is not None:
         adam.restore(state.step - state.skipped, *start.moments)
-    if not resumes:
-        run.create(settings)
+    run.begin(settings, start.tokenizer.model, resumes)
     if news:
         log(news)
-    if not ranks.rank:
-        write_bytes(run.tokenizer, start.tokenizer.model)
     run.truncate_metrics(state.step)
     run.prune(training)
     encoded = start.tokenizer, text, corpora, stream
@@ -336,7 +329,7 @@ class Trainer:
             unit="step",
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
-        finished = self.is_finished()
+        finished = state.used_up(training)
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
         if state.pending_validations:
             self.validate()
@@ -344,7 +337,7 @@ class Trainer:
             before = state.seconds
             self.update()
             bar.update()
-            finished = self.is_finished()
+            finished = state.used_up(training)
             if state.step % training.log_every == 0:
                 self.report()
             if state.step % training.validate_every == 0 or finished:
@@ -352,23 +345,16 @@ class Trainer:
                     state.pending_validations = 1
                     self.save()
                 self.validate()
-                finished = self.is_finished()
+                finished = state.used_up(training)
             due = training.checkpoint_due(state.step, before, state.seconds)
             if (due or finished) and self.stopped_by is None:
                 self.save()
         self.sync_clock_and_stop()
         if self.stopped_by is not None:
             self.save()
+        elif state.step < training.steps:
+            self.log(f"ended       after step {state.step:,}: {finished} used up")
         bar.close()
-
-    def is_finished(self) -> bool:
-        """Whether steps, minutes or patience, counted over resumes, are used up."""
-        training, state = self.training, self.state
-        return (
-            state.step >= training.steps
-            or state.seconds >= 60 * (training.minutes or math.inf)
-            or state.validations_since_best >= (training.patience or math.inf)
-        )
 
     def update(self) -> None:
         """Do one step of section 5.3 on the next `accumulate` batches.
@@ -548,6 +534,8 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
     path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
     run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
+    if not resumes:
+        run.require_empty()
     with run.lock(ids):
         trainer = prepare(run, settings, resumes, args, ranks)
 
@@ -561,7 +549,7 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
                 trainer.train()
             if trainer.stopped_by:
                 how = "and saved" if trainer.saved else "but not saved"
-                trainer.log(f"stopped     {how}: train.py --resume continues")
+                trainer.log(f"stopped     {how}: train.py --resume {path} continues")
                 return 128 + trainer.stopped_by
             trainer.finish()
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -108,6 +109,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(arguments)
     while args.model and args.sentence and is_model(args.sentence[0]):
         args.model.append(Path(args.sentence.pop(0)))  # --model A B, a model too
+    if len(args.sentence) == 1 and os.path.isfile(args.sentence[0]):
+        hint = f"{args.sentence[0]} is a file, too: --input translates its lines"
+        print(f"translate.py: {hint}", file=sys.stderr)
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     named = {name for name, x in vars(args).items() if x is not None and x is not False}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minitransformer.settings.options import exit_code, suggestion
+from minitransformer.settings.options import exit_code, package_version, suggestion
 
 # The commands, where their `main` is, and what they do. The two scripts are files of
 # their own, at the top of a source tree and in the folder `scripts` of a wheel.
@@ -31,7 +31,10 @@ def usage() -> str:
     """Return the list of commands, a line each."""
     head = "usage: minitransformer COMMAND ... (or python -m minitransformer COMMAND)\n"
     lines = (f"  {name:<11}{what}" for name, (_, what) in COMMANDS.items())
-    foot = "\nminitransformer COMMAND --help says more about one of them."
+    foot = (
+        "\nminitransformer COMMAND --help says more about one of them, and\n"
+        "minitransformer --version which version this is."
+    )
     return "\n".join((head, *lines, foot))
 
 
@@ -50,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("", "-h", "--help"):
         return exit_code("minitransformer", lambda: print(usage()))
+    if name == "--version":
+        return exit_code("minitransformer", lambda: print(package_version()))
     if name not in COMMANDS:
         hint = suggestion(name, COMMANDS)
         print(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from os import PathLike
 from pathlib import Path
 
 from minitransformer.devices import open_device
@@ -20,7 +21,7 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.tags import Tags, tags_of
-from minitransformer.translation.translator import Translator
+from minitransformer.translation.translator import Translator, list_of_text
 
 
 def load(
@@ -43,6 +44,8 @@ def load(
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
+    if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
+        raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
     tune_allocator()
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
@@ -78,21 +81,13 @@ def translate(
     Raises: ValueError if an option is unknown, out of range or does nothing, or if a
     line has no translation within its constraints.
     """
-    lines = _list_of_text("lines", lines)
-    prefixes = None if prefix is None else _list_of_text("prefixes", prefix)
+    if not isinstance(translator, Translator):
+        raise ValueError(f"expected a model that `load` returned, got {translator!r}")
+    lines = list_of_text("lines", lines)
+    prefixes = None if prefix is None else list_of_text("prefixes", prefix)
     if unknown := options.keys() - {field.name for field in fields(TranslationConfig)}:
         raise ValueError(f"expected options of TranslationConfig, got {min(unknown)}")
     config = TranslationConfig.changed(translator.decoding, options)
     for name in options.keys() & {"nbest", "alignment"}:
         raise ValueError(f"{name}: does nothing here, use Translator.hypotheses")
     return translator.translate(lines, config, prefixes=prefixes)
-
-
-def _list_of_text(name: str, given: Iterable[str]) -> list[str]:
-    """Raises: ValueError if what is given is one string, or has other things."""
-    if isinstance(given, str):
-        raise ValueError(f"expected a list of {name}, got one string")
-    found = list(given)
-    if others := [thing for thing in found if not isinstance(thing, str)]:
-        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
-    return found

@@ -131,3 +131,23 @@ def test_the_version_is_the_same_everywhere():
     for name, pattern in places.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert re.findall(pattern, text, re.MULTILINE) == [minitransformer.__version__]
+
+
+@pytest.mark.parametrize("method", ["translate", "hypotheses", "score", "align"])
+def test_one_string_is_no_list_of_lines(model_path, method):
+    translator = minitransformer.load(model_path, threads=1)
+    others = ["the cat"] if method in ("score", "align") else []
+    with pytest.raises(ValueError, match="expected a list of lines, got one string"):
+        getattr(translator, method)("the cat", *others, translator.decoding)
+
+
+def test_what_is_no_model_is_refused():
+    for path in (5, None, ["en-de"]):
+        with pytest.raises(ValueError, match="expected a path or a name of a model"):
+            minitransformer.load(path)
+    with pytest.raises(ValueError, match="expected a model that `load` returned"):
+        minitransformer.translate("en-de", ["the cat"])
+
+
+def test_the_public_names_are_offered_for_completion():
+    assert dir(minitransformer) == sorted(minitransformer.__all__)

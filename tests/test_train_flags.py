@@ -313,7 +313,7 @@ def test_a_run_is_continued_with_its_settings(place):
     settings = train.new_config(parse(*flags, "--d-ff", 4, "--steps", 3))
     for name in ("runs/one", "runs/two"):
         RunDirectory(place / name).path.mkdir(parents=True)
-        RunDirectory(place / name).create(settings)
+        RunDirectory(place / name).begin(settings, b"", False)
     os.utime(place / "runs" / "one", (1, 1))
     for resume, name in (([], "two"), (["runs/one"], "one")):
         args = parse("--resume", *resume, "--steps", 5)
@@ -331,7 +331,7 @@ def test_a_restart_continues_the_run_that_the_first_attempt_began(place):
     settings = train.new_config(parse(*flags))
     assert attempt(1, "--run", "run") == (Path("run"), settings, False)
     Path("run").mkdir()
-    RunDirectory(Path("run")).create(settings)
+    RunDirectory(Path("run")).begin(settings, b"", False)
     assert attempt(1, "--run", "run") == (Path("run"), settings, True)
     assert not attempt(0, "--run", "run")[2]
     assert not attempt(1)[2]
@@ -433,7 +433,7 @@ def test_a_run_is_resumed_by_ranks(place, launched):
     settings = train.new_config(parse(*flags))
     run = RunDirectory(place / "run")
     run.path.mkdir()
-    run.create(settings)
+    run.begin(settings, b"", False)
     assert run_main(train.main, "--resume", "run", "--ranks", 2)[0] == 7
     assert (calls[0][1].path, calls[0][2]) == (Path("run"), True)
     assert run.config.exists()

@@ -636,7 +636,7 @@ def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch
     flags = ("--steps", 9, "--run", "run", "--on-save-error", "continue")
     with signals_put_back():
         out = start(*flags, code=128 + signal.SIGTERM)
-    assert out.endswith("stopped     but not saved: train.py --resume continues\n")
+    assert out.endswith("stopped     but not saved: train.py --resume run continues\n")
 
 
 def test_a_full_disk_behind_standard_output_costs_lines(start):
@@ -671,7 +671,7 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
         out = start(*flags, code=128 + number)
     assert handlers == [signal.SIG_DFL] * 2  # a second signal would end it at once
     lines = out.splitlines()
-    assert lines[-1] == "stopped     and saved: train.py --resume continues"
+    assert lines[-1] == "stopped     and saved: train.py --resume run continues"
     assert logged(out, "epoch") == [1, 2, 3]
     assert steps("run") == [3]
     assert "done" not in out
@@ -848,7 +848,11 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
 @pytest.mark.parametrize(
     ("longer", "flags", "message"),
     [
-        ("train", [], "of the training text, EOS counted and --max-length 256, got"),
+        (
+            "train",
+            [],
+            "of the training text, EOS counted (of those up to --max-length 256), got",
+        ),
         ("train", ["--max-length", "10"], None),
         ("val", [], "of the validation text, EOS counted, got 20"),
         ("test", [], None),  # translated in parts
@@ -1304,3 +1308,31 @@ def test_the_allocator_is_tuned_for_training(start, monkeypatch):
     calls = observed(monkeypatch, "tune_allocator")
     start("--dry-run")
     assert calls == [()]
+
+
+def test_a_run_says_what_ended_it_and_goes_on_with_flags_of_a_resume(start):
+    flags = "--run", "run", "--validate-bleu", 0, "--patience", 1, "--validate-every", 1
+    out = start(*flags, "--learning-rate", 1e-30, "--steps", 9)
+    assert "\nended       after step 2: --patience 1 used up\n" in out
+    out = start("--resume", "run", "--steps", 12)
+    assert "\nended       after step 2: --patience 1 used up\n" in out
+    out = start("--resume", "run", "--patience", 9, "--steps", 4)
+    assert "ended" not in out  # all steps were made
+    out = start("--resume", "run")  # with the patience and the steps given before
+    assert "ended" not in out
+    assert json.loads(Path("run", "config.json").read_text())["training"]["steps"] == 4
+
+
+def test_a_folder_that_is_refused_is_left_as_it_was(start):
+    Path("documents").mkdir()
+    Path("documents", "thesis.txt").write_text("")
+    assert "expected a new or empty run directory" in start(
+        "--run", "documents", code=1
+    )
+    assert [path.name for path in Path("documents").iterdir()] == ["thesis.txt"]
+
+
+def test_a_dry_run_without_standard_output_is_no_error(start, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    args = train.parse_arguments(["--config", "tiny", "--dry-run", "--threads", "1"])
+    assert train.try_out(args) == 0

@@ -478,6 +478,33 @@ def test_a_sentence_need_not_be_a_possible_file_name(model_path, monkeypatch, ca
     assert args.sentence == ["a folder"]
 
 
+def test_the_name_of_a_file_is_translated_with_a_hint(model_path, tmp_path, capfd):
+    (tmp_path / "new.en").write_text("the cat\n")
+    flags = ("--model", model_path, *SHORT, str(tmp_path / "new.en"))
+    code, out, err = run_translate(capfd, *flags)
+    assert (code, out.count("\n"), err.count("\n")) == (0, 1, 1)
+    assert "new.en is a file, too: --input translates its lines" in err
+
+
+def test_what_follows_two_dashes_is_a_sentence(model_path, capfd):
+    flags = ("--model", model_path, *SHORT)
+    code, out, _ = run_translate(capfd, *flags, "cat", "--", "- the cat", "--nbest")
+    assert code == 0
+    both = run_translate(capfd, *flags, "cat", " - the cat", " --nbest")[1]
+    assert (out, out.count("\n")) == (both, 3)
+
+
+def test_input_that_is_no_text_is_found_before_hours_of_translation(
+    model_path, tmp_path, capfd, monkeypatch
+):
+    (tmp_path / "x").write_bytes(b"the cat\n\xff\n")
+    monkeypatch.setattr(translate, "load", None)
+    files = ("--input", str(tmp_path / "x"), "--output", str(tmp_path / "out"))
+    code, _, err = run_translate(capfd, "--model", model_path, *files)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "line 2" in err
+
+
 @pytest.mark.parametrize("largest", [3.4e38, 1e30])
 def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
     path = Path(save_small_model(tmp_path / "x.safetensors"))

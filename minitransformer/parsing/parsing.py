@@ -58,12 +58,15 @@ def linearise(
     first gets the constituents of `labels` as well (`with_constituents`). With numbers,
     they stand before the tags in NAME.tree, and before the words in NAME.numbered.
 
-    Raises: UsageError if there are too few trees for the splits, or too many, or if two
-    splits have one name.
+    Raises: UsageError if there are too few trees for the splits, or too many, if two
+    splits have one name, or if a file that is read would be written.
     """
     names = [split.partition("=")[0] for split in splits]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--split: expected different names, got {repeated[0]} twice")
+    for name in names:
+        for ending in ("words", "numbered", "tree", "mrg"):
+            require_unread("folder", folder / f"{name}.{ending}", *paths)
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     folder.mkdir(parents=True, exist_ok=True)
     for split in splits:

@@ -86,7 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         paths = select_checkpoints(args.inputs, args.last)
-        require_unread("output", args.output, *paths)
+        runs = [RunDirectory(path) for path in args.inputs if path.is_dir()]
+        of_runs = [path for run in runs for path in run.checkpoints()]
+        require_unread("output", args.output, *paths, *of_runs)
+        if (
+            paths == args.inputs[:1] and args.output.exists()
+        ):  # who meant the mean of both
+            one = f"{args.output}, which exists, and one checkpoint to average"
+            raise UsageError(f"expected an output and several checkpoints, got {one}")
         save(args.output, average_checkpoints(paths))
         print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 

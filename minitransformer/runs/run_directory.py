@@ -107,11 +107,23 @@ class RunDirectory:
                 "use: choose another --run or continue it with --resume"
             )
 
-    def create(self, settings: RunConfig) -> None:
-        """Write config.json. Raises: ValueError as `require_empty`."""
-        self.require_empty()
-        self._unsaved.touch()
-        write_bytes(self.config, settings.to_json().encode())
+    def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
+        """Write config.json and tokenizer.model, unless a resumed run has the same.
+
+        Raises: ValueError as `require_empty` if the run is new.
+        """
+        if not resumes:
+            self.require_empty()
+            self._unsaved.touch()
+        if not resumes or self.read_config() != settings:
+            write_bytes(self.config, settings.to_json().encode())
+        if not self.tokenizer.is_file() or self.tokenizer.read_bytes() != tokenizer:
+            write_bytes(self.tokenizer, tokenizer)
+
+    def last_written(self) -> float:
+        """Return when training last wrote here, in seconds since 1970."""
+        files = self.config, self.metrics, self.best, self.averaged, *self.checkpoints()
+        return max((p.stat().st_mtime for p in files if p.exists()), default=0.0)
 
     def is_unsaved(self) -> bool:
         """Whether the run began, but never saved a checkpoint to resume from."""
@@ -255,7 +267,7 @@ class ReadOnlyRunDirectory(RunDirectory):
     def require_empty(self) -> None:
         """Do nothing."""
 
-    def create(self, settings: RunConfig) -> None:
+    def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
         """Do nothing."""
 
     def append(self, path: Path, line: str) -> None:
@@ -297,7 +309,7 @@ def newest_run(
             f"expected a training run in {runs.absolute()}, found none{kind}: "
             "run train.py first or name one"
         )
-    return max(found, key=lambda run: run.path.stat().st_mtime)
+    return max(found, key=RunDirectory.last_written)
 
 
 def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import importlib
 import io
 import json
 import operator
@@ -68,7 +69,15 @@ class CommandParser(argparse.ArgumentParser):
         return self._refuse_unknown(*self.parse_known_args(args, namespace))
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
+        """Parse arguments with the one list of words among them or after `--`."""
+        args, words = list(sys.argv[1:] if args is None else args), []
+        if "--" in args:
+            place = args.index("--")
+            args, words = args[:place], args[place + 1 :]
+        found = self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
+        [action] = self._get_positional_actions()
+        setattr(found, action.dest, [*getattr(found, action.dest), *words])
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line, without the list of all flags before it."""
@@ -100,6 +109,15 @@ class Parser(CommandParser):
             epilog=f"examples:\n{lines}" + (f"\n\n{notes}" if notes else ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        hidden = argparse.SUPPRESS  # each command has it, and none needs to say so
+        shown = package_version()
+        self.add_argument("--version", action="version", version=shown, help=hidden)
+
+
+def package_version() -> str:
+    """Return the name and the version of the package."""
+    package = importlib.import_module("minitransformer")  # it is above this room
+    return f"minitransformer {package.__version__}"
 
 
 def _number(kind: type, text: str) -> Any:

@@ -231,6 +231,8 @@ def check_files(output: Path | None, source: Path | None, *others: Path | None) 
     name; else as `compare_lengths`.
     """
     require_unread("--output", output, source, *others)
+    if output and source and source.is_file() and not any(others):
+        deque(read_lines(source), maxlen=0)  # that all of it is text
     for other in others:
         compare_lengths(source, other)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
-from minitransformer.text.lines import TextPair, open_output, read_lines
+from minitransformer.text.lines import TextPair, open_output, read_lines, require_unread
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -108,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "--source and --target: expected two different endings of file names, "
                 f"such as en and de, got {args.source!r} and {args.target!r}"
             )
+        read = [args.pairs, *(args.also or ())]
         pairs = read_pairs(args.pairs)
         counts = {"val": args.val, "test": args.test}
         splits = split_pairs(pairs, counts, args.seed)
@@ -126,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError(
                     f"expected no {old}, which training would read, not {name}.gz"
                 )
+            require_unread("folder", args.folder / f"{name}.gz", *read)
         args.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:  # all are replaced together, at the end
             for split, chosen in splits.items():

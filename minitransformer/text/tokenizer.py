@@ -182,14 +182,20 @@ def _surrogate_error(lines: Sequence[str]) -> ValueError:
 
 def _explain(message: str, vocab_size: int) -> str:
     """Put SentencePiece's error in terms of our settings."""
-    if limit := re.search(r"value <= (\d+)", message):
+    if found := re.search(r"value <= (\d+)", message):
+        limit = int(found[1])
+        if vocab_size >= BYTES_FROM_SIZE > limit:  # fewer pieces come without bytes
+            limit -= 256
         return (
-            f"vocab_size: expected at most {limit[1]} word pieces, which is what this "
+            f"vocab_size: expected at most {limit} word pieces, which is what this "
             f"text supports, got {vocab_size}"
         )
-    if lower := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        least = int(found[1])
+        if vocab_size < BYTES_FROM_SIZE <= least:
+            least += 256
         return (
-            f"vocab_size: expected at least {lower[1]} word pieces, one for each "
+            f"vocab_size: expected at least {least} word pieces, one for each "
             f"character of this text and each special symbol, got {vocab_size}"
         )
     if "sentences_.empty()" in message or "all_chars_count) > (0)" in message:

@@ -58,7 +58,7 @@ def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) 
             longest = longest[longest <= settings.training.max_length]
         in_parts = split == "test" and settings.decoding.long_input != "error"
         if (needed := longest.max(initial=0)) > limit and not in_parts:
-            also = f" and --max-length {settings.training.max_length}"
+            also = f" (of those up to --max-length {settings.training.max_length})"
             raise UsageError(
                 f"--max-positions: expected at least {needed}, the tokens of the "
                 f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"

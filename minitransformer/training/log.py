@@ -50,8 +50,9 @@ def logger(run: RunDirectory, is_first: bool) -> Callable[[str], None]:
 
     def log(line: str) -> None:
         if is_first:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it was closed
+                tqdm.write(line, file=sys.stdout)
+                sys.stdout.flush()
             run.append(run.path / "train.log", line)
 
     return log

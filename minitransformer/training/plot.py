@@ -12,13 +12,20 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from minitransformer.runs.pictures import write_picture
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
-from minitransformer.settings.options import Parser, UsageError, exit_code, positive
+from minitransformer.settings.options import (
+    Parser,
+    UsageError,
+    exit_code,
+    positive,
+    printable,
+)
 
 # What can be plotted: a title with the unit, and the metrics that are drawn together,
 # by their names in metrics.jsonl, each with what the legend says of it.
@@ -96,7 +103,7 @@ def draw(
             for name, suffix in metrics.items():
                 xs, ys = series(records[run], name, against)
                 if xs:
-                    label, color = run.path.name + suffix, f"C{number % 10}"
+                    label, color = _name(run) + suffix, f"C{number % 10}"
                     style = _line_style(name, alone=len(metrics) == 1)
                     panel.plot(xs, ys, label=label, color=color, **style)
         panel.set_title(title, fontsize=10)
@@ -106,11 +113,18 @@ def draw(
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_xlim(left=0)
         if panel.has_data():
-            panel.legend(fontsize=8, frameon=False)
+            lines = list(panel.lines)
+            names = [line.get_label() for line in lines]  # also those with _ first
+            for text in panel.legend(lines, names, fontsize=8, frameon=False).texts:
+                text.set_parse_math(False)
         else:
             panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
     figure.tight_layout()
     write_picture(figure, output, dpi=150)
+
+
+def _name(run: RunDirectory) -> str:
+    return printable(run.path.resolve().name)
 
 
 def _line_style(name: str, alone: bool) -> dict[str, Any]:
@@ -166,7 +180,7 @@ def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
     need = "event files need tensorboardX"
     writer = import_extra("tensorboardX", "tensorboard", need).SummaryWriter
     for run in runs:
-        with writer(str(folder / run.path.name)) as events:
+        with writer(str(folder / _name(run))) as events:
             for record in run.read_metrics():
                 step = record.pop("step")
                 for name, value in record.items():
@@ -206,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.live and (args.output or args.tensorboard):
             raise UsageError("--live does not go with --output or --tensorboard")
         if args.live:
-            show_live(runs, args.what, args.live)
+            with suppress(KeyboardInterrupt):
+                show_live(runs, args.what, args.live)
         elif args.tensorboard:
             write_events(runs, args.tensorboard)
         else:

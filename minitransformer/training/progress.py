@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.settings.config import RunConfig
+from minitransformer.settings.config import RunConfig, TrainingConfig
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.cost import (
@@ -78,6 +78,16 @@ class TrainingState:
         """Return the state before the first update."""
         tags, decoding = sorted({*settings.tags}), dataclasses.asdict(settings.decoding)
         return cls({}, tags=tags, decoding=decoding)
+
+    def used_up(self, training: TrainingConfig) -> str | None:
+        """Return the limit that ends the run, if one is reached; resumes count, too."""
+        if self.step >= training.steps:
+            return f"--steps {training.steps}"
+        if self.seconds >= 60 * (training.minutes or math.inf):
+            return f"--minutes {training.minutes:g}"
+        if self.validations_since_best >= (training.patience or math.inf):
+            return f"--patience {training.patience}"
+        return None
 
     def is_best(self, loss: float, bleu: float, best_by: str | None) -> bool:
         """Whether a validation is better than all before it (--best-by)."""

@@ -174,6 +174,8 @@ def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list
     if originals and count != len(originals):  # normalisation made one word two or none
         normal = [tokenizer.normalise(w).replace(SPACE, " ").split() for w in originals]
         owners = np.repeat(np.arange(len(originals)), [len(parts) for parts in normal])
+        if not len(owners):  # nothing that is printed, so all is the first word's
+            return [0] * len(words)
         words = [int(owners[min(word, len(owners) - 1)]) for word in words]
     return words
 

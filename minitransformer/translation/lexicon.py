@@ -156,9 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         # Imported here, because to translate with a lexicon takes none of it.
+        from minitransformer.text.lines import require_unread
         from minitransformer.text.mixture import encoded_text, text_of
 
         run = RunDirectory(args.run)
+        own = run.config, run.tokenizer, run.metrics, run.best, run.averaged
+        require_unread("file", args.file, *own, *run.checkpoints())
         train = text_of(run.read_config(), args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
         corpus = encoded_text(train, tokenizer, args.cache)

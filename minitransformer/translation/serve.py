@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -249,6 +250,6 @@ def serve(translator: Translator, host: str, port: int) -> None:
     except (OSError, UnicodeError) as error:  # a name may be no possible host
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
-    with server:
+    with server, suppress(KeyboardInterrupt):
         print(f"translate.py: open {server.address} (Ctrl-C ends)", file=sys.stderr)
         server.serve_forever()

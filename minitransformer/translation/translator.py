@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -92,6 +92,7 @@ class Translator:
         """
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
+        lines = list_of_text("lines", lines)
         prefixes = _one_each(prefixes, lines)
         encoded = self.encode(lines, config, first_line)
         starts = self._prefixes(prefixes, encoded, first_line)
@@ -283,7 +284,20 @@ def _one_each(prefixes: Sequence[str] | None, lines: Sequence[str]) -> Sequence[
     return [""] * len(lines) if prefixes is None else prefixes
 
 
+def list_of_text(name: str, given: Iterable[str]) -> list[str]:
+    """Raises: ValueError if what is given is one string, or has other things."""
+    if isinstance(given, str):
+        raise ValueError(f"expected a list of {name}, got one string")
+    found = list(given)
+    if others := [thing for thing in found if not isinstance(thing, str)]:
+        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
+    return found
+
+
 def require_one_each(lines: Sequence[str], translations: Sequence[str]) -> None:
+    """Raises: ValueError if there is not one translation for each line."""
+    for name, given in (("lines", lines), ("translations", translations)):
+        list_of_text(name, given)
     if len(lines) != len(translations):
         raise ValueError(
             f"expected a translation for each of {len(lines)} lines, "

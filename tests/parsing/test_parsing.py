@@ -445,3 +445,13 @@ def test_two_marks_with_wrong_tags_move_the_tags():
     assert one == [[Leaf("NN", "a")], [Leaf(",", ",")], [Leaf(".", "b")]]
     two = align_words(", NN".split(), "a ,".split())
     assert [leaf for part in two for leaf in part] == [Leaf("NN", "a"), Leaf(",", ",")]
+
+
+@pytest.mark.parametrize("ending", ["words", "tree", "mrg"])
+def test_trees_that_are_read_are_not_overwritten(tmp_path, capsys, ending):
+    trees = tmp_path / f"train.{ending}"
+    trees.write_text(f"( {FOUR})\n")
+    assert parsing.main(["linearise", str(tmp_path), str(trees)]) == 2
+    assert "expected no file that is read" in capsys.readouterr().err
+    assert trees.read_text() == f"( {FOUR})\n"
+    assert [path.name for path in tmp_path.iterdir()] == [trees.name]

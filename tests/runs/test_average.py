@@ -84,6 +84,18 @@ def test_errors_are_one_line(run, tmp_path, capsys):
     )
 
 
+def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, capsys):
+    """`average A B` reads as the mean of A and B; `average A RUN` as a part of it."""
+    first, last = (str(run.checkpoint(n)) for n in (100, 1000))
+    before = run.checkpoint(100).read_bytes()
+    assert main([first, last]) == 2
+    assert "expected an output and several checkpoints, got" in capsys.readouterr().err
+    assert main([first, str(run.path), "--last", "2"]) == 2
+    assert "expected no file that is read" in capsys.readouterr().err
+    assert run.checkpoint(100).read_bytes() == before
+    assert main([str(tmp_path / "new"), last]) == 0
+
+
 def test_all_checkpoints_of_a_run_are_averaged(run):
     every = [run.checkpoint(step) for step in (100, 200, 1000)]
     assert select_checkpoints([run.path], 3) == every

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,17 @@ def test_a_run_directory_is_never_reused(tmp_path):
         assert run.processes() == [7, 8]
         (run.path / ".config.json.partial").write_text("cut off by a crash")
         assert not run.is_unsaved()
-        run.create(RUN)
+        run.begin(RUN, b"", False)
         assert run.is_unsaved()
         assert run.read_config() == RUN
         hidden = {".lock", ".processes", ".unsaved", ".config.json.partial"}
-        assert {path.name for path in run.path.iterdir()} == {"config.json", *hidden}
+        assert {path.name for path in run.path.iterdir()} == {
+            "config.json",
+            "tokenizer.model",
+            *hidden,
+        }
         with pytest.raises(ValueError, match="expected a new or empty run directory"):
-            run.create(RUN)
+            run.begin(RUN, b"", False)
 
 
 def test_a_run_whose_settings_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
@@ -67,7 +72,7 @@ def test_a_run_whose_settings_cannot_be_written_leaves_nothing(tmp_path, monkeyp
     with run.lock([7]):
         monkeypatch.setattr(run_directory, "write_bytes", full)
         with pytest.raises(OSError, match="No space left"):
-            run.create(RUN)
+            run.begin(RUN, b"", False)
     assert not run.path.exists()
 
 
@@ -237,7 +242,7 @@ def test_only_rank_0_writes(tmp_path):
         run.checkpoint(step).write_bytes(b"")
     before = content()
     with other.lock([7]):
-        other.create(RUN)
+        other.begin(RUN, b"", False)
         other.record(3)
         other.truncate_metrics(1)
         other.prune(TrainingConfig(keep_last=1, average=1))
@@ -260,7 +265,9 @@ def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path, monkey
     newer.mkdir()
     (newer / "config.json").write_text("{}")
     later = run.path.stat().st_mtime + 60
-    os.utime(newer, (later, later))
+    os.utime(newer / "config.json", (later, later))
+    (run.path / "plot.png").write_bytes(b"")  # which is not from training
+    os.utime(run.path, (later + 60, later + 60))
     assert find_checkpoint(None, tmp_path / "runs") == run.averaged
     assert newest_run(tmp_path / "runs").path == newer  # which can be resumed
     assert find_checkpoint(run.best) == run.best
@@ -351,3 +358,17 @@ def test_metrics_are_on_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
     run.record(1)
     run.sync_metrics()
     assert synced == [run.metrics]
+
+
+def test_a_resumed_run_keeps_its_new_settings_and_writes_nothing_twice(
+    tmp_path, monkeypatch
+):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.begin(RUN, b"pieces", False)
+    changed = replace(RUN, training=replace(RUN.training, steps=77))
+    run.begin(changed, b"pieces", True)
+    assert run.read_config() == changed
+    monkeypatch.setattr(run_directory, "write_bytes", None)
+    run.begin(changed, b"pieces", True)
+    assert run.tokenizer.read_bytes() == b"pieces"

@@ -154,3 +154,17 @@ def test_the_two_languages_make_two_files_in_the_folder(tmp_path, capsys, langua
     assert main([*command, "--source", source, "--target", target]) == 2
     assert "expected two different endings" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+def test_text_that_is_read_is_not_overwritten(tmp_path, capsys):
+    pairs = tmp_path / "pairs.txt"
+    pairs.write_text("".join(f"a {i}\tb {i}\n" for i in range(9)))
+    command = [str(pairs), str(tmp_path), "--source", "a", "--target", "b"]
+    command += ["--val", "2", "--test", "2"]
+    assert main(command) == 0
+    files = [tmp_path / f"train.{side}.gz" for side in "ab"]
+    before = [file.read_bytes() for file in files]
+    capsys.readouterr()
+    assert main([*command, "--also", *map(str, files)]) == 2
+    assert "expected no file that is read" in capsys.readouterr().err
+    assert [file.read_bytes() for file in files] == before

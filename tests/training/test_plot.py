@@ -145,3 +145,21 @@ def test_bad_arguments_get_one_line(capsys, flags, code, message):
     assert plot.main(flags) == code
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["_hidden", "a$\\frac$c", "\udcff"])
+def test_any_name_of_a_run_is_in_the_legend(run, tmp_path, name):
+    """Matplotlib has labels that it hides, and formulas."""
+    renamed = run.path.rename(tmp_path / name)
+    flags = [
+        str(renamed),
+        "--what",
+        "learning-rate",
+        "--output",
+        str(tmp_path / "plot.svg"),
+    ]
+    assert plot.main(flags) == 0
+    shown = "\\udcff" if name == "\udcff" else name
+    assert f"<!-- {shown} -->" in (tmp_path / "plot.svg").read_text()

@@ -253,3 +253,10 @@ def test_long_lines_are_neither_scored_nor_aligned(translator, long_input):
             sides = [["cat", text] for text in pair]
             with pytest.raises(ValueError, match="line 8: expected at most 8 word"):
                 method(*sides, config, first_line=7)
+
+
+def test_a_line_of_invisible_characters_has_links(translator):
+    """Normalisation leaves nothing of zero width space and next line."""
+    config = TranslationConfig(alignment=True, max_len_b=3)
+    [[best]] = translator.hypotheses(["\u200b\x85"], config)
+    assert all(i == 0 for i, _ in best.alignment)

@@ -348,6 +348,16 @@ def test_every_answer_tells_the_browser_to_pass_nothing_on(server):
         assert {"default-src 'none'", "frame-ancestors 'none'"} <= {*policy}
 
 
+def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", interrupted)
+    code, _, err = run_translate(capfd, "--model", model_path, "--serve", "54321")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.endswith("(Ctrl-C ends)\n")
+
+
 def test_tokens_differ_and_both_paths_need_them(model_path):
     translator = load(model_path)
     servers = [Server("0.0.0.0", 0, translator, SHORT) for _ in range(2)]
