@@ -84,9 +84,10 @@ def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
 def _pairs_of(files: Mapping[str, Sequence[str]], cache: Path) -> dict[str, TextPair]:
     try:
         return text_pairs(files)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if {Path(x).parent.name for pair in files.values() for x in pair} != {FOLDER}:
-            raise
+            where = "if the text was moved, change its place in the run's config.json"
+            raise FileNotFoundError(f"{error}; {where}") from error
         return built_in_corpus(cache)
 
 
