@@ -204,6 +204,8 @@ def prepare(
     training = settings.training
     cores = args.threads or ranks.num_cores()
     device = open_device(ranks.device(args.device), training.precision, cores)
+    if not resumes:
+        run.require_empty()
     text = text_of(settings, args.cache)
     start, news = last_checkpoint(run, settings) if resumes else None, ""
     if start is None:
@@ -534,8 +536,6 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
     path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
     run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
-    if not resumes:
-        run.require_empty()
     with run.lock(ids):
         trainer = prepare(run, settings, resumes, args, ranks)
 

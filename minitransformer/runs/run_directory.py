@@ -79,12 +79,12 @@ class RunDirectory:
     def remove_if_empty(self, keep_folder: bool = False) -> None:
         """Remove the directory, or only what `lock` wrote, if no run began here."""
         with suppress(OSError):
-            if self._is_empty():
+            if not self.config.exists():
                 self._lock.unlink(missing_ok=True)
                 self._unsaved.unlink(missing_ok=True)
                 self._process_ids.unlink(missing_ok=True)
                 if not keep_folder:
-                    self.path.rmdir()
+                    self.path.rmdir()  # which fails unless it is empty
 
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""

@@ -20,7 +20,7 @@ import pytest
 
 import train
 import translate
-from minitransformer.runs import average, checkpoint
+from minitransformer.runs import average, checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text import corpora
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
@@ -93,7 +93,7 @@ class Training:
 
     def record(self, root, work, monkeypatch):
         """Record `work(root)`, and what it promised: which versions were saved."""
-        save, create = checkpoint.save, RunDirectory.create
+        save, write = checkpoint.save, run_directory.write_bytes
 
         def save_and_promise(path, at):
             save(path, at)
@@ -105,13 +105,14 @@ class Training:
             number = same.index(True) if any(same) else len(same)
             recorder.promise((path.name, number))
 
-        def create_and_promise(directory, settings):
-            create(directory, settings)
-            recorder.promise(("config.json", 0))
+        def write_and_promise(path, data):
+            write(path, data)
+            if path.name == "config.json":
+                recorder.promise(("config.json", 0))
 
         with monkeypatch.context() as patch, recording(root) as recorder:
             patch.setattr(checkpoint, "save", save_and_promise)
-            patch.setattr(RunDirectory, "create", create_and_promise)
+            patch.setattr(run_directory, "write_bytes", write_and_promise)
             work(root)
         return recorder
 

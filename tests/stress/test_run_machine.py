@@ -202,6 +202,11 @@ class RunMachine(RuleBasedStateMachine):
             assert found in moments
         if ended.err:
             assert_one_line(ended.code, ended.err, (128 + signal.SIGINT,))
+        if found.begun:  # the settings are the first that a training writes
+            kept = Plan.of_run(RUNS / name)
+            changed = ended.code == 0 or found != run.contents
+            assert kept in ([plan] if changed else [run.plan, plan])
+            run.plan = kept
         killed = "killed" if ended.code < 0 else "interrupted"
         end = "finished" if ended.code == 0 else "stopped" if stopped else killed
         self.world.done[f"trainings {end}"] += 1

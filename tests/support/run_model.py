@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +118,12 @@ class Plan:
     keep_last: int
     average: int
     patience: int | None = None
+
+    @classmethod
+    def of_run(cls, run: Path) -> "Plan":
+        """Return the flags that a run goes on with."""
+        stored = json.loads((run / "config.json").read_text())["training"]
+        return cls(**{field.name: stored[field.name] for field in fields(cls)})
 
     def flags(self) -> list[str]:
         named = {k: v for k, v in vars(self).items() if v is not None}
