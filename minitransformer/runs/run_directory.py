@@ -122,8 +122,12 @@ class RunDirectory:
 
     def last_written(self) -> float:
         """Return when training last wrote here, in seconds since 1970."""
-        files = self.config, self.metrics, self.best, self.averaged, *self.checkpoints()
-        return max((p.stat().st_mtime for p in files if p.exists()), default=0.0)
+        return max((path.stat().st_mtime for path in self.own_files()), default=0.0)
+
+    def own_files(self) -> list[Path]:
+        """Return the files of the run itself that exist, without logs and plots."""
+        named = self.config, self.tokenizer, self.metrics, self.best, self.averaged
+        return [path for path in (*named, *self.checkpoints()) if path.exists()]
 
     def is_unsaved(self) -> bool:
         """Whether the run began, but never saved a checkpoint to resume from."""

@@ -160,8 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from minitransformer.text.mixture import encoded_text, text_of
 
         run = RunDirectory(args.run)
-        own = run.config, run.tokenizer, run.metrics, run.best, run.averaged
-        require_unread("file", args.file, *own, *run.checkpoints())
+        require_unread("file", args.file, *run.own_files())
         train = text_of(run.read_config(), args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
         corpus = encoded_text(train, tokenizer, args.cache)
