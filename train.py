@@ -317,8 +317,7 @@ class Trainer:
         cost = run_summary(self.stream, self.training.accumulate, self.parallel)
         count, device = self.ranks.size, self.device.description
         device = f"{count} ranks, {device} each" if count > 1 else device
-        where = f"run         {self.run.path}", f"device      {device}"
-        self.log("\n".join((*where, *cost)))
+        self.log("\n".join((f"device      {device}", *cost)))
         if self.state.step:
             self.log(f"resumed     after step {self.state.step:,}")
 
@@ -405,10 +404,10 @@ class Trainer:
         if not skipped:
             return
         first = self.parameters.first_nonfinite_gradient()
-        one = f"one that is not, first in {first}"
-        got = one if first else f"{skipped} that are not"
+        where = f" (the last: in {first})" if first else ""
+        got = f"got {skipped} not finite{where}"
         update = self.progress.last_update
-        found = f"{update}: expected finite losses and gradients, got {got}"
+        found = f"{update}: expected finite losses and gradients, {got}"
         if self.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
             raise ValueError(f"{found}; the last checkpoint is untouched, try {advice}")
@@ -545,6 +544,7 @@ def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
 
         with closing(trainer.parallel):
             with stop_signals_handled(stop):
+                trainer.log(f"run         {path}")
                 trainer.describe()
                 trainer.train()
             if trainer.stopped_by:

@@ -52,8 +52,8 @@ those above are for a checkpoint that no run has made. Flags override both.
 
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
---nbest N > 1, each translation has a line `number ||| translation ||| score`. Numbers,
-those of --json too, begin with 0. The score is the natural log-probability divided by
+--nbest N > 1, each translation has a line `number ||| translation ||| score`. Lines are
+numbered from 0, also with --json. The score is the natural log-probability divided by
 ((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence. --alignment
 adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0."""
 
@@ -108,7 +108,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_arguments(parser, TranslationConfig)
     args = parser.parse_intermixed_args(arguments)
     while args.model and args.sentence and is_model(args.sentence[0]):
-        args.model.append(Path(args.sentence.pop(0)))  # --model A B, a model too
+        args.model.append(Path(args.sentence.pop(0)))  # `--model A B`: B, too
     if len(args.sentence) == 1 and os.path.isfile(args.sentence[0]):
         hint = f"{args.sentence[0]} is a file, too: --input translates its lines"
         print(f"translate.py: {hint}", file=sys.stderr)

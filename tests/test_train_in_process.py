@@ -557,7 +557,7 @@ def test_a_gradient_that_is_not_finite_stops_a_run(start, monkeypatch):
     error = start("--steps", 4, "--run", "run", code=1)
     assert re.search(r"step 3, epoch \d, batch \d: expected finite losses", error)
     assert error.count("\n") == 1
-    assert "got one that is not, first in decoder.0.feed_forward.bias_1;" in error
+    assert "got 1 not finite (the last: in decoder.0.feed_forward.bias_1);" in error
     assert steps("run") == [2]
 
 
@@ -590,7 +590,7 @@ def test_what_is_asynchronous_is_waited_for_before_its_result_is_used(
     rarely = "--log-every 3 --validate-every 9 --save-every 9 --steps 4".split()
     error = start(*rarely, "--run", "late", code=1)
     assert "step 3, epoch" in error
-    assert "gradients, got 2 that are not; the last" in error
+    assert "gradients, got 2 not finite; the last" in error
 
 
 def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
@@ -886,7 +886,7 @@ def test_text_beyond_the_positions_is_refused_before_training(
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
     out = start("--dry-run")
     words = [line.split()[0] for line in out.splitlines()]
-    assert words == ["run", "device", "parameters", "text", "update", "memory"]
+    assert words == ["device", "parameters", "text", "update", "memory"]
     assert not os.listdir()
 
 
@@ -903,7 +903,7 @@ def test_a_profile_times_operations_and_writes_nothing(start, monkeypatch):
     assert asked == [(True, True, 2)]
     lines = out.splitlines()
     table = next(i for i, line in enumerate(lines) if line.startswith("operation"))
-    assert lines[0].startswith("run ")
+    assert lines[0].startswith("device ")
     names = {line[:34].strip() for line in lines[table:]}
     assert {"linear forward", "attention backward", "adam", "a step"} <= names
     assert not os.listdir()

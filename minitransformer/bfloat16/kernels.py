@@ -25,7 +25,7 @@ from minitransformer.bfloat16.onednn import OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Vjp
 
-# Smaller matrices of parameters, and others, are multiplied in float32.
+# Smaller matrices, and those that are no parameters, are multiplied in float32.
 MIN_SIZE = 64 * 64
 
 
@@ -35,7 +35,7 @@ class Bfloat16Kernels:
     def __init__(self, library: OneDnn) -> None:
         self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
-        self._kept: dict[int, list[np.ndarray]] = {}  # of each vector, its rounded copy
+        self._kept: dict[int, list[np.ndarray]] = {}  # by the id of the vector
         self._last = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,

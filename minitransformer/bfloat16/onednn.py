@@ -26,9 +26,9 @@ DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn")
 LIBRARY = "dnnl"
 PRODUCT = "gemm_bf16bf16f32"
 PRODUCT_TYPES = (
-    *(c_char, c_char, c_int64, c_int64, c_int64),  # order of A, of B, n, m, k
-    *(c_float, c_void_p, c_int64, c_void_p, c_int64),  # 1, A, its row, B, its row
-    *(c_float, c_void_p, c_int64),  # 1 to add to C or 0, C, its row
+    *(c_char, c_char, c_int64, c_int64, c_int64),  # transa, transb, n, m, k
+    *(c_float, c_void_p, c_int64, c_void_p, c_int64),  # alpha = 1, A, lda, B, ldb
+    *(c_float, c_void_p, c_int64),  # beta (1 adds to C), C, ldc
 )
 
 # Constants of oneDNN's C interface, of its version 3.
@@ -177,7 +177,7 @@ def _destroy(
 
 
 def _layout(matrix: np.ndarray) -> tuple[bytes, int]:
-    """Return N or, for a transposed matrix, T, and the length of a row in memory."""
+    """Return N or, for a transposed matrix, T, and the leading dimension."""
     if matrix.flags.c_contiguous:
         return b"N", max(matrix.shape[1], 1)
     assert matrix.flags.f_contiguous

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
-# The gradient of an input: an array, or a function that adds it to one if there is one.
+# The gradient of an input: an array, or a function `add_to(total)` (see `primitive`).
 Gradient: TypeAlias = Array | Callable[[Array | None], Array]
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 
@@ -112,7 +112,7 @@ class Tensor:
         operation was recorded; RuntimeError if the graph has been walked before.
         """
         if self.node is None:
-            raise ValueError("expected a recorded tensor, got one without a gradient")
+            raise ValueError("expected the result of a recorded operation, got a leaf")
         xp = array_module(self.data)
         if gradient is None and self.shape:
             raise ValueError(f"expected a gradient of shape {self.shape}, got none")
@@ -221,10 +221,10 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
 
     `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns a gradient or
     None for each array parameter, also for one that was omitted. Gradients may be added
-    to in place, so each is a new array, `g` itself or a view of `g`, and nothing else
-    keeps it. A gradient may also be a function `add_to(total)`, which adds it to an
-    array in place, or makes a new one if `total` is None, and returns that. Neither
-    function may change its inputs or `g`, and `backward` calls each vjp once. A fused
+    to in place, so nothing else keeps them; they may share memory with `g` or with each
+    other. A gradient may also be a function `add_to(total)`, which adds it to an array
+    in place, or makes a new one if `total` is None, and returns that. `function` and
+    `vjp` change neither the inputs nor `g`, and `backward` calls each vjp once. A fused
     kernel of the same name replaces the function for the arrays that it takes
     (`backend.fused_kernel`).
     """

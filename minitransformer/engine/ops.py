@@ -129,12 +129,12 @@ def embedding(
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
 
-        def add_rows(total: Array | None) -> Array:  # the others are 0
+        def add_rows(total: Array | None) -> Array:  # other rows get nothing
             total = xp.zeros_like(table) if total is None else total
             total[unique] += sums
             return total
 
-        def add_positions(total: Array | None) -> Array:  # not called for sinusoids
+        def add_positions(total: Array | None) -> Array:  # only if they are learned
             total = xp.zeros_like(positions) if total is None else total
             total[:length] += g.reshape(-1, *g.shape[-2:]).sum(axis=0)
             return total
@@ -319,7 +319,7 @@ def projected_cross_entropy(
     ones = _ones(xp, weight, vocab_size)
 
     loss = 0.0
-    drows, dweight = xp.empty_like(rows), None
+    drows, dweight = xp.empty_like(rows), xp.zeros_like(weight)
     chunk = rows_per_chunk(vocab_size)
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
@@ -337,14 +337,8 @@ def projected_cross_entropy(
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
         drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
-        part_of_dweight = exponentials.T @ (part * inverse_totals)
-        if dweight is None:
-            dweight = part_of_dweight
-        else:
-            dweight += part_of_dweight
-        del logits, exponentials, part_of_dweight
-    if dweight is None:
-        dweight = xp.zeros_like(weight)
+        dweight += exponentials.T @ (part * inverse_totals)
+        del logits, exponentials
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)

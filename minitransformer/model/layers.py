@@ -102,7 +102,7 @@ class MultiHeadAttention(Module):
         rng: RandomStream | None,
         attention: Callable[..., Tensor] = ops.attention,
     ) -> Tensor:
-        """Attend to projected keys and values; a cache holds only those within reach.
+        """Attend to projected keys and values; those of a cache are all within reach.
 
         Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
         """
@@ -140,7 +140,7 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
     angle = position / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
     table = np.empty((length, d_model))
     table[:, 0::2] = np.sin(angle)
-    table[:, 1::2] = np.cos(angle[:, : d_model // 2])
+    table[:, 1::2] = np.cos(angle)
     return table
 
 

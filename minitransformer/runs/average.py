@@ -87,11 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         paths = select_checkpoints(args.inputs, args.last)
         runs = [RunDirectory(path) for path in args.inputs if path.is_dir()]
-        of_runs = [path for run in runs for path in run.checkpoints()]
-        require_unread("output", args.output, *paths, *of_runs)
-        if (
-            paths == args.inputs[:1] and args.output.exists()
-        ):  # who meant the mean of both
+        own = [x for run in runs for x in run.own_files() if x != run.averaged]
+        require_unread("output", args.output, *paths, *own)
+        # `average A B` may mean the mean of both, and A would be lost.
+        if paths == args.inputs[:1] and args.output.exists():
             one = f"{args.output}, which exists, and one checkpoint to average"
             raise UsageError(f"expected an output and several checkpoints, got {one}")
         save(args.output, average_checkpoints(paths))

@@ -8,7 +8,7 @@ from typing import Any
 
 from minitransformer.files import write_bytes
 
-# On dark pages, browsers draw white on black instead of black on white, in like hues.
+# On dark pages, browsers draw white on black, not black on white, in the same hues.
 DARK = b"@media (prefers-color-scheme: dark) "
 DARK += b"{svg {filter: invert(0.9) hue-rotate(180deg)}}"
 

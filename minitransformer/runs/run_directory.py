@@ -125,7 +125,7 @@ class RunDirectory:
         return max((path.stat().st_mtime for path in self.own_files()), default=0.0)
 
     def own_files(self) -> list[Path]:
-        """Return the files of the run itself that exist, without logs and plots."""
+        """Return the run's own files that exist, without train.log and plots."""
         named = self.config, self.tokenizer, self.metrics, self.best, self.averaged
         return [path for path in (*named, *self.checkpoints()) if path.exists()]
 
@@ -154,7 +154,7 @@ class RunDirectory:
     def append(self, path: Path, line: str) -> None:
         """Append a line to a log; a full disk costs the line and not the run.
 
-        What it took of the line is removed, so that the next one begins where it did.
+        A part that was written is removed, so that the next line begins in its place.
         """
         data = f"{line}\n".encode(errors="backslashreplace")
         try:
@@ -222,8 +222,8 @@ class RunDirectory:
     def prune(self, training: TrainingConfig) -> None:
         """Delete all but the last `num_kept` checkpoints named by their step.
 
-        One at which the run was stopped, before it was due, goes once there is a newer
-        one: it would have a part in the average that it has in no unbroken run.
+        One that was saved only because the run stopped goes once there is a newer one:
+        an unbroken run would neither have it nor average it.
         """
         checkpoints = self.checkpoints()
         regular = [p for p in checkpoints[:-1] if training.is_regular(int(p.stem[5:]))]

@@ -56,9 +56,9 @@ def take_over(
 ) -> tuple[Tokenizer, str]:
     """Give a new model the weights of the one that `choose_model` found, if any.
 
-    Its vocabulary is the other's if that has the right size and all symbols, and no
-    setting asks for another one; else it is what `learn` returns. Then the embeddings
-    of those word pieces are taken over that both have.
+    The new model has the vocabulary of the other if that has the right size and all
+    symbols, and no setting asks for another one; else what `learn` returns. Of the
+    embeddings, those of word pieces that both have are taken over.
 
     Returns: the vocabulary, and a line that says what was taken over
 

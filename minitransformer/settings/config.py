@@ -77,7 +77,7 @@ class ModelConfig(Config):
         512, "longest possible sentence with learned positions, in tokens", at_least=1
     )
     attention_window: int | None = option(
-        None, "restrict self-attention to N neighbours (section 4)", at_least=1
+        None, "restrict self-attention to a neighbourhood of N (section 4)", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class ModelConfig(Config):
     def neighbourhood(self, causal: bool) -> tuple[int, int] | None:
         """Return how many positions a query sees before and after it, or None for all.
 
-        The neighbourhood is centred (section 4), so an even r covers r + 1 positions.
+        The neighbourhood is centred (section 4): an even size covers one position more.
         """
         if self.attention_window is None:
             return None

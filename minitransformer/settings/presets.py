@@ -98,8 +98,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "average_by": "number",
         "keep_last": 20,
     },
-    # Table 4 and section 6.3, which does not give dropout and learning rate: the first
-    # (of both kinds) is that of tensor2tensor, the second is base's.
+    # Table 4 and section 6.3, which gives neither dropout nor learning rate: both kinds
+    # of dropout are tensor2tensor's, and equation 3 has the warm-up of base.
     "parsing": {
         "vocab_size": 16_000,
         "encoder_layers": 4,
@@ -110,6 +110,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_tokens": 25_000,
         "max_length": 512,
         "validate_bleu": 0,
+        "checkpoint_minutes": 10.0,
+        "average_by": "number",
         "beam": 21,
         "alpha": 0.3,
         "max_len_b": 300,

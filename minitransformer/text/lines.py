@@ -216,7 +216,10 @@ class TextPair:
             yield f"{self.tag} {s}" if self.tag and s.strip() else s, t
 
     def samples(self, limit: int | None = None) -> dict[int, list[tuple[str, str]]]:
-        """Return `limit` pairs, as many of each corpus, or all, by their corpus."""
+        """Return pairs by the number of their corpus: all, or `limit` in equal shares.
+
+        A corpus with fewer pairs than its share gives all that it has.
+        """
         found = {}
         for i, (number, part) in enumerate(self.parts.items()):
             share = None if limit is None else (limit + i) // len(self.parts)

@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in (f"{split}.{x}" for split in splits for x in languages):
             if (old := args.folder / name).exists():
                 raise ValueError(
-                    f"expected no {old}, which training would read, not {name}.gz"
+                    f"expected no {old}: training would read it instead of {name}.gz"
                 )
             require_unread("folder", args.folder / f"{name}.gz", *read)
         args.folder.mkdir(parents=True, exist_ok=True)

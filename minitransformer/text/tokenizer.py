@@ -71,7 +71,7 @@ class Tokenizer:
 
     @property
     def checksum(self) -> int:
-        """A number that differs from that of any other model, most probably."""
+        """The CRC-32 of the model, by which ranks compare their vocabularies."""
         return crc32(self.model)
 
     @classmethod

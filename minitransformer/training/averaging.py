@@ -54,6 +54,10 @@ def set_final_parameters(
         set_parameters(average_checkpoints(paths).parameters.data if averages else None)
         if count > 1:
             log(f"averaged    the last {count} checkpoints")
+        elif not ranks.rank and run.averaged.exists():
+            made = load(run.averaged).state["step"]
+            if made < state.step:  # else it would be preferred to what is newer
+                run.averaged.unlink()
         return count > 1
     corpus, by_bleu = validation, training.best_by == "bleu"
 

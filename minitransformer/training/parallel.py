@@ -148,7 +148,8 @@ class ThreadedModel:
 
     @property
     def tokens_at_once(self) -> int:
-        return TOKENS_TIMES_WIDTH // self.model.config.d_model * self.num_threads
+        tokens = TOKENS_TIMES_WIDTH // self.model.config.d_model
+        return max(tokens, 1) * self.num_threads
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Do nothing: parts are too small to need memory in advance."""

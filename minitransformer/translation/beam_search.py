@@ -162,7 +162,7 @@ def _best_candidates(
     """
     batch, beams = log_probs.shape
     log_totals = np.full(batch * beams, -np.inf)
-    bound: Array = np.full(batch * beams, np.finfo(np.float32).min)  # finds no -inf
+    bound: Array = np.full(batch * beams, np.finfo(np.float32).min)  # excludes -inf
     found, first = [NO_CANDIDATE], 0
     for logits in blocks:
         width = logits.shape[1]

@@ -100,7 +100,7 @@ class Ensemble:
 
     @property
     def position_limit(self) -> int | None:
-        """The most positions that all members have, if any has so few."""
+        """The smallest limit of the members, or None if no member has one."""
         limits = [m.position_limit for m in self.members if m.position_limit]
         return min(limits, default=None)
 

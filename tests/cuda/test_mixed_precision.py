@@ -312,13 +312,13 @@ def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
     run("--run run --steps 8 --device cuda --save-every 1", code=1)
     [line] = capsys.readouterr().err.splitlines()
     assert "step 3, epoch" in line  # where it is saved, and so looked at
-    assert "expected finite losses and gradients, got one that is not, first" in line
+    assert "losses and gradients, got 1 not finite (the last: in" in line
     tensors = load_file(sorted((tmp_path / "run").glob("step-*"))[-1])
     assert all(np.isfinite(tensor).all() for tensor in tensors.values())
     run("--run other --steps 8 --device cuda --on-nonfinite skip")
     log = (tmp_path / "other" / "train.log").read_text()
     assert log.count("step 4, epoch") == 1
-    assert "got 1 that are not; skipped" in log
+    assert "got 1 not finite; skipped" in log
 
 
 def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(

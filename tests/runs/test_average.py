@@ -90,8 +90,13 @@ def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, ca
     before = run.checkpoint(100).read_bytes()
     assert main([first, last]) == 2
     assert "expected an output and several checkpoints, got" in capsys.readouterr().err
-    assert main([first, str(run.path), "--last", "2"]) == 2
-    assert "expected no file that is read" in capsys.readouterr().err
+    run.config.write_text("settings")
+    for own in (first, str(run.config)):
+        assert main([own, str(run.path), "--last", "2"]) == 2
+        assert "expected no file that is read" in capsys.readouterr().err
+    assert run.config.read_text() == "settings"
+    assert main([str(run.averaged), str(run.path), "--last", "2"]) == 0
+    assert main([str(run.averaged), str(run.path), "--last", "1"]) == 0
     assert run.checkpoint(100).read_bytes() == before
     assert main([str(tmp_path / "new"), last]) == 0
 

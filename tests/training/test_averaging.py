@@ -58,7 +58,7 @@ class Ended:
     def __init__(self, folder):
         self.run, self.tokenizer = RunDirectory(folder), Tokenizer.train(CAT_LINES, 40)
         rng = np.random.default_rng(1)
-        self.model = Transformer(CONFIG)
+        self.model, self.step = Transformer(CONFIG), 0
         start = ParameterBuffer(self.model).data.copy()
         aims = rng.normal(0, 0.2, (2, start.size))
         self.saved = [(start + np.array(p) @ aims).astype("float32") for p in PLACES]
@@ -78,7 +78,8 @@ class Ended:
 
     def end(self, average=4, validation=True, ranks=None, bleus=(), **settings):
         """Return whether there is a new mean, the parameters, the state and the log."""
-        model, lines, state = Transformer(CONFIG), [], TrainingState({})
+        model, lines = Transformer(CONFIG), []
+        state = TrainingState({}, step=self.step)
         run = RunDirectory(Path("none")) if ranks and ranks.rank else self.run
         parallel = ThreadedModel(model, ParameterBuffer(model), 1, ranks)
         training = TrainingConfig(average=average, max_tokens=20, **settings)
@@ -186,6 +187,17 @@ def test_without_validation_the_number_decides(ended, settings):
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 2).astype(np.float32))
     assert lines == ["averaged    the last 2 checkpoints"]
     assert not ended.end(average=1, **settings)[0]
+
+
+def test_an_average_of_an_earlier_end_goes_if_the_next_end_has_none(ended):
+    ended.save(ended.run.averaged, ended.saved[0])  # at step 0
+    one = {"validation": False, "average": 1}
+    assert not ended.end(**one)[0]
+    assert ended.run.preferred_checkpoint() == ended.run.averaged
+    ended.step = 5  # it went on, and ends with its last checkpoint
+    assert not ended.end(**one)[0]
+    assert not ended.run.averaged.exists()
+    assert ended.run.preferred_checkpoint() == ended.run.checkpoints()[-1]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

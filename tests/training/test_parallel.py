@@ -112,6 +112,8 @@ def test_tokens_at_once_are_those_of_all_threads(monkeypatch):
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 87)
     threaded = ThreadedModel(model, ParameterBuffer(model), 3)
     assert threaded.tokens_at_once == 30
+    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 7)  # narrower than the model
+    assert threaded.tokens_at_once == 3
     threaded.close()
 
 
