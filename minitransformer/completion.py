@@ -19,7 +19,7 @@ class _Found(Exception):  # noqa: N818
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """Return the parser of a command, which does nothing else."""
+    """Return the parser of a command, without running the command."""
 
     def stop(parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise _Found(parser)

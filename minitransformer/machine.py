@@ -42,7 +42,7 @@ def _blas() -> ThreadpoolController:
 
 
 class _BlasLimit:
-    """Each product has one thread until the last of the blocks that overlap ends."""
+    """Limits products to one thread while any thread is in a `with` block of it."""
 
     def __init__(self) -> None:
         self._lock, self._blocks = threading.Lock(), 0
@@ -79,7 +79,7 @@ def cores() -> set[int]:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use, of which a container may ration."""
+    """Return how many cores this process may use; a container may limit their time."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
         return min(len(cores()), math.ceil(int(quota) / int(period)))

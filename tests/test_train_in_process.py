@@ -1176,7 +1176,7 @@ def test_a_mixture_trains_and_is_resumed(text, corpora, place):
     before = place.read_text()
     place.write_text("changed\nx\n")
     error = run("--resume", "run", "--steps", 24, code=1)
-    assert "val.en: the validation text has changed" in error
+    assert "val.de: the validation text has changed" in error
     place.write_text(before)
     error = run("--resume", "run", "--weights", 1, 1, code=2)
     assert "--weights: cannot change in a resumed run" in error
@@ -1246,7 +1246,7 @@ def test_two_ranks_do_what_one_with_two_threads_does(
     assert_close_results("one", "two")
     out = capsys.readouterr().out
     assert out == Path("two", "train.log").read_text()
-    assert "\ndevice      2 ranks, cpu, 1 threads each\n" in out
+    assert "\ndevice      2 ranks, cpu, 1 thread each\n" in out
     assert logged(out, "epoch") == [1, 2, 3, 4]
     seconds = list(values("two", "seconds").values())
     assert 0 < seconds[0] <= seconds[1] <= seconds[-1]

@@ -61,7 +61,12 @@ def linearise(
     Raises: UsageError if there are too few trees for the splits, or too many, if two
     splits have one name, or if a file that is read would be written.
     """
-    names = [split.partition("=")[0] for split in splits]
+    matches = [re.fullmatch(r"([^=/]+)(?:=([1-9]\d*))?", split) for split in splits]
+    for split, match in zip(splits, matches, strict=True):
+        if not match:
+            raise UsageError(f"--split: expected NAME or NAME=COUNT, got {split}")
+    parsed = [(m[1], int(m[2]) if m[2] else None) for m in matches if m]
+    names = [name for name, _ in parsed]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--split: expected different names, got {repeated[0]} twice")
     for name in names:
@@ -69,11 +74,7 @@ def linearise(
             require_unread("folder", folder / f"{name}.{ending}", *paths)
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     folder.mkdir(parents=True, exist_ok=True)
-    for split in splits:
-        match = re.fullmatch(r"([^=/]+)(?:=([1-9]\d*))?", split)
-        if not match:
-            raise UsageError(f"--split: expected NAME or NAME=COUNT, got {split}")
-        name, count = match[1], int(match[2]) if match[2] else None
+    for split, (name, count) in zip(splits, parsed, strict=True):
         part = list(itertools.islice(trees, count))
         if len(part) < (count or 1):
             raise UsageError(f"--split {split}: expected more trees, got {len(part)}")

@@ -178,7 +178,8 @@ def linearise_tree(tree: Tree, with_numbers: bool = False) -> str:
     for node in tree:
         if isinstance(node, Leaf):
             if re.fullmatch(r"[be].+|\d+", node.tag):
-                raise ValueError(f"expected tags, not brackets, got {node.tag}")
+                expected = "expected tags other than a number, or b or e and more"
+                raise ValueError(f"{expected}, got {node.tag!r}")
             symbols.append(f"{next(number)} {node.tag}" if with_numbers else node.tag)
         else:
             symbols.append(("b" if isinstance(node, Open) else "e") + node.label)

@@ -37,7 +37,7 @@ ATTEMPTS = 5
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
 TIMEOUT = 60.0  # seconds without an answer
 BLOCK = 1 << 16
-UNSYNCED = 1 << 24  # bytes of a download at most that are not known to be on disk
+UNSYNCED = 1 << 24  # at most so many bytes of a download are not synced to disk yet
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, ...
 
 
@@ -149,10 +149,8 @@ def fetch(download: Download, path: Path) -> None:
     Raises: CorpusError, or OSError if the file cannot be written.
     """
     expected = download.sha256
-    if path.exists():
-        if expected is None or _sha256(path) == expected:
-            return
-        path.unlink()
+    if path.exists() and (expected is None or _sha256(path) == expected):
+        return
     part = path.with_name(path.name + ".part")
     if part.is_symlink() or not part.is_file():
         part.unlink(missing_ok=True)

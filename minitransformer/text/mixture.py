@@ -28,8 +28,8 @@ from minitransformer.text.lines import TextPair, text_pairs
 from minitransformer.text.tokenizer import Tokenizer
 
 # If a corpus is drawn more than once in an epoch, the epoch is sorted by length in
-# several rounds, so that a pair does not come twice in one batch. A round has at least
-# this many pairs, which are enough for batches with little padding.
+# several rounds, so that the copies of a pair are mostly in different batches. A round
+# has at least this many pairs, which are enough for batches with little padding.
 PAIRS_PER_ROUND = 10_000
 
 
@@ -60,7 +60,7 @@ class MixedText(TextPair):
 
 
 def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
-    """Return the text of each split of a run, of several or tagged corpora a mixture.
+    """Return the text of each split of a run: a `MixedText` of several, or with tags.
 
     Files of the built-in corpus that no longer exist are made again in `cache`.
 
@@ -94,7 +94,7 @@ def _pairs_of(files: Mapping[str, Sequence[str]], cache: Path) -> dict[str, Text
 def encoded_text(
     text: TextPair, tokenizer: Tokenizer, cache: Path, num_threads: int = 1
 ) -> ParallelCorpus:
-    """Encode text or open the ids in the cache, of each corpus in it.
+    """Encode each corpus of a text, or open its ids in the cache.
 
     Raises: ValueError as `encoded_corpus`.
     """

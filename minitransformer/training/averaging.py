@@ -66,8 +66,8 @@ def set_final_parameters(
             return -translate("val", training.validate_bleu).bleu
         return validate(parallel, corpus, training.max_tokens).loss
 
-    def shown(cost: float) -> str:
-        return f"BLEU {-cost:.2f}" if by_bleu else f"loss {cost:.4f}"
+    def shown(value: float) -> str:
+        return f"BLEU {-value:.2f}" if by_bleu else f"loss {value:.4f}"
 
     means = running_means(paths)
     to_beat = 0.0 if ranks.rank else _cost_to_beat(run, training.best_by)

@@ -77,6 +77,6 @@ def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
             digest = part.digest()
             if state.text.setdefault(name, digest) != digest:
                 raise ValueError(
-                    f"{part.source}: the {SPLITS.get(split, split)} text has changed "
+                    f"{part}: the {SPLITS.get(split, split)} text has changed "
                     "since this run began, so the run cannot be resumed"
                 )

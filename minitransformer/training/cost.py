@@ -142,14 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
-        name, preset = find_preset(args.config)
+        _, preset = find_preset(args.config)
         changes = given(args, ModelConfig) | given(args, TrainingConfig)
         config = build(ModelConfig, preset, changes)
         config.refuse_useless(args)
         training = build(TrainingConfig, preset, changes)
         seconds = args.seconds_a_step
         if seconds is None and not changes.keys() - {"steps"}:
-            seconds = SECONDS_PER_STEP.get(name)
+            seconds = SECONDS_PER_STEP.get(args.config)
         if seconds is not None and not 0 < seconds < math.inf:
             raise UsageError(f"--seconds-a-step: expected more than 0, got {seconds}")
         if seconds is None and args.device:

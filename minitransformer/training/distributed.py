@@ -270,9 +270,10 @@ def find_world(environ: Mapping[str, str]) -> World:
         except (ValueError, ZeroDivisionError):
             rank, size = -1, 0
         if not 0 <= rank < size:
+            read = dict.fromkeys((*names, *TORCHRUN[2:]))
+            got = ", ".join(f"{x}={environ[x]}" for x in read if x in environ)
             raise ValueError(
-                f"expected {names[0]} below {names[1]}, got {environ[names[0]]} and "
-                f"{environ[names[1]]}"
+                f"expected whole numbers, {names[0]} below {names[1]}, got {got}"
             )
         if size > 1:
             by_mpi = names is not TORCHRUN or "PMIX_RANK" in environ

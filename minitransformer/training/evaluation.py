@@ -51,7 +51,10 @@ class TokenStatistics(NamedTuple):
 def token_statistics(
     model: Transformer, source: Array, target: Array
 ) -> TokenStatistics:
-    """Sum up a batch without dropout or smoothing. Shapes: as `token_log_probs`."""
+    """Return the statistics of a batch, without dropout or label smoothing.
+
+    Shapes: as `token_log_probs`.
+    """
     log_probs, best = token_log_probs(model, source, target)
     return TokenStatistics(
         nll=-float(log_probs.sum(dtype="float64")),
@@ -63,7 +66,7 @@ def token_statistics(
 def validate(
     parallel: ParallelModel, corpus: ParallelCorpus, max_tokens: int
 ) -> TokenStatistics:
-    """Sum up a corpus in batches that the ranks and their threads share among them.
+    """Return those of a corpus, whose batches are divided among ranks and threads.
 
     A batch has about `max_tokens`, or what a thread takes in training if that is less.
     """

@@ -50,7 +50,7 @@ def logger(run: RunDirectory, is_first: bool) -> Callable[[str], None]:
 
     def log(line: str) -> None:
         if is_first:
-            if sys.stdout is not None:  # it was closed
+            if sys.stdout is not None:  # None if it was closed
                 tqdm.write(line, file=sys.stdout)
                 sys.stdout.flush()
             run.append(run.path / "train.log", line)

@@ -165,7 +165,7 @@ def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str
 
 
 def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
-    """Draw the screen every `every` seconds until Ctrl-C, or once if not a terminal."""
+    """Draw the screen every `every` seconds until Ctrl-C, or once for a file."""
     while True:
         width = shutil.get_terminal_size((100, 24)).columns
         if not sys.stdout.isatty():
@@ -179,6 +179,10 @@ def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
     """Write TensorBoard event files, a folder for each run."""
     need = "event files need tensorboardX"
     writer = import_extra("tensorboardX", "tensorboard", need).SummaryWriter
+    names = [_name(run) for run in runs]
+    if len({*names}) < len(names):
+        expected = "--tensorboard: expected runs of different names"
+        raise UsageError(f"{expected}, got {', '.join(names)}")
     for run in runs:
         with writer(str(folder / _name(run))) as events:
             for record in run.read_metrics():
@@ -217,8 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = [RunDirectory(path) for path in args.run]
 
     def work() -> None:
-        if args.live and (args.output or args.tensorboard):
-            raise UsageError("--live does not go with --output or --tensorboard")
+        modes = [x for x in ("live", "output", "tensorboard") if getattr(args, x)]
+        if len(modes) > 1:
+            raise UsageError(f"--{modes[0]} does not go with --{modes[1]}")
         if args.live:
             with suppress(KeyboardInterrupt):
                 show_live(runs, args.what, args.live)

@@ -80,7 +80,7 @@ class TrainingState:
         return cls({}, tags=tags, decoding=decoding)
 
     def used_up(self, training: TrainingConfig) -> str | None:
-        """Return the limit that ends the run, if one is reached; resumes count, too."""
+        """Return the limit that ends the run, if one is reached, resumes included."""
         if self.step >= training.steps:
             return f"--steps {training.steps}"
         if self.seconds >= 60 * (training.minutes or math.inf):

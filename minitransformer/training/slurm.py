@@ -12,8 +12,8 @@ FIRST_PORT, NUM_PORTS = 20_000, 10_000
 def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Add RANK, WORLD_SIZE, ..., MASTER_PORT for a process that `srun` has started.
 
-    What is in the environment already is kept, and all of it if another launcher has
-    set RANK. The script of a job, which is no task, gets nothing.
+    Variables that are set keep their values. Nothing is added if another launcher has
+    set RANK, or for the script of a job, which is no task.
 
     Raises: ValueError if a variable of Slurm is not as its manual says.
     """
@@ -31,10 +31,10 @@ def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
             "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
             "MASTER_PORT": str(FIRST_PORT + (job + step) % NUM_PORTS),
         }
-    except (ValueError, IndexError) as error:
-        raise ValueError(
-            f"expected the variables that srun sets, got {error}"
-        ) from None
+    except (ValueError, IndexError):
+        names = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", name
+        got = ", ".join(f"{x}={environ[x]}" for x in names)
+        raise ValueError(f"expected the variables that srun sets, got {got}") from None
     except KeyError as error:
         raise ValueError(f"expected {error} from srun, found none") from None
     return {**found, **environ}

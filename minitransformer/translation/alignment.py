@@ -109,7 +109,10 @@ def piece_weights(
     source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
 
     def align_batch(batch: np.ndarray) -> list[np.ndarray]:
-        ids = source.pad(batch), target.pad(batch, BOS_ID)[:, :-1]
+        fed = max(
+            int(target.lengths[batch].max()), 1
+        )  # BOS, and all pieces but the last
+        ids = source.pad(batch), target.pad(batch, BOS_ID)[:, :fed]
         arrays = [xp.asarray(side) for side in ids]
         with no_grad():
             total = sum(mean_cross_attention(member, *arrays) for member in members)
@@ -165,8 +168,11 @@ def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list
     starts = [i for i, piece in enumerate(pieces) if piece.startswith(SPACE)]
     words, count = [], 0
     for first, end in zip([0, *starts], [*starts, len(ids)], strict=True):
-        beginnings = [ids[first : i + 1] for i in range(first, end)]
-        begun = [len(part.split()) for part in tokenizer.decode(beginnings)]
+        [segment] = tokenizer.decode([ids[first:end]])
+        begun = [len(segment.split())] * (end - first)
+        if begun and begun[0] > 1:  # a piece may contain white space of another kind
+            beginnings = [ids[first : i + 1] for i in range(first, end)]
+            begun = [len(part.split()) for part in tokenizer.decode(beginnings)]
         words += [count + max(number, 1) - 1 for number in begun]
         count += begun[-1] if begun else 0
     words = [min(word, max(count - 1, 0)) for word in words]

@@ -77,16 +77,17 @@ def attention_maps(
         raise ValueError("expected a sentence, got a blank line")
     [[best, *_]] = translator.hypotheses([line], config)
     target = list(best.tokens)
-    weights = all_weights(model, [*source, EOS_ID], [BOS_ID, *target])
+    fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
+    weights = all_weights(model, [*source, EOS_ID], fed)
     layers = model.config.encoder_layers
-    names = [*tokenizer.pieces(target), "end"]
+    names = [*tokenizer.pieces(target), "end"][: len(fed)]
     cross = np.stack(weights[layers + 1 :: 2])
     [text] = translator.text([best])
     [in_parts] = translator.sources_in_parts([line], [[source]])
     [in_source] = in_parts.words(tokenizer)
     in_target = np.array(words_of_pieces(tokenizer, target, text), dtype=int)
     upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
-    words = word_weights(upper[:-1, :-1], in_source, in_target)
+    words = word_weights(upper[: len(target), :-1], in_source, in_target)
     return AttentionMaps(
         source=[*tokenizer.pieces(source), "end"],
         read=["begin", *names[:-1]],

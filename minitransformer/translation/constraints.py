@@ -22,7 +22,7 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
-# Beginnings of words whose ways to be written are remembered.
+# How many beginnings of words a `PrefixFinder` caches the endings of.
 MAX_ENDINGS = 1024
 
 # The tokens that may follow, each with those that may follow it; None for all tokens.
@@ -52,7 +52,7 @@ class Prefix:
     def tree(self, listed: set[int] | None = None) -> Tree:
         """Return the ways to write the prefix, with tokens of a list if there is one.
 
-        The list has `tokens`.
+        `listed` must contain all of `self.tokens`.
         """
         tree: Tree = {}
         for way in self._ways:

@@ -20,7 +20,7 @@ from minitransformer.files import atomic_folder
 from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import Parser, exit_code
@@ -171,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = find_checkpoint(args.run)
         trained = checkpoint.load(source)
         if args.kind == "float16":
-            require_unread("output", args.output, source)
+            own = RunDirectory(args.run).own_files() if args.run.is_dir() else []
+            require_unread("output", args.output, source, *own)
             checkpoint.save(args.output, trained, half=True)
             print(f"wrote {source} to {args.output} in float16")
             return

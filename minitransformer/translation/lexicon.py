@@ -68,7 +68,8 @@ class Lexicon:
             kinds = (ids, np.int32), (starts, np.int64), (frequent, np.int32)
             for array, kind in kinds:
                 if array.ndim != 1 or array.dtype != kind:
-                    raise ValueError(f"expected vectors, got {array.dtype} numbers")
+                    expected = f"expected a vector of {np.dtype(kind)}"
+                    raise ValueError(f"{expected}, got {array.dtype} {array.shape}")
             if len(starts) != vocab_size + 1:
                 raise ValueError(
                     f"expected {vocab_size} word pieces, got {len(starts) - 1}"

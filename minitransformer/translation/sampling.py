@@ -39,8 +39,8 @@ from minitransformer.translation.incremental_decoding import (
     IncrementalDecoder,
 )
 
-# What logits of a sentence may differ by in other batches. They were seen to differ by
-# 1e-5 at most.
+# How much the logits of a sentence may differ between batches. The most that was seen
+# is 1e-5.
 TOLERANCE = 1e-4
 
 # Arrays of the logits' size that a step needs: a batch is smaller by this factor.

@@ -176,8 +176,11 @@ class Translator:
         require_one_each(lines, translations)
         no_tags = Tags(self.tokenizer)
         sources, targets = (
-            [ids for [ids] in self.encode(side, whole, first_line, tags)]
-            for side, tags in ((lines, self.tags), (translations, no_tags))
+            [ids for [ids] in self.encode(side, whole, first_line, tags, what)]
+            for side, tags, what in (
+                (lines, self.tags, "line"),
+                (translations, no_tags, "translation of line"),
+            )
         )
         return score_targets(
             model, sources, targets, config.decode_tokens, self.num_threads
@@ -198,7 +201,8 @@ class Translator:
         require_one_each(lines, translations)
         whole, no_tags = replace(config, long_input="error"), Tags(self.tokenizer)
         encoded = self.encode(lines, whole, first_line)
-        targets = self.encode(translations, whole, first_line, no_tags)
+        what = "translation of line"
+        targets = self.encode(translations, whole, first_line, no_tags, what)
         sides = (
             self.sources_in_parts(lines, encoded),
             map(TextInParts, translations, targets),
@@ -222,12 +226,14 @@ class Translator:
         config: DecodingConfig,
         first_line: int = 1,
         tags: Tags | None = None,
+        what: str = "line",
     ) -> list[list[list[int]]]:
         """Return the ids of each line in parts: one, unless the line is too long.
 
-        Every part begins with the tag of its line; `tags` replaces those of the source.
-        A line of more than `max_input` ids, or of more than the model has positions
-        for, is treated as `long_input` says.
+        Every part begins with the tag of its line; `tags`, if given, is used in place
+        of the translator's own. A line of more than `max_input` ids, or of more than
+        the model has positions for, is treated as `long_input` says. Error messages
+        call it `what`.
 
         Raises: ValueError that names the line if `long_input` is "error" or if it has
         not the tag that it needs.
@@ -240,7 +246,7 @@ class Translator:
             length = len(tag) + len(text)
             if length > limit and config.long_input == "error":
                 raise ValueError(
-                    f"line {number}: expected at most {limit} word pieces "
+                    f"{what} {number}: expected at most {limit} word pieces "
                     f"(--max-input, or the model's positions), got {length}"
                 )
             parts = [

@@ -171,6 +171,10 @@ def test_a_server_that_refuses_connections_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
     with pytest.raises(CorpusError, match="refused, after 5 attempts"):
         fetch(Download("http://127.0.0.1:9/x"), tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"changed by its owner")
+    with pytest.raises(CorpusError, match="refused, after 5 attempts"):
+        fetch(Download("http://127.0.0.1:9/x", "0" * 64), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"changed by its owner"
 
 
 def sgml(*segments):

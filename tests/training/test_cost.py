@@ -87,8 +87,11 @@ def test_unknown_devices_are_refused(device, capsys):
     assert "expected COUNTxNAME of K80" in capsys.readouterr().err
 
 
-def test_the_papers_time_is_only_that_of_the_papers_models(capsys):
+def test_the_papers_time_is_only_that_of_the_papers_models(capsys, tmp_path):
     """Parameters and operations of any model are counted; its time has to be given."""
+    (tmp_path / "base.json").write_text('{"d_model": 64}')
+    assert cost.main(["--config", str(tmp_path / "base.json")]) == 0
+    assert "by time" not in capsys.readouterr().out
     assert cost.main(["--d-model", "256"]) == 0
     shown = capsys.readouterr().out
     assert "parameters" in shown

@@ -127,10 +127,14 @@ def test_plots_are_dark_on_dark_pages(run, tmp_path):
 
 
 @pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX")
-def test_event_files_are_written(run, tmp_path):
+def test_event_files_are_written(run, tmp_path, capsys):
     assert plot.main([str(run.path), "--tensorboard", str(tmp_path / "events")]) == 0
     [events] = (tmp_path / "events" / "first").iterdir()
     assert b"validation_bleu" in events.read_bytes()
+    twice = [str(run.path), str(run.path), "--tensorboard", str(tmp_path / "other")]
+    assert plot.main(twice) == 2
+    assert "of different names, got first, first" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,7 @@ def test_event_files_are_written(run, tmp_path):
         (["nothing"], 1, "expected a run directory, found no nothing/metrics.jsonl"),
         (["x", "-o", "x.pdf"], 2, "expected .png or .svg, got x.pdf"),
         (["x", "--live", "-o", "x.png"], 2, "--live does not go with --output"),
+        (["x", "--tensorboard", "x", "-o", "x"], 2, "--output does not go with --tens"),
     ],
 )
 def test_bad_arguments_get_one_line(capsys, flags, code, message):

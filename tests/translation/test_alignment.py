@@ -9,6 +9,7 @@ import pytest
 
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import alignment
@@ -99,6 +100,24 @@ def test_the_upper_half_of_the_layers_aligns(translator, layers, window):
     [found] = piece_weights(deep.model, tokenizer.encode(["the cat"]), [best.tokens])
     expected = maps.cross[layers // 2 :].mean(axis=(0, 1))[:-1, :-1]
     assert_close(found, expected, "float32")
+
+
+def test_a_translation_that_takes_all_positions_is_aligned_and_drawn(translator):
+    """It was cut off at the limit, so that its end has no position."""
+    config = replace(translator.model.config, positions="learned", max_positions=6)
+    model = Transformer(config, seed=3)
+    model.embedding.table.data[EOS_ID] = 0  # never the best: nothing ends by itself
+    limited = Translator(model, translator.tokenizer)
+    [[best]] = limited.hypotheses(["the cat"], ALIGN)
+    assert len(best.tokens) == 6
+    maps = attention_maps(limited, "the cat", ALIGN)
+    assert len(maps.read) == len(maps.written) == 6
+    assert "end" not in maps.written
+    sources = limited.tokenizer.encode(["the cat"])
+    for pairs in ([best.tokens], [best.tokens, ()]):
+        found = piece_weights(model, sources * len(pairs), pairs)
+        expected = maps.cross.mean(axis=(0, 1))[:, :-1]
+        assert_close(found[0], expected, "float32")
 
 
 def test_every_translation_of_any_batch_is_aligned(translator):
@@ -248,10 +267,14 @@ def test_a_word_in_two_parts_has_one_link(translator, monkeypatch, second, sourc
 def test_long_lines_are_neither_scored_nor_aligned(translator, long_input):
     """Whatever happens to long lines that are translated."""
     config = DecodingConfig(max_input=8, long_input=long_input)
+    pairs = {
+        "line": (CAT_LINES[0], "cat"),
+        "translation of line": ("cat", CAT_LINES[0]),
+    }
     for method in (translator.score, translator.align):
-        for pair in ((CAT_LINES[0], "cat"), ("cat", CAT_LINES[0])):
+        for what, pair in pairs.items():
             sides = [["cat", text] for text in pair]
-            with pytest.raises(ValueError, match="line 8: expected at most 8 word"):
+            with pytest.raises(ValueError, match=f"^{what} 8: expected at most 8 word"):
                 method(*sides, config, first_line=7)
 
 

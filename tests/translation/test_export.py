@@ -12,6 +12,7 @@ from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
@@ -166,3 +167,16 @@ def test_a_full_directory_and_unusual_head_widths_are_refused(
         error = capsys.readouterr().err
         assert ("d_model / num_heads = 8" in error, got in error) == (True, True)
         assert not (tmp_path / "new").exists()
+
+
+def test_a_run_keeps_its_own_files(tmp_path, tokenizer, capsys):
+    run, model = RunDirectory(tmp_path / "run"), model_with_random_biases()
+    run.path.mkdir()
+    for path in (run.best, run.checkpoint(5)):
+        checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+    before = [path.read_bytes() for path in run.own_files()]
+    for path in run.own_files():
+        assert export.main(["float16", str(run.path), str(path)]) == 2
+        assert "expected no file that is read" in capsys.readouterr().err
+    assert [path.read_bytes() for path in run.own_files()] == before
+    assert export.main(["float16", str(run.path), str(run.path / "half")]) == 0

@@ -116,7 +116,7 @@ def test_numbers_of_other_types_are_refused(tmp_path, name, array):
         name: array,
     }
     save_file(tensors, path, {"format": "minitransformer lexicon 1"})
-    with pytest.raises(ValueError, match="not a usable lexicon: expected vectors"):
+    with pytest.raises(ValueError, match="not a usable lexicon: expected a vector"):
         Lexicon.load(path, 2)
 
 

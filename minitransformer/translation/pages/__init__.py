@@ -15,6 +15,6 @@ def page(name: str, **values: str | int) -> str:
     text = (folder / name).read_text("utf-8")
     for part in ("style.css", "attention.js", "translate.js"):
         text = text.replace(f"/*{part}*/", (folder / part).read_text("utf-8"))
-    for name, value in values.items():
-        text = text.replace(f"/*{name}*/", str(value))
+    for key, value in values.items():
+        text = text.replace(f"/*{key}*/", str(value))
     return text
