@@ -4,7 +4,8 @@
 #     bash benchmarks/gpu.sh             all of it, in some 20 minutes
 #     bash benchmarks/gpu.sh tests       kernels and whole steps against float64
 #     bash benchmarks/gpu.sh train       the built-in corpus, trained and translated
-#     bash benchmarks/gpu.sh limits      what each part of a step must take, and takes
+#     bash benchmarks/gpu.sh limits ...  what each part of a step must take, and takes:
+#                                        roofline.py, which takes the rest as arguments
 #     bash benchmarks/gpu.sh speed ...   gpu.py, which takes the rest as arguments
 #
 # It needs a checkout, CuPy, PyTorch and what the tests need, but no installed package.
@@ -36,13 +37,14 @@ train() {
   for device in cuda cpu; do
     "$python" translate.py --device "$device" --model "$work/run" "$sentence"
   done
-  "$python" train.py --resume "$work/run" --cache "$work/cache" --steps 2510 \
-    --minutes 60 --precision fp32 | tail -n 2
+  # The run goes on on the processor.
+  "$python" train.py --device cpu --resume "$work/run" --cache "$work/cache" \
+    --steps 2510 --minutes 60 --precision fp32 | tail -n 2
 }
 
 limits() {
   echo "== what a step must at least take, and takes"
-  "$python" benchmarks/roofline.py --measure
+  "$python" benchmarks/roofline.py --measure "$@"
 }
 
 speed() {

@@ -7,13 +7,15 @@
 The step runs without a GPU: nothing is computed, and each product and kernel is
 counted by its arguments. A row gives calls, gigabytes read and written, and operations;
 its time is the larger of the bytes at --terabytes a second and the operations at
---tflops, by default what an H200 sustains in bfloat16. No real step is as fast, since
-neither products nor kernels reach these limits.
+--tflops, by default an H200's nominal bandwidth and what it sustains in large bfloat16
+products. No real step is as fast, since neither products nor kernels reach these
+limits.
 
 With --measure a GPU computes each call that is counted, between two events. A row's
 time is the median of some steps, and its share of the limit is the least time divided
-by it. The GPU has other work, whose time is subtracted, while the host queues calls, so
-that none waits for the host. What is no call, such as zeroing, is between launches.
+by it. While the host queues calls, the GPU is kept busy with other products, so that no
+call waits for the host; their time is subtracted. What is not a counted call, such as
+zeroing, is part of "between launches".
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ class MeasuringDevice(CountingDevice):
         self.spans.append((name, start, end))
 
     def measure(self, step: Callable[[], None]) -> dict[str, float]:
-        """Return the milliseconds of a step by row, and of all of it as "a step"."""
+        """Return the milliseconds of a step by row, and as "a step" those of it all."""
         self.rows.clear()
         self.spans.clear()
         self.span("a step", step)

@@ -127,7 +127,7 @@ class TorchDecoder:
             [torch.empty(shape, dtype=self.dtype) for _ in "kv"]
             for _ in range(config.decoder_layers)
         ]
-        sentences = torch.arange(count)
+        sentences = list(range(count))  # on the host, where they index `best`
         limit = torch.tensor(limits)
         tokens = torch.full((count, beam, 1), BOS_ID)
         scores = torch.full((count, beam), -math.inf)
@@ -148,13 +148,12 @@ class TorchDecoder:
             origin, token = index // config.vocab_size, index % config.vocab_size
             ends = token == EOS_ID
             penalty = ((5 + length) / 6) ** alpha
-            for b, k in (
-                (ends[:, :beam] & found[:, :beam].isfinite() & ~over[:, None])
-                .nonzero()
-                .tolist()
-            ):
-                done = tokens[b, origin[b, k], 1:].tolist()
-                best[sentences[b]].append((float(found[b, k]) / penalty, done))
+            ended = ends[:, :beam] & found[:, :beam].isfinite() & ~over[:, None]
+            rows, places = ended.nonzero().unbind(1)
+            values = found[rows, places].tolist()
+            texts = tokens[rows, origin[rows, places], 1:].tolist()
+            for b, value, done in zip(rows.tolist(), values, texts, strict=True):
+                best[sentences[b]].append((value / penalty, done))
             scores, order = found.masked_fill(ends, -math.inf).topk(beam)
             origin, token = origin.gather(1, order), token.gather(1, order)
             history = tokens.gather(1, origin[:, :, None].expand(-1, -1, length))
@@ -165,10 +164,11 @@ class TorchDecoder:
                 [max((s for s, _ in best[i]), default=-math.inf) for i in sentences]
             )
             at_limit = limit == length
-            for b in at_limit.nonzero().flatten().tolist():
-                if not best[sentences[b]]:
-                    value = float(scores[b, 0]) / penalty
-                    best[sentences[b]].append((value, tokens[b, 0, 1:].tolist()))
+            bare = at_limit.nonzero().flatten().tolist()
+            bare = [b for b in bare if not best[sentences[b]]]
+            values, texts = scores[bare, 0].tolist(), tokens[bare, 0, 1:].tolist()
+            for b, value, done in zip(bare, values, texts, strict=True):
+                best[sentences[b]].append((value / penalty, done))
             over = over | at_limit | full | (to_beat >= reachable)
             if self.drop_finished or bool(over.all()):
                 kept = (~over).nonzero().flatten()
@@ -184,6 +184,6 @@ class TorchDecoder:
             if len(kept) < len(sentences):
                 memories = [[m[kept] for m in pair] for pair in memories]
                 mask = mask[kept]
-            sentences, limit = sentences[kept], limit[kept]
+            sentences, limit = [sentences[b] for b in kept.tolist()], limit[kept]
             tokens, scores, over = tokens[kept], scores[kept], over[kept]
         return [max(found, key=lambda pair: pair[0])[1] for found in best]

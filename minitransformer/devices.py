@@ -50,9 +50,9 @@ class Device:
 def check_device(name: str) -> None:
     """Raises: ValueError or RuntimeError if there is no device of this name."""
     if name != "cpu":
-        from minitransformer.cuda.device import select_gpu
+        from minitransformer.cuda.device import find_gpu
 
-        select_gpu(name)
+        find_gpu(name)
 
 
 def open_device(

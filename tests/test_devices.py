@@ -57,9 +57,9 @@ def fake_cupy(monkeypatch, available, count=2):
 
 def test_a_gpu_is_selected(monkeypatch):
     cupy, used = fake_cupy(monkeypatch, available=True)
-    assert cuda_device.select_gpu("cuda") is cupy
-    check_device("cuda:1")
-    assert used == [0, 1]
+    assert cuda_device.select_gpu("cuda:1") is cupy
+    check_device("cuda")  # takes no memory of the GPU that it finds
+    assert used == [1]
     with pytest.raises(RuntimeError, match="cuda:2: expected cuda:0 to cuda:1"):
         check_device("cuda:2")
 

@@ -30,6 +30,7 @@ TENSOR_CORE_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 CUBLAS_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
 COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
 DEFAULT_ALGORITHM = -1
+NO_REDUCED_PRECISION_SUMS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 WORKSPACE_BYTES = 32 << 20
 
 # The threads of a block in most launches, of a warp, and the warps of such a block.
@@ -163,7 +164,11 @@ class Device:
         blas.cublasGemmBatchedEx.argtypes = [*head, number, number, number]
         blas.cublasSetStream_v2.argtypes = [pointer, pointer]
         blas.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
+        blas.cublasSetMathMode.argtypes = [pointer, number]
         check(blas.cublasCreate_v2(ctypes.byref(self._handle)), "creating a handle")
+        # Else, parts of a sum may be added in 16 bits where the output has 16 bits.
+        status = blas.cublasSetMathMode(self._handle, NO_REDUCED_PRECISION_SUMS)
+        check(status, "choosing a math mode")
         self.workspace = self.xp.empty(WORKSPACE_BYTES, dtype=np.uint8)
         return blas
 
@@ -210,8 +215,8 @@ def kernel_source() -> str:
     return "".join(parts)
 
 
-def select_gpu(name: str) -> ModuleType:
-    """Select the GPU `cuda` or `cuda:N` and return CuPy.
+def find_gpu(name: str) -> tuple[ModuleType, int]:
+    """Return CuPy and the number of the GPU `cuda` or `cuda:N`, which stays unused.
 
     Raises: ValueError if the name is unknown, RuntimeError if there is no such GPU.
     """
@@ -232,7 +237,13 @@ def select_gpu(name: str) -> ModuleType:
     count = cupy.cuda.runtime.getDeviceCount()
     if int(index or 0) >= count:
         raise RuntimeError(f"device {name}: expected cuda:0 to cuda:{count - 1}")
-    cupy.cuda.Device(int(index or 0)).use()
+    return cupy, int(index or 0)
+
+
+def select_gpu(name: str) -> ModuleType:
+    """Select a GPU, which begins to use its memory. Return CuPy. Raises: `find_gpu`"""
+    cupy, index = find_gpu(name)
+    cupy.cuda.Device(index).use()
     return cupy
 
 
@@ -307,7 +318,15 @@ def graph_memory(xp: ModuleType) -> Any:
             xp.get_default_memory_pool().free_all_blocks()
         raise AssertionError
 
-    pool = xp.cuda.MemoryPool(allocate)
+    class Pool(xp.cuda.MemoryPool):  # type: ignore[name-defined]
+        """Frees its blocks once nothing uses it, which CuPy's own pool does not."""
+
+        def __del__(self) -> None:
+            with contextlib.suppress(Exception), xp.cuda.Device(index):
+                self.free_all_blocks()
+
+    index = xp.cuda.runtime.getDevice()
+    pool = Pool(allocate)
     pool.set_limit(size=0)  # no limit, whatever CUPY_GPU_MEMORY_LIMIT says
     return pool
 
@@ -340,12 +359,12 @@ def record(
 
 
 def num_blocks(threads: int) -> int:
-    """Return how many blocks of THREADS threads hold `threads` threads."""
+    """Return how many blocks of THREADS threads are needed for `threads` threads."""
     return -(-threads // THREADS)
 
 
 def warp_blocks(rows: int) -> int:
-    """Return how many blocks hold one warp for each row."""
+    """Return how many blocks are needed for one warp per row."""
     return -(-rows // WARPS)
 
 

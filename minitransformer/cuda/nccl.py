@@ -15,6 +15,7 @@ from minitransformer.cuda.device import select_gpu
 from minitransformer.engine.backend import Array
 from minitransformer.engine.precision import low_precision_type
 from minitransformer.settings.config import RanksConfig
+from minitransformer.settings.extras import import_extra
 from minitransformer.training.distributed import Communicator, Wait, World, poll
 
 # NCCL's number of the type bfloat16 (nccl.h), which CuPy's wrapper does not name.
@@ -35,6 +36,8 @@ class NcclCommunicator(Communicator):
         self.timeout, self._config = config.peer_timeout, config
         host, _, port = address.rpartition(":")
         where = {"host": host, "port": int(port)} if address else {"use_mpi": True}
+        if not address:  # CuPy would do without, and look for rank 0 on each machine
+            import_extra("mpi4py.MPI", "mpi", "ranks started by MPI need mpi4py")
         try:
             with _forked_processes():
                 self._group = distributed.init_process_group(

@@ -159,17 +159,25 @@ def embedding(
     options = float(scale), ids.size, ids_shape[-1], width, *dropout_mask
     gpu.launch("embedding", out.dtype, warp_blocks(ids.size), *arrays, *options)
 
-    def vjp(g: Array) -> tuple[Array, None, Array]:
+    def vjp(g: Array) -> tuple[Gradient, None, Gradient]:
         g = _dropout(g, dropout_mask)
-        sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
-        dpositions = xp.zeros(positions.shape, dtype=np.float32)
-        dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
-        order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
-        gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
-        dtable = xp.zeros(table.shape, dtype=np.float32)
-        kernel_args = dtable, g, ids, order, float(scale), ids.size, width
-        gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
-        return dtable, None, dpositions
+
+        def add_rows(total: Array | None) -> Array:  # other rows get nothing
+            total = xp.zeros(table.shape, dtype=np.float32) if total is None else total
+            order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
+            gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
+            kernel_args = total, g, ids, order, float(scale), ids.size, width
+            gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
+            return total
+
+        def add_positions(total: Array | None) -> Array:  # only if they are learned
+            shape, length = positions.shape, ids_shape[-1]
+            total = xp.zeros(shape, dtype=np.float32) if total is None else total
+            sums = _column_sums("column_sums", g.reshape(-1, length * width))
+            total[:length] += sums.reshape(-1, width)
+            return total
+
+        return add_rows, None, add_positions
 
     return out, vjp
 

@@ -1,9 +1,9 @@
 """Training on a GPU: the host queues work far ahead and never waits for a result.
 
-The forward and backward pass of a batch are recorded as a CUDA graph, which one launch
-repeats for every batch of the same shape. Batches are padded to a few lengths, so that
-few shapes occur. Loss, norm and whether both are finite stay on the GPU until somebody
-reads them.
+The forward and backward pass of a batch are recorded as a CUDA graph, and a single
+launch repeats it for each later batch of that shape. Batches are padded to a few
+lengths, so that few shapes occur. Loss, norm and whether both are finite stay on the
+GPU until somebody reads them.
 """
 
 from __future__ import annotations
@@ -219,7 +219,9 @@ class GpuModel:
         positions = self.model.embedding.reserve(max(shape[1:])).data
         with self.xp.cuda.using_allocator(self._memory.malloc):
             if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
-                self._compute(batch, label_smoothing, rng, self._when_complete)
+                # No all-reduce starts before the end, since a part that runs out of
+                # memory is computed again from the beginning.
+                self._compute(batch, label_smoothing, rng, ignore)
                 return
             self._compute(batch, label_smoothing, rng, ignore)
         work = partial(self._compute, batch, label_smoothing, rng)

@@ -39,7 +39,7 @@ def agrees(
     dtype: np.dtype[Any],
     results: Callable[[], Iterator[tuple[Array, Array]]],
     fallback: str,
-    version: Callable[[], object] = str,
+    version: Callable[[], object] = lambda: "",
 ) -> bool:
     """Return whether `path` may be used on this GPU, found out once.
 

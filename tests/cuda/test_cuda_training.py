@@ -1,5 +1,6 @@
 """What a GPU is asked to do in training, by a stand-in of CuPy."""
 
+import gc
 import types
 
 import numpy as np
@@ -124,7 +125,7 @@ def test_a_replay_that_fails_or_differs_is_not_used(stand_in, monkeypatch, fails
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_gradients_are_summed_while_backward_still_runs(stand_in, monkeypatch, graphs):
+def test_gradients_are_summed_between_graphs_or_at_the_end(stand_in, monkeypatch, graphs):
     """A bucket's sum starts as soon as its gradients are complete, not at the end."""
     monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
     events, launched = [], []
@@ -157,8 +158,8 @@ def test_gradients_are_summed_while_backward_still_runs(stand_in, monkeypatch, g
     assert sum(events[i][1] for i in sums) == len(model.parameters.grad)
     if graphs:
         assert len(set(launched)) > 2  # graphs were launched between the sums
-    else:
-        assert len([e for e in events[sums[0] : sums[-1]] if e[0] != "sum"]) > 10
+    else:  # all at the end, because a part may have to be computed again until then
+        assert sums == list(range(sums[0], sums[0] + len(sums)))
     # What was summed was already complete.
     end, final = len(model.parameters.grad), to_host(model.parameters.grad)
     for i in sums:
@@ -202,6 +203,7 @@ def test_running_out_of_gpu_memory_halves_the_parts_of_batches(stand_in, monkeyp
     expected = to_host(whole.parameters.grad)
     few_rows(monkeypatch, 4)
     model = gpu_model(stand_in.xp, log=said.append)
+    gc.collect()  # models of other tests free their memory, too
     stand_in.calls.clear()
     found = float(model.gradient([small_batch(0, 13)], 0.1, (1, 1)))
     assert_close(found, loss, "float32")

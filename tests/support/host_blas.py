@@ -33,12 +33,19 @@ class Call:
 class HostBlas:
     def __init__(self, gpu):
         self.gpu, self.stream, self.has_workspace = gpu, None, False
+        self.has_math_mode = False
         self.products = []  # m, n, k, beta of each, for tests that count
         self.cublasCreate_v2 = Call(lambda handle: 0)
+        self.cublasSetMathMode = Call(self._set_math_mode)
         self.cublasSetStream_v2 = Call(self._set_stream)
         self.cublasSetWorkspace_v2 = Call(self._set_workspace)
         self.cublasGemmEx = Call(self._gemm)
         self.cublasGemmBatchedEx = Call(self._batched)
+
+    def _set_math_mode(self, handle, mode):
+        assert mode == 16, "sums of 16-bit outputs may be rounded to 16 bits"
+        self.has_math_mode = True
+        return 0
 
     def _set_stream(self, handle, stream):
         self.stream, self.has_workspace = stream, False  # as the manual says
@@ -51,6 +58,7 @@ class HostBlas:
 
     def _queue(self, task):
         assert self.has_workspace, "a workspace must be set after each stream"
+        assert self.has_math_mode, "sums of 16-bit outputs may be rounded to 16 bits"
         assert self.stream == self.gpu.stream.ptr, "a product on another stream"
         self.gpu.launch(task, [])
 

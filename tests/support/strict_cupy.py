@@ -73,6 +73,9 @@ class MemoryPointer:
         self.block = block
 
 
+ARENAS = []
+
+
 class MemoryPool:
     """Hands out blocks; those that nobody uses any more serve again on their stream."""
 
@@ -80,6 +83,7 @@ class MemoryPool:
         self.allocate = allocate or (lambda size: MemoryPointer(Memory(size), 0))
         self.free, self.limit = {}, 1 << 20  # as CUPY_GPU_MEMORY_LIMIT may say
         self.held = 0
+        ARENAS.append(self.free)  # a pool that is dropped keeps its free blocks
 
     def set_limit(self, size):
         self.limit = size or math.inf
@@ -217,6 +221,12 @@ class Device:
     def use(self):
         gpu.local.device = self.id
 
+    def __enter__(self):
+        self.outer, gpu.local.device = gpu.local.device, self.id
+
+    def __exit__(self, *error):
+        gpu.local.device = self.outer
+
     def synchronize(self):
         gpu.may_not_capture("waiting for the device")
         gpu.host_waits({stream: gpu.times[stream] for stream in gpu.times})
@@ -248,7 +258,9 @@ class GpuState:
     def close(self):
         """Free what a device and the pool hold, which tests have many of."""
         importlib.import_module("minitransformer.cuda.device")._device.cache_clear()
-        self.default_pool.free.clear()
+        for blocks in ARENAS:
+            blocks.clear()
+        ARENAS.clear()
 
     def take(self, size):
         if size > self.bytes_left:

@@ -39,7 +39,7 @@ extern "C" __global__ void sort_tokens(int* sorted, const int* ids, int tokens) 
   if (token < tokens) sorted[before] = token;
 }
 
-// dtable[id] = scale * the sum of g[n] over all tokens n with ids[n] = id. One block
+// dtable[id] += scale * the sum of g[n] over all tokens n with ids[n] = id. One block
 // for each token; only the block at the place of an id's first token in the sorted ones
 // has work. It finds the last token by leaps, as padding has thousands of tokens. Each
 // thread takes a vector of columns. Where a row is short, the block has
@@ -74,7 +74,7 @@ extern "C" __global__ void embedding_backward(float* dtable, const real* g,
     for (int j = 0; group == 0 && j < VECTOR && column + j < width; j++) {
       float total = 0.0f;
       for (int i = 0; i < groups; i++) total += sums[i * vectors + threadIdx.x][j];
-      dtable[(i64)id * width + column + j] = total * scale;
+      dtable[(i64)id * width + column + j] += total * scale;
     }
   }
 }
