@@ -187,6 +187,8 @@ def main() -> None:
     add("--side", choices=("ours", "pytorch"), help=argparse.SUPPRESS)
     add("--seed", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.float64 and "bf16" in args.precision:
+        parser.error("--float64 does not go with --precision bf16")
     if args.side:
         measure(args)
         return

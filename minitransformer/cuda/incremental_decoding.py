@@ -167,24 +167,24 @@ class GraphDecoder(GpuDecoder):
             warnings.warn(f"decoding without CUDA graphs: {problem}", stacklevel=2)
 
 
-class _OfThread(threading.local):
+class _ThreadResources(threading.local):
     """What a thread keeps for its decoders, which work one after another.
 
     By the GPU: a stream that can be recorded, and a memory pool for its graphs.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[device.Device, tuple[Any, Any]] = {}
+        self.by_device: dict[device.Device, tuple[Any, Any]] = {}
 
 
-_of_thread = _OfThread()
+_thread = _ThreadResources()
 
 
 def _stream_and_memory(gpu: device.Device) -> tuple[Any, Any]:
-    if gpu not in _of_thread.kept:
+    if gpu not in _thread.by_device:
         stream = gpu.xp.cuda.Stream(non_blocking=True)
-        _of_thread.kept[gpu] = stream, device.graph_memory(gpu.xp)
-    return _of_thread.kept[gpu]
+        _thread.by_device[gpu] = stream, device.graph_memory(gpu.xp)
+    return _thread.by_device[gpu]
 
 
 def graph_decoder(

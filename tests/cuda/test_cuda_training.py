@@ -125,8 +125,10 @@ def test_a_replay_that_fails_or_differs_is_not_used(stand_in, monkeypatch, fails
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_gradients_are_summed_between_graphs_or_at_the_end(stand_in, monkeypatch, graphs):
-    """A bucket's sum starts as soon as its gradients are complete, not at the end."""
+def test_sums_of_gradients_begin_between_graphs_or_at_the_end(
+    stand_in, monkeypatch, graphs
+):
+    """With graphs, a bucket's sum starts as soon as its gradients are complete."""
     monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
     events, launched = [], []
 
