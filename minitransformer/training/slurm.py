@@ -33,7 +33,7 @@ def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
         }
     except (ValueError, IndexError):
         names = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", name
-        got = ", ".join(f"{x}={environ[x]}" for x in names)
+        got = ", ".join(f"{x}={environ.get(x)}" for x in names)
         raise ValueError(f"expected the variables that srun sets, got {got}") from None
     except KeyError as error:
         raise ValueError(f"expected {error} from srun, found none") from None

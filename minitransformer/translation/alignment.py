@@ -109,9 +109,8 @@ def piece_weights(
     source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
 
     def align_batch(batch: np.ndarray) -> list[np.ndarray]:
-        fed = max(
-            int(target.lengths[batch].max()), 1
-        )  # BOS, and all pieces but the last
+        # BOS and all pieces but the last: the end may have no position left.
+        fed = max(int(target.lengths[batch].max()), 1)
         ids = source.pad(batch), target.pad(batch, BOS_ID)[:, :fed]
         arrays = [xp.asarray(side) for side in ids]
         with no_grad():

@@ -261,6 +261,9 @@ def test_variables_of_slurm_that_cannot_be_are_refused(name, value, message):
     environ = {k: v for k, v in (SLURM | {name: value}).items() if v is not None}
     with pytest.raises(ValueError, match=message):
         with_slurm(environ)
+    environ.pop("SLURM_JOB_ID", None)
+    with pytest.raises(ValueError, match="from srun|that srun sets"):
+        with_slurm(environ)
 
 
 @pytest.mark.parametrize(
