@@ -262,7 +262,7 @@ def test_variables_of_slurm_that_cannot_be_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         with_slurm(environ)
     environ.pop("SLURM_JOB_ID", None)
-    with pytest.raises(ValueError, match="from srun|that srun sets"):
+    with pytest.raises(ValueError, match=r"from srun|that srun sets"):
         with_slurm(environ)
 
 
