@@ -149,7 +149,7 @@ def draw(found: dict[str, list[float]], path: Path) -> None:
         above.plot(steps, losses, style, label=name, linewidth=1.2)
         if losses is not first:
             difference = np.abs(np.subtract(losses, first))
-            below.semilogy(steps, np.maximum(difference, 1e-9), label=name)
+            below.semilogy(steps, np.maximum(difference, 1e-16), label=name)
     above.set_ylabel("loss, nats a token")
     above.legend(frameon=False)
     below.set_ylabel("difference")
