@@ -1176,7 +1176,7 @@ def test_a_mixture_trains_and_is_resumed(text, corpora, place):
     before = place.read_text()
     place.write_text("changed\nx\n")
     error = run("--resume", "run", "--steps", 24, code=1)
-    assert "val.de: the validation text has changed" in error
+    assert "val.fr: the validation text has changed" in error
     place.write_text(before)
     error = run("--resume", "run", "--weights", 1, 1, code=2)
     assert "--weights: cannot change in a resumed run" in error

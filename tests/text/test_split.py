@@ -139,7 +139,7 @@ def test_older_text_that_training_would_prefer_is_refused(tmp_path, capsys):
     command += ["--source", "a", "--target", "b"]
     old.write_text("old")
     assert main(command) == 1
-    assert f"expected no {old}, which training" in capsys.readouterr().err
+    assert f"expected no {old}: training would read it" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"pairs.tsv", "train.b"}
     old.unlink()
     assert main(command) == main(command) == 0  # its own files are written anew
