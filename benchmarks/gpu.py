@@ -43,7 +43,7 @@ from minitransformer.training.cost import SECONDS_PER_STEP, paper_flops, trainin
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam, Optimizer
 from minitransformer.training.parallel import ParallelModel, ThreadedModel
-from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.translation.batch_translation import map_batches, translate_ids
 
 SHAPES = {  # preset, sentences, tokens of each on either side
     "base-4096": ("base", 128, 32),
@@ -185,20 +185,15 @@ def measure_decoding(args: argparse.Namespace) -> Result:
 
         dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
         decoder = TorchDecoder(model, True, args.device, dtype)
-        encoded, parts = (
-            Ragged.from_lists(sources),
-            list[tuple[torch.Tensor, list[int]]](),
-        )
-        order, first = np.argsort(-lengths, kind="stable"), 0
-        while first < count:  # batches as this engine makes them
-            rows = lengths[order[first]] + 1
-            batch = order[first : first + max(1, args.decode_tokens // beam // rows)]
-            ids = torch.from_numpy(encoded.pad(batch))
-            parts.append((ids, (lengths[batch] + 1).tolist()))
-            first += len(batch)
+        encoded = Ragged.from_lists(sources)
+
+        def search(batch: np.ndarray) -> list[list[int]]:
+            ids, limits = torch.from_numpy(encoded.pad(batch)), lengths[batch] + 1
+            return decoder.search(ids, limits.tolist(), beam, 0.6)
 
         def decode() -> object:
-            return [decoder.search(ids, most, beam, 0.6) for ids, most in parts]
+            max_tokens = args.decode_tokens // beam
+            return list(map_batches(search, lengths, max_tokens, num_threads=1))
 
     decode()
     times = []

@@ -218,12 +218,10 @@ class GpuModel:
         # Positions outlive a graph, so they may not be in memory that graphs reuse.
         positions = self.model.embedding.reserve(max(shape[1:])).data
         with self.xp.cuda.using_allocator(self._memory.malloc):
-            if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
-                # No all-reduce starts before the end, since a part that runs out of
-                # memory is computed again from the beginning.
-                self._compute(batch, label_smoothing, rng, ignore)
-                return
+            # No all-reduce starts yet: without memory, the part is computed again.
             self._compute(batch, label_smoothing, rng, ignore)
+        if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
+            return
         work = partial(self._compute, batch, label_smoothing, rng)
         try:
             rng.reseed(key)
