@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
@@ -81,7 +82,9 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     tune_allocator()
     open_device("cpu", "bf16" if args.side == "ours-bf16" else "fp32")
     model, _, _, longest = workload(args)
-    limit = {"max_len_a": 0.0, "max_len_b": longest - 1} if longest else {}
+    limit: dict[str, Any] = {}
+    if longest:
+        limit = {"max_len_a": 0.0, "max_len_b": longest - 1}
     config = DecodingConfig(
         beam=args.beam, alpha=0.6, decode_tokens=args.decode_tokens, **limit
     )

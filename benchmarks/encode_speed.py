@@ -79,9 +79,9 @@ def main() -> None:
     if args.side:
         tokenizer = Tokenizer(args.tokenizer.read_bytes())
         side = encode if args.side == "ours" else only_encode
-        found = side(args, tokenizer)
-        rate = found.pop("sentences") / found["seconds"]
-        print(json.dumps({"sentences_per_second": rate, **found}))
+        figures = side(args, tokenizer)
+        rate = figures.pop("sentences") / figures["seconds"]
+        print(json.dumps({"sentences_per_second": rate, **figures}))
         return
     lines = itertools.chain.from_iterable(
         itertools.islice(read_lines(path), 100_000)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
 import threadpoolctl
 
 from minitransformer.bfloat16 import kernels
 
-Result = dict[str, float]
+Result = dict[str, Any]  # what a side prints as JSON
 
 
 def peak_memory_mb() -> float:

@@ -222,13 +222,14 @@ def table(
     counter: CountingDevice, args: argparse.Namespace, times: dict[str, float]
 ) -> list[str]:
     """Return a line for each row, the longest first, and for the whole step."""
-    lines, total = [], [0.0] * 4
+    lines: list[tuple[str, tuple[float, ...]]] = []
+    total = [0.0] * 4
     for name, (calls, moved, operations) in counter.rows.items():
         limits = moved / args.terabytes / 1e9, operations / args.tflops / 1e9
         row = calls, moved / 1e9, operations / 1e12, max(limits)
         lines.append((name, row))
         total = [a + b for a, b in zip(total, row, strict=True)]
-    gaps = "between launches", (0, 0, 0, total[0] * args.launch / 1e3)
+    gaps = "between launches", (0.0, 0.0, 0.0, total[0] * args.launch / 1e3)
     total[3] += gaps[1][3]
     if times:
         in_calls = sum(times[name] for name in counter.rows)

@@ -139,7 +139,8 @@ def measure(kind: str, n: int, d: int, r: int) -> Result:
         out.backward(np.ones_like(out.data))
 
     step()
-    processor, wall = [], []
+    processor: list[float] = []
+    wall: list[float] = []
     while len(wall) < 3 or (sum(wall) < 1 and len(wall) < 50):
         started = time.process_time(), time.perf_counter()
         step()
@@ -192,7 +193,7 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
     figure, plots = pyplot.subplots(1, 3, figsize=(11.4, 4.4))
     for plot, (axis, key, title, unit) in zip(plots, panels, strict=True):
         values = np.array(axes[axis][axis])
-        upper, ends = first_fitted(values), {}
+        upper, ends = first_fitted(axes[axis][axis]), {}
         for number, (kind, row) in enumerate(ROWS.items()):
             if kind not in axes[axis]:
                 continue

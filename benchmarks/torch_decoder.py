@@ -49,7 +49,14 @@ class TorchDecoder:
         projected = functional.linear(x, self.weights[name])
         return projected.unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
 
-    def attend(self, name, q, k, v, mask=None) -> torch.Tensor:
+    def attend(
+        self,
+        name: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return functional.linear(
             out.transpose(1, 2).flatten(2), self.weights[f"{name}.output"]
@@ -80,7 +87,14 @@ class TorchDecoder:
             x = self.norm(f"{name}.feed_forward_norm", hidden, x)
         return x
 
-    def step(self, tokens, position, caches, memories, mask) -> torch.Tensor:
+    def step(
+        self,
+        tokens: torch.Tensor,
+        position: int,
+        caches: list[list[torch.Tensor]],
+        memories: list[list[torch.Tensor]],
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
         """Shapes: tokens [B K] -> logits [B K, V]"""
         x = self.embed(tokens[:, None], position)
         rows, sentences = len(tokens), len(mask)
@@ -95,7 +109,8 @@ class TorchDecoder:
             x = self.norm(f"{name}.self_attention_norm", attended, x)
             beams = x.view(sentences, -1, x.shape[-1])  # one sentence's share a memory
             q = self.heads(f"{name}.cross_attention.query", beams)
-            attended = self.attend(f"{name}.cross_attention", q, *memories[i], mask)
+            k, v = memories[i]
+            attended = self.attend(f"{name}.cross_attention", q, k, v, mask)
             x = self.norm(f"{name}.cross_attention_norm", attended.view_as(x), x)
             hidden = self.feed_forward(f"{name}.feed_forward", x)
             x = self.norm(f"{name}.feed_forward_norm", hidden, x)

@@ -59,13 +59,10 @@ class TorchTraining(nn.Module):
     def pairs(self, ours: Transformer) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         """Yield each parameter of `ours` with the same one here, in our layout."""
         yield ours.embedding.table.data, self.embedding.weight.detach()
-        stacks = (
-            (ours.encoder, self.model.encoder.layers),
-            (ours.decoder, self.model.decoder.layers),
-        )
-        for layers, torch_layers in stacks:
-            for layer, torch_layer in zip(layers, torch_layers, strict=True):
-                yield from layer_pairs(layer, torch_layer)
+        layers: list[EncoderLayer | DecoderLayer] = [*ours.encoder, *ours.decoder]
+        theirs = [*self.model.encoder.layers, *self.model.decoder.layers]
+        for layer, torch_layer in zip(layers, theirs, strict=True):
+            yield from layer_pairs(layer, torch_layer)
 
     def copy_to(self, ours: Transformer) -> None:
         """Give the weights that were learned here to a model of this engine."""

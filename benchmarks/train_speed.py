@@ -132,9 +132,11 @@ def products(config: ModelConfig, threads: int) -> Step:
     return step
 
 
-def product_operands(
-    config: ModelConfig, batch: Batch
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+# (a, b, out) of matrix products.
+Products = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def product_operands(config: ModelConfig, batch: Batch) -> Products:
     """Yield (a, b, out) of every matrix product of a step, forward and backward."""
     sentences, length = batch.source.shape
     outputs = batch.target.shape[1] - 1
@@ -148,13 +150,13 @@ def product_operands(
             arrays[role, shape] = np.full(shape, 0.01, np.float32)
         return arrays[role, shape]
 
-    def linear(rows: int, n: int, m: int):
+    def linear(rows: int, n: int, m: int) -> Products:
         x, weight, y = array("x", rows, n), array("w", n, m), array("y", rows, m)
         yield x, weight, y
         yield y, weight.T, array("dx", rows, n)
         yield x.T, y, array("dw", n, m)
 
-    def attention(queries: int, memory: int):
+    def attention(queries: int, memory: int) -> Products:
         q, k, v, out = (
             array(role, sentences, rows, heads, width // heads).swapaxes(1, 2)
             for role, rows, width in (
@@ -172,14 +174,14 @@ def product_operands(
         yield weights, k, q
         yield weights.swapaxes(-1, -2), q, k
 
-    def block(queries: int, memory: int, query_rows: int, memory_rows: int):
+    def block(queries: int, memory: int, query_rows: int, memory_rows: int) -> Products:
         yield from linear(query_rows, d, keys)
         yield from linear(memory_rows, d, keys)
         yield from linear(memory_rows, d, values)
         yield from attention(queries, memory)
         yield from linear(query_rows, values, d)
 
-    def feed_forward(rows: int):
+    def feed_forward(rows: int) -> Products:
         yield from linear(rows, d, ff)
         yield from linear(rows, ff, d)
 
