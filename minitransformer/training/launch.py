@@ -95,56 +95,12 @@ class RankProcesses:
     """The processes of all ranks, started once. `failed` names the first that failed.
 
     Each process has a session of its own, so that Ctrl-C reaches the launcher alone.
-    Under MPI, `run_rank` writes the id of each rank's process, and the code with which
-    it ended, to files in `folder`.
     """
 
-    def __init__(
-        self, command: Sequence[str], config: RanksConfig, folder: Path
-    ) -> None:
-        self.failed: str | None = None
-        self._folder, self._by_mpi = folder, config.ranks > 1
-        self._forwarders: list[threading.Thread] = []
-        self._ended: dict[str, int] = {}  # codes of ranks that MPI did not start
-        if self._by_mpi:
-            refuse_windows("--ranks")
-            rank = [sys.executable, "-m", "minitransformer.training.launch"]
-            rank += [str(folder), str(os.getpid())]
-            mpi = subprocess.Popen(
-                [find_mpiexec(), "-n", str(config.ranks), *rank, *command],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                env=UNBOUND | os.environ,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-                preexec_fn=_end_with_parent,
-            )
-            self._processes: list[subprocess.Popen[str]] = [mpi]
-            # mpiexec would end if it could not write to a closed pipe or a full disk.
-            for streams in ((mpi.stdout, sys.stdout), (mpi.stderr, sys.stderr)):
-                forwarder = threading.Thread(target=_forward, args=streams, daemon=True)
-                forwarder.start()
-                self._forwarders.append(forwarder)
-        else:
-            if config.gpus > 1:
-                refuse_windows("--gpus")
-            with socket.socket() as listener:  # find a port that nobody listens on
-                listener.bind(("127.0.0.1", 0))
-                port = int(listener.getsockname()[1])
-            self._processes = [
-                subprocess.Popen(
-                    command,
-                    start_new_session=True,
-                    stdin=subprocess.DEVNULL,
-                    env=os.environ | rank_environment(rank, config.gpus, port),
-                    text=True,
-                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-                    preexec_fn=None if WINDOWS else _end_with_parent,
-                )
-                for rank in range(config.gpus)
-            ]
+    failed: str | None = None
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self._processes = processes
 
     def wait(self, signals: Sequence[int]) -> int:
         """Wait until all have ended or one has failed; return its exit code.
@@ -173,31 +129,13 @@ class RankProcesses:
     def _exit_codes(self) -> dict[str, int]:
         """Return the exit codes of the ranks that have ended, in order of their ends.
 
-        That of a rank that a signal ended is negative. Of ranks that end at nearly the
-        same time, those come first whose error would come again.
+        That of a rank that a signal ended is negative.
         """
-        if self._by_mpi:
-            return self._read_notes(".code")
-        found = ((str(rank), p.poll()) for rank, p in enumerate(self._processes))
-        codes = {rank: code for rank, code in found if code is not None}
-        for rank in sorted(
-            codes, key=lambda rank: codes[rank] not in (USAGE_ERROR, LASTING_ERROR)
-        ):
-            self._ended.setdefault(rank, codes[rank])
-        return self._ended
+        raise NotImplementedError
 
     def _process_ids(self) -> dict[str, int]:
         """Return the process ids of the ranks that have started."""
-        if self._by_mpi:
-            return self._read_notes(".pid")
-        return {str(rank): p.pid for rank, p in enumerate(self._processes)}
-
-    def _read_notes(self, suffix: str) -> dict[str, int]:
-        """Return by rank the numbers that `run_rank` has written, oldest first."""
-        files = self._folder.glob(f"*{suffix}")
-        oldest_first = sorted(files, key=lambda path: path.stat().st_mtime_ns)
-        texts = {path.stem: path.read_text("utf-8") for path in oldest_first}
-        return {rank: int(text) for rank, text in texts.items() if text}
+        raise NotImplementedError
 
     def _ask_to_stop(self) -> bool:
         """Have rank 0 stop all ranks after the same step, if it has started."""
@@ -222,12 +160,99 @@ class RankProcesses:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(POLL_INTERVAL)
-        if self._by_mpi:  # on some systems a rank outlives the process that runs it
-            ended = self._exit_codes()
-            for rank, process_id in self._process_ids().items():
-                if rank not in ended:
-                    with suppress(ProcessLookupError):
-                        os.kill(process_id, KILL)
+
+
+class SingleRanks(RankProcesses):
+    """Ranks that are started one by one: several on a GPU each, or one of any kind."""
+
+    def __init__(self, command: Sequence[str], count: int) -> None:
+        if count > 1:
+            refuse_windows("--gpus")
+        self._ended: dict[str, int] = {}
+        with socket.socket() as listener:  # find a port that nobody listens on
+            listener.bind(("127.0.0.1", 0))
+            port = int(listener.getsockname()[1])
+        super().__init__(
+            [
+                subprocess.Popen(
+                    command,
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | rank_environment(rank, count, port),
+                    text=True,
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+                    preexec_fn=None if WINDOWS else _end_with_parent,
+                )
+                for rank in range(count)
+            ]
+        )
+
+    def _exit_codes(self) -> dict[str, int]:
+        """Of ranks that end at nearly the same time, lasting errors come first."""
+        found = ((str(rank), p.poll()) for rank, p in enumerate(self._processes))
+        codes = {rank: code for rank, code in found if code is not None}
+        for rank in sorted(
+            codes, key=lambda rank: codes[rank] not in (USAGE_ERROR, LASTING_ERROR)
+        ):
+            self._ended.setdefault(rank, codes[rank])
+        return self._ended
+
+    def _process_ids(self) -> dict[str, int]:
+        return {str(rank): p.pid for rank, p in enumerate(self._processes)}
+
+
+class MpiRanks(RankProcesses):
+    """Ranks that `mpiexec`, the only process here, has started.
+
+    `run_rank` writes the id of each rank's process, and the code with which it ended,
+    to files in `folder`.
+    """
+
+    def __init__(self, command: Sequence[str], count: int, folder: Path) -> None:
+        refuse_windows("--ranks")
+        self._folder = folder
+        rank = [sys.executable, "-m", "minitransformer.training.launch"]
+        rank += [str(folder), str(os.getpid())]
+        mpi = subprocess.Popen(
+            [find_mpiexec(), "-n", str(count), *rank, *command],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            env=UNBOUND | os.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            preexec_fn=_end_with_parent,
+        )
+        super().__init__([mpi])
+        # mpiexec would end if it could not write to a closed pipe or a full disk.
+        self._forwarders = []
+        for streams in ((mpi.stdout, sys.stdout), (mpi.stderr, sys.stderr)):
+            forwarder = threading.Thread(target=_forward, args=streams, daemon=True)
+            forwarder.start()
+            self._forwarders.append(forwarder)
+
+    def _exit_codes(self) -> dict[str, int]:
+        return self._read_notes(".code")
+
+    def _process_ids(self) -> dict[str, int]:
+        return self._read_notes(".pid")
+
+    def _read_notes(self, suffix: str) -> dict[str, int]:
+        """Return by rank the numbers that `run_rank` has written, oldest first."""
+        files = self._folder.glob(f"*{suffix}")
+        oldest_first = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+        texts = {path.stem: path.read_text("utf-8") for path in oldest_first}
+        return {rank: int(text) for rank, text in texts.items() if text}
+
+    def _terminate(self) -> None:
+        """End also the ranks that, on some systems, outlive the processes of MPI."""
+        super()._terminate()
+        ended = self._exit_codes()
+        for rank, process_id in self._process_ids().items():
+            if rank not in ended:
+                with suppress(ProcessLookupError):
+                    os.kill(process_id, KILL)
         for forwarder in self._forwarders:
             forwarder.join(GRACE_PERIOD)
 
@@ -237,6 +262,15 @@ def _forward(pipe: TextIO, stream: TextIO) -> None:
         for line in pipe:
             stream.write(line)
             stream.flush()
+
+
+def start_ranks(
+    command: Sequence[str], config: RanksConfig, folder: Path
+) -> RankProcesses:
+    """Start `command` as many times as the settings say; `folder` is for notes."""
+    if config.ranks > 1:
+        return MpiRanks(command, config.ranks, folder)
+    return SingleRanks(command, config.gpus)
 
 
 def launch_training(
@@ -261,7 +295,7 @@ def launch_training(
         for attempt in range(config.restarts + 1):
             flags = [*place, "--attempt", str(attempt), *alone]
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                ranks = RankProcesses([*command, *flags], config, Path(folder))
+                ranks = start_ranks([*command, *flags], config, Path(folder))
                 code = ranks.wait(signals)
             if signals and code:
                 return 128 + signals[-1]

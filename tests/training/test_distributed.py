@@ -628,7 +628,7 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 def test_a_rank_that_ends_before_it_connects_ends_all(tmp_path, code):
     command = [sys.executable, "-c", NEVER_CONNECTED, str(code)]
     began = time.monotonic()
-    ranks = launch.RankProcesses(command, RanksConfig(ranks=2), tmp_path)
+    ranks = launch.MpiRanks(command, 2, tmp_path)
     assert ranks.wait([]) == code
     assert ranks.failed == "rank 1"
     assert time.monotonic() - began < 20
@@ -685,9 +685,7 @@ def test_a_rank_on_a_gpu_that_fails_ends_the_others(tmp_path):
         "time.sleep(60) if rank != '1' else sys.exit(3)\n"
     )
     began = time.monotonic()
-    ranks = launch.RankProcesses(
-        [sys.executable, "-c", script], RanksConfig(gpus=3), tmp_path
-    )
+    ranks = launch.SingleRanks([sys.executable, "-c", script], 3)
     assert ranks.wait([]) == 3
     assert ranks.failed == "rank 1"
     codes = [process.poll() for process in ranks._processes]
