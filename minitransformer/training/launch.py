@@ -162,7 +162,7 @@ class RankProcesses:
                 time.sleep(POLL_INTERVAL)
 
 
-class SingleRanks(RankProcesses):
+class SeparateRanks(RankProcesses):
     """Ranks that are started one by one: several on a GPU each, or one of any kind."""
 
     def __init__(self, command: Sequence[str], count: int) -> None:
@@ -270,7 +270,7 @@ def start_ranks(
     """Start `command` as many times as the settings say; `folder` is for notes."""
     if config.ranks > 1:
         return MpiRanks(command, config.ranks, folder)
-    return SingleRanks(command, config.gpus)
+    return SeparateRanks(command, config.gpus)
 
 
 def launch_training(

@@ -685,7 +685,7 @@ def test_a_rank_on_a_gpu_that_fails_ends_the_others(tmp_path):
         "time.sleep(60) if rank != '1' else sys.exit(3)\n"
     )
     began = time.monotonic()
-    ranks = launch.SingleRanks([sys.executable, "-c", script], 3)
+    ranks = launch.SeparateRanks([sys.executable, "-c", script], 3)
     assert ranks.wait([]) == 3
     assert ranks.failed == "rank 1"
     codes = [process.poll() for process in ranks._processes]
