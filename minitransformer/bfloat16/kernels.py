@@ -105,7 +105,8 @@ class Bfloat16Kernels:
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
-        chunk = ops.rows_per_chunk(vocab_size)
+        # Half as many as in float32: logits and their rounded copy need memory.
+        chunk = ops.rows_per_chunk(vocab_size) // 2
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
             row = np.arange(len(part))
