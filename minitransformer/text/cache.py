@@ -7,7 +7,6 @@ changed text is encoded anew.
 from __future__ import annotations
 
 import atexit
-import functools
 import hashlib
 import itertools
 import json
@@ -45,8 +44,8 @@ def cached_tokenizer(
     A checksum of four bytes follows it in its file. `config` may name a file with a
     vocabulary, which is then read instead.
 
-    Raises: ValueError if that vocabulary has another size, or as `Tokenizer.train`,
-    `read_own_vocabulary`, `TextPair.lines`.
+    Raises: ValueError if that vocabulary has another size, if the text changes while it
+    is read, or as `Tokenizer.train`, `read_own_vocabulary`, `TextPair.lines`.
     """
     if config.tokenizer is not None:
         own = read_own_vocabulary(Path(config.tokenizer), config.user_symbols)
@@ -59,6 +58,7 @@ def cached_tokenizer(
 
     def build(partial: Path) -> None:
         model = _learn(text, vocab_size, num_threads, config).model
+        _expect_unchanged(text, digest)
         partial.write_bytes(model + crc32(model).to_bytes(4, "little"))
 
     def read(path: Path) -> Tokenizer:
@@ -68,7 +68,8 @@ def cached_tokenizer(
             raise ValueError(f"{path}: a damaged vocabulary, or one without checksum")
         return Tokenizer(model)
 
-    name = f"{text.digest()}-{config.vocab_type}{vocab_size}-bytes"
+    digest = text.digest()
+    name = f"{digest}-{config.vocab_type}{vocab_size}-bytes"
     if config != LEARNED:
         name += f"-{hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()}"
     return build_once(cache / f"{name}.model", build, read)
@@ -116,11 +117,23 @@ def encoded_corpus(
 
     Pairs with a blank side are dropped.
 
-    Raises: ValueError if the files differ in length, are not UTF-8 or hold no pair.
+    Raises: ValueError if the files differ in length, are not UTF-8, hold no pair or
+    change while they are read.
     """
-    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=text.digest().encode())
-    build = functools.partial(_encode, text, tokenizer, num_threads)
+    digest = text.digest()
+    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=digest.encode())
+
+    def build(folder: Path) -> None:
+        _encode(text, tokenizer, num_threads, folder)
+        _expect_unchanged(text, digest)
+
     return build_once(cache / key.hexdigest(), build, read_corpus)
+
+
+def _expect_unchanged(text: TextPair, digest: str) -> None:
+    """Raise ValueError if a text is no longer the one after which a file is named."""
+    if text.digest() != digest:
+        raise ValueError(f"{text}: expected text that stays the same, it was changed")
 
 
 def read_corpus(folder: Path) -> ParallelCorpus:

@@ -153,6 +153,25 @@ def test_empty_text_is_named(pair, cache, text):
         learn(pair, cache)
 
 
+@pytest.mark.parametrize("method", ["train", "encode"])
+def test_text_that_changes_while_it_is_read_is_not_kept(
+    pair, cache, monkeypatch, method
+):
+    tokenizer = learn(pair, cache.with_name("another"))
+    original = getattr(Tokenizer, method)
+
+    def change(*args, **options):
+        pair.source.write_text(pair.source.read_text().replace("mat", "rug"))
+        return original(*args, **options)
+
+    monkeypatch.setattr(Tokenizer, method, change)
+    with pytest.raises(ValueError, match=f"{pair.source}.* it was changed"):
+        if method == "train":
+            learn(pair, cache)
+        encoded_corpus(pair, tokenizer, cache)
+    assert not [path for path in cache.iterdir() if not path.name.endswith(".lock")]
+
+
 def test_ctrl_c_does_not_wait_for_the_vocabulary(pair, cache, monkeypatch):
     """The main thread must be free while SentencePiece works in C++."""
     learning, before = threading.Event(), set(threading.enumerate())
