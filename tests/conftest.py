@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ POSIX = re.compile(
     r"needs_mpi|os\.kill|os\.pipe|os\.umask|SIG[A-Z]+|symlink_to|\"(bash|env)\"|"
     r"IsADirectoryError|before_the_renaming|two_processes_cannot_train"
 )
+
+
+def pytest_configure():
+    """Let programs that tests start heed signals, even if these tests ignore them.
+
+    Under `nohup pytest &`, a script ignores SIGHUP and SIGINT. A program inherits what
+    is ignored, but not what has a handler.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
+        signal.signal(hangup, lambda number, frame: None)
 
 
 def pytest_collection_modifyitems(items):
