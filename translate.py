@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minitransformer.api import load
 from minitransformer.files import write_bytes
-from minitransformer.runs.run_directory import find_checkpoint, is_model
+from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is_model
 from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
@@ -29,6 +29,7 @@ from minitransformer.text.lines import (
     open_output,
     read_available_lines,
     read_lines,
+    require_unread,
     with_lines_beside,
 )
 from minitransformer.translation.output_lines import output_lines, pharaoh
@@ -122,6 +123,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
     if args.attention and args.attention.suffix not in (".html", ".png", ".svg"):
         parser.error(f"--attention: expected .html, .png, .svg, got {args.attention}")
+    mode = "score" if args.score else "attention" if args.attention else ""
+    if mode and len(args.model or ()) > 1:
+        parser.error(f"--{mode} takes one --model, got {len(args.model)}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
     for name, needed in (("host", "serve"), ("compound_split", "reference")):
@@ -155,6 +159,10 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
 def load_model(args: argparse.Namespace) -> Translator:
     """Load what --model names, or what is newest; flags say how it decodes."""
     paths = args.model or [find_checkpoint(None)]
+    if args.output:
+        found = [find_checkpoint(path) for path in paths]
+        own = (file for path in found for file in RunDirectory(path.parent).own_files())
+        require_unread("--output", args.output, args.shortlist, *found, *own)
     if not args.model:
         print(f"translate.py: using {described(paths[0])}", file=sys.stderr)
     translator = load(

@@ -347,6 +347,8 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--score bad --output bad", 2, "--output: expected no file that is read"),
         ("--reference one --output PLACE/one x", 2, "--output: expected no file that"),
         ("--input two --output link", 2, "--output: expected no file that is read"),
+        ("--model MODEL --output MODEL x", 2, "--output: expected no file that is"),
+        ("--model MODEL --shortlist one --output one x", 2, "--output: expected no f"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
         (

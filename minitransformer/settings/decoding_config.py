@@ -95,7 +95,8 @@ class TranslationConfig(DecodingConfig):
     )
     no_repeat_ngram: int | None = option(
         None,
-        "never write the same N tokens in a row twice in a translation",
+        "never write the same N tokens in a row twice in a translation of a line, or "
+        "of a part of a long one",
         at_least=1,
         alias="--no-repeat-ngram-size",
     )

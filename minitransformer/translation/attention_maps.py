@@ -24,6 +24,8 @@ from minitransformer.translation.alignment import (
 from minitransformer.translation.pages import page
 from minitransformer.translation.translator import Translator
 
+MAX_PIECES = 256  # of a sentence: a map of more would be too small to read
+
 
 @dataclass(frozen=True)
 class AttentionMaps:
@@ -62,7 +64,7 @@ class AttentionMaps:
 def attention_maps(
     translator: Translator, line: str, config: DecodingConfig | None = None
 ) -> AttentionMaps:
-    """Translate a line of at most 256 word pieces, and record every head's weights.
+    """Translate a line of at most MAX_PIECES, and record every head's weights.
 
     Without `config` the translator decodes as it does by default.
 
@@ -70,9 +72,14 @@ def attention_maps(
     """
     model, tokenizer = translator.single_model, translator.tokenizer
     config = replace(
-        config or translator.decoding, nbest=1, long_input="error", max_input=256
+        config or translator.decoding, nbest=1, long_input="error", max_input=1 << 30
     )
     [[source]] = translator.encode([line], config)
+    if len(source) > MAX_PIECES:
+        raise ValueError(
+            f"expected a sentence of at most {MAX_PIECES} word pieces to show the "
+            f"attention of, got {len(source)}"
+        )
     if not source:
         raise ValueError("expected a sentence, got a blank line")
     [[best, *_]] = translator.hypotheses([line], config)

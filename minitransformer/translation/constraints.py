@@ -35,7 +35,8 @@ class Prefix:
     Until it is written, only those tokens may follow into which the tokenizer cuts a
     text that begins with the prefix; other pieces could write the same letters, but the
     model has never seen them there. First come the tokens `first`, then one of `ways`,
-    the last token of which may go beyond the prefix. `tokens` write it and no more.
+    the last token of which may go beyond the prefix. `tokens` write it and no more, and
+    no way takes more than `most_tokens`.
 
     `text` is normalised, as is the text of the model.
     """
@@ -48,6 +49,7 @@ class Prefix:
         ways: Sequence[Sequence[int]],
     ) -> None:
         self.text, self.tokens, self._first, self._ways = text, tokens, first, ways
+        self.most_tokens = len(first) + max(map(len, ways))
 
     def tree(self, listed: set[int] | None = None) -> Tree:
         """Return the ways to write the prefix, with tokens of a list if there is one.
@@ -170,7 +172,7 @@ class Constraints:
 
         A prefix does not count. Shapes: limits [B], batch of sentences [B] -> [B]
         """
-        extra = [len(p.text.encode()) + 1 if p else 0 for p in self.prefixes_of(batch)]
+        extra = [p.most_tokens if p else 0 for p in self.prefixes_of(batch)]
         return np.maximum(limits + extra, self.min_len + 1)
 
     def shortlist(self, tokens: np.ndarray, batch: np.ndarray) -> np.ndarray:

@@ -107,7 +107,7 @@ def test_ids_take_two_bytes_where_they_fit(pair, tmp_path, size, dtype):
     """Of a vocabulary that gives every line its largest id."""
 
     def encode(lines, num_threads):
-        return [[size - 1]] * len(lines)
+        return [[size - 1] if line else [] for line in lines]
 
     vocabulary = SimpleNamespace(vocab_size=size, encode=encode, model=b"")
     corpus = encoded_corpus(pair, vocabulary, tmp_path / dtype)
@@ -165,10 +165,12 @@ def test_text_that_changes_while_it_is_read_is_not_kept(
         return original(*args, **options)
 
     monkeypatch.setattr(Tokenizer, method, change)
-    with pytest.raises(ValueError, match=f"{pair.source}.* it was changed"):
-        if method == "train":
-            learn(pair, cache)
-        encoded_corpus(pair, tokenizer, cache)
+    read = {
+        "train": lambda: learn(pair, cache),
+        "encode": lambda: encoded_corpus(pair, tokenizer, cache),
+    }
+    with pytest.raises(ValueError, match="it was changed"):
+        read[method]()
     assert not [path for path in cache.iterdir() if not path.name.endswith(".lock")]
 
 

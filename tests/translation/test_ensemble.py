@@ -77,7 +77,8 @@ def test_the_command_translates_with_several_models(tmp_path, capfd):
     assert run_translate(capfd, *SHORT, "--model", *paths, "the cat", "")[1] == out
     with pytest.raises(ValueError, match="expected one model, got 2"):
         _ = load(*paths).single_model
-    code, _, err = run_translate(
-        capfd, *flags, "--attention", str(tmp_path / "x.html"), "the cat"
-    )
-    assert (code, err) == (1, "translate.py: error: expected one model, got 2\n")
+    for mode in ("attention", "score"):
+        file = str(tmp_path / "x.html")
+        code, _, err = run_translate(capfd, *flags, f"--{mode}", file, "the cat")
+        assert code == 2
+        assert f"translate.py: error: --{mode} takes one --model, got 2" in err
