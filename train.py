@@ -56,7 +56,12 @@ from minitransformer.text.own_vocabulary import with_size_of_file
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters
-from minitransformer.training.checks import check_positions, check_text, last_checkpoint
+from minitransformer.training.checks import (
+    check_long_input,
+    check_positions,
+    check_text,
+    last_checkpoint,
+)
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.evaluation import (
     TranslationQuality,
@@ -224,6 +229,7 @@ def prepare(
         for split, pair in text.items()
     }
     check_positions(settings, corpora)
+    check_long_input(settings, text, start.tokenizer)
     stream = BatchStream(corpora["train"], training, state.epoch, state.position)
     scale = LossScale(device.xp, device.precision, state.loss_scale)
     log = logger(run, is_first=not ranks.rank)
@@ -234,7 +240,7 @@ def prepare(
     run.begin(settings, start.tokenizer.model, resumes)
     if news:
         log(news)
-    run.truncate_metrics(state.step)
+    run.truncate_metrics(state.step, bool(state.pending_validations))
     run.prune(training)
     encoded = start.tokenizer, text, corpora, stream
     progress = Progress(state, scale)
@@ -330,10 +336,10 @@ class Trainer:
             unit="step",
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
-        finished = state.used_up(training)
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
         if state.pending_validations:
             self.validate()
+        finished = state.used_up(training)
         while not finished and self.stopped_by is None:
             before = state.seconds
             self.update()

@@ -697,7 +697,10 @@ def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
     assert before == [[1]]
 
 
-def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "last"), [([], 6), (["--learning-rate", 1e-30, "--patience", 1], 4)]
+)
+def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch, more, last):
     real, validate, stopping = ThreadedModel.gradient, train.Trainer.validate, [False]
 
     def gradient(self, batches, smoothing, key):
@@ -712,14 +715,16 @@ def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch):
 
     monkeypatch.setattr(ThreadedModel, "gradient", gradient)
     monkeypatch.setattr(train.Trainer, "validate", killed)
-    flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9)
+    flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9, *more)
     start(*flags, "--run", "whole")
     stopping[0] = True
     with signals_put_back():
         start(*flags, "--run", "killed", code=1)
     stopping[0] = False
     assert steps("killed") == [4]
-    start("--resume", "killed")
+    for _ in range(2):
+        start("--resume", "killed")
+    assert steps("killed")[-1] == steps("whole")[-1] == last
     found = []
     for run in ("whole", "killed"):
         rows = Path(run, "metrics.jsonl").read_text().splitlines()
@@ -728,7 +733,7 @@ def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch):
         for row in found[-1]:
             del row["seconds"]
     assert found[0] == found[1]
-    assert [row["step"] for row in found[0]] == [2, 4, 6]
+    assert [row["step"] for row in found[0]] == [*range(2, last + 1, 2)]
 
 
 def test_a_signal_during_the_last_save_stops_before_the_test_text(start, monkeypatch):
@@ -878,6 +883,36 @@ def test_text_beyond_the_positions_is_refused_before_training(
     assert "--max-positions: expected at least " in error
     assert message in error
     assert not (place / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("split", "flags", "refused"),
+    [
+        ("test", [], True),
+        ("val", ["--validate-bleu", 2], True),
+        ("val", ["--validate-bleu", 1], False),  # the long line is the second
+        ("val", [], False),  # nor is any line translated
+        ("test", ["--long-input", "truncate"], False),
+        ("test", ["--max-input", 6], False),
+    ],
+)
+def test_text_that_long_input_refuses_is_found_before_training(
+    text, place, split, flags, refused
+):
+    shutil.copytree(text[1], place / "text")
+    for name in ("val", "test"):
+        lines = ["c", "c c c c c c" if name == split else "c"]
+        for side in ("en", "de"):
+            (place / "text" / f"{name}.{side}").write_text("\n".join(lines))
+    flags = ["--max-input", 5, "--long-input", "error", "--steps", 2, *flags]
+    place_of_text = ["--data", "text", *text[2:]]
+    code, _, error = run_main(train.main, *place_of_text, *MODEL, *EVERY, *flags)
+    names = {"val": "validation", "test": "test"}
+    message = (
+        "train.py: error: --long-input error: expected at most 5 word pieces in a line "
+        f"of the {names[split]} text, got 6\n"
+    )
+    assert (code, error) == ((2, message) if refused else (0, ""))
 
 
 # Without a run

@@ -182,14 +182,20 @@ class RunDirectory:
                     records.append(record)
         return records
 
-    def truncate_metrics(self, step: int) -> None:
-        """Drop the lines that a run resumed after `step` writes again."""
+    def truncate_metrics(self, step: int, validates: bool = False) -> None:
+        """Drop the lines that a run resumed after `step` writes again.
+
+        `validates` tells whether it begins with the validation after that step.
+        """
+
+        def keeps(record: dict[str, Any]) -> bool:
+            if validates and record["step"] == step and "validation_loss" in record:
+                return False
+            return record["step"] <= step and "test_bleu" not in record
+
         if self.metrics.exists():
-            lines = [
-                json.dumps(record) + "\n"
-                for record in self.read_metrics()
-                if record["step"] <= step and "test_bleu" not in record
-            ]
+            kept = filter(keeps, self.read_metrics())
+            lines = [json.dumps(record) + "\n" for record in kept]
             write_bytes(self.metrics, "".join(lines).encode())
 
     def checkpoint(self, step: int) -> Path:
@@ -277,7 +283,7 @@ class ReadOnlyRunDirectory(RunDirectory):
     def append(self, path: Path, line: str) -> None:
         """Do nothing."""
 
-    def truncate_metrics(self, step: int) -> None:
+    def truncate_metrics(self, step: int, validates: bool = False) -> None:
         """Do nothing."""
 
     def prune(self, training: TrainingConfig) -> None:

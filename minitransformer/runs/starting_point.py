@@ -7,13 +7,14 @@ text needs little of another kind to learn that, too (Luong and Manning, 2015).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import Checkpoint, load
-from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.runs.shipped import shipped_model
 from minitransformer.settings.config import ModelConfig, RunConfig
 from minitransformer.settings.options import UsageError, build, flag_name
@@ -57,8 +58,9 @@ def take_over(
     """Give a new model the weights of the one that `choose_model` found, if any.
 
     The new model has the vocabulary of the other if that has the right size and all
-    symbols, and no setting asks for another one; else what `learn` returns. Of the
-    embeddings, those of word pieces that both have are taken over.
+    symbols, and no setting asks for another one than is usual or was learned in the
+    run of that model; else what `learn` returns. Of the embeddings, those of word
+    pieces that both have are taken over.
 
     Returns: the vocabulary, and a line that says what was taken over
 
@@ -67,14 +69,18 @@ def take_over(
     if settings.start is None:
         return learn(), ""
     place, digest = settings.start
-    other = load(find_checkpoint(Path(place)))
+    path = find_checkpoint(Path(place))
+    other = load(path)
     if _digest(other) != digest:
         raise ValueError(f"{place}: it has changed since this run began from it")
     size, vocabulary = settings.model.vocab_size, settings.vocabulary
     rows = {p: i for i, p in enumerate(other.tokenizer.all_pieces())}
-    symbols = vocabulary.user_symbols
+    symbols, its_run = vocabulary.user_symbols, RunDirectory(path.parent)
     keeps = size == len(rows) and own_symbols(other.tokenizer) >= {*symbols}
-    keeps &= vocabulary == VocabularyConfig(user_symbols=symbols)
+    usual = [VocabularyConfig()]
+    if its_run.config.exists():
+        usual.append(its_run.read_config().vocabulary)
+    keeps &= vocabulary in [replace(x, user_symbols=symbols) for x in usual]
     tokenizer = other.tokenizer if keeps else learn()
     pieces = enumerate(tokenizer.all_pieces())
     pairs = [(i, rows[piece]) for i, piece in pieces if piece in rows]

@@ -13,6 +13,7 @@ from minitransformer.settings.config import RunConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.lines import TextPair
+from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.progress import TrainingState
 
 # How messages name the splits of the text.
@@ -64,6 +65,28 @@ def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) 
                 f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"
                 f"{also * (split == 'train')}, got {limit}"
             )
+
+
+def check_long_input(
+    settings: RunConfig, text: Mapping[str, TextPair], tokenizer: Tokenizer
+) -> None:
+    """Raises: UsageError if `--long-input error` would end the run at a translation.
+
+    Those of validation and test text come after hours of training.
+    """
+    decoding, positions = settings.decoding, settings.model.position_limit or math.inf
+    limit = min(decoding.max_input, positions - 1)  # one is EOS's
+    count = {"val": settings.training.validate_bleu, "test": None}
+    if decoding.long_input != "error":
+        return
+    for split in text.keys() & count:
+        for pairs in text[split].samples(count[split]).values():
+            lines = tokenizer.encode([source for source, _ in pairs])
+            if (longest := max(map(len, lines), default=0)) > limit:
+                raise UsageError(
+                    f"--long-input error: expected at most {limit} word pieces in a "
+                    f"line of the {SPLITS[split]} text, got {longest}"
+                )
 
 
 def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:

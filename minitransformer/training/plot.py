@@ -151,9 +151,9 @@ def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str
     lines = []
     for run in runs:
         records = read_metrics(run)
-        last = records[-1] if records else {"step": 0}
-        seconds = last.get("seconds", 0.0)
-        lines.append(f"{run.path}  step {last['step']:,.0f}  {seconds:,.0f} s")
+        step = records[-1]["step"] if records else 0
+        seconds = max((record.get("seconds", 0.0) for record in records), default=0)
+        lines.append(f"{run.path}  step {step:,.0f}  {seconds:,.0f} s")
         for quantity in what:
             for name in QUANTITIES[quantity][1]:
                 _, ys = series(records, name, "steps")

@@ -7,6 +7,7 @@ import pytest
 
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint, shipped
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.starting_point import choose_model, take_over
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -88,6 +89,22 @@ def test_settings_of_the_vocabulary_ask_for_another_one(
     settings = run_from(config, start, **vocabulary)
     tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
     assert (tokenizer is learned) != keeps
+
+
+def test_settings_with_which_the_vocabulary_was_learned_keep_it(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    save_small_model(run.best)
+    config, start = choose_model(run.best, {}, {})
+    learned_with = run_from(config, None, vocab_type="unigram")
+    run.config.write_text(learned_with.to_json())
+    for asked in ({}, {"vocab_type": "unigram"}):
+        settings = run_from(config, start, **asked)
+        take_over(settings, Transformer(config), not_learned)
+    learned = Tokenizer.train(OTHER_LINES, 50)
+    settings = run_from(config, start, vocab_type="unigram", normalization="nfkc")
+    tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
+    assert tokenizer is learned
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_sparklines_scale_values_to_eight_heights(values, width, expected):
 def test_the_terminal_shows_the_last_values(run, capsys):
     assert plot.main([str(run.path), "--live", "--what", "loss", "bleu"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{run.path}  step 20  180 s"
     assert lines[1].split() == ["loss", "3", "█▁"]
     assert lines[2].split() == ["validation", "loss", "4.5", "▁"]
     assert lines[3].split() == ["validation", "bleu", "1", "▁"]
