@@ -48,7 +48,7 @@ class Device:
 
 
 def check_device(name: str) -> None:
-    """Raises: ValueError or RuntimeError if there is no device of this name."""
+    """Raises: UsageError or RuntimeError if there is no device of this name."""
     if name != "cpu":
         from minitransformer.cuda.device import find_gpu
 
@@ -64,8 +64,8 @@ def open_device(
     processor uses `num_threads` threads, by default one for each core. On either, the
     last call decides the precision of all models of this process.
 
-    Raises: UsageError if the device has no such precision, ValueError if its name is
-    unknown, RuntimeError if there is no such GPU or a library that it needs is missing.
+    Raises: UsageError if the name is unknown or the device has no such precision,
+    RuntimeError if there is no such GPU or a library that it needs is missing.
     """
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise UsageError(f"threads: expected int of at least 1, got {num_threads!r}")

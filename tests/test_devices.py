@@ -9,6 +9,7 @@ import pytest
 from minitransformer.cuda import device as cuda_device
 from minitransformer.devices import check_device, open_device
 from minitransformer.engine import backend
+from minitransformer.settings.options import UsageError
 
 
 def test_the_processor_is_always_there():
@@ -27,7 +28,7 @@ def test_a_number_of_threads_is_a_positive_integer(threads):
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:one", "cpu:0", ""])
 def test_unknown_devices_are_refused(name):
-    with pytest.raises(ValueError, match="expected a device cpu, cuda or cuda:N"):
+    with pytest.raises(UsageError, match="--device: expected cpu, cuda or cuda:N"):
         open_device(name)
 
 

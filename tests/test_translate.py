@@ -359,7 +359,11 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--model MODEL --score two x y z", 1, "two: expected a line for each source"),
         ("--model MODEL --output no/where x", 1, "no/where: No such file"),
         ("--model bad x", 1, "bad: not a usable checkpoint"),
-        ("--model MODEL --device cuda:x x", 1, "expected a device cpu, cuda or cuda:N"),
+        (
+            "--model MODEL --device cuda:x x",
+            2,
+            "--device: expected cpu, cuda or cuda:N",
+        ),
         ("--model MODEL --precision fp16 x", 2, "expected fp32 or bf16 with"),
         (
             "--model LEARNED --long-input error --input long",

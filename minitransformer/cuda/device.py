@@ -218,11 +218,11 @@ def kernel_source() -> str:
 def find_gpu(name: str) -> tuple[ModuleType, int]:
     """Return CuPy and the number of the GPU `cuda` or `cuda:N`, which stays unused.
 
-    Raises: ValueError if the name is unknown, RuntimeError if there is no such GPU.
+    Raises: UsageError if the name is unknown, RuntimeError if there is no such GPU.
     """
     kind, _, index = name.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
-        raise ValueError(f"expected a device cpu, cuda or cuda:N, got {name!r}")
+        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {name!r}")
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
