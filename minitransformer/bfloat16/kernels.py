@@ -105,7 +105,7 @@ class Bfloat16Kernels:
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
-        # Half as many as in float32: logits and their rounded copy need memory.
+        # Half as many rows as in float32, since there is a rounded copy of the logits.
         chunk = ops.rows_per_chunk(vocab_size) // 2
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]

@@ -7,6 +7,7 @@ text needs little of another kind to learn that, too (Luong and Manning, 2015).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,9 @@ def take_over(
     """Give a new model the weights of the one that `choose_model` found, if any.
 
     The new model has the vocabulary of the other if that has the right size and all
-    symbols, and no setting asks for another one than is usual or was learned in the
-    run of that model; else what `learn` returns. Of the embeddings, those of word
-    pieces that both have are taken over.
+    symbols, and if the settings of learning one are the default or those of the other
+    model's run; else what `learn` returns. Of the embeddings, those of word pieces that
+    both have are taken over.
 
     Returns: the vocabulary, and a line that says what was taken over
 
@@ -75,12 +76,11 @@ def take_over(
         raise ValueError(f"{place}: it has changed since this run began from it")
     size, vocabulary = settings.model.vocab_size, settings.vocabulary
     rows = {p: i for i, p in enumerate(other.tokenizer.all_pieces())}
-    symbols, its_run = vocabulary.user_symbols, RunDirectory(path.parent)
+    symbols, fitting = vocabulary.user_symbols, [VocabularyConfig()]
+    with suppress(ValueError):  # a checkpoint need not be in a run directory
+        fitting.append(RunDirectory(path.parent).read_config().vocabulary)
     keeps = size == len(rows) and own_symbols(other.tokenizer) >= {*symbols}
-    usual = [VocabularyConfig()]
-    if its_run.config.exists():
-        usual.append(its_run.read_config().vocabulary)
-    keeps &= vocabulary in [replace(x, user_symbols=symbols) for x in usual]
+    keeps &= vocabulary in [replace(x, user_symbols=symbols) for x in fitting]
     tokenizer = other.tokenizer if keeps else learn()
     pieces = enumerate(tokenizer.all_pieces())
     pairs = [(i, rows[piece]) for i, piece in pieces if piece in rows]

@@ -70,17 +70,15 @@ def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) 
 def check_long_input(
     settings: RunConfig, text: Mapping[str, TextPair], tokenizer: Tokenizer
 ) -> None:
-    """Raises: UsageError if `--long-input error` would end the run at a translation.
+    """Raises: UsageError if `--long-input error` would refuse a line to translate.
 
-    Those of validation and test text come after hours of training.
+    Validation and test text are translated during training and at its end.
     """
     decoding, positions = settings.decoding, settings.model.position_limit or math.inf
     limit = min(decoding.max_input, positions - 1)  # one is EOS's
-    count = {"val": settings.training.validate_bleu, "test": None}
-    if decoding.long_input != "error":
-        return
-    for split in text.keys() & count:
-        for pairs in text[split].samples(count[split]).values():
+    translated = ("val", settings.training.validate_bleu), ("test", None)
+    for split, count in translated if decoding.long_input == "error" else ():
+        for pairs in text[split].samples(count).values() if split in text else ():
             lines = tokenizer.encode([source for source, _ in pairs])
             if (longest := max(map(len, lines), default=0)) > limit:
                 raise UsageError(

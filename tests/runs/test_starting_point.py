@@ -105,6 +105,8 @@ def test_settings_with_which_the_vocabulary_was_learned_keep_it(tmp_path):
     settings = run_from(config, start, vocab_type="unigram", normalization="nfkc")
     tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
     assert tokenizer is learned
+    run.config.write_text('{"architectures": []}')  # of another program
+    take_over(run_from(config, start), Transformer(config), not_learned)
 
 
 @pytest.mark.parametrize(
