@@ -23,7 +23,7 @@ import numpy as np
 
 from minitransformer.bfloat16.onednn import OneDnn
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import Vjp
+from minitransformer.engine.autograd import Gradient, Vjp
 
 # Smaller matrices, and those that are no parameters, are multiplied in float32.
 MIN_SIZE = 64 * 64
@@ -66,21 +66,25 @@ class Bfloat16Kernels:
         relu: bool = False,
     ) -> tuple[np.ndarray, Vjp]:
         """`ops.linear`. Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]"""
-        shape = x.shape
-        rows = self._rounded_input(x)  # [N, n]
-        out = self.product(rows, self._rounded_parameters(weight))
+        shape, count = x.shape, x.size // len(weight)
+        rows = self._rounded_input(x)  # [N or more, n]
+        out = self.product(rows, self._rounded_parameters(weight))[:count]
         if bias is not None:
             out += bias
         positive = np.maximum(out, 0, out=out) > 0 if relu else None
 
-        def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-            g = g.reshape(len(rows), -1)
+        def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, np.ndarray | None]:
+            g = g.reshape(count, -1)
             if positive is not None:
                 g = g * positive
             db = None if bias is None else np.ones(len(g), g.dtype) @ g
-            low = self.rounded(g)
-            dx = self.product(low, self._rounded_parameters(weight).T)
-            return dx.reshape(shape), self.product(rows.T, low), db
+            low = self._rounded_rows(g)
+            dx = self.product(low, self._rounded_parameters(weight).T)[:count]
+
+            def add_dweight(total: np.ndarray | None) -> np.ndarray:
+                return self.product(rows.T, low, total)
+
+            return dx.reshape(shape), add_dweight, db
 
         return out.reshape(*shape[:-1], -1), vjp
 
@@ -105,21 +109,23 @@ class Bfloat16Kernels:
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
-        # Half as many rows as in float32, since there is a rounded copy of the logits.
-        chunk = ops.rows_per_chunk(vocab_size) // 2
+        # Half as many rows as in float32, since there is a rounded copy of the logits;
+        # and a multiple of 64, to which `_rounded_rows` would add rows of zeros.
+        chunk = max(ops.rows_per_chunk(vocab_size) // 128, 1) * 64
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
             row = np.arange(len(part))
-            logits = self.product(self.rounded(part), low_weight.T)  # [chunk, V]
+            logits = self.product(self._rounded_rows(part), low_weight.T)[: len(part)]
             target_logits, highest = logits[row, target], logits.max(axis=-1)
             logits -= highest[:, None]
             exponentials = np.exp(logits, out=logits)
             totals = exponentials @ ones
             loss += float((np.log(totals) + highest - confidence * target_logits).sum())
             exponentials[row, target] -= confidence * totals
-            low, inverse_totals = self.rounded(exponentials), (1 / totals)[:, None]
-            scaled = self.rounded(part * inverse_totals)
-            product = self.product(low, low_weight)
+            inverse_totals = (1 / totals)[:, None]
+            low = self._rounded_rows(exponentials)  # [chunk, V]
+            scaled = self._rounded_rows(part * inverse_totals)
+            product = self.product(low, low_weight)[: len(part)]
             np.multiply(product, inverse_totals, out=drows[start : start + chunk])
             self.product(low.T, scaled, dweight)
         if smoothing > 0:
@@ -146,8 +152,21 @@ class Bfloat16Kernels:
         """
         last, low = getattr(self._last, "input", (None, np.empty(0)))
         if last is None or last() is not x:
-            low = self.rounded(x.reshape(-1, x.shape[-1]))
+            low = self._rounded_rows(x.reshape(-1, x.shape[-1]))
             self._last.input = weakref.ref(x), low
+        return low
+
+    def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
+        """Round a matrix, and let rows of zeros follow.
+
+        Products of ever new numbers of rows would be compiled again and again.
+
+        Shapes: x [N, n] -> [N rounded up, to a multiple of 16, 32 or 64; n]
+        """
+        step = min(max(16, 1 << len(x).bit_length() >> 4), 64)
+        low = np.empty((-(-len(x) // step) * step, x.shape[1]), np.uint16)
+        self.rounded(x, low[: len(x)])
+        low[len(x) :] = 0
         return low
 
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:

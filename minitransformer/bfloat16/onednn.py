@@ -1,10 +1,9 @@
 """Products of bfloat16 matrices by oneDNN, through its C interface.
 
-oneDNN multiplies with AVX-512 BF16 and AMX. Its function for products reads matrices as
-they lie in memory, also transposed ones, and has no state. It is exported, but not
-among the documented ones; oneDNN's documented products are compiled for every shape,
-which took more memory, and more time for ever new shapes. Rounding is a documented
-primitive: an operation that is compiled for one number of elements.
+oneDNN multiplies with AVX-512 BF16 and AMX. It compiles an operation, which it calls a
+primitive, for the shapes and layouts of its arrays, in about a third of a millisecond.
+Each thread keeps the primitives that it has used, so that products should have few
+different shapes: `kernels.py` rounds the numbers of rows up.
 
 Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
 thread that asks for a product computes it: callers divide their work.
@@ -15,28 +14,32 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from ctypes import byref, c_char, c_float, c_int, c_int64, c_size_t, c_void_p
+from collections.abc import Callable, Mapping
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from ctypes.util import find_library
 from importlib import metadata
+from typing import Any, TypeAlias
 
 import numpy as np
 
 # The names that the package index has for the library, and the one that C has for it.
 DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn")
 LIBRARY = "dnnl"
-PRODUCT = "gemm_bf16bf16f32"
-PRODUCT_TYPES = (
-    *(c_char, c_char, c_int64, c_int64, c_int64),  # transa, transb, n, m, k
-    *(c_float, c_void_p, c_int64, c_void_p, c_int64),  # alpha = 1, A, lda, B, ldb
-    *(c_float, c_void_p, c_int64),  # beta (1 adds to C), C, ldc
-)
 
 # Constants of oneDNN's C interface, of its version 3.
 MAJOR_VERSION = 3
 CPU, IN_ORDER = 1, 1
+MAX_AXES, ALIGNMENT = 12, 64
 BFLOAT16, FLOAT32 = 2, 3
-SOURCE, DESTINATION = 1, 17  # the arguments of a primitive
+SOURCE, WEIGHTS, DESTINATION, WORK_SPACE = 1, 33, 17, 80  # arguments of a primitive
+QUERY_WORK_SPACE, CALLERS = 136, 1
 BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
+
+# How many primitives a thread keeps: training needs about a hundred.
+MAX_PRIMITIVES = 1000
+
+# The type, the shape and the strides of an array, in elements.
+Layout: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class OneDnn:
@@ -53,25 +56,30 @@ class OneDnn:
                 "--precision bf16: expected a processor that multiplies bfloat16 "
                 "numbers (AMX or AVX-512 BF16), got one that does not"
             )
-        getattr(self._library, f"dnnl_{PRODUCT}").argtypes = PRODUCT_TYPES
+        self._library.dnnl_primitive_desc_query_md.restype = c_void_p
+        self._library.dnnl_memory_desc_get_size.restype = c_size_t
         self._engine = c_void_p()
         _call(self._library, "engine_create", byref(self._engine), CPU, c_size_t(0))
         self._thread = threading.local()
 
-    def rounded(self, x: np.ndarray) -> np.ndarray:
-        """Round float32 numbers to the nearest bfloat16 numbers, as uint16."""
+    def rounded(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Round float32 numbers to the nearest bfloat16 numbers, as uint16.
+
+        `out`, if it is given, is contiguous and has the shape of `x`.
+        """
         x = np.ascontiguousarray(x)
-        low = np.empty(x.shape, np.uint16)
-        self._use_one_thread()
+        if out is None:
+            out = np.empty(x.shape, np.uint16)
         if x.size:
             # Two pieces, which overlap unless x has a power of two elements: with a
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
-            rounding = self._rounding(piece)
-            source, target = x.ctypes.data, low.ctypes.data
+            rounding = self._primitive(_Rounding, piece)
+            source, target = x.ctypes.data, out.ctypes.data
             for start in {0, x.size - piece}:
-                rounding.run(source + start * x.itemsize, target + start * low.itemsize)
-        return low
+                places = source + start * x.itemsize, target + start * out.itemsize
+                self._run(rounding, *places)
+        return out
 
     def product(
         self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
@@ -82,85 +90,133 @@ class OneDnn:
 
         Shapes: a [n, k], b [k, m], out [n, m] -> [n, m]
         """
-        (n, k), m = a.shape, b.shape[1]
-        add = 0.0 if out is None else 1.0
+        shape, add = (len(a), b.shape[1]), out is not None
         if out is None:
-            out = np.empty((n, m), np.float32)
-        if b.shape[0] != k or out.shape != (n, m) or not out.flags.c_contiguous:
+            out = np.empty(shape, np.float32)
+        if len(b) != a.shape[1] or out.shape != shape or not out.flags.c_contiguous:
             raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
-        (a_order, a_row), (b_order, b_row) = _layout(a), _layout(b)
-        self._use_one_thread()
-        _call(
-            self._library,
-            PRODUCT,
-            *(a_order, b_order, n, m, k, 1.0, a.ctypes.data, a_row),
-            *(b.ctypes.data, b_row, add, out.ctypes.data, m),
-        )
+        multiply = self._primitive(_Product, _layout(a), _layout(b), add)
+        self._run(multiply, a.ctypes.data, b.ctypes.data, out.ctypes.data)
         return out
 
-    def _use_one_thread(self) -> None:
-        """Keep what this thread asks for in this thread, also before the first product.
-
-        A primitive that is created without this divides its work among threads of its
-        own, which wait for each other in loops and so take cores from other work.
-        """
-        if hasattr(self._library, "omp_set_num_threads"):
-            self._library.omp_set_num_threads(1)
-
-    def _rounding(self, size: int) -> _Rounding:
+    def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
         """Return this thread's: two threads must not execute one primitive at once."""
-        roundings = self._thread.__dict__.setdefault("roundings", {})
-        if size not in roundings:
-            roundings[size] = _Rounding(self._library, self._engine, size)
-        return roundings[size]
+        primitives = self._thread.__dict__.setdefault("primitives", {})
+        if (primitive := primitives.get(options)) is None:
+            if len(primitives) >= MAX_PRIMITIVES:
+                primitives.clear()
+            # A primitive that is created without this divides its work among threads of
+            # its own, which wait for each other in loops and so take cores from others.
+            if hasattr(self._library, "omp_set_num_threads"):
+                self._library.omp_set_num_threads(1)
+            primitive = kind(self._library, self._engine, *options)
+            primitives[options] = primitive
+        return primitive
+
+    def _run(self, primitive: _Primitive, *addresses: int) -> None:
+        """Run a primitive with this thread's work space, large enough for any so far.
+
+        A work space of its own for each primitive would take a multiple of the memory.
+        """
+        space = getattr(self._thread, "work_space", None)
+        if space is None or len(space) < primitive.work_space + ALIGNMENT:
+            space = np.empty(primitive.work_space + ALIGNMENT, np.uint8)
+            self._thread.work_space = space
+        address = -(-space.ctypes.data // ALIGNMENT) * ALIGNMENT
+        primitive.run(*addresses, address)
 
 
 class _Argument(ctypes.Structure):
     _fields_ = (("argument", c_int), ("memory", c_void_p))
 
 
-class _Rounding:
-    """The primitive that rounds `size` float32 numbers."""
+class _Primitive:
+    """An operation that oneDNN has compiled for arrays of certain layouts.
 
-    def __init__(self, library: ctypes.CDLL, engine: c_void_p, size: int) -> None:
+    It needs `work_space` bytes of memory, which may lie elsewhere at each call.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        engine: c_void_p,
+        layouts: Mapping[int, Layout],
+        add: bool = False,
+    ) -> None:
         self._library = library
-        self._stream, self._primitive = c_void_p(), c_void_p()
-        description, one_axis = c_void_p(), (c_int64 * 12)(size)
-        strides = (c_int64 * 12)(1)
-        layouts, memories = [], []
-        for dtype in (FLOAT32, BFLOAT16):
-            layout, memory = c_void_p(), c_void_p()
-            create = "memory_desc_create_with_strides"
-            _call(library, create, byref(layout), 1, one_axis, dtype, strides)
-            _call(library, "memory_create", byref(memory), layout, engine, c_void_p())
-            layouts.append(layout)
-            memories.append(memory)
-        _call(
-            library,
-            "reorder_primitive_desc_create",
-            *(byref(description), layouts[0], engine, layouts[1], engine, c_void_p()),
-        )
+        self._primitive, self._stream = c_void_p(), c_void_p()
+        attributes, description = _attributes(library, add), c_void_p()
+        described = [_described(library, *layout) for layout in layouts.values()]
+        kind, arguments = self._operation(engine, *described)
+        create = f"{kind}_primitive_desc_create"
+        _call(library, create, byref(description), *arguments, attributes)
         _call(library, "primitive_create", byref(self._primitive), description)
         _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
-        _call(library, "primitive_desc_destroy", description)
-        for layout in layouts:
+        query = library.dnnl_primitive_desc_query_md
+        work_space = c_void_p(query(description, QUERY_WORK_SPACE, 0))
+        self.work_space: int = library.dnnl_memory_desc_get_size(work_space)
+        self._memories = []
+        for layout in (*described, work_space):
+            memory = c_void_p()
+            create = "memory_create"
+            _call(library, create, byref(memory), layout, engine, c_void_p())
+            self._memories.append(memory)
+        for layout in described:
             _call(library, "memory_desc_destroy", layout)
-        self._memories = memories
-        self._arguments = (_Argument * 2)(
-            _Argument(SOURCE, memories[0]), _Argument(DESTINATION, memories[1])
-        )
+        _call(library, "primitive_desc_destroy", description)
+        _call(library, "primitive_attr_destroy", attributes)
+        places = map(_Argument, (*layouts, WORK_SPACE), self._memories)
+        self._arguments = (_Argument * len(self._memories))(*places)
         weakref.finalize(
-            self, _destroy, library, self._primitive, self._stream, memories
+            self, _destroy, library, self._primitive, self._stream, self._memories
         )
 
-    def run(self, source: int, target: int) -> None:
-        """Round the numbers at one address to another."""
-        for memory, address in zip(self._memories, (source, target), strict=True):
-            _call(self._library, "memory_set_data_handle", memory, c_void_p(address))
-        stream = self._stream
-        run = "primitive_execute"
-        _call(self._library, run, self._primitive, stream, 2, self._arguments)
-        _call(self._library, "stream_wait", stream)
+    def _operation(
+        self, engine: c_void_p, *arrays: c_void_p
+    ) -> tuple[str, tuple[c_void_p, ...]]:
+        """Return the name that oneDNN has for the operation, and its arguments."""
+        raise NotImplementedError
+
+    def run(self, *addresses: int) -> None:
+        """Compute with the arrays at these addresses, the last of the work space."""
+        library = self._library
+        for memory, address in zip(self._memories, addresses, strict=True):
+            _call(library, "memory_set_data_handle", memory, c_void_p(address))
+        count, run = len(addresses), "primitive_execute"
+        _call(library, run, self._primitive, self._stream, count, self._arguments)
+        _call(library, "stream_wait", self._stream)
+
+
+class _Rounding(_Primitive):
+    """Rounds `size` float32 numbers."""
+
+    def __init__(self, library: ctypes.CDLL, engine: c_void_p, size: int) -> None:
+        shape = (size,), (1,)
+        layouts = {SOURCE: (FLOAT32, *shape), DESTINATION: (BFLOAT16, *shape)}
+        super().__init__(library, engine, layouts)
+
+    def _operation(
+        self, engine: c_void_p, *arrays: c_void_p
+    ) -> tuple[str, tuple[c_void_p, ...]]:
+        source, target = arrays
+        return "reorder", (source, engine, target, engine)
+
+
+class _Product(_Primitive):
+    """Multiplies two bfloat16 matrices; with `add`, adds the product to a third."""
+
+    def __init__(
+        self, library: ctypes.CDLL, engine: c_void_p, a: Layout, b: Layout, add: bool
+    ) -> None:
+        n, m = a[1][0], b[1][1]
+        layouts = {SOURCE: a, WEIGHTS: b, DESTINATION: (FLOAT32, (n, m), (m, 1))}
+        super().__init__(library, engine, layouts, add)
+
+    def _operation(
+        self, engine: c_void_p, *arrays: c_void_p
+    ) -> tuple[str, tuple[c_void_p, ...]]:
+        (a, b, out), bias = arrays, c_void_p()
+        return "matmul", (engine, a, b, bias, out)
 
 
 def _destroy(
@@ -176,12 +232,38 @@ def _destroy(
         library.dnnl_memory_destroy(memory)
 
 
-def _layout(matrix: np.ndarray) -> tuple[bytes, int]:
-    """Return N or, for a transposed matrix, T, and the leading dimension."""
+def _layout(matrix: np.ndarray) -> Layout:
+    """Return the layout of a contiguous or transposed bfloat16 matrix."""
+    rows, columns = matrix.shape
     if matrix.flags.c_contiguous:
-        return b"N", max(matrix.shape[1], 1)
+        return BFLOAT16, matrix.shape, (columns, 1)
     assert matrix.flags.f_contiguous
-    return b"T", matrix.shape[0]
+    return BFLOAT16, matrix.shape, (1, rows)
+
+
+def _attributes(library: ctypes.CDLL, add: bool) -> c_void_p:
+    """Return how to compute: with the caller's work space, and adding if asked."""
+    attributes, operations = c_void_p(), c_void_p()
+    _call(library, "primitive_attr_create", byref(attributes))
+    _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)
+    if add:
+        _call(library, "post_ops_create", byref(operations))
+        append, added = "post_ops_append_sum", (c_float(1), c_int32(0), FLOAT32)
+        _call(library, append, operations, *added)
+        _call(library, "primitive_attr_set_post_ops", attributes, operations)
+        _call(library, "post_ops_destroy", operations)
+    return attributes
+
+
+def _described(
+    library: ctypes.CDLL, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> c_void_p:
+    """Return oneDNN's description of a layout, which the caller frees."""
+    description, axes = c_void_p(), c_int64 * MAX_AXES
+    create = "memory_desc_create_with_strides"
+    layout = len(shape), axes(*shape), dtype, axes(*strides)
+    _call(library, create, byref(description), *layout)
+    return description
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
@@ -211,8 +293,6 @@ def _load() -> ctypes.CDLL:
         library.dnnl_version.restype = ctypes.POINTER(ctypes.c_int)
         if (major := library.dnnl_version()[0]) != MAJOR_VERSION:
             problem = f"expected its version {MAJOR_VERSION}, got {major}"
-        elif not hasattr(library, f"dnnl_{PRODUCT}"):
-            problem = f"expected the function dnnl_{PRODUCT}, got a build without it"
         else:
             return library
     raise RuntimeError(

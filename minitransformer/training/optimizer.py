@@ -13,7 +13,7 @@ from minitransformer.engine.backend import Array, parameters_changed
 Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 
 # Elements updated at a time, so few that a block of each vector fits in the cache.
-BLOCK = 1 << 15
+BLOCK = 1 << 17
 
 
 def learning_rate(step: int, peak: float, warmup: int) -> float:

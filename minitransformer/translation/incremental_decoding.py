@@ -75,6 +75,7 @@ class CachedDecoder:
             tokens = self._shortlist[tokens]
         outputs = Tensor(self._model.decode_step(tokens, self._state))
         size = max(self.logits_per_block // len(tokens), MIN_COLUMNS_PER_BLOCK)
+        size = 1 << size.bit_length() - 1  # the same for many numbers of beams
         for first in range(0, len(self._table), size):
             columns = Tensor(self._table[first : first + size].T)
             yield as_float32(ops.linear(outputs, columns).data)
@@ -141,6 +142,5 @@ def incremental_decoder(
         table = model.embedding.table.data
         decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
         return decoder(model, source, beam_size, shortlist)
-    return EnsembleDecoder(
-        [CachedDecoder(m, source, beam_size, shortlist) for m in model.members]
-    )
+    members = [CachedDecoder(m, source, beam_size, shortlist) for m in model.members]
+    return EnsembleDecoder(members)
