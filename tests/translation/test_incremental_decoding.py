@@ -29,10 +29,10 @@ def next_logits(model, prefix):
 
 @pytest.mark.parametrize(
     ("at_once", "at_least", "widths"),
-    [(12, 1, [[9], [6, 3]]), (4, 5, [[5, 4], [5, 4]]), (100, 1, [[9], [9]])],
+    [(12, 1, [[8, 1], [4, 4, 1]]), (4, 8, [[8, 1], [8, 1]]), (100, 1, [[9], [9]])],
 )
 def test_logits_come_in_blocks_of_columns(monkeypatch, at_once, at_least, widths):
-    """About 12 logits at once are 12 columns of one beam, and 6 of each of two."""
+    """At most 12 logits at once are 8 columns of one beam, and 4 of each of two."""
     [model] = confident_models(1)
     monkeypatch.setattr(CachedDecoder, "logits_per_block", at_once)
     monkeypatch.setattr(incremental_decoding, "MIN_COLUMNS_PER_BLOCK", at_least)
