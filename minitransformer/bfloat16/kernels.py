@@ -28,6 +28,9 @@ from minitransformer.engine.autograd import Gradient, Vjp
 # Smaller matrices, and those that are no parameters, are multiplied in float32.
 MIN_SIZE = 64 * 64
 
+# Products have few different numbers of rows: of many rows, a multiple of this one.
+ROWS_STEP = 64
+
 
 class Bfloat16Kernels:
     """The operations that multiply in bfloat16, and the parameters, rounded."""
@@ -109,9 +112,9 @@ class Bfloat16Kernels:
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
-        # Half as many rows as in float32, since there is a rounded copy of the logits;
-        # and a multiple of 64, to which `_rounded_rows` would add rows of zeros.
-        chunk = max(ops.rows_per_chunk(vocab_size) // 128, 1) * 64
+        # Half as many rows as in float32, since there is a rounded copy of the logits,
+        # and a number to which `_rounded_rows` adds no rows of zeros.
+        chunk = max(ops.rows_per_chunk(vocab_size) // 2 // ROWS_STEP, 1) * ROWS_STEP
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
             row = np.arange(len(part))
@@ -146,7 +149,7 @@ class Bfloat16Kernels:
         return np.asarray(loss, dtype=x.dtype), vjp
 
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:
-        """Round activations [..., n] to [N, n], once if the same array comes again.
+        """Round activations [..., n] to [N or more, n], once if they come again.
 
         Queries, keys and values are projected from one array, one after the other.
         """
@@ -163,7 +166,7 @@ class Bfloat16Kernels:
 
         Shapes: x [N, n] -> [N rounded up, to a multiple of 16, 32 or 64; n]
         """
-        step = min(max(16, 1 << len(x).bit_length() >> 4), 64)
+        step = min(max(16, 1 << len(x).bit_length() >> 4), ROWS_STEP)
         low = np.empty((-(-len(x) // step) * step, x.shape[1]), np.uint16)
         self.rounded(x, low[: len(x)])
         low[len(x) :] = 0

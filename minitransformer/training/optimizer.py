@@ -12,7 +12,7 @@ from minitransformer.engine.backend import Array, parameters_changed
 
 Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 
-# Elements updated at a time, so few that a block of each vector fits in the cache.
+# Elements updated at a time: they fit in the cache, and threads seldom wait.
 BLOCK = 1 << 17
 
 
