@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Device:
     """An open device: its array library, and the numbers that it computes with.
 
-    `low_precision` is the 16-bit type of mixed precision, if that was chosen;
+    `low_precision` is the 16-bit type of mixed precision on a GPU, if that was chosen;
     `num_threads` is how many threads of this process may compute on the device at once.
     """
 

@@ -5,8 +5,8 @@ A bfloat16 is the upper half of a float32: its range, with 7 bits of mantissa in
 float32. Everything else stays float32, also activations and attention, which have 16
 bits with `--precision bf16` on a GPU.
 
-oneDNN multiplies. What is used again is rounded once: the parameters once an update or
-a translation, activations once for the products of the forward and the backward pass.
+oneDNN multiplies. What is used again is rounded once: the parameters once after each
+change, activations once for the products of the forward and the backward pass.
 Arrays of type uint16 hold the bits of bfloat16 numbers.
 
 Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
@@ -14,6 +14,7 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from minitransformer.engine.autograd import Gradient, Vjp
 # Smaller matrices, and those that are no parameters, are multiplied in float32.
 MIN_SIZE = 64 * 64
 
-# Products have few different numbers of rows: of many rows, a multiple of this one.
+# Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
+# products have to be compiled.
 ROWS_STEP = 64
 
 
@@ -149,9 +151,10 @@ class Bfloat16Kernels:
         return np.asarray(loss, dtype=x.dtype), vjp
 
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:
-        """Round activations [..., n] to [N or more, n], once if they come again.
+        """Round activations [..., n] to [N or more, n].
 
-        Queries, keys and values are projected from one array, one after the other.
+        If they are the same array as in the last call, its rounded copy is returned:
+        queries, keys and values are projected from one array, one after the other.
         """
         last, low = getattr(self._last, "input", (None, np.empty(0)))
         if last is None or last() is not x:
@@ -200,6 +203,7 @@ def _is_parameter(weight: np.ndarray) -> bool:
     return in_vector and weight.size >= MIN_SIZE and weight.dtype == np.float32
 
 
+@functools.cache
 def open_kernels() -> Bfloat16Kernels:
     """Return the kernels of this processor. Raises: RuntimeError as `OneDnn`."""
     return Bfloat16Kernels(OneDnn())

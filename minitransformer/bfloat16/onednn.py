@@ -31,8 +31,8 @@ MAJOR_VERSION = 3
 CPU, IN_ORDER = 1, 1
 MAX_AXES, ALIGNMENT = 12, 64
 BFLOAT16, FLOAT32 = 2, 3
-SOURCE, WEIGHTS, DESTINATION, WORK_SPACE = 1, 33, 17, 80  # arguments of a primitive
-QUERY_WORK_SPACE, CALLERS = 136, 1
+SOURCE, WEIGHTS, DESTINATION, SCRATCHPAD = 1, 33, 17, 80  # arguments of a primitive
+QUERY_SCRATCHPAD, CALLERS = 136, 1
 BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
 
 # How many primitives a thread keeps: training needs about a hundred.
@@ -71,7 +71,7 @@ class OneDnn:
         if out is None:
             out = np.empty(x.shape, np.uint16)
         if x.size:
-            # Two pieces, which overlap unless x has a power of two elements: with a
+            # One piece if x has a power of two elements, else two that overlap: with a
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
             rounding = self._primitive(_Rounding, piece)
@@ -100,7 +100,10 @@ class OneDnn:
         return out
 
     def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
-        """Return this thread's: two threads must not execute one primitive at once."""
+        """Return this thread's primitive for the options, created at its first use.
+
+        Threads share none: a primitive holds the addresses of the arrays of one call.
+        """
         primitives = self._thread.__dict__.setdefault("primitives", {})
         if (primitive := primitives.get(options)) is None:
             if len(primitives) >= MAX_PRIMITIVES:
@@ -114,15 +117,15 @@ class OneDnn:
         return primitive
 
     def _run(self, primitive: _Primitive, *addresses: int) -> None:
-        """Run a primitive with this thread's work space, large enough for any so far.
+        """Run a primitive with this thread's scratchpad, large enough for any so far.
 
-        A work space of its own for each primitive would take a multiple of the memory.
+        A scratchpad of its own for each primitive would take a multiple of the memory.
         """
-        space = getattr(self._thread, "work_space", None)
-        if space is None or len(space) < primitive.work_space + ALIGNMENT:
-            space = np.empty(primitive.work_space + ALIGNMENT, np.uint8)
-            self._thread.work_space = space
-        address = -(-space.ctypes.data // ALIGNMENT) * ALIGNMENT
+        scratchpad = getattr(self._thread, "scratchpad", None)
+        if scratchpad is None or len(scratchpad) < primitive.scratchpad + ALIGNMENT:
+            scratchpad = np.empty(primitive.scratchpad + ALIGNMENT, np.uint8)
+            self._thread.scratchpad = scratchpad
+        address = -(-scratchpad.ctypes.data // ALIGNMENT) * ALIGNMENT
         primitive.run(*addresses, address)
 
 
@@ -133,7 +136,7 @@ class _Argument(ctypes.Structure):
 class _Primitive:
     """An operation that oneDNN has compiled for arrays of certain layouts.
 
-    It needs `work_space` bytes of memory, which may lie elsewhere at each call.
+    It needs `scratchpad` bytes of memory, which may lie elsewhere at each call.
     """
 
     def __init__(
@@ -153,10 +156,10 @@ class _Primitive:
         _call(library, "primitive_create", byref(self._primitive), description)
         _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
         query = library.dnnl_primitive_desc_query_md
-        work_space = c_void_p(query(description, QUERY_WORK_SPACE, 0))
-        self.work_space: int = library.dnnl_memory_desc_get_size(work_space)
+        scratchpad = c_void_p(query(description, QUERY_SCRATCHPAD, 0))
+        self.scratchpad: int = library.dnnl_memory_desc_get_size(scratchpad)
         self._memories = []
-        for layout in (*described, work_space):
+        for layout in (*described, scratchpad):
             memory = c_void_p()
             create = "memory_create"
             _call(library, create, byref(memory), layout, engine, c_void_p())
@@ -165,11 +168,12 @@ class _Primitive:
             _call(library, "memory_desc_destroy", layout)
         _call(library, "primitive_desc_destroy", description)
         _call(library, "primitive_attr_destroy", attributes)
-        places = map(_Argument, (*layouts, WORK_SPACE), self._memories)
+        places = map(_Argument, (*layouts, SCRATCHPAD), self._memories)
         self._arguments = (_Argument * len(self._memories))(*places)
-        weakref.finalize(
+        finalizer = weakref.finalize(
             self, _destroy, library, self._primitive, self._stream, self._memories
         )
+        finalizer.atexit = False  # a daemon thread may still compute then
 
     def _operation(
         self, engine: c_void_p, *arrays: c_void_p
@@ -178,7 +182,7 @@ class _Primitive:
         raise NotImplementedError
 
     def run(self, *addresses: int) -> None:
-        """Compute with the arrays at these addresses, the last of the work space."""
+        """Compute with the arrays at these addresses, the last of the scratchpad."""
         library = self._library
         for memory, address in zip(self._memories, addresses, strict=True):
             _call(library, "memory_set_data_handle", memory, c_void_p(address))
@@ -242,7 +246,7 @@ def _layout(matrix: np.ndarray) -> Layout:
 
 
 def _attributes(library: ctypes.CDLL, add: bool) -> c_void_p:
-    """Return how to compute: with the caller's work space, and adding if asked."""
+    """Return how to compute: with the caller's scratchpad, and adding if asked."""
     attributes, operations = c_void_p(), c_void_p()
     _call(library, "primitive_attr_create", byref(attributes))
     _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)

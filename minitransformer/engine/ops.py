@@ -28,7 +28,7 @@ LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
 
-# Elementary operations
+# Elementary operations, of which the model needs only dropout
 
 
 @primitive

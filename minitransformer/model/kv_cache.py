@@ -49,9 +49,9 @@ class KeyValueCache:
         return min(self.length, self._max_capacity)
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
-        """Add a position. Return all keys and values, and a mask if some are unused.
+        """Add a position. Return all n keys and values, and a mask if some are unused.
 
-        Shapes: key, value [B K, 1, H d] -> [B K, used, H d], mask [1, 1, 1, used]
+        Shapes: key, value [B K, 1, H d] -> [B K, n, H d], mask [1, 1, 1, n]
         """
         index = self.length % self._max_capacity
         if index == self.keys.shape[1]:

@@ -39,8 +39,8 @@ def token_log_probs(
 ) -> tuple[Array, Array]:
     """Score each target token given those before it, without dropout.
 
-    Returns: the log-probability of each token, and whether no other token has a higher
-    one. At padding, they are 0 and False.
+    Returns: the log-probability of each token, and whether it is the first of the most
+    probable tokens. At padding, they are 0 and False.
 
     Shapes: source [B, S], target [B, T + 1], from BOS to EOS and padded
     -> [B, T] float, [B, T] bool

@@ -194,7 +194,7 @@ def drawn_in_passes(
     passes = range(first // len(pairs), math.ceil((first + count) / len(pairs)))
     # Corpora count from 1, because a generator takes (seed, pass, 0) for (seed, pass),
     # which is the key of the batches of an epoch.
-    seeds = [np.random.default_rng((seed, number, corpus)) for number in passes]
-    order = [rng.permutation(pairs) for rng in seeds]
+    generators = [np.random.default_rng((seed, number, corpus)) for number in passes]
+    order = [generator.permutation(pairs) for generator in generators]
     start = first - passes.start * len(pairs)
     return np.concatenate(order)[start : start + count]

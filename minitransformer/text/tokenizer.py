@@ -82,7 +82,7 @@ class Tokenizer:
         num_threads: int = 1,
         config: VocabularyConfig = LEARNED,
     ) -> Tokenizer:
-        """Learn a vocabulary of exactly `vocab_size` pieces, bytes among them.
+        """Learn a vocabulary of exactly `vocab_size` pieces, bytes (if any) among them.
 
         The symbols of `config` follow the special ones.
 

@@ -66,7 +66,7 @@ def token_statistics(
 def validate(
     parallel: ParallelModel, corpus: ParallelCorpus, max_tokens: int
 ) -> TokenStatistics:
-    """Return those of a corpus, whose batches are divided among ranks and threads.
+    """Return the statistics of a corpus. Ranks and threads divide its batches.
 
     A batch has about `max_tokens`, or what a thread takes in training if that is less.
     """

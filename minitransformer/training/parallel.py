@@ -87,7 +87,7 @@ class ThreadedModel:
     Each part of a batch draws its own dropout noise. There are as many parts as threads
     of all ranks, or a multiple, unless there are fewer sentences. The same numbers of
     threads and ranks therefore give the same results. Without dropout, other numbers
-    change only the last bits.
+    change only the last bits in float32; in bf16, these decide some roundings.
     """
 
     asynchronous = False

@@ -73,7 +73,7 @@ def beam_search(
     EOS counted. If none has finished by then, the live beams are the result. With K = 1
     this is greedy search. Padding, the unknown token and BOS are never produced.
 
-    Elsewhere: tensor2tensor lets any of the 2 K candidates finish, and more than K.
+    Elsewhere: tensor2tensor lets any of the 2 K candidates finish, so more than K may.
 
     Shapes: max_lengths [B]
     """

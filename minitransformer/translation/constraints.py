@@ -190,7 +190,7 @@ class Constraints:
         return ConstrainedDecoder(decoder, self, batch, shortlist)
 
     def unsure(self, decoder: IncrementalDecoder) -> Iterable[int]:
-        """Return the sentences of its batch to translate again, each of them alone."""
+        """Return the sentences of the batch that must be translated again, alone."""
         return ()
 
 

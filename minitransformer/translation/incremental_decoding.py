@@ -75,7 +75,7 @@ class CachedDecoder:
             tokens = self._shortlist[tokens]
         outputs = Tensor(self._model.decode_step(tokens, self._state))
         size = max(self.logits_per_block // len(tokens), MIN_COLUMNS_PER_BLOCK)
-        size = 1 << size.bit_length() - 1  # the same for many numbers of beams
+        size = 1 << size.bit_length() - 1  # few sizes: bf16 compiles each
         for first in range(0, len(self._table), size):
             columns = Tensor(self._table[first : first + size].T)
             yield as_float32(ops.linear(outputs, columns).data)

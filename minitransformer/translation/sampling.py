@@ -9,8 +9,8 @@ A sample depends on the model, the settings, the seed, the word pieces of the se
 and the number of the sample; on the processor, and on the versions of NumPy and its
 matrix library, which decide the last digits of the logits. Those digits also differ
 with the other sentences of a batch; where they could decide a draw, the sentence is
-translated again on its own. In 16 bits on a GPU the digits differ by more, and other
-sentences may change a sample.
+translated again on its own. With `--precision bf16`, and in 16 bits on a GPU, the
+digits differ by more, and other sentences may change a sample.
 
 Shapes: B samples, V vocabulary.
 """
@@ -39,8 +39,8 @@ from minitransformer.translation.incremental_decoding import (
     IncrementalDecoder,
 )
 
-# How much the logits of a sentence may differ between batches. The most that was seen
-# is 1e-5.
+# How much the logits of a sentence may differ between batches, in float32. The most
+# that was seen is 1e-5.
 TOLERANCE = 1e-4
 
 # Arrays of the logits' size that a step needs: a batch is smaller by this factor.
@@ -170,7 +170,7 @@ def likeliest(
     count = min(top_k or size, size)
     if count == size and top_p in (None, 1.0):
         least = np.zeros(len(logits))
-        return weights, least, least + 1, least
+        return weights, least, least + 1, least  # none is in doubt
     descending = np.sort(weights, axis=1)[:, ::-1]
     first = last = np.full(len(logits), count - 1)  # of what may be the last one kept
     if top_p is not None:
@@ -187,7 +187,7 @@ def likeliest(
     near = (last + 1 < size) & (following >= lowest * (1 - tolerance))
     in_doubt = near | (first < last)
     below = np.where(near, following, lowest) * (1 - tolerance)
-    above = np.where(in_doubt, descending[rows, first] * (1 + tolerance), -1)
+    above = np.where(in_doubt, descending[rows, first] * (1 + tolerance), -1)  # or none
     return weights, descending[rows, kept], below, above
 
 

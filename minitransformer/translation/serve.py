@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
@@ -47,6 +47,10 @@ HEADERS = {
     "frame-ancestors 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "base-uri 'none'",
 }
+
+
+# The path of a request, its fields, and where its answer goes.
+Job: TypeAlias = tuple[str, dict[str, Any], Future[str]]
 
 
 class RequestError(ValueError):
@@ -81,9 +85,10 @@ class Server(ThreadingHTTPServer):
         self._limits = {"beam": most, "nbest": most, "min_len": min_len}
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self._admitted = threading.Semaphore(1 + MAX_WAITING)
-        self._waiting: queue.SimpleQueue[tuple[str, dict[str, Any], Future[str]]]
-        self._waiting = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
+        self._waiting = queue.SimpleQueue[Job | None]()
+        self._ending = False
+        self._worker = threading.Thread(target=self._work, daemon=True)
+        self._worker.start()
 
     @property
     def address(self) -> str:
@@ -115,14 +120,20 @@ class Server(ThreadingHTTPServer):
 
     def _work(self) -> None:
         """Compute all answers, in the one thread whose GPU, if any, is the model's."""
-        while True:
-            path, request, found = self._waiting.get()
+        while (job := self._waiting.get()) and not self._ending:
+            path, request, found = job
             try:
                 self.translator.use_device()
                 compute = self._translate if path == "/translate" else self._attention
                 found.set_result(compute(request))
             except BaseException as error:
                 found.set_exception(error)
+
+    def end(self) -> None:
+        """Wait for the answer in work: a thread in C++ code cannot be ended safely."""
+        self._ending = True
+        self._waiting.put(None)
+        self._worker.join()
 
     def _attention(self, request: dict[str, Any]) -> str:
         config = self._decoding(request, ATTENTION_FIELDS, nbest=1)
@@ -253,3 +264,4 @@ def serve(translator: Translator, host: str, port: int) -> None:
     with server, suppress(KeyboardInterrupt):
         print(f"translate.py: open {server.address} (Ctrl-C ends)", file=sys.stderr)
         server.serve_forever()
+    server.end()

@@ -74,4 +74,5 @@ class Tags:
 def tags_of(state: Any) -> list[str]:
     """Return the tags in the state of a training run, as a checkpoint has it."""
     found = state.get("tags", []) if isinstance(state, dict) else []
-    return [tag for tag in found if isinstance(tag, str)]
+    tags = found if isinstance(found, list) else []
+    return [tag for tag in tags if isinstance(tag, str)]

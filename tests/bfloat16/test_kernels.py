@@ -55,7 +55,7 @@ def kernels(monkeypatch):
     """The kernels on any processor."""
     monkeypatch.setattr(bfloat16, "OneDnn", library)
     monkeypatch.setattr(bfloat16, "MIN_SIZE", 1)
-    opened = bfloat16.open_kernels()
+    opened = bfloat16.open_kernels.__wrapped__()
     register_kernels(np.ndarray, opened.find)
     yield opened
     register_kernels(np.ndarray, None)
@@ -63,6 +63,16 @@ def kernels(monkeypatch):
 
 def rounded(x):
     return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def test_the_kernels_of_a_processor_are_opened_once(monkeypatch):
+    """Otherwise each would keep a rounded copy of the models that it has met."""
+    opened = []
+    monkeypatch.setattr(bfloat16, "OneDnn", lambda: opened.append(1) or library())
+    bfloat16.open_kernels.cache_clear()
+    assert bfloat16.open_kernels() is bfloat16.open_kernels()
+    assert len(opened) == 1
+    bfloat16.open_kernels.cache_clear()
 
 
 def parameters(rng, *shapes):

@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minitransformer.bfloat16 import onednn
+from minitransformer.bfloat16 import kernels, onednn
 from minitransformer.devices import open_device
 from minitransformer.engine.backend import _KERNELS
 
@@ -107,7 +109,27 @@ def test_every_number_is_rounded(library, size):
     assert (library.rounded(x) == x.astype(ml_dtypes.bfloat16).view(np.uint16)).all()
 
 
-def test_the_primitives_of_a_thread_share_a_work_space(library):
+def test_a_thread_may_still_multiply_while_python_ends(library):
+    script = """
+import threading, time
+import numpy as np
+from minitransformer.bfloat16.onednn import OneDnn
+
+library, a = OneDnn(), np.zeros((256, 256), np.uint16)
+
+def work():
+    while True:
+        for rows in range(1, 200):
+            library.product(a[:rows], a)
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_the_primitives_of_a_thread_share_a_scratchpad(library):
     """It grows with the largest product, and serves all smaller ones."""
     rng = np.random.default_rng(0)
     large, small = ((matrix(rng, n, n).T, matrix(rng, n, n)) for n in (300, 20))
@@ -116,7 +138,7 @@ def test_the_primitives_of_a_thread_share_a_work_space(library):
         for a, b in (small, large, small, large):
             got, expected = library.product(a, b), wide(a) @ wide(b)
             assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
-            yield library._thread.work_space
+            yield library._thread.scratchpad
 
     with ThreadPoolExecutor(1) as new_thread:
         found = new_thread.submit(lambda: list(spaces())).result()
@@ -199,6 +221,8 @@ def test_what_is_missing_is_said_in_a_line(monkeypatch, found, message):
     monkeypatch.setattr(onednn.metadata, "files", files)
     monkeypatch.setattr(onednn, "find_library", lambda _: next(iter(found), None))
     monkeypatch.setattr(ctypes, "CDLL", load)
+    uncached = kernels.open_kernels.__wrapped__
+    monkeypatch.setattr(kernels, "open_kernels", uncached)
     with pytest.raises(RuntimeError, match="--precision bf16") as error:
         open_device("cpu", "bf16")
     assert message in str(error.value)

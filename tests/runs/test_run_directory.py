@@ -277,6 +277,19 @@ def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path, monkey
         newest_run(tmp_path / "none")
 
 
+def test_a_checkpoint_that_training_deletes_meanwhile_hides_no_run(
+    tmp_path, monkeypatch
+):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.config.write_text("{}")
+    run.checkpoint(9).write_bytes(b"")
+    found = [run.checkpoint(8), *run.own_files()]
+    monkeypatch.setattr(RunDirectory, "own_files", lambda self: found)
+    assert run.last_written() == run.checkpoint(9).stat().st_mtime
+    assert find_checkpoint(None, tmp_path) == run.checkpoint(9)
+
+
 def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()

@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -356,6 +357,34 @@ def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):
     code, _, err = run_translate(capfd, "--model", model_path, "--serve", "54321")
     assert (code, err.count("\n")) == (0, 1)
     assert err.endswith("(Ctrl-C ends)\n")
+
+
+def test_the_end_waits_for_the_answer_in_work_and_for_no_other(model_path, monkeypatch):
+    begun, finish, answered = threading.Event(), threading.Event(), []
+
+    def translates(asked):
+        begun.set()
+        assert finish.wait(30)
+        answered.append(asked["text"])
+        return "{}"
+
+    with Server("127.0.0.1", 0, load(model_path), SHORT) as server:
+        monkeypatch.setattr(server, "_translate", translates)
+        for text in ("first", "second"):
+            asks = "/translate", {"text": text}
+            threading.Thread(target=server.answer, args=asks, daemon=True).start()
+            assert begun.wait(30)
+        while server._waiting.empty():
+            time.sleep(0.01)
+        ending = threading.Thread(target=server.end, daemon=True)
+        ending.start()
+        while not server._ending:
+            time.sleep(0.01)
+        assert ending.is_alive()
+        finish.set()
+        ending.join(30)
+        assert not ending.is_alive()
+    assert answered == ["first"]
 
 
 def test_tokens_differ_and_both_paths_need_them(model_path):

@@ -105,6 +105,11 @@ def test_a_wrong_or_missing_tag_is_refused_with_its_line(
         encoded(tokenizer, KNOWN, chosen, "", line)
 
 
+@pytest.mark.parametrize("state", [None, {}, {"tags": 5}, {"tags": "ab"}, {"tags": {}}])
+def test_a_damaged_state_has_no_tags(state):
+    assert tags_of(state) == []
+
+
 def test_an_unknown_tag_is_refused(tokenizer):
     with pytest.raises(
         UsageError, match="--tag: expected '<2de>', '<2fr>', got '<2x>'"
