@@ -91,9 +91,8 @@ from minitransformer.translation.translator import Translator
 EXAMPLES = (
     "python train.py                     # the built-in corpus, minutes on a CPU",
     "python train.py --config multi30k --data DIR --source en --target de",
-    "python train.py --config base --train-source FILE --train-target FILE",
+    "python train.py --device cuda --config base --train-source X --train-target Y",
     "python train.py --resume            # continue the newest run",
-    "python train.py --device cuda --config base --gpus 8",
 )
 NOTES = """\
 A preset replaces the defaults above. The run directory receives config.json,
@@ -320,7 +319,7 @@ class Trainer:
 
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
-        cost = run_summary(self.stream, self.training.accumulate, self.parallel)
+        cost = run_summary(self.stream, self.text, self.corpora, self.parallel)
         count, device = self.ranks.size, self.device.description
         device = f"{count} ranks, {device} each" if count > 1 else device
         self.log("\n".join((f"device      {device}", *cost)))

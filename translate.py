@@ -22,6 +22,7 @@ from minitransformer.settings.options import (
     exit_code,
     flag_name,
     given,
+    path_or_standard,
     positive,
 )
 from minitransformer.text.lines import (
@@ -76,9 +77,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
-    add("--input", "-i", type=Path, metavar="FILE", help=source)
+    add("--input", "-i", type=path_or_standard, metavar="FILE", help=source)
     target = "file of the translations, plain or .gz (default standard output)"
-    add("--output", "-o", type=Path, metavar="FILE", help=target)
+    add("--output", "-o", type=path_or_standard, metavar="FILE", help=target)
     model = "run, checkpoint or shipped model (default newest run); repeat for ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"

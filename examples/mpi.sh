@@ -11,6 +11,12 @@
 # RESTARTS (3) is how often the ranks are started again, PAUSE (30) how many seconds
 # after they have ended. SIGTERM and Ctrl-C save the run and end it.
 set -u
+case " $* " in
+  *" --run"[\ =]* | *" --save-dir"[\ =]* | *" --resume"[\ =]*) ;;
+  *)
+    echo "usage: mpi.sh MPIEXEC --run DIR ..., or --resume DIR; got: $*" >&2
+    exit 2 ;;
+esac
 read -ra start <<<"$1"
 shift
 train=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/train.py

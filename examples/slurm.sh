@@ -20,6 +20,12 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -u
+case " $* " in
+  *" --run"[\ =]* | *" --save-dir"[\ =]* | *" --resume"[\ =]*) ;;
+  *)
+    echo "usage: slurm.sh --run DIR ..., or --resume DIR; got: $*" >&2
+    exit 2 ;;
+esac
 attempt=${SLURM_RESTART_COUNT:-0}
 train=(python train.py "$@" --attempt "$attempt")
 case " $* " in

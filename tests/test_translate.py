@@ -37,10 +37,12 @@ def test_arguments_standard_input_and_files_agree(model_path, tmp_path):
     assert expected.stdout.count(b"\n") == 3
     assert expected.stderr == b""
     piped = run("--model", model_path, *SHORT, stdin=text)
+    dashes = ("-i", "-", "-o", "-")
+    dashed = run("--model", model_path, *SHORT, *dashes, stdin=text, cwd=tmp_path)
     out = str(tmp_path / "out")
     source = str(tmp_path / "in")
     filed = run("--model", model_path, *SHORT, "-i", source, "-o", out, "--buffer", "2")
-    assert piped.stdout == expected.stdout
+    assert piped.stdout == dashed.stdout == expected.stdout
     assert (filed.stdout, Path(out).read_bytes()) == (b"", expected.stdout)
 
 

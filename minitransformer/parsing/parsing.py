@@ -212,8 +212,10 @@ def score_files(gold: Path, test: Path, cutoff: int) -> tuple[Score, Score]:
     pairs = itertools.zip_longest(read_trees(gold), read_trees(test))
     for number, (right, found) in enumerate(pairs):
         if right is None or found is None:
-            short = gold if right is None else test
-            raise ValueError(f"{short}: expected more than {number:,} trees")
+            short, long = (gold, test) if right is None else (test, gold)
+            raise ValueError(
+                f"{short}: expected as many trees as in {long}, got {number:,}"
+            )
         right = normalise_tree(right)
         result = score(right, normalise_tree(found))
         everything = everything.plus(result)

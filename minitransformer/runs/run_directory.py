@@ -348,8 +348,14 @@ def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
 
 
 def is_model(text: str) -> bool:
-    """Return whether an argument names a run, a checkpoint or a shipped model."""
+    """Return whether an argument names a run, a checkpoint or a shipped model.
+
+    A path to nothing in a folder that exists counts as one: it was meant to name one.
+    """
     # os.path.isfile is False for what is no name or cannot be read; Path raises.
     is_checkpoint = text.endswith(SUFFIX) and os.path.isfile(text)
     is_shipped = shipped_model(text) is not None
-    return is_shipped or is_checkpoint or os.path.isfile(Path(text, "config.json"))
+    is_run = os.path.isfile(Path(text, "config.json"))
+    folder = os.path.dirname(text) if len(text.split()) == 1 else ""
+    is_wrong = os.path.isdir(folder) and not os.path.exists(text)
+    return is_shipped or is_checkpoint or is_run or is_wrong

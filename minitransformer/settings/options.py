@@ -52,6 +52,28 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+# Flags of other toolkits, and those that do here what they do there.
+ELSEWHERE = {
+    "--arch": "--config",
+    "--batch-size": "--max-tokens --decode-tokens",
+    "--checkpoint": "--model --resume",
+    "--early-stopping": "--patience",
+    "--epochs": "--steps",
+    "--finetune-from-model": "--from",
+    "--fp16": "--precision",
+    "--gpu": "--device",
+    "--max-epoch": "--steps",
+    "--mini-batch": "--max-tokens --decode-tokens",
+    "--normalize": "--alpha",
+    "--path": "--model",
+    "--restore-file": "--resume",
+    "--restrict-lexicon": "--shortlist",
+    "--score-reference": "--score",
+    "--train-steps": "--steps",
+    "--valid-sets": "--val-source",
+}
+
+
 def printable(text: str) -> str:
     """Escape line feeds, and what else could confuse a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -87,7 +109,9 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             flag = next((x for x in unknown if x.startswith("-")), unknown[0])
             flag = flag.partition("=")[0]
-            hint = suggestion(flag, self._option_string_actions)
+            own = self._option_string_actions
+            same = [x for x in ELSEWHERE.get(flag, "").split() if x in own]
+            hint = f"; did you mean {same[0]}?" if same else suggestion(flag, own)
             self.error(f"unrecognized argument {flag}{hint}")
         return namespace
 
@@ -317,7 +341,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         tables = [v if isinstance(v, dict) else {k: v} for k, v in values.items()]
         return _without_repetition([pair for t in tables for pair in t.items()])
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: {reason}") from error
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -383,6 +408,11 @@ def add_arguments(
 def flag_name(field_name: str) -> str:
     """Return the flag of a field: d_model has --d-model."""
     return "--" + field_name.replace("_", "-")
+
+
+def path_or_standard(text: str) -> Path | None:
+    """Read a path, as the `type` of an argument; `-` is standard input or output."""
+    return None if text == "-" else Path(text)
 
 
 def positive(text: str) -> int:

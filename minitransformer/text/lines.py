@@ -310,7 +310,9 @@ def find_text(config: TextConfig) -> dict[str, TextPair]:
 def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
     """Find `stem*.source` and `stem*.target` in a folder, plain or .gz.
 
-    Raises: ValueError if only one side exists.
+    Of several pairs, the one without further letters is taken, or the first of `test*`.
+
+    Raises: ValueError if only one side exists, or if several pairs may be meant.
     """
     sides: list[dict[str, Path]] = []
     for language in (source, target):
@@ -320,6 +322,11 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
                 found.setdefault(path.name.removesuffix(suffix), path)
         sides.append(found)
     if both := sorted(sides[0].keys() & sides[1].keys()):
+        if len(both) > 1 and both[0] != stem != "test":
+            raise ValueError(
+                f"expected one pair of files {stem}.{source} and {stem}.{target} in "
+                f"{folder}, got {', '.join(both)}"
+            )
         return TextPair(sides[0][both[0]], sides[1][both[0]])
     for side, missing in zip(sides, (target, source), strict=True):
         for path in side.values():

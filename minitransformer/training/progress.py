@@ -6,13 +6,14 @@ import dataclasses
 import math
 import reprlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.settings.config import RunConfig, TrainingConfig
-from minitransformer.text.batches import Batch, BatchStream
+from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
+from minitransformer.text.lines import TextPair
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.cost import (
     parameters_by_block,
@@ -235,17 +236,21 @@ class Progress:
 
 
 def run_summary(
-    stream: BatchStream, accumulate: int, parallel: ParallelModel
+    stream: BatchStream,
+    text: Mapping[str, TextPair],
+    corpora: Mapping[str, ParallelCorpus],
+    parallel: ParallelModel,
 ) -> list[str]:
     """Return log lines about the model, the text, and the costs of an update.
 
-    Tokens and operations are means over all batches, without padding.
+    Tokens and operations are means over all batches, without padding. `text` and
+    `corpora` have the splits of the text, as files and encoded.
     """
     corpus, pairs = stream.corpus, stream.pairs_of_epoch()
     blocks = parameters_by_block(parallel.model)
     source = float(corpus.source.lengths[pairs].mean() + 1)
     target = float(corpus.target.lengths[pairs].mean() + 1)
-    num_pairs = len(pairs) / len(stream) * accumulate
+    num_pairs = len(pairs) / len(stream) * stream.training.accumulate
     config = parallel.model.config
     flops = training_flops(config, source, target) * num_pairs
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
@@ -258,7 +263,18 @@ def run_summary(
         f"blank, {len(corpus) - len(stream.pairs):,} longer than "
         f"{stream.training.max_length} tokens",
         *corpus.summary(stream.pairs),
+        "validation  " + _files(text, corpora, "val"),
+        "test        " + _files(text, corpora, "test"),
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
     ]
+
+
+def _files(
+    text: Mapping[str, TextPair], corpora: Mapping[str, ParallelCorpus], split: str
+) -> str:
+    """Return which files are the text of a split, and how many pairs they have."""
+    if split not in text:
+        return "none"
+    return f"{text[split]}: {len(corpora[split]):,} pairs"

@@ -28,7 +28,7 @@ TIMEOUT = RanksConfig().peer_timeout
         ("multi-node", "`--peer-timeout` seconds (600 by default)", TIMEOUT, 600),
         ("translating", "four are waiting", serve.MAX_WAITING, 4),
         ("translating", "at most 50 lines", serve.MAX_LINES, 50),
-        ("translating", "16,384 bytes gets status 413", serve.MAX_BODY, 16_384),
+        ("translating", "more than 16,384 bytes", serve.MAX_BODY, 16_384),
     ],
 )
 def test_limits_are_those_of_the_pages(name, text, value, expected):

@@ -361,7 +361,7 @@ def test_numbers_stand_before_words_and_tags(tmp_path):
         ),
         ("linearise out penn --split a=1 b=x", 2, "expected NAME or NAME=COUNT, got b"),
         ("linearise out none", 1, "none"),
-        ("score penn gold", 1, "expected more than 1 trees"),
+        ("score penn gold", 1, "gold: expected as many trees as in penn, got 1"),
         ("restore penn gold", 1, "expected as many lines in gold as in penn"),
         ("restore gold gold -o ./gold", 2, "expected no file that is read, got gold"),
     ],

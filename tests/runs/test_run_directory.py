@@ -290,21 +290,25 @@ def test_a_checkpoint_that_training_deletes_meanwhile_hides_no_run(
     assert find_checkpoint(None, tmp_path) == run.checkpoint(9)
 
 
-def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path):
-    run = RunDirectory(tmp_path / "run")
+def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(Path("run"))
     run.path.mkdir()
     assert not is_model(str(run.path))
     run.config.write_text("{}")
     assert is_model(str(run.path))
-    assert not is_model(str(run.best))
     run.best.write_text("")
     assert is_model(str(run.best))
-    assert not is_model(str(run.config))
+    Path("best.safetensors").write_text("")
+    assert is_model("best.safetensors")
+    assert not is_model("other.safetensors")
     assert is_model("en-de")
     assert not any(map(is_model, ("a" * 300, "x\0y", "", ".", "en-de/..")))
-    folder = tmp_path / "folder.safetensors"
-    folder.mkdir()
-    for text in (str(folder), "the cat sat", "", "\0.safetensors", "a" * 5000):
+    Path("folder.safetensors").mkdir()
+    for text in ("folder.safetensors", "the cat sat", "", "\0.safetensors", "a" * 5000):
+        assert not is_model(text)
+    assert is_model("run/typo")  # which is refused, and no sentence
+    for text in ("either/or", "run/typo is wrong", "/"):
         assert not is_model(text)
 
 

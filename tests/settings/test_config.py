@@ -8,10 +8,18 @@ from dataclasses import fields, replace
 
 import pytest
 
+import train
+import translate
 from minitransformer.settings import options
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
-from minitransformer.settings.options import Parser, UsageError, add_arguments, build
+from minitransformer.settings.options import (
+    ELSEWHERE,
+    Parser,
+    UsageError,
+    add_arguments,
+    build,
+)
 from minitransformer.settings.presets import PRESETS, find_preset
 from minitransformer.settings.text_config import TextConfig
 
@@ -312,6 +320,30 @@ def test_a_mistyped_flag_is_corrected(capsys):
     [said] = capsys.readouterr().err.splitlines()
     expected = "unrecognized argument --max-token; did you mean --max-tokens?"
     assert said == f"x.py: error: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [("--max-epoch", "steps"), ("--early-stopping", "patience"), ("--xyzzy", None)],
+)
+def test_flags_of_other_toolkits_lead_to_those_that_do_the_same(capsys, flag, meant):
+    parser = Parser("x.py", "What it does.", ())
+    add_arguments(parser, TrainingConfig)
+    with pytest.raises(SystemExit):
+        parser.parse_args([flag, "9"])
+    hint = f"; did you mean --{meant}?" if meant else ""
+    assert capsys.readouterr().err.endswith(f"argument {flag}{hint}\n")
+
+
+def test_every_flag_of_other_toolkits_leads_to_one_of_a_script(capsys):
+    known = ""
+    for script in (train.main, translate.main):
+        with pytest.raises(SystemExit):
+            script(["--help"])
+        known += capsys.readouterr().out
+    for flags in ELSEWHERE.values():
+        for flag in flags.split():
+            assert re.search(rf"{flag}\b", known)
 
 
 def test_checkpoints_are_saved_by_steps_or_by_the_clock():

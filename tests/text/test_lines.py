@@ -205,3 +205,20 @@ def test_text_is_found_in_a_folder(tmp_path):
     missing = TextConfig(data=str(tmp_path), source="fr", target="it")
     with pytest.raises(ValueError, match=r"expected train\.fr and train\.it"):
         text.find_text(missing)
+
+
+def test_of_several_pairs_the_plain_name_is_taken_and_no_other_guessed(tmp_path):
+    def touch(*names):
+        for name in names:
+            for language in ("en", "de"):
+                (tmp_path / f"{name}.{language}").write_text("a\n")
+
+    config = TextConfig(data=str(tmp_path), source="en", target="de")
+    touch("train1", "train2", "test_b", "test_a")
+    expected = r"one pair of files train\.en and train\.de in .*, got train1, train2"
+    with pytest.raises(ValueError, match=expected):
+        text.find_text(config)
+    touch("train")
+    found = text.find_text(config)
+    assert found["train"].source.name == "train.en"
+    assert found["test"].source.name == "test_a.en"

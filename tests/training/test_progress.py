@@ -5,6 +5,7 @@ import io
 import json
 import math
 from errno import EIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConf
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
+from minitransformer.text.lines import TextPair
+from minitransformer.text.mixture import MixedText
 from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.log import LossyStream
 from minitransformer.training.loss_scale import LossScale
@@ -183,11 +186,12 @@ def test_a_lossy_stream_drops_what_fails_and_goes_on():
 def test_the_start_says_what_an_update_costs():
     """Two batches of 12 pairs make an update; tokens are counted with EOS."""
     sides = [Ragged.from_lists([[5] * n] * 12) for n in (3, 5)]
-    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=1000))
+    settings = TrainingConfig(max_tokens=1000, accumulate=2)
+    stream = BatchStream(ParallelCorpus(*sides), settings)
     assert len(stream) == 1
     model = small_model()
     threaded = ThreadedModel(model, ParameterBuffer(model), 1)
-    lines = run_summary(stream, 2, threaded)
+    lines = run_summary(stream, {}, {}, threaded)
     flops = training_flops(model.config, 4.0, 6.0) * 24  # 0.0 GFLOP
     tokens = f"update      {24 * 4} source + {24 * 6} target tokens, "
     assert f"{tokens}{flops / 1e9:,.1f} GFLOP" in lines
@@ -204,7 +208,26 @@ def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
     threaded = ThreadedModel(model, ParameterBuffer(model), 2)
     memory, more = (training_memory(model.config, n, 2) / 1e6 for n in (2000, 10_000))
     assert f"{memory:,.0f}" != f"{more:,.0f}"
-    assert run_summary(stream, 1, threaded)[-1] == f"memory      about {memory:,.0f} MB"
+    last = run_summary(stream, {}, {}, threaded)[-1]
+    assert last == f"memory      about {memory:,.0f} MB"
+    threaded.close()
+
+
+def test_the_start_says_what_validation_and_test_text_there_is():
+    sides = [Ragged.from_lists([[5] * 3] * 2)] * 2
+    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig())
+    model = small_model()
+    threaded = ThreadedModel(model, ParameterBuffer(model), 1)
+    pair = TextPair(Path("a/val.en"), Path("a/val.de"))
+    both = MixedText(pair.source, pair.target, corpora={1: pair, 2: pair}, weights=())
+    for text, told in (
+        ({}, ("none", "none")),
+        ({"val": pair}, ("a/val.en, a/val.de: 2 pairs", "none")),
+        ({"test": both}, ("none", "a/val.en, a/val.de, a/val.en, a/val.de: 2 pairs")),
+    ):
+        lines = run_summary(stream, text, dict.fromkeys(text, stream.corpus), threaded)
+        assert f"validation  {told[0]}" in lines
+        assert f"test        {told[1]}" in lines
     threaded.close()
 
 
