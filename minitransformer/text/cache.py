@@ -22,6 +22,7 @@ import numpy as np
 from minitransformer.files import build_once, name_errors
 from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.grammar.corpus import FOLDER
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair
 from minitransformer.text.own_vocabulary import read_own_vocabulary
@@ -97,7 +98,9 @@ def _learn(
             learned.set_result(found)
         except Exception as error:
             if not learned.done():
-                learned.set_exception(ValueError(f"{text}: {error}"))
+                built_in = text.source.parent.name == FOLDER
+                other = "; --data or --train-source names other text" * built_in
+                learned.set_exception(ValueError(f"{text}: {error}{other}"))
         finally:
             atexit.unregister(os._exit)
 

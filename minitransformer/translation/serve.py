@@ -216,13 +216,16 @@ class Handler(BaseHTTPRequestHandler):
             # DNS rebinding: another site's page must not reach this server.
             host = urlsplit("//" + self.headers.get("Host", "")).hostname
             if host not in LOOPBACK:
-                raise RequestError(HTTPStatus.FORBIDDEN, f"unknown host {host!r}")
+                known = "expected localhost or 127.0.0.1 (--host serves others)"
+                message = f"header Host: {known}, got {host!r}"
+                raise RequestError(HTTPStatus.FORBIDDEN, message)
         else:
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self.server.token.encode()):
                 raise RequestError(HTTPStatus.UNAUTHORIZED, "expected the page's token")
-        if self.headers.get_content_type() != "application/json":
-            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected JSON")
+        if (kind := self.headers.get_content_type()) != "application/json":
+            message = f"header Content-Type: expected application/json, got {kind!r}"
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise RequestError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus, read_corpus
+from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.lines import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
@@ -29,8 +30,8 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
-def learn(pair, cache):
-    return cached_tokenizer(pair, 60, cache, num_threads=1)
+def learn(pair, cache, vocab_size=60):
+    return cached_tokenizer(pair, vocab_size, cache, num_threads=1)
 
 
 def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
@@ -38,6 +39,13 @@ def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
     assert cached_tokenizer(pair, 50, cache, num_threads=1).vocab_size == 50
     monkeypatch.setattr(Tokenizer, "train", None)  # a second time would fail
     assert learn(pair, cache).model == first.model
+
+
+def test_a_vocabulary_too_large_for_the_built_in_corpus_names_the_flags(tmp_path):
+    """Who forgets to say what to learn from does not know the files of this corpus."""
+    text = built_in_corpus(tmp_path)["test"]
+    with pytest.raises(ValueError, match=r"at most .* --data or --train-source"):
+        learn(text, tmp_path, 37_000)
 
 
 def flip(data, bit):
