@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.settings.config import RunConfig, TrainingConfig
+from minitransformer.settings.config import (
+    PAD_ID,
+    UNK_ID,
+    RunConfig,
+    TrainingConfig,
+)
 from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
 from minitransformer.text.lines import TextPair
 from minitransformer.text.prefetch import Prefetcher
@@ -26,6 +31,9 @@ from minitransformer.training.parallel import ParallelModel
 # The fields of a state that are whole numbers.
 COUNTERS = {"step", "epoch", "position", "skipped", "finite_steps"}
 COUNTERS |= {"validations_since_best", "pending_validations"}
+
+# The share of unknown pieces that is reported, and in how many pairs they are counted.
+UNKNOWN_SHARE, PAIRS_SEEN = 1e-3, 10_000
 
 
 @dataclass
@@ -263,11 +271,27 @@ def run_summary(
         f"blank, {len(corpus) - len(stream.pairs):,} longer than "
         f"{stream.training.max_length} tokens",
         *corpus.summary(stream.pairs),
+        *_unknown_pieces(stream),
         "validation  " + _files(text, corpora, "val"),
         "test        " + _files(text, corpora, "test"),
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
+    ]
+
+
+def _unknown_pieces(stream: BatchStream) -> list[str]:
+    """Return a log line if much of the text is not in the vocabulary."""
+    batch = stream.corpus.batch(stream.pairs[:: len(stream.pairs) // PAIRS_SEEN + 1])
+    source, target = (
+        (ids == UNK_ID).sum() / (ids != PAD_ID).sum()
+        for ids in (batch.source, batch.target)
+    )
+    if max(source, target) < UNKNOWN_SHARE:
+        return []
+    return [
+        f"unknown     {source:.1%} of the source and {target:.1%} of the target: "
+        "characters that the vocabulary does not have"
     ]
 
 

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.config import (
+    UNK_ID,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
@@ -210,6 +215,22 @@ def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
     assert f"{memory:,.0f}" != f"{more:,.0f}"
     last = run_summary(stream, {}, {}, threaded)[-1]
     assert last == f"memory      about {memory:,.0f} MB"
+    threaded.close()
+
+
+@pytest.mark.parametrize(
+    ("unknown", "told"), [(0, None), (1, None), (2, "0.0% of the source and 0.2%")]
+)
+def test_the_start_says_if_the_vocabulary_lacks_characters(unknown, told):
+    """Of 1,000 target pieces, some are unknown; the end of sentence is one of them."""
+    target = [[UNK_ID] * unknown + [5] * (1001 - unknown)]
+    sides = [Ragged.from_lists(ids) for ids in ([[5] * 1001], target)]
+    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_length=2000))
+    model = small_model()
+    threaded = ThreadedModel(model, ParameterBuffer(model), 1)
+    found = [x for x in run_summary(stream, {}, {}, threaded) if "unknown " in x]
+    assert len(found) == (told is not None)
+    assert not told or told in found[0]
     threaded.close()
 
 
