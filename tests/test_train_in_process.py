@@ -162,8 +162,8 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert lines[0] == f"run         {run}"
     assert lines[1] == "device      cpu, 2 threads"
     words = [line.split()[0] for line in lines]
-    assert words[2:6] == ["parameters", "text", "update", "memory"]
-    assert words[6:-3] == ["step"] * 11
+    assert words[2:7] == ["parameters", "text", "held", "update", "memory"]
+    assert words[7:-3] == ["step"] * 11
     assert words[-3:] == ["averaged", "test", "done"]
     assert lines[-3] == "averaged    the last 2 checkpoints"
     assert re.fullmatch(rf"done        {run}, \d+ s", lines[-1])
@@ -921,7 +921,7 @@ def test_text_that_long_input_refuses_is_found_before_training(
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
     out = start("--dry-run")
     words = [line.split()[0] for line in out.splitlines()]
-    assert words == ["device", "parameters", "text", "update", "memory"]
+    assert words == ["device", "parameters", "text", "held", "update", "memory"]
     assert not os.listdir()
 
 

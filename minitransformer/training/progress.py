@@ -272,8 +272,8 @@ def run_summary(
         f"{stream.training.max_length} tokens",
         *corpus.summary(stream.pairs),
         *_unknown_pieces(stream),
-        "validation  " + _files(text, corpora, "val"),
-        "test        " + _files(text, corpora, "test"),
+        f"held out    for validation {_files(text, corpora, 'val')}; "
+        f"for the test {_files(text, corpora, 'test')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
@@ -301,4 +301,4 @@ def _files(
     """Return which files are the text of a split, and how many pairs they have."""
     if split not in text:
         return "none"
-    return f"{text[split]}: {len(corpora[split]):,} pairs"
+    return f"{text[split]}, {len(corpora[split]):,} pairs"

@@ -243,12 +243,12 @@ def test_the_start_says_what_validation_and_test_text_there_is():
     both = MixedText(pair.source, pair.target, corpora={1: pair, 2: pair}, weights=())
     for text, told in (
         ({}, ("none", "none")),
-        ({"val": pair}, ("a/val.en, a/val.de: 2 pairs", "none")),
-        ({"test": both}, ("none", "a/val.en, a/val.de, a/val.en, a/val.de: 2 pairs")),
+        ({"val": pair}, ("a/val.en, a/val.de, 2 pairs", "none")),
+        ({"test": both}, ("none", "a/val.en, a/val.de, a/val.en, a/val.de, 2 pairs")),
     ):
         lines = run_summary(stream, text, dict.fromkeys(text, stream.corpus), threaded)
-        assert f"validation  {told[0]}" in lines
-        assert f"test        {told[1]}" in lines
+        expected = "held out    for validation {}; for the test {}"
+        assert expected.format(*told) in lines
     threaded.close()
 
 
