@@ -105,7 +105,8 @@ def test_help_of_scripts_is_no_docstring(name, tmp_path):
 def test_scripts_get_their_arguments_and_exit_code(tmp_path):
     found = python("-m", "minitransformer", "train", "--steps", "0", cwd=tmp_path)
     assert found.returncode == 2
-    assert found.stderr == "train.py: error: steps: expected at least 1, got 0\n"
+    expected = "argument --steps/--max-update: expected at least 1, got 0"
+    assert found.stderr == f"train.py: error: {expected}\n"
 
 
 def test_commands_get_their_arguments_and_exit_code(tmp_path):

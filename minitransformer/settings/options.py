@@ -276,11 +276,14 @@ class Config:
             kind, optional, several = _value_type(hints[f.name])
             if value is None and optional:
                 continue
-            if several:
-                values = value if isinstance(value, list | tuple) else (value,)
-                checked = tuple(_checked(f, kind, x) for x in values)
-            else:
-                checked = _checked(f, kind, value)
+            try:
+                if several:
+                    values = value if isinstance(value, list | tuple) else (value,)
+                    checked = tuple(_checked(f, kind, x) for x in values)
+                else:
+                    checked = _checked(f, kind, value)
+            except ValueError as error:
+                raise ValueError(f"{f.name}: {error}") from None
             object.__setattr__(self, f.name, checked)
 
 
@@ -288,17 +291,24 @@ def _checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     """Return a value of a field as the type `kind`. Raises: ValueError"""
     choices = f.metadata["flag"]["choices"]
     if type(value) is not kind and (kind, type(value)) != (float, int):
-        raise ValueError(f"{f.name}: expected {kind.__name__}, got {value!r:.40}")
+        raise ValueError(f"expected {kind.__name__}, got {value!r:.40}")
     if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
-        got = f"{value}"[:40]
-        raise ValueError(f"{f.name}: expected a number below 2^63, got {got}")
+        raise ValueError(f"expected a number below 2^63, got {value}"[:80])
     for name, limit in f.metadata["limits"].items():
         if limit is not None and not COMPARISONS[name](value, limit):
             expected = f"{name.replace('_', ' ')} {limit}"
-            raise ValueError(f"{f.name}: expected {expected}, got {value}")
+            raise ValueError(f"expected {expected}, got {value}")
     if choices is not None and value not in choices:
-        raise ValueError(f"{f.name}: expected one of {', '.join(choices)}, got {value}")
+        raise ValueError(f"expected one of {', '.join(choices)}, got {value}")
     return kind(value)
+
+
+def _read_flag(f: dataclasses.Field[Any], kind: type, text: str) -> Any:
+    """Read and check a value of a field's flag, so that an error names the flag."""
+    try:
+        return _checked(f, kind, _number(kind, text) if kind in NUMBERS else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
@@ -398,7 +408,8 @@ def add_arguments(
             elif not optional and kind is not bool:
                 settings["help"] += f" (default {f.default})"
             names = filter(None, (flag_name(f.name), f.metadata["alias"]))
-            settings |= {"dest": f.name, "type": kind, "default": argparse.SUPPRESS}
+            read = functools.partial(_read_flag, f, kind)
+            settings |= {"dest": f.name, "type": read, "default": argparse.SUPPRESS}
             if kind is bool:
                 settings = {k: settings[k] for k in ("dest", "help", "default")}
                 settings["action"] = "store_true"

@@ -51,10 +51,13 @@ def test_the_defaults_are_those_of_base_but_for_batches_and_checkpoints():
 
 @pytest.mark.parametrize("cls", ALL)
 def test_every_field_has_a_flag(cls):
-    flags = []
+    flags, default = [], cls()
     for field in fields(cls):
-        value = field.metadata["flag"]["choices"] or ("1",)
-        flags += ["--" + field.name.replace("_", "-"), value[0]]
+        value = getattr(default, field.name)
+        value = value[0] if isinstance(value, tuple) else value
+        if value is None:
+            value = (field.metadata["flag"]["choices"] or (99,))[0]
+        flags += [options.flag_name(field.name), str(value)]
     names = {field.name for field in fields(cls)}
     assert options.given(parse(*flags), cls).keys() == names
 

@@ -809,9 +809,9 @@ def test_a_stalled_rank_is_reported(tmp_path, data):
         (["--ranks", "2", "--device", "cuda"], "--ranks starts processes on CPUs"),
         (["--gpus", "2"], "--gpus expects --device cuda"),
         (["--ranks", "2", "--profile"], "--profile and --dry-run use one process"),
-        (["--ranks", "0"], "ranks: expected at least 1, got 0"),
-        (["--restarts", "-1"], "restarts: expected at least 0, got -1"),
-        (["--peer-timeout", "0"], "peer_timeout: expected above 0"),
+        (["--ranks", "0"], "argument --ranks: expected at least 1, got 0"),
+        (["--restarts", "-1"], "argument --restarts: expected at least 0, got -1"),
+        (["--peer-timeout", "0"], "argument --peer-timeout: expected above 0"),
     ],
 )
 def test_flags_that_do_not_go_together(tmp_path, flags, message):
