@@ -10,6 +10,7 @@ from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     UsageError,
+    flag_name,
     overridden,
     read_settings,
     suggestion,
@@ -200,11 +201,14 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
             f"{suggestion(str(base), PRESETS)}"
         )
     known = {
-        f.name
+        f.name: f.metadata["alias"]
         for cls in (ModelConfig, TrainingConfig, DecodingConfig, VocabularyConfig)
         for f in dataclasses.fields(cls)
     }
-    if unknown := sorted(values.keys() - known):
-        hint = suggestion(unknown[0], known)
+    if unknown := sorted(values.keys() - known.keys()):
+        flag = flag_name(unknown[0])
+        same = [name for name, alias in known.items() if alias == flag]
+        hint = f"; did you mean {same[0]}?" if same else suggestion(unknown[0], known)
+        hint = hint or "; text, devices and runs are chosen by flags alone"
         raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
     return path.stem, overridden(PRESETS[base] if base else {}, values)

@@ -303,6 +303,8 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
         ("x.json", '{"a": {"seed": 1}, "b": {"seed": 2}}', "once, got seed more"),
         ("x.toml", "seed = 1\n[training]\nseed = 2", "once, got seed more"),
         ("x.toml", "d_modell = 1", "unknown setting d_modell; did you mean d_model?"),
+        ("x.toml", "lr = 0.1", "unknown setting lr; did you mean learning_rate?"),
+        ("x.json", '{"device": "cpu"}', "unknown setting device; text, devices and"),
         ("x.toml", 'config = "bose"', "got bose; did you mean base?"),
     ],
 )
