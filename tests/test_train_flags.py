@@ -117,7 +117,10 @@ ALONE = (
         ("--dry-run --gpus 2 --device cuda", ALONE),
         ("--dry-run --reduce-precision bf16", ALONE),
         ("--ranks 2 --reduce-precision bf16", "--reduce-precision is for --gpus, not"),
-        ("--reduce-precision fp16", "--reduce-precision: expected one of fp32, bf16"),
+        (
+            "--reduce-precision fp16",
+            "--reduce-precision: expected one of fp32, bf16, got fp16",
+        ),
         ("--ranks 0", "argument --ranks: expected at least 1, got 0"),
         ("--threads 0", "--threads: expected a whole number of at least 1"),
         ("--profile 0", "--profile: expected a whole number of at least 1"),

@@ -293,7 +293,7 @@ def _checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     if type(value) is not kind and (kind, type(value)) != (float, int):
         raise ValueError(f"expected {kind.__name__}, got {value!r:.40}")
     if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
-        raise ValueError(f"expected a number below 2^63, got {value}"[:80])
+        raise ValueError(f"expected a number below 2^63, got {value!s:.40}")
     for name, limit in f.metadata["limits"].items():
         if limit is not None and not COMPARISONS[name](value, limit):
             expected = f"{name.replace('_', ' ')} {limit}"
@@ -306,7 +306,7 @@ def _checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
 def _read_flag(f: dataclasses.Field[Any], kind: type, text: str) -> Any:
     """Read and check a value of a field's flag, so that an error names the flag."""
     try:
-        return _checked(f, kind, _number(kind, text) if kind in NUMBERS else text)
+        return _checked(f, kind, _number(kind, text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
