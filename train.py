@@ -329,12 +329,8 @@ class Trainer:
     def train(self) -> None:
         """Update until steps, minutes or patience are used up, or a signal stops it."""
         training, state = self.training, self.state
-        bar = tqdm(
-            total=training.steps,
-            initial=state.step,
-            unit="step",
-            disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
-        )
+        off = bool(self.ranks.rank) or not sys.stderr.isatty()
+        bar = tqdm(total=training.steps, initial=state.step, unit="step", disable=off)
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
         if state.pending_validations:
             self.validate()

@@ -28,6 +28,7 @@ from minitransformer.settings.options import (
 from minitransformer.text.lines import (
     check_files,
     open_output,
+    progress_bar,
     read_available_lines,
     read_lines,
     require_unread,
@@ -149,8 +150,7 @@ def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
     if args.sentence or args.input:
         sentences = (sentence.replace("\n", " ") for sentence in args.sentence)
         lines = read_lines(args.input) if args.input else sentences
-        while part := list(itertools.islice(lines, together)):
-            yield part
+        yield from iter(lambda: list(itertools.islice(lines, together)), [])
     elif sys.stdin is None:
         raise ValueError("standard input: expected an open file, it is closed")
     else:
@@ -184,7 +184,7 @@ def load_model(args: argparse.Namespace) -> Translator:
 
 def write_translations(args: argparse.Namespace, translator: Translator) -> None:
     outputs, number = list[str](), 0
-    with open_output(args.output) as out:
+    with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
         for lines, prefixes in with_lines_beside(source_lines(args), args.prefix):
             config = translator.decoding
             batch = translator.hypotheses(lines, config, number + 1, prefixes)
@@ -195,6 +195,7 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
                 out.writelines(output_lines(args, number, texts, found))
                 number += 1
             out.flush()
+            done(len(lines))
     if not args.reference:
         return
     from minitransformer.training import evaluation
@@ -215,7 +216,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     With --alignment, the pairs of words follow after another tab.
     """
     total, tokens, number = 0.0, 0, 0
-    with open_output(args.output) as out:
+    with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
         for pairs in with_lines_beside(source_lines(args), args.score):
             rest = translator.decoding, number + 1
             scores = translator.score(*pairs, *rest)
@@ -227,6 +228,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
                 total, tokens = total + log_prob, tokens + length
             number += len(scores)
             out.flush()
+            done(len(scores))
     perplexity = math.exp(min(-total / max(tokens, 1), 700))
     print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
 

@@ -1,7 +1,11 @@
 """translate.py as a user runs it: lines in, lines out, and what it refuses."""
 
+import contextlib
 import json
 import math
+import os
+import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +48,48 @@ def test_arguments_standard_input_and_files_agree(model_path, tmp_path):
     filed = run("--model", model_path, *SHORT, "-i", source, "-o", out, "--buffer", "2")
     assert piped.stdout == dashed.stdout == expected.stdout
     assert (filed.stdout, Path(out).read_bytes()) == (b"", expected.stdout)
+
+
+def run_on_a_terminal(*flags, output_too=False):
+    """Return what a terminal shows of the process's standard error, line by line."""
+    pty = pytest.importorskip("pty")
+    import fcntl
+    import termios
+
+    own, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    output = terminal if output_too else subprocess.DEVNULL
+    command = [*TRANSLATE, *flags]
+    with subprocess.Popen(command, stdout=output, stderr=terminal) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # which Linux raises when all has been read
+            while part := os.read(own, 1 << 16):
+                shown += part
+        os.close(own)
+    return process.returncode, shown.decode().replace("\r\n", "\n").split("\n")
+
+
+def test_a_terminal_shows_how_many_lines_are_done(model_path, tmp_path):
+    source, output, score = (tmp_path / name for name in ("in", "out", "score"))
+    source.write_text("the cat\n\n" * 3)
+    score.write_text("the dog\n\n" * 3)
+    flags = ("--model", model_path, "--buffer", "2", "-i", str(source))
+    for more in (SHORT, (*SHORT, "-o", str(output)), ("--score", str(score))):
+        code, (bar, *rest) = run_on_a_terminal(*flags, *more)
+        assert (code, len(rest)) == (0, 2 if "--score" in more else 1)
+        assert re.match(r"\r *0%.* 0/6 ", bar)
+        assert re.search(r"\r100%.* 6/6 .* lines/s\]$", bar)
+    # The translations are on the same terminal: a bar would be between them.
+    code, shown = run_on_a_terminal(*flags, *SHORT, output_too=True)
+    assert (code, len(shown)) == (0, 7)
+    assert "lines/s" not in "".join(shown)
+    # An error has a line of its own, with the bar that was left above it.
+    source.write_text("the cat\n\n" + "the cat sat on the mat " * 9)
+    limit = ("--max-input", "9", "--long-input", "error")
+    code, shown = run_on_a_terminal(*flags, *SHORT, *limit)
+    assert (code, len(shown), "2/3" in shown[0]) == (1, 3, True)
+    assert shown[1].startswith("translate.py: error: line 3: expected at most 9 ")
 
 
 text_line = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

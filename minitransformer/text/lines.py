@@ -15,7 +15,7 @@ import stat
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,27 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     yield sys.stdout
     sys.stdout.flush()
+
+
+@contextmanager
+def progress_bar(
+    source: Path | None, output: Path | None
+) -> Iterator[Callable[[int], object]]:
+    """Yield a function that shows how many more lines of a file are done.
+
+    The bar is for people who wait: there is none unless standard error is a terminal,
+    nor where the output appears on the terminal or the source is no file.
+    """
+    waits = sys.stderr is not None and sys.stderr.isatty()
+    if output is None and sys.stdout is not None and sys.stdout.isatty():
+        waits = False
+    if not waits or source is None or not source.is_file():
+        yield lambda lines: None
+        return
+    from tqdm import tqdm  # here, since most commands are to start without delay
+
+    with tqdm(total=sum(1 for _ in read_lines(source)), unit=" lines") as bar:
+        yield bar.update
 
 
 def read_lines(path: Path) -> Iterator[str]:
