@@ -17,6 +17,10 @@ from minitransformer.training.evaluation import TranslationQuality, validate
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.progress import TrainingState
 
+# Where validation tells two models apart by less than this, it cannot say which is the
+# better one, and the mean of more checkpoints is taken. Units: nats, or BLEU.
+TIE = 1e-3
+
 
 def set_final_parameters(
     run: RunDirectory,
@@ -30,10 +34,11 @@ def set_final_parameters(
     """Set the parameters to those that the run ends with; return if they are new.
 
     They are the mean of the last n checkpoints, for the n up to `average` that gives
-    the lowest validation loss, which becomes the state's `best_loss`. If none is lower
-    than that of the best model in the run's directory, they are that model's. With
-    `best_by` "bleu", the highest BLEU of what `translate` makes of validation text
-    decides instead. With `average_by` "number", and without such text, n is `average`.
+    the lowest validation loss, or for a larger n if `TIE` makes no difference of the
+    two. The lowest loss becomes the state's `best_loss`. If that of the best model in
+    the run's directory is lower still, the parameters are that model's. With `best_by`
+    "bleu", the highest BLEU of what `translate` makes of validation text decides
+    instead. With `average_by` "number", and without such text, n is `average`.
 
     Differs: the paper averages a fixed number, as "number" does. While the loss still
     falls fast, a mean that reaches far back is worse than the last checkpoint.
@@ -78,8 +83,8 @@ def set_final_parameters(
         set_parameters(mean)
         found = cost()
         log(f"average {n:<4}validation {shown(found)}")
-        if found < lowest:
-            lowest, number = found, n
+        if found < lowest or (n > 1 and found < lowest + TIE):
+            lowest, number = min(found, lowest), n
             chosen = None if mean is None else mean.copy()
     if not number and not ranks.rank and run.has_checkpoint():
         kept = run.preferred_checkpoint()

@@ -29,8 +29,9 @@ def replay(
     """Train: one record for each update, and the mean of the last parameters.
 
     `loss(parameters, step)` is the mean over the target tokens of an update. As many
-    parameters are averaged as give the lowest validation loss, at most `average`; the
-    mean is None if an update had a lower one. By "number", `average` are averaged.
+    parameters are averaged as give the lowest validation loss, at most `average`, or
+    more if that costs less than 0.001; the mean is None if an update had a lower one,
+    and by more than that. By "number", `average` are averaged.
     """
     names, records, measured = list(parameters), [], {}
     m, v = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
@@ -62,7 +63,10 @@ def replay(
 
     if average_by == "number":
         return records, mean(average)
-    means = [mean(n) for n in range(1, min(average, len(records)) + 1)]
-    lowest = min(means, key=validation_loss)
-    worse = validation_loss(lowest) >= min(measured.values())
-    return records, None if worse else lowest
+    counts = range(1, min(average, len(records)) + 1)
+    losses = {n: validation_loss(mean(n)) for n in counts}
+    lowest = min(*losses.values(), *measured.values())
+    equal = [n for n in counts if n > 1 and losses[n] < lowest + 0.001]
+    if equal:
+        return records, mean(equal[-1])
+    return records, mean(1) if losses[1] < min(measured.values()) else None

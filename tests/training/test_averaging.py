@@ -129,8 +129,31 @@ def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
     assert len(ended.end(average=9)[-1]) == 5
 
 
+def test_of_equally_good_means_that_of_more_is_taken(ended):
+    """The fourth checkpoint from the end is moved to where it hardly changes a mean."""
+    three, loss = mean_of_last(ended, 3), ended.losses[2]
+    ended.saved[0] = three + np.float32(5e-4) * (ended.saved[0] - three)
+    ended.save(ended.run.checkpoint(1), ended.saved[0])
+    four = reference_loss(ended.model, np.mean(ended.saved, axis=0, dtype=float))
+    assert loss < four < loss + 0.0009
+    new, parameters, found, lines = ended.end()
+    np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
+    assert (new, lines[-1]) == (True, "averaged    the last 4 checkpoints")
+    assert found == pytest.approx(loss, rel=1e-6)
+    # The best checkpoint is no better than a mean, either, ...
+    ended.save(ended.run.best, ended.saved[0], loss - 0.0001)
+    new, parameters, found, lines = ended.end()
+    np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
+    assert (new, found) == (True, loss - 0.0001)
+    ended.save(ended.run.averaged, parameters, found)
+    assert ended.run.preferred_checkpoint() == ended.run.averaged
+    # ... but than the last checkpoint alone, which is no mean, it is.
+    ended.save(ended.run.best, ended.saved[0], ended.losses[0] - 0.0001)
+    assert ended.end(average=1)[0] is False
+
+
 def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended):
-    lower = ended.losses[2] - 0.001
+    lower = ended.losses[2] - 0.0011
     ended.save(ended.run.best, ended.saved[0], lower)
     ended.save(ended.run.averaged, ended.saved[1], lower)  # saved beside that best
     new, parameters, loss, lines = ended.end()
@@ -142,7 +165,7 @@ def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended
 
 
 def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
-    lower = ended.losses[2] - 0.001
+    lower = ended.losses[2] - 0.0011
     ended.save(ended.run.best, ended.saved[0], lower + 0.002)
     ended.save(ended.run.averaged, ended.saved[1], lower)
     new, parameters, _, lines = ended.end()
@@ -165,10 +188,10 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     run, best = ended.run, (ended.run.best, ended.saved[0])
     ended.save(*best, loss=0.0, bleu=8.5)
     new, parameters, loss, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
-    np.testing.assert_array_equal(parameters, mean_of_last(ended, 2))
+    np.testing.assert_array_equal(parameters, mean_of_last(ended, 3))
     assert (new, loss, ended.best_bleu) == (True, math.inf, 9)
     assert lines[1] == "average 2   validation BLEU 9.00"
-    assert lines[4:] == ["averaged    the last 2 checkpoints"]
+    assert lines[4:] == ["averaged    the last 3 checkpoints"]
     ended.save(*best, loss=1.0, bleu=9.5)
     new, parameters, _, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
     np.testing.assert_array_equal(parameters, ended.saved[0])
