@@ -59,7 +59,8 @@ def linearise(
     they stand before the tags in NAME.tree, and before the words in NAME.numbered.
 
     Raises: UsageError if there are too few trees for the splits, or too many, if two
-    splits have one name, or if a file that is read would be written.
+    splits have one name, or if a file that is read would be written. Nothing has been
+    written then.
     """
     matches = [re.fullmatch(r"([^=/]+)(?:=([1-9]\d*))?", split) for split in splits]
     for split, match in zip(splits, matches, strict=True):
@@ -73,13 +74,16 @@ def linearise(
         for ending in ("words", "numbered", "tree", "mrg"):
             require_unread("folder", folder / f"{name}.{ending}", *paths)
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, (name, count) in zip(splits, parsed, strict=True):
-        part = list(itertools.islice(trees, count))
+    divided = [list(itertools.islice(trees, count)) for _, count in parsed]
+    for split, part, (_, count) in zip(splits, divided, parsed, strict=True):
         if len(part) < (count or 1):
             raise UsageError(f"--split {split}: expected more trees, got {len(part)}")
-        if labels and split == splits[0]:
-            part = with_constituents(part, labels)
+    if left := sum(1 for _ in trees):
+        raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
+    if labels:
+        divided[0] = with_constituents(divided[0], labels)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in zip(names, divided, strict=True):
         sentences = [words(tree) for tree in part]
         _write(folder / f"{name}.words", map(" ".join, sentences))
         if with_numbers:
@@ -87,8 +91,6 @@ def linearise(
         _write(folder / f"{name}.tree", (linearise_tree(t, with_numbers) for t in part))
         _write(folder / f"{name}.mrg", map(bracket_tree, part))
         print(f"{name}: {len(part):,} trees, {sum(map(len, sentences)):,} words")
-    if left := sum(1 for _ in trees):
-        raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
 
 
 def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
