@@ -33,9 +33,9 @@ import numpy as np
 
 from minitransformer.cuda import attention, blaslt, device, ops
 from minitransformer.cuda.optimizer import GpuAdam
+from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.devices import open_device
 from minitransformer.engine.backend import register_kernels
-from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer

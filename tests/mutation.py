@@ -63,6 +63,7 @@ TESTS = {
     ),
     "minitransformer/engine/precision.py": "tests/engine/test_precision.py",
     "minitransformer/engine/random_streams.py": "tests/engine/test_random_streams.py",
+    "minitransformer/cuda/philox.py": "tests/cuda/test_philox.py",
     "minitransformer/model/kv_cache.py": f"tests/model/test_kv_cache.py {SEARCH}",
     "minitransformer/model/layers.py": f"{MODEL} {SEARCH}",
     "minitransformer/model/loss.py": (

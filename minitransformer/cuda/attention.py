@@ -20,10 +20,10 @@ import numpy as np
 from minitransformer.cuda import device, verdicts
 from minitransformer.cuda.device import warp_blocks
 from minitransformer.cuda.dropout import DropoutMask, draw_mask
+from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Vjp
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.engine.ops import MASKED_SCORE, split_heads
-from minitransformer.engine.random_streams import PhiloxStream
 
 # The widths of heads that the kernels are compiled for; narrower ones are padded.
 WIDTHS = 64, 128

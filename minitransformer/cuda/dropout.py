@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minitransformer.cuda.philox import PhiloxStream, dropout_threshold
 from minitransformer.engine.backend import Array
-from minitransformer.engine.random_streams import PhiloxStream, dropout_threshold
 
 
 class DropoutMask(NamedTuple):

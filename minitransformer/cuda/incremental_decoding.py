@@ -21,9 +21,10 @@ from minitransformer.translation.incremental_decoding import CachedDecoder
 class FixedKeyValueCache(KeyValueCache):
     """A `KeyValueCache` whose arrays stay where they are, as a CUDA graph needs it.
 
-    A mask shows which of its positions are in use.
+    A mask shows which of its positions are in use. The beam is the first axis.
 
-    Shapes: position [1], on the GPU; mask [1, 1, 1, capacity]
+    Shapes: keys, values [B K, capacity, H d], position [1], on the GPU,
+    mask [1, 1, 1, capacity]
     """
 
     def __init__(
@@ -31,13 +32,16 @@ class FixedKeyValueCache(KeyValueCache):
     ) -> None:
         self.memory_keys, self.memory_values = cache.memory_keys, cache.memory_values
         self._mask, self._position = mask, position
-        xp = array_module(position)
+        xp, capacity = array_module(position), mask.shape[-1]
+        keys, values = cache.first(used)
         self.keys, self.values = (
-            xp.zeros((len(old), mask.shape[-1], old.shape[-1]), old.dtype)
-            for old in (cache.keys, cache.values)
+            xp.zeros((len(old), capacity, old.shape[-1]), old.dtype)
+            for old in (keys, values)
         )
-        self.keys[:, :used] = cache.keys[:, :used]
-        self.values[:, :used] = cache.values[:, :used]
+        self.keys[:, :used], self.values[:, :used] = keys, values
+
+    def first(self, count: int) -> tuple[Array, Array]:
+        return self.keys[:, :count], self.values[:, :count]
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
         for cache, new in ((self.keys, key.data), (self.values, value.data)):

@@ -29,10 +29,10 @@ from minitransformer.cuda.device import (
 )
 from minitransformer.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.cuda.incremental_decoding import graph_decoder
+from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
-from minitransformer.engine.random_streams import PhiloxStream
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in common.cu.
 MAX_WIDTH = 1024

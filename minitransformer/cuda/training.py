@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minitransformer.cuda import device
+from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer

@@ -93,9 +93,9 @@ class DecoderLayer(Module):
         attended = self.self_attention.attend(x, keys, values, mask, None)
         x = self.self_attention_norm(attended, x, None)
         # The K beams of a sentence attend to the same memory, as K queries: [B, K, D].
-        memory = Tensor(cache.memory_keys), Tensor(cache.memory_values)
         queries = Tensor(x.data.reshape(len(source_mask), -1, x.shape[-1]))
-        attended = self.cross_attention.attend(queries, *memory, source_mask, None)
+        keys, values = map(Tensor, cache.memory())
+        attended = self.cross_attention.attend(queries, keys, values, source_mask, None)
         attended = Tensor(attended.data.reshape(x.shape))
         x = self.cross_attention_norm(attended, x, None)
         return self.feed_forward_norm(self.feed_forward(x, None), x, None)
@@ -171,6 +171,8 @@ class Transformer(Module):
         Shapes: source ids [B, S]
         """
         memory, source_mask = self.encode(source)
+        # Caches have the position first.
+        memory = Tensor(memory.data.swapaxes(0, 1).copy())  # [S, B, D]
         caches = []
         for layer in self.decoder:
             keys, values = layer.cross_attention.project_keys_values(memory)

@@ -176,8 +176,14 @@ def _best_candidates(
     if not np.isfinite(log_totals).all():
         raise ValueError(NOT_FINITE)
     row, token, value = map(np.concatenate, zip(*found, strict=True))
-    log_prob = value + (log_probs.reshape(-1) - log_totals)[row]
-    sentence = row // beams
+    offset = log_probs.reshape(-1) - log_totals
+    log_prob, sentence = value + offset[row], row // beams
+    # At least `count` tokens of each row reach its bound. So the highest bound of a
+    # sentence excludes most of what was found, before the rest is sorted.
+    bounds = (to_host(bound) + offset).reshape(batch, beams).max(axis=1)
+    kept = log_prob >= bounds[sentence]
+    kept[0] = True  # NO_CANDIDATE
+    row, token, log_prob, sentence = (x[kept] for x in (row, token, log_prob, sentence))
     order = np.lexsort((token, row, -log_prob, sentence))
     starts = np.searchsorted(sentence[order], np.arange(batch + 1))
     position = starts[:-1, None] + np.arange(count)

@@ -5,9 +5,9 @@ import pytest
 
 from minitransformer.cuda import attention, device
 from minitransformer.cuda.dropout import draw_mask
+from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.engine.backend import to_host
-from minitransformer.engine.random_streams import PhiloxStream
 from support.closeness import assert_close
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")

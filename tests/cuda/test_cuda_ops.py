@@ -22,10 +22,10 @@ from minitransformer.cuda import beam_search as gpu_beam_search
 from minitransformer.cuda import device, incremental_decoding
 from minitransformer.cuda import ops as fused
 from minitransformer.cuda.optimizer import GpuAdam
+from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, no_grad
 from minitransformer.engine.backend import to_host
-from minitransformer.engine.random_streams import PhiloxStream
 from minitransformer.model.loss import token_log_probs, training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer

@@ -10,7 +10,7 @@ WIDTHS = 3, 2  # of keys and of values
 
 
 def cache_of(rows, neighbourhood=None, dtype=np.float32):
-    memory = (np.zeros((rows, 4, width), dtype) for width in WIDTHS)
+    memory = (np.zeros((4, rows, width), dtype) for width in WIDTHS)
     return KeyValueCache(*memory, neighbourhood)
 
 
@@ -32,7 +32,7 @@ def test_all_positions_are_returned_in_their_order():
         found = append(cache, [n, 100 + n])
         assert found == [[*range(n + 1)], [*range(100, 101 + n)]]
         assert cache.length == cache.used == n + 1
-    assert cache.keys.shape == (2, 64, 3)  # doubled twice, from 16
+    assert cache.keys.shape == (64, 2, 3)  # doubled twice, from 16
 
 
 @pytest.mark.parametrize("before", [0, 1, 4, 15, 16, 30])
@@ -49,9 +49,9 @@ def test_a_window_keeps_the_last_positions(before):
 def test_a_cache_has_the_dtype_and_widths_of_the_memory(dtype):
     cache = cache_of(3, dtype=dtype)
     shapes = cache.keys.shape, cache.values.shape
-    assert shapes == ((3, 16, 3), (3, 16, 2))
+    assert shapes == ((16, 3, 3), (16, 3, 2))
     assert cache.keys.dtype == cache.values.dtype == dtype
-    assert cache_of(3, (4, 0)).keys.shape == (3, 5, 3)
+    assert cache_of(3, (4, 0)).keys.shape == (5, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -66,29 +66,21 @@ def test_beams_take_the_history_of_their_row(rows):
     assert found == [[10 * row, 10 * row + 1, 10 * row + 2, 7] for row in rows]
 
 
-def test_a_selection_as_large_copies_only_beams_that_move():
-    cache = cache_of(3)
-    append(cache, [0, 1, 2])
-    keys = cache.keys
-    cache.select_beams(np.array([0, 2, 2]))
-    assert np.shares_memory(cache.keys, keys)
-    cache.select_beams(np.array([1, 0]))
-    assert np.shares_memory(cache.keys, keys)
-    assert append(cache, [7, 7]) == [[2, 7], [0, 7]]
-
-
 def state_of(sentences):
     """A state whose memory and mask name their sentence."""
-    names = np.arange(sentences)[:, None, None]
-    caches = [KeyValueCache(names * [1, 1, 1.0], names * [1, 1.0]) for _ in range(2)]
-    return DecoderState(caches, names[..., None])
+    names = np.arange(sentences)
+    memory = (names[None, :, None] * np.ones(width) for width in WIDTHS)
+    keys, values = memory
+    caches = [KeyValueCache(keys, values) for _ in range(2)]
+    return DecoderState(caches, names[:, None, None, None])
 
 
 def memory_of(state):
     names = state.source_mask.ravel().tolist()
     for cache in state.caches:
-        assert cache.memory_keys[:, 0, 2].tolist() == names
-        assert cache.memory_values[:, 0, 1].tolist() == names
+        for memory, width in zip(cache.memory(), WIDTHS, strict=True):
+            assert memory.shape == (len(names), 1, width)
+            assert memory[:, 0, -1].tolist() == names
     return names
 
 
@@ -112,3 +104,19 @@ def test_sentences_without_a_row_leave_the_batch():
     assert state.beam_size == 1
     state.select(np.array([1]), 1)
     assert memory_of(state) == [3]
+
+
+def test_a_selection_that_moves_no_beam_copies_nothing():
+    state = state_of(2)
+    state.select(np.array([0, 1]), 1)
+    for cache in state.caches:
+        append(cache, [0, 1])
+    arrays = [cache.keys for cache in state.caches]
+    state.select(np.array([0, 1]), 1)
+    assert all(
+        cache.keys is keys for cache, keys in zip(state.caches, arrays, strict=True)
+    )
+    for rows in ([1, 0], [1]):
+        state.select(np.array(rows), 1)
+        assert state.caches[0].keys.shape[1] == len(rows)
+    assert append(state.caches[1], [7]) == [[0, 7]]

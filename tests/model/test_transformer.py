@@ -112,10 +112,11 @@ class WholeBuffer(KeyValueCache):
 
     def append(self, key, value):
         super().append(key, value)
-        in_use = np.arange(self.keys.shape[1]) < self.used
-        self.keys[:, ~in_use] = self.values[:, ~in_use] = 5.0
+        in_use = np.arange(len(self.keys)) < self.used
+        self.keys[~in_use] = self.values[~in_use] = 5.0
         self.was_partly_used |= not in_use.all()
-        return Tensor(self.keys), Tensor(self.values), in_use[None, None, None]
+        keys, values = self.first(len(self.keys))
+        return Tensor(keys), Tensor(values), in_use[None, None, None]
 
 
 @pytest.mark.parametrize("window", [None, 8])

@@ -1,0 +1,82 @@
+"""Philox, the generator of the random numbers of dropout on a GPU.
+
+Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011)
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+import numpy as np
+
+from minitransformer.engine.backend import Array
+
+# Random 16-bit numbers that Philox computes from one value of its counter.
+NUMBERS_PER_COUNTER = 8
+
+
+class PhiloxStream:
+    """A `RandomStream` of Philox's counter-based generator, for arrays on any device.
+
+    A random 16-bit number decides each element, so rates are multiples of 1/65,536.
+    `seed` is an array on the device and `take` hands out counters. A kernel computes
+    the same numbers again wherever it needs them, and a replayed CUDA graph draws new
+    noise once the seed has changed.
+    """
+
+    def __init__(self, key: tuple[int, ...], xp: ModuleType) -> None:
+        self._xp = xp
+        self.seed = xp.empty(1, dtype=np.uint64)
+        self.reseed(key)
+
+    def reseed(self, key: tuple[int, ...]) -> None:
+        """Start the stream of another key, in the same `seed` array."""
+        state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+        self.seed[...] = self._xp.asarray(state)
+        self._taken = 0
+
+    def take(self, shape: tuple[int, ...]) -> int:
+        """Reserve the counters of a mask and return the first of them.
+
+        Every row of the last axis starts with a counter of its own.
+        """
+        first = self._taken
+        self._taken += math.prod(shape[:-1]) * counters_per_row(shape[-1])
+        return first
+
+    def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
+        first = self.take(shape)
+        drawn = philox(self._xp, self.seed, first, self._taken - first)
+        rows = drawn.reshape(-1, NUMBERS_PER_COUNTER * counters_per_row(shape[-1]))
+        threshold = dropout_threshold(rate)
+        keep = rows[:, : shape[-1]].reshape(shape) >= threshold
+        return keep, 65_536 / (65_536 - threshold)
+
+
+def dropout_threshold(rate: float) -> int:
+    """Return the 16-bit number below which an element is dropped: 65,536 x `rate`."""
+    return min(round(rate * 65_536), 65_535)
+
+
+def counters_per_row(width: int) -> int:
+    """Return how many counters a row of `width` elements takes."""
+    return -(-width // NUMBERS_PER_COUNTER)
+
+
+def philox(xp: ModuleType, seed: Array, first: int, count: int) -> Array:
+    """Compute Philox 4x32-10: 8 random numbers for each counter.
+
+    Shapes: seed [1] uint64, counters first to first + count - 1 -> [count, 8] uint16
+    """
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    counter = xp.arange(first, first + count, dtype=np.uint64)
+    a, b = counter & low, counter >> half
+    c, d = xp.zeros_like(a), xp.zeros_like(a)
+    key_0, key_1 = seed & low, seed >> half
+    for _ in range(10):
+        p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = (q >> half) ^ b ^ key_0, q & low, (p >> half) ^ d ^ key_1, p & low
+        key_0 = (key_0 + np.uint64(0x9E3779B9)) & low
+        key_1 = (key_1 + np.uint64(0xBB67AE85)) & low
+    return xp.stack([a, b, c, d], axis=1).astype(np.uint32).view(np.uint16)
