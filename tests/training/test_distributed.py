@@ -364,8 +364,12 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     assert said == ["broadcast from 0 on kernels"]
     under_mpi = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     said.clear()
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     connect_ranks("cuda", RanksConfig(peer_timeout=1), under_mpi)
     assert said == ["GPU 0", (2, 0, {"use_mpi": True}), "the store has ended"]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)  # not installed
+    with pytest.raises(RuntimeError, match=r"need mpi4py: pip install"):
+        connect_ranks("cuda", RanksConfig(peer_timeout=1), under_mpi)
 
 
 def test_waiting_for_other_ranks_times_out():
