@@ -40,9 +40,7 @@ class HostStream:
 
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
         size = math.prod(shape)
-        words = self._generator.integers(
-            0, 2**64 - 1, size=(size + 7) // 8, dtype=np.uint64, endpoint=True
-        )
+        words = self._generator.integers(2**64, size=(size + 7) // 8, dtype=np.uint64)
         threshold = int(256 * rate)
         keep = words.view(np.uint8)[:size] >= threshold
         mean = size * math.log((1 - threshold / 256) / (1 - rate))

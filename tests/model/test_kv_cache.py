@@ -106,17 +106,17 @@ def test_sentences_without_a_row_leave_the_batch():
     assert memory_of(state) == [3]
 
 
-def test_a_selection_that_moves_no_beam_copies_nothing():
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_a_selection_that_moves_no_beam_copies_nothing(beam_size):
     state = state_of(2)
-    state.select(np.array([0, 1]), 1)
+    state.select(np.repeat([0, 1], beam_size), beam_size)
+    beams = np.arange(2 * beam_size)
     for cache in state.caches:
-        append(cache, [0, 1])
+        append(cache, beams)
     arrays = [cache.keys for cache in state.caches]
-    state.select(np.array([0, 1]), 1)
-    assert all(
-        cache.keys is keys for cache, keys in zip(state.caches, arrays, strict=True)
-    )
-    for rows in ([1, 0], [1]):
-        state.select(np.array(rows), 1)
-        assert state.caches[0].keys.shape[1] == len(rows)
-    assert append(state.caches[1], [7]) == [[0, 7]]
+    state.select(beams, beam_size)
+    for cache, keys in zip(state.caches, arrays, strict=True):
+        assert cache.keys is keys
+    state.select(beams[::-1], beam_size)
+    for cache in state.caches:
+        assert append(cache, beams) == [[beams[-1 - i], i] for i in beams]
