@@ -246,6 +246,18 @@ def test_a_narrow_block_of_good_tokens_hides_no_others():
     assert found[2][0].tolist() == expected
 
 
+def test_where_every_token_is_excluded_there_is_no_candidate():
+    logits = np.zeros((3, 9))
+    logits[[0, 2], 3:] = -np.inf  # what is left is never produced
+    one, several = (
+        _best_candidates([x.copy()], np.zeros((len(x), 1)), 2)[0]
+        for x in (logits[:1], logits)
+    )
+    assert one.tolist() == [[-np.inf] * 2]
+    np.testing.assert_allclose(several[1], np.log([1 / 9] * 2))
+    assert several[[0, 2]].tolist() == [[-np.inf] * 2] * 2
+
+
 def test_the_examples_of_the_documentation(monkeypatch):
     logits = np.full((2, 9), -1e9)
     logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]
