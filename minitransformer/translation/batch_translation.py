@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,9 +24,6 @@ from minitransformer.translation.incremental_decoding import (
 )
 
 R = TypeVar("R")
-
-# Smaller batches take hardly less time: they are made only to give each thread one.
-MIN_TOKENS = 256
 
 
 def translate_ids(
@@ -88,7 +86,8 @@ def translate_ids(
         return found
 
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    max_tokens = config.decode_tokens // config.beam
+    tokens_per_thread = math.ceil((encoded.lengths + 1).sum() / num_threads)
+    max_tokens = min(config.decode_tokens // config.beam, tokens_per_thread)
     for sentence, hypotheses in map_batches(
         translate_batch, encoded.lengths, max_tokens, num_threads
     ):
@@ -105,22 +104,18 @@ def map_batches(
     """Apply `function` to batches of sentences of similar length, on threads.
 
     `function` takes the indices of a batch and returns a result for each of them. A
-    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS. The
-    last batches are smaller, so that all threads end at about the same time. Sentences
-    of length 0 are left out.
+    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS.
+    Sentences of length 0 are left out.
 
     Yields: indices of sentences and their results, longest sentences first
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
-    batches, first, left = [], 0, int((lengths[order] + 1).sum())
-    least = min(MIN_TOKENS, -(-left // num_threads))
+    batches, first = [], 0
     while first < len(order):
-        tokens = min(max(left // num_threads, least), max_tokens)
-        size = max(1, tokens // (int(lengths[order[first]]) + 1))
+        size = max(1, max_tokens // (int(lengths[order[first]]) + 1))
         batches.append(order[first : first + size])
         first += size
-        left -= int((lengths[batches[-1]] + 1).sum())
     with one_blas_thread(), ThreadPoolExecutor(num_threads) as pool:
         results = (pool.map if num_threads > 1 else map)(function, batches)
         for batch, found in zip(batches, results, strict=True):

@@ -417,13 +417,6 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
 
 
-def test_no_batch_is_larger_than_the_share_of_a_thread_in_what_is_left():
-    lengths, sizes = np.full(1000, 9), []
-    found = dict(map_batches(lambda b: sizes.append(len(b)) or b, lengths, 3000, 2))
-    assert found == {i: i for i in range(1000)}
-    assert sorted(sizes, reverse=True) == [300, 300, 200, 100, 50, 25, 25]
-
-
 def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
     translator = load(model_path, threads=1)
     config = DecodingConfig(
