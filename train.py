@@ -399,6 +399,9 @@ class Trainer:
         a checkpoint. Updates whose loss or gradient was not finite have been skipped;
         they end the run or are logged (--on-nonfinite).
         """
+        if self.ranks_wait_for_device:
+            # Ends after --peer-timeout; the next line waits for a lost rank for ever.
+            self.ranks.all_reduce_numbers([0.0])
         skipped = self.progress.synchronize()
         if self.ranks_wait_for_device:
             self.sync_clock_and_stop()
@@ -411,7 +414,7 @@ class Trainer:
         found = f"{update}: expected finite losses and gradients, {got}"
         if self.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
-            raise ValueError(f"{found}; the last checkpoint is untouched, try {advice}")
+            raise ValueError(f"{found}; checkpoints are untouched, try {advice}")
         self.log(f"{found}; skipped")
 
     def report(self) -> None:

@@ -1325,6 +1325,22 @@ def test_only_ranks_on_gpus_wait_before_they_compare_numbers(asynchronous, size)
     assert trainer.ranks_wait_for_device == (asynchronous and size == 2)
 
 
+def test_ranks_on_gpus_wait_for_each_other_before_their_own_gpu():
+    """Which never answers if a rank is lost; the waiting for each other ends."""
+
+    class Silent:
+        size = 2
+
+        def all_reduce_numbers(self, numbers):
+            raise RuntimeError("no answer from the other ranks")
+
+    trainer = train.Trainer.__new__(train.Trainer)
+    trainer.parallel = SimpleNamespace(asynchronous=True)
+    trainer.ranks, trainer.progress = Silent(), SimpleNamespace()
+    with pytest.raises(RuntimeError, match="no answer"):
+        trainer.synchronize()
+
+
 def test_ranks_stop_by_the_largest_of_their_signals_and_by_rank_0s_clock(monkeypatch):
     monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 70.0))
 

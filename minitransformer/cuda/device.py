@@ -33,6 +33,9 @@ DEFAULT_ALGORITHM = -1
 NO_REDUCED_PRECISION_SUMS = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 WORKSPACE_BYTES = 32 << 20
 
+# The driver's number of an error, cudaErrorMemoryAllocation, which CuPy does not name.
+OUT_OF_MEMORY = 2
+
 # The threads of a block in most launches, of a warp, and the warps of such a block.
 THREADS, WARP, WARPS = 256, 32, 8
 
@@ -311,7 +314,7 @@ def graph_memory(xp: ModuleType) -> Any:
                 return xp.cuda.MemoryPointer(xp.cuda.Memory(size), 0)
             except xp.cuda.runtime.CUDARuntimeError as error:
                 # A faulty kernel is often noticed here only, by another error.
-                if error.status != xp.cuda.runtime.errorMemoryAllocation:
+                if error.status != OUT_OF_MEMORY:
                     raise
                 if last_try:
                     raise MemoryError(str(error)) from error

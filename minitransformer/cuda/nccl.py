@@ -21,6 +21,9 @@ from minitransformer.training.distributed import Communicator, Wait, World, poll
 # NCCL's number of the type bfloat16 (nccl.h), which CuPy's wrapper does not name.
 NCCL_BFLOAT16 = 9
 
+# What the driver says of an event that the GPU has not come to, cudaErrorNotReady.
+NOT_READY = 600
+
 
 class NcclCommunicator(Communicator):
     """A rank that computes on a GPU and reaches the others by NCCL, through CuPy.
@@ -88,6 +91,7 @@ class NcclCommunicator(Communicator):
         identity = np.frombuffer(nccl.get_unique_id(), dtype=np.uint8)
         sent = self._cupy.asarray(identity)
         self.broadcast(sent)
+        self._wait_for(self._cupy.cuda.get_current_stream().record())
         return nccl.NcclCommunicator(self.size, sent.get().tobytes(), self.rank)
 
     def _enqueue_all_reduce(self, array: Array) -> Any:
@@ -103,8 +107,17 @@ class NcclCommunicator(Communicator):
     def _all_reduce_on_host(self, values: np.ndarray) -> np.ndarray:
         array = self._cupy.asarray(values)
         done = self._enqueue_all_reduce(array)
-        poll(lambda: bool(done.done), self.timeout)
+        self._wait_for(done)
         return array.get()
+
+    def _wait_for(self, event: Any) -> None:
+        """Wait until the GPU comes to `event`, for --peer-timeout at most.
+
+        The event's own `done` would be False after an error of the driver, too.
+        """
+        runtime = self._cupy.cuda.runtime
+        poll(lambda: runtime.eventQuery(event.ptr) != NOT_READY, self.timeout)
+        runtime.eventSynchronize(event.ptr)  # raises the error, if there was one
 
 
 @contextlib.contextmanager

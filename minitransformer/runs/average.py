@@ -52,7 +52,7 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
     `last`; ValueError if the run has too few checkpoints.
     """
     if len(paths) > 1 or not paths[0].is_dir():
-        if last is not None:
+        if last is not None and all(path.exists() for path in paths):
             raise UsageError("--last does nothing with checkpoints that are named")
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")

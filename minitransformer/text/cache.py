@@ -214,7 +214,8 @@ def _encode(
             append(f"{side}.ids", ids)
             append(f"{side}.starts", starts)
     if not pairs:
-        raise ValueError(f"{text}: expected sentence pairs, found none")
+        found = f"{blank:,} with a blank line each" if blank else "none"
+        raise ValueError(f"{text}: expected sentence pairs, found {found}")
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
     (folder / "corpus.json").write_bytes(json.dumps(header).encode())
 

@@ -127,5 +127,6 @@ class Adam:
 
 
 def gradient_norm(gradient: Array) -> float:
-    """Return the Euclidean norm of the flat gradient."""
-    return math.sqrt(float(gradient @ gradient))
+    """Return the Euclidean norm of the flat gradient, which may be infinite."""
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(gradient @ gradient))

@@ -161,8 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from minitransformer.text.mixture import encoded_text, text_of
 
         run = RunDirectory(args.run)
-        require_unread("file", args.file, *run.own_files())
-        train = text_of(run.read_config(), args.cache)["train"]
+        settings = run.read_config()
+        text = (Path(file) for pair in settings.text.values() for file in pair)
+        require_unread("file", args.file, *run.own_files(), *text)
+        train = text_of(settings, args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
         corpus = encoded_text(train, tokenizer, args.cache)
         size, count = tokenizer.vocab_size, args.translations

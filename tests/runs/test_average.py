@@ -82,6 +82,8 @@ def test_errors_are_one_line(run, tmp_path, capsys):
     assert "--last does nothing with checkpoints that are named" in (
         capsys.readouterr().err
     )
+    assert main([str(output), str(run.path / "none"), "--last", "2"]) == 1
+    assert "expected a checkpoint, found no file" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, capsys):

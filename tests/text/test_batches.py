@@ -277,6 +277,8 @@ def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):
 
 
 def test_text_without_pairs_is_refused(tmp_path, tokenizer):
-    pair = write_pair(tmp_path, "\n \n", "x\ny\n")
-    with pytest.raises(ValueError, match="expected sentence pairs, found none"):
-        encoded_corpus(pair, tokenizer, tmp_path / "cache")
+    for source, found in (("\n \n", "2 with a blank line each"), ("", "none")):
+        pair = write_pair(tmp_path, source, "x\ny\n" if source else "")
+        message = f"expected sentence pairs, found {found}$"
+        with pytest.raises(ValueError, match=message):
+            encoded_corpus(pair, tokenizer, tmp_path / "cache")

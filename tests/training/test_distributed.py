@@ -299,9 +299,10 @@ def test_gpus_need_an_address(monkeypatch):
 def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     """What CuPy is asked to do, with arrays of NumPy in place of its own."""
     said = []
+    answers = []  # of the driver, to whether the GPU has come to an event
 
     class Event:
-        done = True
+        ptr = 7
 
     class Stream:
         def __init__(self, non_blocking=False):
@@ -335,7 +336,11 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
         Stream=Stream,
         get_current_stream=Stream,
         is_available=lambda: True,
-        runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),
+        runtime=types.SimpleNamespace(
+            getDeviceCount=lambda: 2,
+            eventQuery=lambda event: answers.pop(0),
+            eventSynchronize=lambda event: said.append(f"waited for {event}"),
+        ),
         Device=lambda number: types.SimpleNamespace(
             use=lambda: said.append(f"GPU {number}")
         ),
@@ -357,7 +362,17 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     assert gradient.tolist() == [2, 2, 2]
     asked = ["record kernels", "sums waits", "sum on sums", "record sums"]
     assert said == [*asked, "kernels waits"]
-    assert ranks.all_reduce_numbers([1.5, 2]) == [3, 4]
+    for last in (0, 700):  # an error of the driver ends the waiting, too
+        said.clear()
+        answers[:] = [600, 600, last]
+        assert ranks.all_reduce_numbers([1.5, 2]) == [3, 4]
+        assert not answers
+        assert said == [*asked, "waited for 7"]
+    cupy.cuda.runtime.eventQuery = lambda event: 600
+    ranks.timeout = 0.01
+    with pytest.raises(RuntimeError, match=r"the other ranks"):
+        ranks.all_reduce_numbers([1.5])
+    cupy.cuda.runtime.eventQuery = lambda event: 0
     assert ranks.all_gather(b"")[1] == b""
     said.clear()
     ranks.broadcast(gradient)

@@ -76,3 +76,4 @@ def test_base_peaks_at_7e_4():
 
 def test_the_gradient_norm_is_euclidean():
     assert gradient_norm(np.array([3.0, 4.0])) == 5
+    assert gradient_norm(np.full(2, 1e30, np.float32)) == math.inf  # without a warning

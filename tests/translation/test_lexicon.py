@@ -194,3 +194,9 @@ def test_the_command_learns_from_a_run_for_translate(tmp_path, monkeypatch):
     code, out, error = run_main(translate.main, "--model", "run", *shortlist, *lines)
     assert (code, out.count("\n")) == (0, 2), error
     assert run_main(lexicon.main, "nowhere", "x")[0] == 1
+    for text in ("a", "b"):  # which the command would have read
+        before = (tmp_path / text).read_bytes()
+        code, _, error = run_main(lexicon.main, "run", text)
+        assert (code, error.count("\n")) == (2, 1)
+        assert f"file: expected no file that is read, got {text}" in error
+        assert (tmp_path / text).read_bytes() == before
