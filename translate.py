@@ -57,7 +57,8 @@ Each line read gives one line of standard output, in the same order; blank lines
 blank, and only a line feed ends a line. Everything else goes to standard error. With
 --nbest N > 1, each translation has a line `number ||| translation ||| score`. Lines are
 numbered from 0, also with --json. The score is the natural log-probability divided by
-((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence. --alignment
+((5 + tokens) / 6)^alpha, where the tokens include the end of the sentence, unless the
+translation was cut off; a long line has the sum of its parts' scores. --alignment
 adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0."""
 
 # What each of these flags leaves without effect.

@@ -590,7 +590,7 @@ def test_what_is_asynchronous_is_waited_for_before_its_result_is_used(
     rarely = "--log-every 3 --validate-every 9 --save-every 9 --steps 4".split()
     error = start(*rarely, "--run", "late", code=1)
     assert "step 3, epoch" in error
-    assert "gradients, got 2 not finite; the last" in error
+    assert "gradients, got 2 not finite; checkpoints" in error
 
 
 def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):

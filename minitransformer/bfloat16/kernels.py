@@ -79,7 +79,7 @@ class Bfloat16Kernels:
         positive = np.maximum(out, 0, out=out) > 0 if relu else None
 
         def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, np.ndarray | None]:
-            g = g.reshape(count, -1)
+            g = g.reshape(out.shape)
             if positive is not None:
                 g = g * positive
             db = None if bias is None else np.ones(len(g), g.dtype) @ g
@@ -91,7 +91,7 @@ class Bfloat16Kernels:
 
             return dx.reshape(shape), add_dweight, db
 
-        return out.reshape(*shape[:-1], -1), vjp
+        return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
     def projected_cross_entropy(
         self,
@@ -154,7 +154,8 @@ class Bfloat16Kernels:
         """Round activations [..., n] to [N or more, n].
 
         If they are the same array as in the last call, its rounded copy is returned:
-        queries, keys and values are projected from one array, one after the other.
+        queries, keys and values are projected from one array, one after the other. So
+        nothing may change an input in place between two calls.
         """
         last, low = getattr(self._last, "input", (None, np.empty(0)))
         if last is None or last() is not x:

@@ -27,7 +27,7 @@ LAYER_NORM_EPSILON = 1e-6
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
-# The softmax of rows that are no longer than this one transposes them.
+# Rows of at most this many scores are transposed before their maxima are taken.
 SHORT_ROW = 32
 
 
@@ -102,7 +102,7 @@ def linear(
         db = None if bias is None else _ones(xp, g, len(g)) @ g
         return (g @ weight.T).reshape(x.shape), rows.T @ g, db
 
-    return out.reshape(*x.shape[:-1], -1), vjp
+    return out.reshape(*x.shape[:-1], weight.shape[1]), vjp
 
 
 @primitive
@@ -405,7 +405,8 @@ def _row_dot(xp: ModuleType, a: Array, b: Array) -> Array:
 
 def split_heads(x: Array, num_heads: int) -> Array:
     """View [B, T, H d] as [B, H, T, d]."""
-    return x.reshape(*x.shape[:-1], num_heads, -1).swapaxes(-2, -3)
+    width = x.shape[-1] // num_heads
+    return x.reshape(*x.shape[:-1], num_heads, width).swapaxes(-2, -3)
 
 
 def _to_blocks(x: Array, size: int, left: int = 0, right: int = 0) -> Array:

@@ -53,7 +53,9 @@ class KeyValueCache:
         return min(self.length, self._max_capacity)
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
-        """Add a position. Return all n keys and values, and a mask if some are unused.
+        """Add a position. Return all n keys and values, and a mask (here None).
+
+        The cache of a recorded search has unused positions, which a mask excludes.
 
         Shapes: key, value [B K, 1, H d] -> [B K, n, H d], mask [1, 1, 1, n]
         """
@@ -119,8 +121,8 @@ class DecoderState:
 
         Shapes: rows [B' beam_size]
         """
-        # In greedy search no beam moves until a sentence leaves. A GPU copies the beams
-        # faster than it could report that none of them moves.
+        # Nothing is copied if every beam stays where it is, as in greedy search. On a
+        # GPU that is not asked: the answer would take longer than the copy.
         beams = np.arange(len(self.source_mask) * self.beam_size)
         if not isinstance(rows, np.ndarray) or not np.array_equal(rows, beams):
             for cache in self.caches:

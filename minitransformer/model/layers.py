@@ -1,4 +1,4 @@
-"""The layers of the model (sections 3.2 to 3.5).
+"""The layers of the model (sections 3.1 to 3.5).
 
 A forward pass takes `rng`, the source of dropout noise; None means evaluation, without
 dropout. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary.

@@ -30,8 +30,8 @@ from minitransformer.settings.config import RunConfig, TrainingConfig
 class RunDirectory:
     """The files of one training run. Of several ranks, only rank 0 writes here.
 
-    Names that begin with a dot are for the processes that train: a lock, their ids, and
-    files that are not complete yet.
+    Names that begin with a dot are for the processes that train: a lock, their ids, a
+    mark that there is no checkpoint yet, and files that are not complete.
     """
 
     def __init__(self, path: Path) -> None:

@@ -32,8 +32,9 @@ from minitransformer.settings.extras import import_extra
 
 Wait = Callable[[], None]
 
-# Gradients are all-reduced in buckets of this size: large enough to use the network
-# well, small enough that the first can be summed while backward computes the rest.
+# Gradients are all-reduced in buckets of at least this size: large enough to use the
+# network well, small enough that the first can be summed while backward computes the
+# rest. A parameter is never divided.
 BYTES_PER_BUCKET = 25 << 20
 
 # How long a rank that ends waits for a sign of life of the others. Units: seconds

@@ -46,7 +46,8 @@ class Optimizer(Protocol):
     def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         """Update the parameters with learning rate `rate`, clipping the gradient.
 
-        If the gradient, or for `Adam` the loss, is not finite, no parameter changes.
+        If the gradient is not finite, no parameter changes; `Adam` asks the same of the
+        loss.
 
         Returns: the norm of the gradient before clipping, and whether everything was
         finite: scalars that a GPU may still be computing

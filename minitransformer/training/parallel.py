@@ -61,7 +61,7 @@ class ParallelModel(Protocol):
 
     @property
     def tokens_at_once(self) -> int:
-        """Return how many tokens of one side the model computes at once, at most."""
+        """Return about how many tokens of one side the model computes at once."""
         ...
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:

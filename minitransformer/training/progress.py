@@ -28,7 +28,7 @@ from minitransformer.training.cost import (
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
 
-# The fields of a state that are whole numbers.
+# The numbers in a state that are whole.
 COUNTERS = {"step", "epoch", "position", "skipped", "finite_steps"}
 COUNTERS |= {"validations_since_best", "pending_validations"}
 

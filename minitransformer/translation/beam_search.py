@@ -150,7 +150,8 @@ def _best_candidates(
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
     Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
-    lower token. The logits are overwritten. Raises: ValueError if one is not finite.
+    lower token. The logits are overwritten; -inf excludes a token. Raises: ValueError
+    if one is NaN or inf.
 
     Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
     the tokens (7, 8) are (-0.1, -2.5) after the first and (-0.7, -0.7) after the
