@@ -325,3 +325,11 @@ def test_large_scores_do_not_overflow(scale):
         q * scale, weight, np.ones((1, 3), int), label_smoothing=0.1, padding_id=0
     )
     assert np.isfinite(loss)
+
+
+def test_a_batch_of_no_sentences_has_a_shape():
+    x, weight = np.zeros((0, 3, 4)), np.ones((4, 6))
+    out, vjp = PRIMITIVES["linear"](x, weight)
+    assert out.shape == (0, 3, 6)
+    assert [g.shape for g in vjp(out)[:2]] == [x.shape, weight.shape]
+    assert PRIMITIVES["attention"](x, x, x, num_heads=2)[0].shape == x.shape
