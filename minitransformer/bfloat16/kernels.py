@@ -41,7 +41,7 @@ class Bfloat16Kernels:
         self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
         self._kept: dict[int, list[np.ndarray]] = {}  # by the id of the vector
-        self._last = threading.local()
+        self._thread = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,
             "projected_cross_entropy": self.projected_cross_entropy,
@@ -76,12 +76,16 @@ class Bfloat16Kernels:
         out = self.product(rows, self._rounded_parameters(weight))[:count]
         if bias is not None:
             out += bias
-        positive = np.maximum(out, 0, out=out) > 0 if relu else None
+        if relu:
+            np.maximum(out, 0, out=out)
+        out = out.reshape(*shape[:-1], weight.shape[1])
+        # What the next operation multiplies also tells where the ReLU was positive.
+        low_out = self._rounded_input(out) if relu else None
 
         def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, np.ndarray | None]:
-            g = g.reshape(out.shape)
-            if positive is not None:
-                g = g * positive
+            g = g.reshape(count, weight.shape[1])
+            if low_out is not None:
+                g = g * (low_out[:count].view(np.int16) > 0)
             db = None if bias is None else np.ones(len(g), g.dtype) @ g
             low = self._rounded_rows(g)
             dx = self.product(low, self._rounded_parameters(weight).T)[:count]
@@ -91,7 +95,7 @@ class Bfloat16Kernels:
 
             return dx.reshape(shape), add_dweight, db
 
-        return out.reshape(*shape[:-1], weight.shape[1]), vjp
+        return out, vjp
 
     def projected_cross_entropy(
         self,
@@ -133,6 +137,7 @@ class Bfloat16Kernels:
             product = self.product(low, low_weight)[: len(part)]
             np.multiply(product, inverse_totals, out=drows[start : start + chunk])
             self.product(low.T, scaled, dweight)
+            del logits, exponentials, low
         if smoothing > 0:
             weight_sum, row_sum = ones @ weight, np.ones(len(rows), x.dtype) @ rows
             loss -= smoothing * float(row_sum @ weight_sum)
@@ -151,17 +156,17 @@ class Bfloat16Kernels:
         return np.asarray(loss, dtype=x.dtype), vjp
 
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:
-        """Round activations [..., n] to [N or more, n].
+        """Round activations [..., n] to [N or more, n], once while the array lives.
 
-        If they are the same array as in the last call, its rounded copy is returned:
-        queries, keys and values are projected from one array, one after the other. So
-        nothing may change an input in place between two calls.
+        Queries, keys and values are projected from one array, and those of all decoder
+        layers from the encoder's output. So nothing may change an input in place.
         """
-        last, low = getattr(self._last, "input", (None, np.empty(0)))
-        if last is None or last() is not x:
-            low = self._rounded_rows(x.reshape(-1, x.shape[-1]))
-            self._last.input = weakref.ref(x), low
-        return low
+        inputs = self._thread.__dict__.setdefault("inputs", {})
+        if id(x) not in inputs:
+            low, key = self._rounded_rows(x.reshape(-1, x.shape[-1])), id(x)
+            inputs[key] = weakref.ref(x, lambda _: inputs.pop(key)), low
+        rounded: np.ndarray = inputs[id(x)][1]
+        return rounded
 
     def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
         """Round a matrix, and let rows of zeros follow.

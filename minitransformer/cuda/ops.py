@@ -192,12 +192,12 @@ def add_layer_norm(
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
     """x + residual is rounded to the activations' type before it is normalised."""
-    xp, gpu = array_module(x), device.current()
-    rows, shortcut = _rows(x), _rows(residual)  # [N, D]
+    xp, gpu, shape = array_module(x), device.current(), x.shape
+    rows, shortcut = _rows(x), _rows(residual)  # [N, D], which the vjp does not keep
     gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
     out, h = xp.empty_like(rows), xp.empty_like(rows)
     statistics = xp.empty((2, len(rows)), np.float32)
-    dropout_mask = draw_mask(x.shape, rate, rng)
+    dropout_mask = draw_mask(shape, rate, rng)
     arrays = out, h, *statistics, rows, shortcut, gain, bias
     grid, options = warp_blocks(len(rows)), (*_size(rows), *dropout_mask)
     epsilon = LAYER_NORM_EPSILON
@@ -208,18 +208,18 @@ def add_layer_norm(
         dresidual = xp.empty_like(g)
         dx = xp.empty_like(g) if dropout_mask.threshold else None
         # A row has one warp or several, and the blocks all run at once.
-        warps = -(-rows.shape[1] // (WARP * ELEMENTS_HELD))
-        count = min(BLOCKS_AT_ONCE * gpu.num_processors, -(-len(rows) * warps // WARPS))
-        partial = xp.empty((count, 2 * rows.shape[1]), np.float32)
+        warps = -(-h.shape[1] // (WARP * ELEMENTS_HELD))
+        count = min(BLOCKS_AT_ONCE * gpu.num_processors, -(-len(h) * warps // WARPS))
+        partial = xp.empty((count, 2 * h.shape[1]), np.float32)
         arrays = dx, dresidual, partial, g, h, *statistics, gain
         grid, block = (1, count), (warps * WARP, WARPS // warps)
         gpu.launch("layer_norm_backward", g.dtype, grid, *arrays, *options, block=block)
         dgain, dbias = _add_partials(partial).reshape(2, -1)
-        dresidual = dresidual.reshape(x.shape)
-        dx = dresidual if dx is None else dx.reshape(x.shape)
+        dresidual = dresidual.reshape(shape)
+        dx = dresidual if dx is None else dx.reshape(shape)
         return dx, dresidual, dgain, dbias
 
-    return out.reshape(x.shape), vjp
+    return out.reshape(shape), vjp
 
 
 def projected_cross_entropy(

@@ -87,22 +87,23 @@ def linear(
 
     Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]
     """
-    xp = array_module(x)
-    rows = x.reshape(-1, x.shape[-1])  # [N, n]
+    xp, shape = array_module(x), x.shape
+    rows = x.reshape(-1, shape[-1])  # [N, n]
     out = rows @ weight
     if bias is not None:
         out += bias
     if relu:
         xp.maximum(out, 0, out=out)
+    kept = out if relu else None  # the vjp must not keep what it does not need
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
-        g = g.reshape(out.shape)
-        if relu:
-            g = g * (out > 0)
+        g = g.reshape(len(rows), weight.shape[1])
+        if kept is not None:
+            g = g * (kept > 0)
         db = None if bias is None else _ones(xp, g, len(g)) @ g
-        return (g @ weight.T).reshape(x.shape), rows.T @ g, db
+        return (g @ weight.T).reshape(shape), rows.T @ g, db
 
-    return out.reshape(*x.shape[:-1], weight.shape[1]), vjp
+    return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
 
 @primitive
@@ -267,10 +268,10 @@ def add_layer_norm(
 
     Shapes: x, residual [..., D], gain, bias [D] -> [..., D]
     """
-    xp = array_module(x)
-    width = x.shape[-1]
+    xp, shape = array_module(x), x.shape  # the vjp keeps the shape, and not x
+    width = shape[-1]
     mean_weights = xp.full(width, 1 / width, dtype=x.dtype)  # mean(x) is a product
-    dropout_mask = _draw_dropout(x.shape, rate, rng)
+    dropout_mask = _draw_dropout(shape, rate, rng)
     dropped = _apply_dropout(x, dropout_mask)
     normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
     normal = normal.reshape(-1, width)  # [N, D]
@@ -294,10 +295,10 @@ def add_layer_norm(
         dsum -= (dsum @ mean_weights)[:, None]
         dsum -= normal * mean_of_product
         dsum *= inverse_deviation
-        dsum = dsum.reshape(x.shape)
+        dsum = dsum.reshape(shape)
         return _apply_dropout(dsum, dropout_mask), dsum, dgain, dbias
 
-    return out.reshape(x.shape), vjp
+    return out.reshape(shape), vjp
 
 
 @primitive

@@ -114,6 +114,38 @@ def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
     assert_near(db, upstream.sum(axis=0))
 
 
+def test_an_array_is_rounded_once_while_it_lives(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    first, second, third = parameters(rng, (6, 9), (9, 6), (9, 6))
+    kernels.linear(np.ones((1, 6), np.float32), first)  # rounds the parameters
+    sizes, round_numbers = [], kernels.rounded
+
+    def counted(x, out=None):
+        sizes.append(x.shape)
+        return round_numbers(x, out)
+
+    monkeypatch.setattr(kernels, "rounded", counted)
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    hidden, _ = kernels.linear(x, first, relu=True)  # rounded for the two that follow
+    for weight in (second, third):
+        out, _ = kernels.linear(hidden, weight)
+        assert_near(out, rounded(hidden) @ rounded(weight))
+    kernels.linear(x, first)
+    assert sizes == [(4, 6), (4, 9)]
+    assert len(kernels._thread.inputs) == 2
+    del x, hidden
+    assert not kernels._thread.inputs
+
+
+def test_a_relu_lets_nothing_through_where_it_was_zero(kernels):
+    [weight] = parameters(np.random.default_rng(0), (4, 4))
+    weight[...] = np.eye(4)
+    x = np.array([[1, -1, 0, -0.0]], np.float32)
+    out, vjp = kernels.linear(x, weight, relu=True)
+    assert out.tolist() == [[1, 0, 0, 0]]
+    assert vjp(np.ones((1, 4), np.float32))[0].tolist() == [[1, 0, 0, 0]]
+
+
 def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
     rng = np.random.default_rng(0)
     weight, table = parameters(rng, (6, 9), (20, 6))

@@ -1,6 +1,7 @@
 """Every operation: its gradient against finite differences, its value against loops."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -302,6 +303,22 @@ def test_without_a_rate_there_is_no_dropout_and_without_a_scale_none():
     ):
         out, _ = PRIMITIVES[name](*inputs, **options, rng=HostStream((1,)))
         assert_close(out, PRIMITIVES[name](*inputs, **options)[0])
+
+
+def test_activations_that_no_gradient_needs_are_not_kept():
+    """The output of a linear layer, and what LayerNorm reads."""
+    x, weight, gain = np.ones((3, 4)), np.ones((4, 4)), np.ones(4)
+    out, linear_vjp = PRIMITIVES["linear"](x, weight, gain)
+    watched = [weakref.ref(out.base)]
+    del out
+    sublayer, residual = np.ones((2, 3, 4)), np.ones((2, 3, 4))
+    watched += [weakref.ref(sublayer), weakref.ref(residual)]
+    out, norm_vjp = PRIMITIVES["add_layer_norm"](sublayer, residual, gain, gain)
+    watched.append(weakref.ref(out.base))
+    del out, sublayer, residual
+    assert [ref() for ref in watched] == [None] * 4
+    assert linear_vjp(x)[0].shape == (3, 4)
+    assert norm_vjp(np.ones((2, 3, 4)))[0].shape == (2, 3, 4)
 
 
 def test_loss_of_padding_alone_is_zero():
