@@ -446,15 +446,14 @@ class Trainer:
             text, bleu = f"  BLEU {quality.bleus}", quality.bleu
             values |= quality.metrics("validation")
         self.run.record(state.step, **values)
-        best_so_far = state.best_loss, state.best_bleu
-        better = state.is_best(total.loss, bleu, training.best_by)
-        state.validations_since_best = 0 if better else state.validations_since_best + 1
+        better = state.count_validation(total.loss, bleu, training.best_by)
         self.log(
             f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
             f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
             f"{'  best' * better}"
         )
         if better:
+            best_so_far = state.best_loss, state.best_bleu
             state.best_loss, state.best_bleu = total.loss, bleu
             saved = float(self.save_as(self.run.best, with_moments=False))
             if self.ranks.all_reduce_numbers([saved]) == [0.0]:

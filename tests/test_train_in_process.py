@@ -623,6 +623,53 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
     assert checkpoint.load(Path("run") / "averaged.safetensors")
 
 
+@pytest.mark.parametrize("by_bleu", [False, True])
+def test_the_best_validation_decides_about_patience_saved_or_not(
+    start, monkeypatch, by_bleu
+):
+    """The second is the best of all, but no best model can be saved until step 5."""
+    real, losses = checkpoint.save, [5.0, 1.0, 4.0, 3.0, 2.0, 1.5, 0.5]
+
+    def save(path, saved):
+        if path.stem == "best" and saved.state["step"] < 5:
+            raise OSError(ENOSPC, "No space left on device", str(path))
+        real(path, saved)
+
+    def script(first):
+        """Let the validations from `first` on find these losses, or as low BLEUs."""
+        left = iter(losses[first:])
+
+        def validate(*arguments):
+            return TokenStatistics(9.0 if by_bleu else next(left), 0, 1)
+
+        def translate_split(self, split, limit=None):
+            bleu = 50 - 9 * next(left) if by_bleu and split == "val" else 0.0
+            return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
+
+        monkeypatch.setattr(train, "validate", validate)
+        monkeypatch.setattr(train.Trainer, "translate_split", translate_split)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    flags = "--validate-every 1 --save-every 1 --on-save-error continue".split()
+    flags += "--validate-bleu 4 --best-by bleu".split() if by_bleu else []
+    for patience, last in ((1, 3), (3, 5)):
+        script(0)
+        run = f"patience-{patience}"
+        start(*flags, "--patience", patience, "--steps", 9, "--run", run)
+        assert steps(run)[-1] == last
+    script(0)
+    start(*flags, "--patience", 9, "--steps", 3, "--run", "run")
+    script(3)
+    start("--resume", "run", "--patience", 3, "--steps", 9)
+    assert steps("run")[-1] == 5
+    best = checkpoint.load(Path("run", "best.safetensors")).state
+    assert (best["step"], best["validations_since_best"]) == (5, 3)
+    assert (best["best_bleu"] == 32) if by_bleu else (best["best_loss"] == 2)
+    script(0)
+    start(*flags, "--patience", 5, "--steps", 7, "--run", "five")
+    assert state("five", 7)["validations_since_best"] == 0
+
+
 def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch):
     def save(path, saved):
         raise OSError(ENOSPC, "No space left on device", str(path))

@@ -58,11 +58,12 @@ class TrainingState:
     of the corpora, an empty one for a corpus without, and `decoding` has the settings
     that translations of the model begin with. The next batch is number `position` of
     `epoch`; a validation of this step is pending if the run was stopped before it.
-    `best_loss` and `best_bleu` are those of the best validation; a BLEU that was not
-    measured is -1, as in older states. `loss_scale` is fp16's factor with its number of
-    finite steps. The fields of type Array are scalars, on a GPU until
-    `Progress.synchronize` makes them numbers. The names of all fields are part of the
-    checkpoint format.
+    `best_loss` and `best_bleu` are those of the best model that could be saved; a BLEU
+    that was not measured is -1, as in older states. `lowest_cost` is the lowest loss,
+    or the negative of the highest BLEU, of all validations, by which patience goes.
+    `loss_scale` is fp16's factor with its number of finite steps. The fields of type
+    Array are scalars, on a GPU until `Progress.synchronize` makes them numbers. The
+    names of all fields are part of the checkpoint format.
     """
 
     text: dict[str, str]
@@ -72,6 +73,7 @@ class TrainingState:
     seconds: float = 0.0
     best_loss: float = math.inf
     best_bleu: float = -1.0
+    lowest_cost: float = math.inf
     validations_since_best: int = 0
     pending_validations: int = 0
     skipped: Array = 0
@@ -98,11 +100,15 @@ class TrainingState:
             return f"--patience {training.patience}"
         return None
 
-    def is_best(self, loss: float, bleu: float, best_by: str | None) -> bool:
-        """Whether a validation is better than all before it (--best-by)."""
+    def count_validation(self, loss: float, bleu: float, best_by: str | None) -> bool:
+        """Count a validation, and say if it beats the best saved model (--best-by)."""
+        cost, saved = loss, self.best_loss
         if best_by == "bleu":
-            return bleu > self.best_bleu
-        return loss < self.best_loss
+            cost, saved = -bleu, -self.best_bleu
+        self.validations_since_best += 1
+        if cost < min(saved, self.lowest_cost):  # older states have only the former
+            self.lowest_cost, self.validations_since_best = cost, 0
+        return cost < saved
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON object, after `Progress.synchronize`."""
@@ -125,7 +131,8 @@ class TrainingState:
                 factor, finite_steps = scale
                 scale = _number("factor", factor), _number("finite_steps", finite_steps)
             window = Window(**_numbers(Window, stored["window"]))
-            added = {"best_bleu": -1.0, "pending_validations": 0}
+            added = {"best_bleu": -1.0, "lowest_cost": math.inf}
+            added["pending_validations"] = 0
             numbers = _numbers(cls, {**added, **stored})
             decoding = dict(stored.get("decoding", {}))
             others = {"loss_scale": scale, "tags": tags, "window": window}
@@ -151,8 +158,8 @@ def _number(name: str, value: Any) -> Any:
     elif name == "gradient_norm":  # that of a skipped update need not be finite
         valid = type(value) is float
     else:
-        limit = math.inf if name == "best_loss" else 1e300
-        least = -1 if name == "best_bleu" else 0
+        limit = math.inf if name in ("best_loss", "lowest_cost") else 1e300
+        least = {"best_bleu": -1, "lowest_cost": -1e300}.get(name, 0)
         valid = type(value) in (int, float) and least <= value <= limit
     if not valid:
         raise ValueError(f"{name} {reprlib.repr(value)}")

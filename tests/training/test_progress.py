@@ -41,6 +41,7 @@ STATE = TrainingState(
     position=3,
     seconds=1.5,
     best_loss=4.0,
+    lowest_cost=-100.00000000000004,  # a BLEU that sacreBLEU rounded up
     skipped=2,
     learning_rate=1e-3,
     gradient_norm=math.inf,
@@ -52,7 +53,7 @@ DECODING = dataclasses.asdict(DecodingConfig())
 
 # What older states may lack.
 MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags", "decoding"}
-MAY_BE_MISSING |= {"pending_validations"}
+MAY_BE_MISSING |= {"pending_validations", "lowest_cost"}
 
 
 def stored(**changes):
@@ -97,6 +98,20 @@ def test_an_older_state_has_no_best_bleu_no_tags_and_no_decoding():
     assert DecodingConfig.of_run(older) == DecodingConfig.of_run(None)
 
 
+@pytest.mark.parametrize("by", [None, "loss", "bleu"])
+def test_in_an_older_state_the_best_validation_is_that_of_the_best_model(by):
+    def validated(loss, bleu):
+        older = stored(lowest_cost=None, best_bleu=30.0, validations_since_best=2)
+        state = TrainingState.from_json(older)
+        return state.count_validation(loss, bleu, by), state.validations_since_best
+
+    better = (3.0, 20.0) if by != "bleu" else (5.0, 100.00000000000004)
+    assert validated(*better) == (True, 0)
+    assert validated(*((3.0, 20.0) if by == "bleu" else (5.0, 40.0))) == (False, 3)
+    assert validated(4.0, 30.0) == (False, 3)
+    assert validated(math.nan, math.nan) == (False, 3)
+
+
 def test_a_state_says_how_its_run_decodes():
     config = DecodingConfig(beam=7, nbest=3, alpha=1.0)
     state = TrainingState({}, decoding=dataclasses.asdict(config)).to_json()
@@ -135,6 +150,8 @@ def test_other_settings_of_decoding_are_refused(wrong):
         {"best_loss": 10**400},
         {"best_bleu": math.nan},
         {"best_bleu": -2.0},
+        {"lowest_cost": math.nan},
+        {"lowest_cost": "1"},
         {"validations_since_best": -9},
         {"pending_validations": 0.5},
         {"skipped": -1},
