@@ -10,6 +10,7 @@ import errno
 import glob
 import importlib
 import itertools
+import json
 import os
 import shutil
 import stat
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 try:
     import fcntl
@@ -104,6 +105,12 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Replace a small file atomically."""
     with atomic_write(path) as file:
         file.write(data)
+
+
+def json_of(value: Any) -> str:
+    """Return JSON, which knows no NaN and no infinity: these become null."""
+    text = json.dumps(value)
+    return json.dumps(json.loads(text, parse_constant=lambda name: None))
 
 
 def sync(path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import safe_open
 
 from minitransformer.engine.backend import to_host
-from minitransformer.files import atomic_write
+from minitransformer.files import atomic_write, json_of
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
@@ -74,7 +74,7 @@ def save(path: Path, checkpoint: Checkpoint, half: bool = False) -> None:
         "format": FORMAT,
         "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
-        "state": json.dumps(checkpoint.state),
+        "state": json_of(checkpoint.state),
     }
     if half:
         metadata["parameters"] = "float16"
@@ -138,7 +138,10 @@ def recorded_cost(path: Path, best_by: str | None) -> float:
     try:
         with safe_open(path, framework="np") as file:
             state = json.loads(file.metadata()["state"])
-        return -state["best_bleu"] if best_by == "bleu" else float(state["best_loss"])
+        if best_by == "bleu":
+            return -state["best_bleu"]
+        loss = state["best_loss"]
+        return math.inf if loss is None else float(loss)
     except Exception:  # whatever a damaged or malicious file may cause
         return math.nan
 

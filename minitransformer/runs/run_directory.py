@@ -16,6 +16,7 @@ from typing import Any
 from minitransformer import files
 from minitransformer.files import (
     file_lock,
+    json_of,
     make_folder,
     open_no_link,
     sweep,
@@ -147,8 +148,8 @@ class RunDirectory:
             raise ValueError(f"{self.config}: {error}") from error
 
     def record(self, step: int, **values: float | str) -> None:
-        """Append a line to metrics.jsonl."""
-        self.append(self.metrics, json.dumps({"step": step, **values}))
+        """Append a line to metrics.jsonl, where what is not finite is null."""
+        self.append(self.metrics, json_of({"step": step, **values}))
 
     def sync_metrics(self) -> None:
         """Wait until metrics.jsonl is on the disk, as a checkpoint presumes."""
@@ -199,7 +200,7 @@ class RunDirectory:
 
         if self.metrics.exists():
             kept = filter(keeps, self.read_metrics())
-            lines = [json.dumps(record) + "\n" for record in kept]
+            lines = [json_of(record) + "\n" for record in kept]
             write_bytes(self.metrics, "".join(lines).encode())
 
     def checkpoint(self, step: int) -> Path:

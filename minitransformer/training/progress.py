@@ -32,6 +32,9 @@ from minitransformer.training.parallel import ParallelModel
 COUNTERS = {"step", "epoch", "position", "skipped", "finite_steps"}
 COUNTERS |= {"validations_since_best", "pending_validations"}
 
+# What null stands for in a state, since JSON has only finite numbers.
+NULLS = {"best_loss": math.inf, "lowest_cost": math.inf, "gradient_norm": math.nan}
+
 # The share of unknown pieces that is reported, and in how many pairs they are counted.
 UNKNOWN_SHARE, PAIRS_SEEN = 1e-3, 10_000
 
@@ -153,6 +156,7 @@ def _numbers(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
 
 def _number(name: str, value: Any) -> Any:
     """Return a number of a state. Raises: ValueError if it cannot be one."""
+    value = NULLS.get(name) if value is None else value
     if name in COUNTERS:
         valid = type(value) is int and 0 <= value < 1 << 53
     elif name == "gradient_norm":  # that of a skipped update need not be finite

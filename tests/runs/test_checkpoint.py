@@ -4,11 +4,13 @@ import dataclasses
 import errno
 import io
 import json
+import math
 import os
 import threading
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load as deserialize
 from safetensors.numpy import load_file, save_file
 
@@ -62,6 +64,17 @@ def test_everything_comes_back_bit_for_bit(saved, tokenizer):
     assert loaded.model.config == CONFIG
     assert loaded.tokenizer.model == tokenizer.model
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_state_that_is_not_finite_is_json_and_the_worst(tmp_path, tokenizer):
+    path, made = tmp_path / "best.safetensors", make(tokenizer)
+    made.state |= {"best_loss": math.inf, "gradient_norm": math.nan, "best_bleu": 4.0}
+    checkpoint.save(path, made)
+    with safe_open(path, "np") as file:
+        text = file.metadata()["state"]
+    assert '"best_loss": null, "gradient_norm": null' in text
+    assert checkpoint.recorded_cost(path, "loss") == math.inf
+    assert checkpoint.recorded_cost(path, "bleu") == -4
 
 
 def test_a_failed_save_leaves_the_old_file(saved, tokenizer, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -355,6 +356,19 @@ def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
     run.truncate_metrics(2)
     found = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert found == [{"step": step, "loss": 0.5} for step in (0, 1, 2, 2)]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    run, values = RunDirectory(tmp_path), [math.nan, math.inf, -math.inf, 0.1 + 0.2]
+    run.record(1, loss=values[0], norm=values[1], low=values[2], rate=values[3])
+    run.append(run.metrics, '{"step": 2, "loss": NaN}')  # of an earlier version
+    run.truncate_metrics(2)
+    one, two = run.metrics.read_text().splitlines()
+    rate = 0.1 + 0.2
+    assert (
+        one == f'{{"step": 1, "loss": null, "norm": null, "low": null, "rate": {rate}}}'
+    )
+    assert two == '{"step": 2, "loss": null}'
 
 
 def test_lines_that_are_no_metrics_are_skipped(tmp_path):

@@ -54,9 +54,8 @@ class CheckpointFile:
         held = {name: tensors.pop(name) for name in MOMENTS if name in tensors}
         self.moments = digest(held) if held else None
         self.tensors, self.parameters = tensors, digest(tensors)
-        self.saved = Saved(
-            state["step"], state["best_loss"], state["validations_since_best"]
-        )
+        loss = math.inf if state["best_loss"] is None else state["best_loss"]
+        self.saved = Saved(state["step"], loss, state["validations_since_best"])
         self.model = self.parameters, self.saved.best_loss
 
 

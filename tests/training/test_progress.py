@@ -72,7 +72,13 @@ def test_a_state_survives_json():
     scaled = TrainingState.from_json(stored(loss_scale=[1024.0, 7]))
     assert scaled.loss_scale == (1024.0, 7)
     begun = TrainingState.from_json(stored(best_loss=math.inf))
-    assert begun.best_loss == math.inf
+    assert begun.best_loss == math.inf  # of a checkpoint written earlier
+    unknown = dict.fromkeys(("best_loss", "lowest_cost", "gradient_norm"))
+    found = TrainingState.from_json(stored() | unknown)
+    assert (found.best_loss, found.lowest_cost) == (math.inf, math.inf)
+    assert math.isnan(found.gradient_norm)
+    with pytest.raises(ValueError, match="seconds None"):
+        TrainingState.from_json(stored() | {"seconds": None})
     all_skipped = TrainingState.from_json(stored(step=2))
     assert all_skipped.step == all_skipped.skipped
 
