@@ -150,7 +150,7 @@ def _pass_on(node: Node) -> list[Tensor]:
     """
     gradient, parents, vjp = node.grad, node.parents, node.vjp
     node.grad, node.parents, node.vjp = None, (), _released
-    terms = vjp(gradient)
+    terms = (None,) * len(parents) if gradient is None else vjp(gradient)
     for i, parent in enumerate(parents):
         if parent is not None and terms[i] is not None:
             _accumulate(parent, terms[i], (gradient, *terms[:i], *terms[i + 1 :]))
