@@ -443,7 +443,7 @@ def softmax_in_place(xp: ModuleType, scores: Array) -> None:
     columns = rows.T.copy() if length <= SHORT_ROW else rows.T
     scores -= columns.max(axis=0).reshape(*scores.shape[:-1], 1)
     xp.exp(scores, out=scores)
-    totals = rows @ _ones(xp, rows, length)
+    totals = scores.reshape(rows.shape) @ _ones(xp, rows, length)
     scores *= (1 / totals).reshape(*scores.shape[:-1], 1)
 
 

@@ -330,6 +330,16 @@ def test_loss_of_padding_alone_is_zero():
     assert not vjp(np.asarray(1.0))[0].any()
 
 
+@pytest.mark.parametrize("length", [3, 200])
+def test_a_softmax_in_place_may_be_that_of_a_view(length):
+    """Of memory in another order, no rows can be made without a copy."""
+    scores = np.random.default_rng(1).normal(size=(length, 4, 5)).T[::2]
+    powers = [[[math.exp(x) for x in row] for row in part] for part in scores]
+    expected = [[[x / sum(row) for x in row] for row in part] for part in powers]
+    ops.softmax_in_place(np, scores)
+    assert_close(scores, expected)
+
+
 @pytest.mark.parametrize("scale", [30, 1e4])
 def test_large_scores_do_not_overflow(scale):
     rng = np.random.default_rng(0)
