@@ -128,6 +128,10 @@ class Adam:
 
 
 def gradient_norm(gradient: Array) -> float:
-    """Return the Euclidean norm of the flat gradient, which may be infinite."""
+    """Return the Euclidean norm of the flat gradient.
+
+    In float32 it is infinite from 1.8e19 on, where a square, of which Adam's second
+    moment is a mean, may be infinite as well.
+    """
     with np.errstate(over="ignore"):
         return math.sqrt(float(gradient @ gradient))

@@ -77,3 +77,15 @@ def test_base_peaks_at_7e_4():
 def test_the_gradient_norm_is_euclidean():
     assert gradient_norm(np.array([3.0, 4.0])) == 5
     assert gradient_norm(np.full(2, 1e30, np.float32)) == math.inf  # without a warning
+
+
+def test_a_gradient_too_large_for_the_second_moment_changes_nothing():
+    """Its square would leave a moment that is infinite for ever."""
+    parameters = np.ones(2, np.float32)
+    adam = Adam(parameters, 0.9, 0.98, 1e-9)
+    for size, finite in ((1.2e19, True), (1.4e19, False)):
+        before = parameters.copy(), adam.second_moment.copy()
+        assert adam.step(np.full(2, size, np.float32), 1.0, 0.1)[1] == finite
+        assert np.array_equal(parameters, before[0]) == (not finite)
+        assert np.array_equal(adam.second_moment, before[1]) == (not finite)
+        assert np.isfinite(adam.second_moment).all()
