@@ -31,7 +31,10 @@ class DecodingConfig(Config):
         alias="--length-penalty",
     )
     nbest: int = option(
-        1, "translations per sentence, at most the beam", at_least=1, at_most=10_000
+        1,
+        "translations per sentence, at most the beam; fewer if no more have ended",
+        at_least=1,
+        at_most=10_000,
     )
     max_len_a: float = option(
         1.0,

@@ -70,8 +70,9 @@ def beam_search(
     best K that do not end are the next live beams. The search for a sentence ends, and
     the sentence leaves the batch, when K hypotheses are finished, when no live beam can
     still beat the nbest-th finished one, or when its beams have `max_lengths` tokens,
-    EOS counted. If none has finished by then, the live beams are the result. With K = 1
-    this is greedy search. Padding, the unknown token and BOS are never produced.
+    EOS counted. If none has finished by then, the live beams are the result; if fewer
+    than `nbest` have, these alone are. With K = 1 this is greedy search. Padding, the
+    unknown token and BOS are never produced.
 
     Elsewhere: tensor2tensor lets any of the 2 K candidates finish, so more than K may.
 

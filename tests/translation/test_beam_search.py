@@ -144,6 +144,13 @@ def test_a_beam_that_never_ends_is_returned_as_it_stands():
     assert len(decoder.counts) == 7
 
 
+def test_live_beams_are_no_translations_beside_one_that_has_ended():
+    """Though one has the higher score: it would be the best of two."""
+    table = scripted({(): {EOS_ID: 0.2, 4: 0.8}}, {})
+    [found], _ = search(table, [1], 2, 0.0, nbest=2)
+    assert [h.tokens for h in found] == [()]
+
+
 def test_the_search_ends_with_as_many_finished_hypotheses_as_beams():
     """Though a longer translation would score -0.46, and the best of these -1.15."""
     table = scripted(
