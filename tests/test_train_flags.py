@@ -152,6 +152,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--source en", 2, "--source, --target, --weights and --tag need --data"),
         ("--data a --weights 2 --source en --target de", 2, "nothing with one corpus"),
         ("--data .", 2, "--data expects --source and --target"),
+        ("--data . --source en --target en", 2, "expected two languages, got en for"),
         ("--data none --source en --target de", 1, "expected a folder, found none"),
         ("--data . --source en --target de", 1, "expected train.en and train.de"),
         ("--train-source a", 2, "expected --train-source and --train-target"),

@@ -132,6 +132,12 @@ class TextConfig(Config):
             if (got := len(getattr(self, name))) not in (0, len(self.corpora)):
                 expected = f"expected {len(self.corpora)}, one for each corpus"
                 raise ValueError(f"--{name}: {expected}, got {got}")
+        # Beside others, a corpus may be of one language: text that is to be copied.
+        if self.data and all(source == target for _, source, target in self.corpora):
+            raise ValueError(
+                "--source and --target: expected two languages, got "
+                f"{self.source[0]} for both"
+            )
         if len(self.weights) == 1:
             raise ValueError("--weights does nothing with one corpus")
         if self.tag:

@@ -140,6 +140,16 @@ def test_wrong_values_are_refused(cls, values, message):
         options.build(cls, {}, values)
 
 
+def test_a_corpus_of_one_language_is_for_others_beside_it():
+    def corpora(*targets):
+        config = TextConfig(data=("a", "b"), source=("en", "de"), target=targets)
+        return [languages for _, *languages in config.corpora]
+
+    assert corpora("de") == [["en", "de"], ["de", "de"]]
+    with pytest.raises(ValueError, match="expected two languages, got en for both"):
+        corpora("en", "de")
+
+
 def test_a_positive_argument_has_at_most_nine_digits():
     assert options.positive("999999999") == 999_999_999
     for text in ("1000000000", "0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", ""):
