@@ -241,9 +241,19 @@ def prepare(
         log(news)
     run.truncate_metrics(state.step, bool(state.pending_validations))
     run.prune(training)
-    encoded = start.tokenizer, text, corpora, stream
-    progress = Progress(state, scale)
-    return Trainer(run, settings, device, *encoded, parallel, adam, progress, log)
+    return Trainer(
+        run=run,
+        settings=settings,
+        device=device,
+        tokenizer=start.tokenizer,
+        text=text,
+        corpora=corpora,
+        stream=stream,
+        parallel=parallel,
+        adam=adam,
+        progress=Progress(state, scale),
+        log=log,
+    )
 
 
 def first_checkpoint(
@@ -486,11 +496,13 @@ class Trainer:
         """
         if self.ranks.rank:
             return False
-        moments = self.adam.first_moment, self.adam.second_moment
-        at = self.model, self.tokenizer, self.parameters, self.state.to_json()
+        state = self.state.to_json()
+        saved = Checkpoint(self.model, self.tokenizer, self.parameters, state)
+        if with_moments:
+            saved.moments = self.adam.first_moment, self.adam.second_moment
         try:
             self.run.sync_metrics()
-            checkpoint.save(path, Checkpoint(*at, moments if with_moments else None))
+            checkpoint.save(path, saved)
         except OSError as error:
             if self.training.on_save_error == "stop":
                 raise
