@@ -175,7 +175,8 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
             raise ValueError(f"{name}: its checksum differs from the one written")
         return tensor
 
-    tokenizer = Tokenizer(read(TOKENIZER, file.get_tensor(TOKENIZER)).tobytes())
+    size = file.get_slice(TOKENIZER).get_shape()
+    tokenizer = Tokenizer(read(TOKENIZER, np.empty(size, np.uint8)).tobytes())
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
             f"expected a tokenizer of {config.vocab_size} word pieces, "

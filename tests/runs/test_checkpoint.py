@@ -106,6 +106,7 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
         ({TABLE: lambda t: t * np.nan}, {}, "embedding.table: expected finite"),
         ({TABLE: lambda t: t + np.float32(1e-6)}, {}, "embedding.table: its checksum"),
         ({"tokenizer": lambda t: t[:9]}, {}, "tokenizer: its checksum"),
+        ({"tokenizer": lambda t: t.view("i1")}, {}, "tokenizer: expected uint8.*int8"),
         ({}, {"config": LARGE_CONFIG}, "expected at least .* bytes, it is shorter"),
         ({}, {"config": HUGE_CONFIG}, "a model of less than 2\\^40 parameters"),
         ({}, {"config": DEEP_JSON}, "not a usable checkpoint"),
