@@ -89,7 +89,8 @@ def set_final_parameters(
     if not number and not ranks.rank and run.has_checkpoint():
         kept = run.preferred_checkpoint()
         chosen = load(kept).parameters.data
-        log(f"averaged    none: {kept.name} is better, validation {shown(lowest)}")
+        known = f"{kept.name}, validation {shown(lowest)}"
+        log(f"averaged    none is better than {known}")
     set_parameters(chosen)
     if number:
         log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")

@@ -159,8 +159,8 @@ def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended
     new, parameters, loss, lines = ended.end()
     assert (new, loss) == (False, math.inf)
     np.testing.assert_array_equal(parameters, ended.saved[0])
-    named = f"best.safetensors is better, validation loss {lower:.4f}"
-    assert lines[4:] == [f"averaged    none: {named}"]
+    named = f"is better than best.safetensors, validation loss {lower:.4f}"
+    assert lines[4:] == [f"averaged    none {named}"]
     assert not ended.run.averaged.exists()
 
 
@@ -171,7 +171,7 @@ def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
     new, parameters, _, lines = ended.end()
     assert not new
     np.testing.assert_array_equal(parameters, ended.saved[1])
-    assert lines[4].startswith("averaged    none: averaged.safetensors is better")
+    assert lines[4].startswith("averaged    none is better than averaged.safetensors")
     assert ended.run.preferred_checkpoint() == ended.run.averaged
     ended.save(ended.run.best, ended.saved[0], lower - 0.001)  # of a run that goes on
     assert ended.run.preferred_checkpoint() == ended.run.best
@@ -195,8 +195,8 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     ended.save(*best, loss=1.0, bleu=9.5)
     new, parameters, _, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
     np.testing.assert_array_equal(parameters, ended.saved[0])
-    named = "none: best.safetensors is better, validation BLEU 9.50"
-    assert (new, lines[4:]) == (False, [f"averaged    {named}"])
+    named = "is better than best.safetensors, validation BLEU 9.50"
+    assert (new, lines[4:]) == (False, [f"averaged    none {named}"])
     for bleu, preferred in ((9.4, run.best), (9.6, run.averaged)):
         ended.save(run.averaged, ended.saved[1], loss=10.5 - bleu, bleu=bleu)
         assert run.preferred_checkpoint() == preferred
@@ -229,7 +229,8 @@ def test_what_has_no_finite_loss_is_not_averaged(ended):
         ended.save(path, ended.saved[0] * 1e30)
     new, parameters, _, lines = ended.end()
     assert not new
-    assert "is better, validation loss inf" in lines[-1]
+    kept = f"step-{len(PLACES):08d}.safetensors, validation loss inf"
+    assert lines[-1] == f"averaged    none is better than {kept}"
     np.testing.assert_array_equal(parameters, ended.saved[0] * np.float32(1e30))
     for path in ended.run.checkpoints():
         path.unlink()
