@@ -188,9 +188,9 @@ class MpiCommunicator(Communicator):
         self._comm.Abort(code)
 
     def _wait(self, request: Any) -> None:
-        poll(request.Test, self.timeout, self._silent)
+        poll(request.Test, self.timeout, self._lost_ranks)
 
-    def _silent(self) -> str:
+    def _lost_ranks(self) -> str:
         """Name the ranks that are lost: those that do not wait as this one does.
 
         Every rank that has waited in vain comes here, and sends all others a byte.
