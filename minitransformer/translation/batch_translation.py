@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,8 +87,7 @@ def translate_ids(
         return found
 
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    tokens_per_thread = math.ceil((encoded.lengths + 1).sum() / num_threads)
-    max_tokens = min(config.decode_tokens // config.beam, tokens_per_thread)
+    max_tokens = config.decode_tokens // config.beam
     for sentence, hypotheses in map_batches(
         translate_batch, encoded.lengths, max_tokens, num_threads
     ):
@@ -104,18 +104,29 @@ def map_batches(
     """Apply `function` to batches of sentences of similar length, on threads.
 
     `function` takes the indices of a batch and returns a result for each of them. A
-    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS.
-    Sentences of length 0 are left out.
+    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS. The
+    threads get equally many batches, which are about equally large. Sentences of length
+    0 are left out.
 
     Yields: indices of sentences and their results, longest sentences first
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
-    batches, first = [], 0
-    while first < len(order):
-        size = max(1, max_tokens // (int(lengths[order[first]]) + 1))
-        batches.append(order[first : first + size])
-        first += size
+
+    def divide(limit: int) -> list[np.ndarray]:
+        batches, first = [], 0
+        while first < len(order):
+            size = max(1, limit // (int(lengths[order[first]]) + 1))
+            batches.append(order[first : first + size])
+            first += size
+        return batches
+
+    # The least limit that needs no more batches makes them equal.
+    count = math.ceil(len(divide(max_tokens)) / num_threads) * num_threads
+    limit = bisect.bisect_left(
+        range(max_tokens), True, key=lambda limit: len(divide(limit)) <= count
+    )
+    batches = divide(limit)
     with one_blas_thread(), ThreadPoolExecutor(num_threads) as pool:
         results = (pool.map if num_threads > 1 else map)(function, batches)
         for batch, found in zip(batches, results, strict=True):

@@ -51,9 +51,8 @@ class CachedDecoder:
     With a shortlist, it takes and returns positions in that list instead of token ids.
     """
 
-    # The logits of a block: enough columns for an efficient product, few enough for the
-    # processor's cache to hold them.
-    logits_per_block = 1 << 20
+    # The logits of a block: the more, the fewer calls; the fewer, the less memory.
+    logits_per_block = 1 << 22
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ class Translator:
     def _align(
         self, pairs: Sequence[tuple[TextInParts, TextInParts]], config: DecodingConfig
     ) -> list[Links]:
-        tokens, threads = config.decode_tokens, self.num_threads
+        tokens, threads = config.decode_tokens // config.beam, self.num_threads
         return align_words(self.model, self.tokenizer, pairs, tokens, threads)
 
     def _prefixes(
@@ -182,9 +182,8 @@ class Translator:
                 (translations, no_tags, "translation of line"),
             )
         )
-        return score_targets(
-            model, sources, targets, config.decode_tokens, self.num_threads
-        )
+        max_tokens = config.decode_tokens // config.beam
+        return score_targets(model, sources, targets, max_tokens, self.num_threads)
 
     def align(
         self,

@@ -420,8 +420,33 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
         return 2 * batch
 
     found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
-    assert batches == [[6], [2], [4], [0, 5], [3]]
+    assert batches == [[6], [2], [4], [0], [5, 3]]
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "threads", "sizes"),
+    [
+        ([9] * 30, 1, [10, 10, 10]),  # as few as the limit allows
+        ([9] * 31, 1, [8, 8, 8, 7]),  # and equally large
+        ([9] * 31, 2, [8, 8, 8, 7]),
+        ([9] * 11, 2, [6, 5]),
+        ([9] * 11, 4, [3, 3, 3, 2]),
+        ([9] * 3, 8, [1, 1, 1]),
+        ([49, 24, 24] + [4] * 20, 2, [1, 2, 10, 10]),
+        ([200, 9, 9], 1, [1, 2]),
+        ([], 2, []),
+    ],
+)
+def test_the_batches_of_threads_are_equally_many_and_large(lengths, threads, sizes):
+    found = {}
+
+    def size_of(batch):
+        found[int(batch.min())] = len(batch)
+        return batch
+
+    list(map_batches(size_of, np.array(lengths, int), 100, threads))
+    assert [found[first] for first in sorted(found)] == sizes
 
 
 def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
