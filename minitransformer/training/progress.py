@@ -32,6 +32,9 @@ from minitransformer.training.parallel import ParallelModel
 COUNTERS = {"step", "epoch", "position", "skipped", "finite_steps"}
 COUNTERS |= {"validations_since_best", "pending_validations"}
 
+# The numbers that older states lack, which then have their defaults.
+ADDED = ("best_bleu", "lowest_cost", "pending_validations")
+
 # What null stands for in a state, since JSON has only finite numbers.
 NULLS = {"best_loss": math.inf, "lowest_cost": math.inf, "gradient_norm": math.nan}
 
@@ -134,8 +137,7 @@ class TrainingState:
                 factor, finite_steps = scale
                 scale = _number("factor", factor), _number("finite_steps", finite_steps)
             window = Window(**_numbers(Window, stored["window"]))
-            added = {"best_bleu": -1.0, "lowest_cost": math.inf}
-            added["pending_validations"] = 0
+            added = {name: getattr(cls, name) for name in ADDED}
             numbers = _numbers(cls, {**added, **stored})
             decoding = dict(stored.get("decoding", {}))
             others = {"loss_scale": scale, "tags": tags, "window": window}
@@ -162,7 +164,7 @@ def _number(name: str, value: Any) -> Any:
     elif name == "gradient_norm":  # that of a skipped update need not be finite
         valid = type(value) is float
     else:
-        limit = math.inf if name in ("best_loss", "lowest_cost") else 1e300
+        limit = NULLS.get(name, 1e300)
         least = {"best_bleu": -1, "lowest_cost": -1e300}.get(name, 0)
         valid = type(value) in (int, float) and least <= value <= limit
     if not valid:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 
 import ml_dtypes
 import numpy as np
@@ -83,6 +84,18 @@ def parameters(rng, *shapes):
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def watch_roundings(kernels, monkeypatch):
+    """Return a list to which the shape of each array that is rounded will be added."""
+    shapes, round_numbers = [], kernels.rounded
+
+    def watched(x, out=None):
+        shapes.append(x.shape)
+        return round_numbers(x, out)
+
+    monkeypatch.setattr(kernels, "rounded", watched)
+    return shapes
+
+
 def assert_near(got, expected, tolerance=1e-5):
     scale = np.abs(expected).max()
     assert np.abs(got - expected).max() <= tolerance * scale
@@ -118,20 +131,14 @@ def test_an_array_is_rounded_once_while_it_lives(kernels, monkeypatch):
     rng = np.random.default_rng(0)
     first, second, third = parameters(rng, (6, 9), (9, 6), (9, 6))
     kernels.linear(np.ones((1, 6), np.float32), first)  # rounds the parameters
-    sizes, round_numbers = [], kernels.rounded
-
-    def counted(x, out=None):
-        sizes.append(x.shape)
-        return round_numbers(x, out)
-
-    monkeypatch.setattr(kernels, "rounded", counted)
+    shapes = watch_roundings(kernels, monkeypatch)
     x = rng.standard_normal((4, 6)).astype(np.float32)
     hidden, _ = kernels.linear(x, first, relu=True)  # rounded for the two that follow
     for weight in (second, third):
         out, _ = kernels.linear(hidden, weight)
         assert_near(out, rounded(hidden) @ rounded(weight))
     kernels.linear(x, first)
-    assert sizes == [(4, 6), (4, 9)]
+    assert shapes == [(4, 6), (4, 9)]
     assert len(kernels._thread.inputs) == 2
     del x, hidden
     assert not kernels._thread.inputs
@@ -149,19 +156,13 @@ def test_a_relu_lets_nothing_through_where_it_was_zero(kernels):
 def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
     rng = np.random.default_rng(0)
     weight, table = parameters(rng, (6, 9), (20, 6))
-    sizes, round_numbers = [], kernels.rounded
-
-    def counted(x, out=None):
-        sizes.append(x.size)
-        return round_numbers(x, out)
-
-    monkeypatch.setattr(kernels, "rounded", counted)
+    shapes = watch_roundings(kernels, monkeypatch)
     x = rng.standard_normal((4, 6)).astype(np.float32)
     blocks = [table[first : first + n].T for n in (3, 7, 20) for first in (0, n // 2)]
     for matrix in (weight, table.T, *blocks):  # as beam search multiplies by blocks
         out, _ = kernels.linear(x, matrix)
         assert_near(out, rounded(x) @ rounded(matrix))
-    assert sorted(sizes) == [x.size, weight.base.size]
+    assert sorted(map(math.prod, shapes)) == [x.size, weight.base.size]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
