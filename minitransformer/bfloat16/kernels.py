@@ -25,6 +25,7 @@ import numpy as np
 from minitransformer.bfloat16.onednn import OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Gradient, Vjp
+from minitransformer.workers import shared_zeros
 
 # Smaller matrices, and those that are no parameters, are multiplied in float32.
 MIN_SIZE = 64 * 64
@@ -40,7 +41,7 @@ class Bfloat16Kernels:
     def __init__(self, library: OneDnn) -> None:
         self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
-        self._kept: dict[int, list[np.ndarray]] = {}  # by the id of the vector
+        self._kept: dict[int, np.ndarray] = {}  # by the id of the vector
         self._thread = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,
@@ -52,15 +53,20 @@ class Bfloat16Kernels:
     ) -> Callable[..., Any] | None:
         """Return the kernel of an operation whose second array is a parameter."""
         if name == "parameters_changed":
-            return self.forget
+            return self.round_parameters
         if name in self._kernels and _is_parameter(arrays[1]):
             return self._kernels[name]
         return None
 
-    def forget(self, parameters: np.ndarray) -> None:
-        """Drop the rounded copy of a vector of parameters that have changed."""
-        if kept := self._kept.get(id(parameters)):
-            kept.clear()
+    def round_parameters(self, vector: np.ndarray) -> None:
+        """Round a vector of parameters that are new or have changed.
+
+        Processes that were forked since its first rounding share the rounded copy.
+        """
+        if id(vector) not in self._kept:
+            weakref.finalize(vector, self._kept.pop, id(vector), None)
+            self._kept[id(vector)] = shared_zeros(vector.shape, np.uint16)
+        self.rounded(vector, self._kept[id(vector)])
 
     def linear(
         self,
@@ -191,12 +197,8 @@ class Bfloat16Kernels:
         assert vector is not None
         with self._lock:
             if id(vector) not in self._kept:
-                self._kept[id(vector)] = []
-                weakref.finalize(vector, self._kept.pop, id(vector), None)
-            kept = self._kept[id(vector)]
-            if not kept:
-                kept.append(self.rounded(vector))
-            [low] = kept
+                self.round_parameters(vector)
+        low = self._kept[id(vector)]
         start = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
         strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
         place = start * low.itemsize

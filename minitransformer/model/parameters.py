@@ -12,6 +12,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, parameters_changed
+from minitransformer.workers import shared_zeros
 
 M = TypeVar("M", bound="Module")
 
@@ -104,9 +105,23 @@ class ParameterBuffer:
             self.low_precision = self.data.astype(low_precision)
             copies = self.views(self.low_precision)
             views.update({name: c for name, c in copies.items() if c.ndim == 2})
-        gradients = self.views(self.grad)
         for name, parameter in self.parameters.items():
-            parameter.data, parameter.grad = views[name], gradients[name]
+            parameter.data = views[name]
+        self.collect_gradients_in(self.grad)
+
+    def share(self) -> None:
+        """Move data and gradients to memory that processes forked later share."""
+        data, self.data = self.data, shared_zeros(self.data.shape, self.data.dtype)
+        self.data[...] = data
+        self.grad = shared_zeros(self.data.shape, self.data.dtype)
+        for name, view in self.views(self.data).items():
+            self.parameters[name].data = view
+        self.collect_gradients_in(self.grad)
+
+    def collect_gradients_in(self, vector: Array) -> None:
+        """Have `backward` add to the parts of this vector, in place of `grad`."""
+        for name, view in self.views(vector).items():
+            self.parameters[name].grad = view
 
     def data_changed(self) -> None:
         """Renew the 16-bit copy, and what was prepared for products with `data`."""

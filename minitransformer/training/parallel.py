@@ -12,8 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
 
+from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array
 from minitransformer.engine.random_streams import HostStream
 from minitransformer.machine import one_blas_thread
@@ -25,6 +27,7 @@ from minitransformer.training.distributed import Communicator, GradientAllReduce
 
 A = TypeVar("A")
 R = TypeVar("R")
+WhenComplete: TypeAlias = Callable[[Tensor], None]
 
 # About the largest part of a batch that a thread takes through the model at once: the
 # tokens of the longer side, padding included, times d_model. It is large enough for
@@ -81,6 +84,28 @@ class ParallelModel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some pairs of a batch, and how to compute their loss and its gradient.
+
+    `key` seeds their dropout noise; the gradient is multiplied by `weight`.
+    """
+
+    batch: Batch
+    label_smoothing: float
+    key: tuple[int, ...]
+    weight: float
+
+    def add_gradient(
+        self, model: Transformer, when_complete: WhenComplete | None = None
+    ) -> float:
+        """Add the gradient to those of the parameters, and return the summed loss."""
+        source, target, rng = self.batch.source, self.batch.target, HostStream(self.key)
+        loss = training_loss(model, source, target, self.label_smoothing, rng)
+        loss.backward(self.weight, when_complete)
+        return float(loss.data)
+
+
 class ThreadedModel:
     """A model and its replicas, one per thread, which share the parameters.
 
@@ -116,28 +141,36 @@ class ThreadedModel:
     ) -> Array:
         num_tokens = sum(batch.target_tokens for batch in batches)
         parts = [part for batch in batches for part in self._split(batch)]
-        mine = range(self.communicator.rank, len(parts), self.communicator.size)
-        total, threads = 0.0, self.num_threads
-
-        def add_gradient(i: int) -> float:
-            part, rng = parts[mine[i]], HostStream((*key, mine[i]))
-            replica, arrays = self.replicas[i % threads], (part.source, part.target)
-            loss = training_loss(replica, *arrays, label_smoothing, rng)
-            # With one thread, the last part completes the gradient of each parameter,
-            # and its all-reduce starts while the backward pass goes on.
-            is_last = threads == 1 and i == len(mine) - 1
-            when_complete = self._all_reduce.complete if is_last else None
-            loss.backward(1 / num_tokens, when_complete)
-            return float(loss.data)
-
-        self.parameters.grad.fill(0)
-        for first in range(0, len(mine), threads):
-            indices = range(first, min(first + threads, len(mine)))
-            total += sum(self._pool.map(add_gradient, indices))
-            list(self._pool.map(self._add_replica_gradients, range(threads)))
+        rank, size = self.communicator.rank, self.communicator.size
+        mine = [
+            Part(batch, label_smoothing, (*key, i), 1 / num_tokens)
+            for i, batch in enumerate(parts)
+        ][rank::size]
+        total = self._fill_gradient(mine)
         self._all_reduce.finish()
         [total] = self.communicator.all_reduce_numbers([total])
         return total / num_tokens
+
+    def _fill_gradient(self, parts: list[Part]) -> float:
+        """Fill `parameters.grad` with the sum of the parts' gradients.
+
+        Returns: the sum of their losses
+        """
+        total, threads = 0.0, self.num_threads
+
+        def add_gradient(i: int) -> float:
+            # With one thread, the last part completes the gradient of each parameter,
+            # and its all-reduce starts while the backward pass goes on.
+            is_last = threads == 1 and i == len(parts) - 1
+            when_complete = self._all_reduce.complete if is_last else None
+            return parts[i].add_gradient(self.replicas[i % threads], when_complete)
+
+        self.parameters.grad.fill(0)
+        for first in range(0, len(parts), threads):
+            indices = range(first, min(first + threads, len(parts)))
+            total += sum(self._pool.map(add_gradient, indices))
+            list(self._pool.map(self._add_replica_gradients, range(threads)))
+        return total
 
     def _split(self, batch: Batch) -> list[Batch]:
         """Divide a batch as the class says."""

@@ -1,11 +1,10 @@
-"""Translation of token ids, in batches of similar length and on several threads."""
+"""Translation of token ids, in batches of similar length and by several workers."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -23,6 +22,7 @@ from minitransformer.translation.incremental_decoding import (
     Ensemble,
     incremental_decoder,
 )
+from minitransformer.workers import parallel_map
 
 R = TypeVar("R")
 
@@ -127,7 +127,8 @@ def map_batches(
         range(max_tokens), True, key=lambda limit: len(divide(limit)) <= count
     )
     batches = divide(limit)
-    with one_blas_thread(), ThreadPoolExecutor(num_threads) as pool:
-        results = (pool.map if num_threads > 1 else map)(function, batches)
-        for batch, found in zip(batches, results, strict=True):
+    workers = max(min(num_threads, len(batches)), 1)
+    work = parallel_map(lambda batch: list(function(batch)), workers)
+    with one_blas_thread(), work as mapped:
+        for batch, found in zip(batches, mapped(batches), strict=True):
             yield from zip(batch.tolist(), found, strict=True)
