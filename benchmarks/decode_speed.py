@@ -42,6 +42,7 @@ from minitransformer.text.lines import read_lines
 from minitransformer.translation import export
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.lexicon import Lexicon
+from minitransformer.workers import allow_forks
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
@@ -94,7 +95,8 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
         shortlist = Lexicon.load(args.lexicon, model.config.vocab_size).shortlist
 
     def decode(sources: Sentences) -> Sentences:
-        found = translate_ids(model, sources, config, args.threads, shortlist)
+        with allow_forks():  # as translate.py does
+            found = translate_ids(model, sources, config, args.threads, shortlist)
         return [list(hypotheses[0].tokens) for hypotheses in found]
 
     return decode

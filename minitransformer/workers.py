@@ -11,6 +11,7 @@ stay locked there. So a program has to allow forks, as the scripts do.
 
 from __future__ import annotations
 
+import gc
 import math
 import mmap
 import os
@@ -181,6 +182,7 @@ def _serve(
 ) -> NoReturn:
     """Answer what the parent sends, until it closes the connection or ends."""
     try:
+        gc.freeze()  # a collection would write to every object, and so copy its page
         for other in others:
             other.close()
         while True:

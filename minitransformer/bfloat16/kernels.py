@@ -79,11 +79,8 @@ class Bfloat16Kernels:
         """`ops.linear`. Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]"""
         shape, count = x.shape, x.size // len(weight)
         rows = self._rounded_input(x)  # [N or more, n]
-        out = self.product(rows, self._rounded_parameters(weight))[:count]
-        if bias is not None:
-            out += bias
-        if relu:
-            np.maximum(out, 0, out=out)
+        matrix = self._rounded_parameters(weight)
+        out = self.product(rows, matrix, bias=bias, relu=relu)[:count]
         out = out.reshape(*shape[:-1], weight.shape[1])
         # What the next operation multiplies also tells where the ReLU was positive.
         low_out = self._rounded_input(out) if relu else None

@@ -31,7 +31,9 @@ MAJOR_VERSION = 3
 CPU, IN_ORDER = 1, 1
 MAX_AXES, ALIGNMENT = 12, 64
 BFLOAT16, FLOAT32 = 2, 3
-SOURCE, WEIGHTS, DESTINATION, SCRATCHPAD = 1, 33, 17, 80  # arguments of a primitive
+# The arguments of a primitive.
+SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
+RELU = 0x20
 QUERY_SCRATCHPAD, CALLERS = 136, 1
 BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
 
@@ -82,21 +84,35 @@ class OneDnn:
         return out
 
     def product(
-        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        bias: np.ndarray | None = None,
+        relu: bool = False,
     ) -> np.ndarray:
         """Return A B of bfloat16 matrices in float32, added to `out` if that is given.
 
-        Both are contiguous or transposed, `out` is contiguous.
+        Or else a float32 bias is added to each row if there is one, and max(0, A B +
+        bias) returned with `relu`. The matrices are contiguous or transposed, `out` and
+        the bias are contiguous.
 
-        Shapes: a [n, k], b [k, m], out [n, m] -> [n, m]
+        Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
         shape, add = (len(a), b.shape[1]), out is not None
         if out is None:
             out = np.empty(shape, np.float32)
         if len(b) != a.shape[1] or out.shape != shape or not out.flags.c_contiguous:
             raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
-        multiply = self._primitive(_Product, _layout(a), _layout(b), add)
-        self._run(multiply, a.ctypes.data, b.ctypes.data, out.ctypes.data)
+        arrays = [a, b, out]
+        if bias is not None:
+            if bias.shape != shape[1:] or bias.dtype != np.float32:
+                raise ValueError(f"expected a bias of {shape[1:]}, got {bias.shape}")
+            arrays.append(bias)
+        how = _layout(a), _layout(b), add, bias is not None, relu
+        multiply = self._primitive(_Product, *how)
+        self._run(multiply, *(array.ctypes.data for array in arrays))
         return out
 
     def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
@@ -145,10 +161,11 @@ class _Primitive:
         engine: c_void_p,
         layouts: Mapping[int, Layout],
         add: bool = False,
+        relu: bool = False,
     ) -> None:
         self._library = library
         self._primitive, self._stream = c_void_p(), c_void_p()
-        attributes, description = _attributes(library, add), c_void_p()
+        attributes, description = _attributes(library, add, relu), c_void_p()
         described = [_described(library, *layout) for layout in layouts.values()]
         kind, arguments = self._operation(engine, *described)
         create = f"{kind}_primitive_desc_create"
@@ -183,12 +200,14 @@ class _Primitive:
 
     def run(self, *addresses: int) -> None:
         """Compute with the arrays at these addresses, the last of the scratchpad."""
-        library = self._library
+        library, failed = self._library, 0
         for memory, address in zip(self._memories, addresses, strict=True):
-            _call(library, "memory_set_data_handle", memory, c_void_p(address))
-        count, run = len(addresses), "primitive_execute"
-        _call(library, run, self._primitive, self._stream, count, self._arguments)
-        _call(library, "stream_wait", self._stream)
+            failed |= library.dnnl_memory_set_data_handle(memory, c_void_p(address))
+        what = self._primitive, self._stream, len(addresses), self._arguments
+        failed |= library.dnnl_primitive_execute(*what)
+        failed |= library.dnnl_stream_wait(self._stream)
+        if failed:
+            raise RuntimeError(f"oneDNN failed to compute, with status {failed}")
 
 
 class _Rounding(_Primitive):
@@ -207,20 +226,29 @@ class _Rounding(_Primitive):
 
 
 class _Product(_Primitive):
-    """Multiplies two bfloat16 matrices; with `add`, adds the product to a third."""
+    """Multiplies two bfloat16 matrices, as `OneDnn.product` says."""
 
     def __init__(
-        self, library: ctypes.CDLL, engine: c_void_p, a: Layout, b: Layout, add: bool
+        self,
+        library: ctypes.CDLL,
+        engine: c_void_p,
+        a: Layout,
+        b: Layout,
+        add: bool,
+        has_bias: bool,
+        relu: bool,
     ) -> None:
         n, m = a[1][0], b[1][1]
         layouts = {SOURCE: a, WEIGHTS: b, DESTINATION: (FLOAT32, (n, m), (m, 1))}
-        super().__init__(library, engine, layouts, add)
+        if has_bias:
+            layouts[BIAS] = FLOAT32, (1, m), (m, 1)
+        super().__init__(library, engine, layouts, add, relu)
 
     def _operation(
         self, engine: c_void_p, *arrays: c_void_p
     ) -> tuple[str, tuple[c_void_p, ...]]:
-        (a, b, out), bias = arrays, c_void_p()
-        return "matmul", (engine, a, b, bias, out)
+        a, b, out, *bias = arrays
+        return "matmul", (engine, a, b, *(bias or [c_void_p()]), out)
 
 
 def _destroy(
@@ -245,17 +273,20 @@ def _layout(matrix: np.ndarray) -> Layout:
     return BFLOAT16, matrix.shape, (1, rows)
 
 
-def _attributes(library: ctypes.CDLL, add: bool) -> c_void_p:
-    """Return how to compute: with the caller's scratchpad, and adding if asked."""
+def _attributes(library: ctypes.CDLL, add: bool, relu: bool) -> c_void_p:
+    """Return how to compute: with the caller's scratchpad, and what comes after."""
     attributes, operations = c_void_p(), c_void_p()
     _call(library, "primitive_attr_create", byref(attributes))
     _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)
+    _call(library, "post_ops_create", byref(operations))
     if add:
-        _call(library, "post_ops_create", byref(operations))
         append, added = "post_ops_append_sum", (c_float(1), c_int32(0), FLOAT32)
         _call(library, append, operations, *added)
-        _call(library, "primitive_attr_set_post_ops", attributes, operations)
-        _call(library, "post_ops_destroy", operations)
+    if relu:
+        append, slope = "post_ops_append_eltwise", (c_float(0), c_float(0))
+        _call(library, append, operations, RELU, *slope)
+    _call(library, "primitive_attr_set_post_ops", attributes, operations)
+    _call(library, "post_ops_destroy", operations)
     return attributes
 
 

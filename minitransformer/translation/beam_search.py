@@ -27,6 +27,9 @@ NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
 # overflow nor vanish: nothing has to be subtracted from the logits first.
 SAFE_EXPONENT = 30
 
+# About how many logits a processor's cache holds.
+LOGITS_IN_CACHE = 1 << 18
+
 # The least number of groups of tokens, whose maxima bound the best logits of a row.
 MIN_GROUPS = 256
 
@@ -159,33 +162,19 @@ def _best_candidates(
     second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
     extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
 
-    Shapes: logits [B K, V] in blocks of columns, log_probs [B, K] -> log-probabilities,
-    beams that are extended, and tokens, each [B, count]
+    Shapes: logits [B K, V] in blocks of rows, those of a sentence in one block,
+    log_probs [B, K] -> log-probabilities, beams that are extended, and tokens, each
+    [B, count]
     """
     batch, beams = log_probs.shape
-    log_totals = np.full(batch * beams, -np.inf)
-    bound: Array = np.full(batch * beams, np.finfo(np.float32).min)  # excludes -inf
     found, first = [NO_CANDIDATE], 0
     for logits in blocks:
-        width = logits.shape[1]
-        never = [i - first for i in (PAD_ID, UNK_ID, BOS_ID) if 0 <= i - first < width]
-        rows, tokens, values, log_total, bound = _best_of_rows(
-            logits, never, count, bound
-        )
-        found.append((rows, tokens + first, values))
-        log_totals = np.logaddexp(log_totals, log_total)
-        first += width
-    if not np.isfinite(log_totals).all():
-        raise ValueError(NOT_FINITE)
-    row, token, value = map(np.concatenate, zip(*found, strict=True))
-    offset = log_probs.reshape(-1) - log_totals
-    log_prob, sentence = value + offset[row], row // beams
-    # At least `count` tokens of each row reach its bound. So the highest bound of a
-    # sentence excludes most of what was found, before the rest is sorted.
-    bounds = (to_host(bound) + offset).reshape(batch, beams).max(axis=1)
-    kept = log_prob >= bounds[sentence]
-    kept[0] = True  # NO_CANDIDATE
-    row, token, log_prob, sentence = (x[kept] for x in (row, token, log_prob, sentence))
+        of_block = log_probs[first : first + len(logits) // beams]
+        rows, *rest = _candidates(logits, of_block, count)
+        found.append((rows + first * beams, *rest))
+        first += len(of_block)
+    row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
+    sentence = row // beams
     order = np.lexsort((token, row, -log_prob, sentence))
     starts = np.searchsorted(sentence[order], np.arange(batch + 1))
     position = starts[:-1, None] + np.arange(count)
@@ -194,43 +183,78 @@ def _best_candidates(
     return np.where(missing, -np.inf, log_prob[best]), row[best] % beams, token[best]
 
 
-def _best_of_rows(
-    logits: Array, never: list[int], count: int, bound: Array
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Array]:
-    """Find, in each row of a block of logits, the `count` best tokens or a few more.
+def _candidates(
+    logits: Array, log_probs: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the `count` best candidates of each sentence, and seldom a few more.
 
     They are found without sorting: the tokens are divided into groups, and at least
-    `count` tokens reach the `count`-th largest maximum of a group. Example: for the
-    logits (5, 1, 4, 3), a count of 2 and the groups {0, 2} and {1, 3}, the maxima are 5
-    and 3. The tokens 0, 2 and 3 reach 3, and the two best are among them.
+    `count` tokens reach the `count`-th largest maximum of a group. Only groups whose
+    maximum does are searched. Example: for the logits (5, 1, 4, 3), a count of 2 and
+    the groups {0, 2} and {1, 3}, the maxima are 5 and 3. The tokens 0, 2 and 3 reach 3,
+    and the two best are among them.
 
-    Tokens below `bound`, which is what earlier blocks have reached, are not returned,
-    nor are those in `never`. All tokens count in log-sum-exp.
-
-    Shapes: logits [N, C], bound [N] -> rows, tokens and logits of what was found, the
-    log-sum-exp of each row [N], and the bound for the next block [N]
+    Shapes: logits [B K, V], log_probs [B, K] -> rows, tokens and log-probabilities
     """
-    xp = array_module(logits)
-    columns = xp.asarray(never, dtype=np.intp)
-    excluded = logits[:, columns]
-    logits[:, columns] = -xp.inf
-    groups = min(max(count, MIN_GROUPS), logits.shape[1])
-    rest = logits.shape[1] % groups
-    maxima = logits[:, rest:].reshape(len(logits), -1, groups).max(axis=1)
-    maxima[:, :rest] = xp.maximum(maxima[:, :rest], logits[:, :rest])
-    bound = xp.asarray(bound, dtype=logits.dtype)
-    if count <= groups:  # else fewer than `count` tokens would reach a new bound
-        bound = xp.maximum(xp.partition(maxima, -count)[:, -count], bound)
-    found = xp.flatnonzero(logits >= bound[:, None])
-    values = to_host(logits.reshape(-1)[found]).astype(np.float64)
+    xp, (batch, beams), (_, size) = array_module(logits), log_probs.shape, logits.shape
+    groups = min(max(count, MIN_GROUPS), size)
+    rest = size % groups  # tokens that are in no group
+    maxima, log_totals = _maxima_and_totals(logits, groups)
+    if not np.isfinite(log_totals).all():
+        raise ValueError(NOT_FINITE)
+    offset = (log_probs.reshape(-1) - log_totals)[:, None]  # [B K, 1]
+    scores = maxima + offset  # of the best token of each group
+    of_sentence = scores.reshape(batch, -1)
+    bound = np.full(batch, np.finfo(logits.dtype).min)  # excludes -inf
+    if count <= of_sentence.shape[1]:
+        least = np.partition(of_sentence, -count)[:, -count]
+        bound = np.maximum(least, bound)
+    bound = bound.repeat(beams)[:, None]  # [B K, 1]
 
-    logits[:, columns] = excluded
-    highest = xp.concatenate([maxima, excluded], axis=1).max(axis=1)
-    moderate = (highest > -SAFE_EXPONENT) & (highest < SAFE_EXPONENT)
-    shift = xp.where(moderate, 0, highest)
-    if shift.any():
-        logits -= shift[:, None]
-    totals = xp.exp(logits, out=logits) @ xp.ones(logits.shape[1], logits.dtype)
-    log_totals = to_host(xp.log(totals) + shift).astype(np.float64)
-    rows, tokens = np.divmod(to_host(found), logits.shape[1])
-    return rows, tokens, values, log_totals, bound
+    row, group = np.nonzero(scores >= bound)
+    searched = (
+        (row[:, None], group[:, None] + np.arange(rest, size, groups)),
+        (np.arange(len(logits))[:, None], np.arange(rest)[None]),
+    )
+    found = []
+    for row, token in searched:
+        log_prob = to_host(logits[xp.asarray(row), xp.asarray(token)]) + offset[row, 0]
+        place = np.nonzero(log_prob >= bound[row, 0])
+        found.append((row[place[0], 0], np.broadcast_to(token, log_prob.shape)[place], log_prob[place]))
+    row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
+    return row, token, log_prob
+
+
+def _maxima_and_totals(logits: Array, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maximum of each group of a row's tokens, and the row's log-sum-exp.
+
+    The first V % groups tokens are in no group, every `groups`-th of the others is in
+    the same one. Padding, the unknown token and BOS are set to -inf after they have
+    counted in log-sum-exp.
+
+    Shapes: logits [N, V] -> [N, groups], [N]
+    """
+    xp, (count, size) = array_module(logits), logits.shape
+    rest, never = size % groups, xp.asarray([PAD_ID, UNK_ID, BOS_ID])
+    excluded = logits[:, never]
+    logits[:, never] = -xp.inf
+    at_once = count
+    if isinstance(logits, np.ndarray):
+        at_once = min(max(LOGITS_IN_CACHE // size, 1), count)
+    maxima = xp.empty((count, groups), logits.dtype)
+    log_totals = xp.empty(count, logits.dtype)
+    exponentials = xp.empty((at_once, size), logits.dtype)
+    ones = xp.ones(size, logits.dtype)
+    for first in range(0, count, at_once):
+        part = slice(first, first + at_once)
+        values, best, others = logits[part], maxima[part], excluded[part]
+        values[:, rest:].reshape(len(values), -1, groups).max(axis=1, out=best)
+        highest = xp.concatenate([best, values[:, :rest], others], axis=1).max(axis=1)
+        moderate = (highest > -SAFE_EXPONENT) & (highest < SAFE_EXPONENT)
+        shift = xp.where(moderate, 0, highest)[:, None]
+        if shift.any():
+            values = values - shift
+        total = xp.exp(values, out=exponentials[: len(values)]) @ ones
+        total += xp.exp(others - shift).sum(axis=1)
+        log_totals[part] = xp.log(total) + shift[:, 0]
+    return to_host(maxima), to_host(log_totals).astype(np.float64)

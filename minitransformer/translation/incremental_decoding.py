@@ -18,8 +18,9 @@ from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
 from minitransformer.model.transformer import Transformer
 
-# The least number of columns of logits that are computed at a time.
-MIN_COLUMNS_PER_BLOCK = 1024
+# Logits of at least this many rows are computed at a time: enough for an efficient
+# product.
+MIN_ROWS_PER_BLOCK = 256
 
 
 class IncrementalDecoder(Protocol):
@@ -51,8 +52,8 @@ class CachedDecoder:
     With a shortlist, it takes and returns positions in that list instead of token ids.
     """
 
-    # The logits of a block: the more, the fewer calls; the fewer, the less memory.
-    logits_per_block = 1 << 22
+    # The logits of a block: the fewer, the less memory.
+    logits_per_block = 1 << 23
 
     def __init__(
         self,
@@ -72,12 +73,13 @@ class CachedDecoder:
         tokens = self._xp.asarray(tokens)
         if self._shortlist is not None:
             tokens = self._shortlist[tokens]
-        outputs = Tensor(self._model.decode_step(tokens, self._state))
-        size = max(self.logits_per_block // len(tokens), MIN_COLUMNS_PER_BLOCK)
-        size = 1 << size.bit_length() - 1  # few sizes: bf16 compiles each
-        for first in range(0, len(self._table), size):
-            columns = Tensor(self._table[first : first + size].T)
-            yield as_float32(ops.linear(outputs, columns).data)
+        outputs = self._model.decode_step(tokens, self._state)
+        size = max(self.logits_per_block // len(self._table), MIN_ROWS_PER_BLOCK)
+        size -= size % self._beam_size  # the beams of a sentence in one block
+        table = Tensor(self._table.T)
+        for first in range(0, len(tokens), size):
+            rows = Tensor(outputs[first : first + size])
+            yield as_float32(ops.linear(rows, table).data)
 
     def select(self, rows: np.ndarray) -> None:
         self._state.select(self._xp.asarray(rows), self._beam_size)

@@ -38,9 +38,13 @@ class StandIn:
         return low
 
     @staticmethod
-    def product(a, b, out=None):
+    def product(a, b, out=None, *, bias=None, relu=False):
         wide = (x.view(ml_dtypes.bfloat16).astype(np.float64) for x in (a, b))
         product = np.matmul(*wide).astype(np.float32)
+        if bias is not None:
+            product += bias
+        if relu:
+            product = np.maximum(product, 0)
         return product if out is None else np.add(out, product, out=out)
 
 
