@@ -68,6 +68,7 @@ from minitransformer.training.evaluation import (
     quality_of_samples,
     validate,
 )
+from minitransformer.training.forked import ForkedModel
 from minitransformer.training.launch import (
     LASTING_ERROR,
     STOP_SIGNALS,
@@ -87,6 +88,7 @@ from minitransformer.training.parallel import ParallelModel, ThreadedModel
 from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import Progress, TrainingState, run_summary
 from minitransformer.translation.translator import Translator
+from minitransformer.workers import allow_forks, forks_allowed
 
 EXAMPLES = (
     "python train.py                     # the built-in corpus, minutes on a CPU",
@@ -111,7 +113,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--config", metavar="NAME", help=preset)
     device = "cpu, cuda or cuda:N (default cpu)"
     add("--device", default="cpu", help=device)
-    threads = "CPU threads (default all cores)"
+    threads = "threads, or on Linux processes, of a CPU (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
     eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
     add("--eager", action="store_true", help=eager)
@@ -284,9 +286,12 @@ def parallel_model(
     model, parameters = start.model, start.parameters
     if device.name == "cpu":
         constants = training.beta1, training.beta2, training.epsilon, training.clip_norm
-        threaded = ThreadedModel(model, parameters, device.num_threads, ranks)
-        adam = Adam(parameters.data, *constants, device.num_threads, threaded.map)
-        return threaded, adam
+        count = device.num_threads
+        if forks_allowed() and count > 1:
+            threaded = ForkedModel(model, parameters, count)
+        else:
+            threaded = ThreadedModel(model, parameters, count, ranks)
+        return threaded, Adam(parameters.data, *constants, count, threaded.map)
     from minitransformer.cuda.optimizer import GpuAdam  # only where CUDA is used
     from minitransformer.cuda.training import GpuModel
 
@@ -594,7 +599,8 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
         return start_ranks(args, arguments)
     ranks = connect_ranks(args.device, args.processes)
     if ranks.size == 1:
-        return run_training(args, ranks)
+        with allow_forks():
+            return run_training(args, ranks)
     name = f"rank {ranks.rank}: "
     code = exit_code("train.py", lambda: run_training(args, ranks), name, args.lasting)
     if code in (1, 2, LASTING_ERROR):

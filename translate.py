@@ -36,6 +36,7 @@ from minitransformer.text.lines import (
 )
 from minitransformer.translation.output_lines import output_lines, pharaoh
 from minitransformer.translation.translator import Translator
+from minitransformer.workers import allow_forks
 
 # What few translations need is imported where it is used, to start without delay.
 
@@ -103,7 +104,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     host = "address to serve at (default 127.0.0.1; with a token if others reach it)"
     add("--host", metavar="NAME", help=host)
     add("--json", action="store_true", help="write a JSON object for each line")
-    add("--threads", type=positive, metavar="N", help="CPU threads (default all cores)")
+    threads = "threads, or on Linux processes, of a CPU (default all cores)"
+    add("--threads", type=positive, metavar="N", help=threads)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     precision = "number format (default fp32; on a GPU bf16 if it can)"
     add("--precision", choices=PRECISIONS, help=precision)
@@ -265,10 +267,9 @@ def work(args: argparse.Namespace) -> int:
         serve(translator, args.host or "127.0.0.1", args.serve)
     elif args.attention:
         write_attention(args, translator)
-    elif args.score:
-        write_scores(args, translator)
     else:
-        write_translations(args, translator)
+        with allow_forks():
+            (write_scores if args.score else write_translations)(args, translator)
     return 0
 
 

@@ -57,6 +57,7 @@ def load(
         if loaded.tokenizer.model != tokenizer.model:
             raise ValueError(f"{place}: its tokenizer differs from that of {paths[0]}")
         loaded.parameters.move_to(opened.xp, opened.low_precision)
+        loaded.parameters.data_changed()  # what is prepared from them, workers share
     if shortlist is not None:
         lexicon = Lexicon.load(Path(shortlist), tokenizer.vocab_size)
     models = [loaded.model for loaded in checkpoints]

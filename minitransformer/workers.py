@@ -1,12 +1,13 @@
-"""Workers that apply a function to many items: threads, or processes that are forked.
+"""Workers that apply a function to many items: threads, or forked processes.
 
-Only one thread at a time runs Python code. Threads that call NumPy every few
-microseconds therefore wait for each other, processes do not. A forked process starts
-within milliseconds and has all the memory of its parent, such as the parameters of a
-model; what one of them changes, the others do not see, except in `shared_zeros`.
+Only one thread of a process runs Python code at a time, and threads that call NumPy
+every few microseconds often wait for each other. Processes do not. A forked process
+starts within milliseconds, with a copy of all that its parent has in memory, such as a
+model; the copy of a page is made only when one of the two writes to it. What is to be
+seen by all must be in memory that they share (`shared_zeros`).
 
-Only the thread that forks lives on in a new process, and locks that other threads hold
-stay locked there. So a program has to allow forks, as the scripts do.
+A fork copies the thread that calls it and no other. Locks that others hold at that
+moment stay locked in the copy, so that a program must allow forks, as the scripts do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import numpy as np
 A = TypeVar("A")
 R = TypeVar("R")
 
-# macOS has forks, too, but its library of matrix products does not survive them.
+# macOS has forks, too, but its library of matrix products fails after one.
 CAN_FORK = sys.platform == "linux"
 
 _forks_allowed: ContextVar[bool] = ContextVar("forks_allowed", default=False)
@@ -40,7 +41,7 @@ _forks_allowed: ContextVar[bool] = ContextVar("forks_allowed", default=False)
 
 @contextmanager
 def allow_forks() -> Iterator[None]:
-    """Let work that is divided among threads be divided among processes instead."""
+    """Let work be divided among processes inside the block, where the system can."""
     token = _forks_allowed.set(CAN_FORK)
     try:
         yield
@@ -49,24 +50,21 @@ def allow_forks() -> Iterator[None]:
 
 
 def forks_allowed() -> bool:
+    """Whether work is divided among processes instead of threads."""
     return _forks_allowed.get()
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Return an array of zeros that processes forked from now on share with this one.
-
-    Its memory is freed with the last array that views it.
-    """
-    size = max(math.prod(shape), 1) * np.dtype(dtype).itemsize
-    memory = mmap.mmap(-1, size)
-    return np.ndarray(shape, dtype, memory)
+    """Return zeros in memory that this process shares with those it forks later."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
 
 
 @contextmanager
 def parallel_map(
     function: Callable[[A], R], count: int
 ) -> Iterator[Callable[[Iterable[A]], Iterable[R]]]:
-    """Yield a function that maps `function` over items, in order, with `count` workers.
+    """Yield a `map` of `function` over items, in order, on `count` workers.
 
     They are processes where forks are allowed, and threads elsewhere.
     """
@@ -83,33 +81,17 @@ def parallel_map(
 class Workers(Generic[A, R]):
     """Forked processes that apply a function to the items that they are sent.
 
-    They have the function and all that it refers to as it is now. Items and results are
-    pickled. Signals that stop programs are left to this process, with which they end.
+    They have the function, and all that it refers to, as it is when they start. Items
+    and results are pickled. Signals that stop a program are left to the parent; when it
+    ends, so do the workers.
     """
 
     def __init__(self, function: Callable[[A], R], count: int) -> None:
-        self._processes: dict[Connection, int] = {}  # the connection and id of each
+        self._processes: dict[Connection, int] = {}  # their ids
         for _ in range(count):
-            self._start(function)
-
-    def _start(self, function: Callable[[A], R]) -> None:
-        ours, theirs = Pipe()
-        self._processes[ours] = 0
-        stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-        try:
-            with warnings.catch_warnings():  # NumPy's library has threads, which is fine
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process = os.fork()
-            if not process:
-                for number in stops:
-                    signal.signal(number, signal.SIG_IGN)
-                # While another process holds its other end, a pipe does not end.
-                _serve(function, theirs, self._processes)
-            self._processes[ours] = process
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
+            ours, theirs = Pipe()
+            self._processes[ours] = _fork(lambda: _serve(function, theirs))
+            theirs.close()
 
     def __enter__(self) -> Workers[A, R]:
         return self
@@ -118,18 +100,20 @@ class Workers(Generic[A, R]):
         self.close()
 
     def map(self, items: Iterable[A]) -> Iterator[R]:
-        """Yield function(item) of each item, in order.
+        """Yield function(item) for each item, in order.
 
-        Raises: what the function raises; RuntimeError if a worker is lost. Either ends
-        all workers, as does a caller who does not wait for the last result.
+        An error ends the workers, and so does a caller who leaves before the last item.
+
+        Raises: what the function raises; RuntimeError if a worker has ended
         """
         numbered, number = enumerate(items), 0
-        idle, busy, found = list(self._processes), dict[Connection, int](), {}
+        idle, busy = list(self._processes), dict[Connection, int]()
+        found = dict[int, R]()
         try:
             while True:
-                for connection, (place, item) in zip(tuple(idle), numbered):
-                    idle.remove(connection)
-                    busy[connection] = place
+                while idle and (following := next(numbered, None)):
+                    connection = idle.pop(0)
+                    busy[connection], item = following
                     self._send(connection, item)
                 while number in found:
                     yield found.pop(number)
@@ -137,6 +121,7 @@ class Workers(Generic[A, R]):
                 if not busy:
                     break
                 for connection in wait(list(busy)):
+                    assert isinstance(connection, Connection)
                     found[busy[connection]] = self._receive(connection)
                     del busy[connection]
                     idle.append(connection)
@@ -148,27 +133,28 @@ class Workers(Generic[A, R]):
         try:
             connection.send(item)
         except OSError:
-            self._lost(connection)
+            self._explain_end(connection)
 
     def _receive(self, connection: Connection) -> R:
         try:
             result, error, trace = connection.recv()
         except (EOFError, OSError):
-            self._lost(connection)
+            self._explain_end(connection)
         if error is not None:
             raise error from RuntimeError(f"in a worker process:\n{trace}")
-        return result
+        answer: R = result
+        return answer
 
-    def _lost(self, connection: Connection) -> NoReturn:
+    def _explain_end(self, connection: Connection) -> NoReturn:
+        """Raises: RuntimeError"""
         _, status = os.waitpid(self._processes.pop(connection), 0)
         code = os.waitstatus_to_exitcode(status)
-        raise RuntimeError(
-            f"expected an answer from a worker process, it ended with code {code}"
-            f"{' (is there too little memory?)' * (code == -9)}"
-        )
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        why = " (is there enough memory?)" if code == -signal.SIGKILL else ""
+        raise RuntimeError(f"expected an answer from a worker process, it {how}{why}")
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """End the processes, whatever they are doing."""
         while self._processes:
             connection, process = self._processes.popitem()
             connection.close()
@@ -177,14 +163,32 @@ class Workers(Generic[A, R]):
                 os.waitpid(process, 0)
 
 
-def _serve(
-    function: Callable[[Any], Any], connection: Connection, others: Iterable[Connection]
-) -> NoReturn:
-    """Answer what the parent sends, until it closes the connection or ends."""
+def _fork(work: Callable[[], None]) -> int:
+    """Start a process that does some work and ends; return its id."""
+    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
-        gc.freeze()  # a collection would write to every object, and so copy its page
-        for other in others:
-            other.close()
+        with warnings.catch_warnings():  # of NumPy's threads, which forks stop for
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = os.fork()
+        if not process:
+            try:
+                work()  # with the signals blocked
+            finally:
+                os._exit(0)  # the parent's files are not flushed a second time
+        return process
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
+    """Answer what the parent sends, until it closes the connection or ends."""
+    # A pipe does not end, and a file stays locked, while another process has it open.
+    descriptor = connection.fileno()
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    gc.freeze()  # a collection would write to, and so copy, the pages of all objects
+    with suppress(EOFError, OSError):
         while True:
             item = connection.recv()
             try:
@@ -192,7 +196,3 @@ def _serve(
             except BaseException as error:
                 answer = None, error, traceback.format_exc()
             connection.send(answer)
-    except (EOFError, OSError):
-        pass
-    finally:
-        os._exit(0)  # leaving alone what the parent would do at its end

@@ -15,17 +15,18 @@ import pytest
 from support.scripts import ROOT
 
 PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
-TO_RUNS = {"settings", "files", "machine", "engine", "text", "model", "runs"}
+TO_RUNS = {"settings", "files", "machine", "workers", "engine", "text", "model", "runs"}
 EVERYTHING = {*TO_RUNS, "bfloat16", "training", "translation", "parsing", "cuda"}
 EVERYTHING |= {"devices", "api"}
 MAY_IMPORT = {
     "settings": set(),
     "files": set(),
     "machine": set(),
+    "workers": set(),
     "engine": {"settings", "files"},
     "text": {"settings", "files"},
-    "bfloat16": {"engine"},
-    "model": {"engine", "settings"},
+    "bfloat16": {"engine", "workers"},
+    "model": {"engine", "settings", "workers"},
     "runs": TO_RUNS,
     "training": TO_RUNS,
     "translation": TO_RUNS,

@@ -68,7 +68,7 @@ def beam_search(
         if isinstance(decoder, GpuDecoder):
             logits = decoder.logits(tokens.reshape(-1))
         else:
-            logits = xp.concatenate(list(decoder.step(tokens.reshape(-1))), axis=1)
+            logits = xp.concatenate(list(decoder.step(tokens.reshape(-1))))
         best = log_probs, *_top_tokens(xp.ascontiguousarray(logits), count)
         log_probs = xp.empty((len(left), beam_size), np.float64)
         origins, rows, tokens = (xp.empty(log_probs.shape, np.int32) for _ in range(3))

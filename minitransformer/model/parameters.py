@@ -100,28 +100,32 @@ class ParameterBuffer:
         self.data = xp.asarray(self.data)
         self.grad = xp.zeros(self.data.shape, self.data.dtype)
         self.low_precision: Array = None
-        views = self.views(self.data)
         if low_precision is not None:
             self.low_precision = self.data.astype(low_precision)
+        self._view_vectors()
+
+    def share(self) -> None:
+        """Move data and gradients to memory that processes forked later share."""
+        data, like = self.data, (self.data.shape, self.data.dtype)
+        self.data, self.grad = shared_zeros(*like), shared_zeros(*like)
+        self.data[...] = data
+        self._view_vectors()
+        self.data_changed()
+
+    def _view_vectors(self) -> None:
+        """Make the parameters views into the vectors."""
+        views = self.views(self.data)
+        if self.low_precision is not None:
             copies = self.views(self.low_precision)
             views.update({name: c for name, c in copies.items() if c.ndim == 2})
         for name, parameter in self.parameters.items():
             parameter.data = views[name]
-        self.collect_gradients_in(self.grad)
+        self.collect_gradients(self.grad)
 
-    def share(self) -> None:
-        """Move data and gradients to memory that processes forked later share."""
-        data, self.data = self.data, shared_zeros(self.data.shape, self.data.dtype)
-        self.data[...] = data
-        self.grad = shared_zeros(self.data.shape, self.data.dtype)
-        for name, view in self.views(self.data).items():
-            self.parameters[name].data = view
-        self.collect_gradients_in(self.grad)
-
-    def collect_gradients_in(self, vector: Array) -> None:
-        """Have `backward` add to the parts of this vector, in place of `grad`."""
-        for name, view in self.views(vector).items():
-            self.parameters[name].grad = view
+    def collect_gradients(self, vector: Array) -> None:
+        """Let `backward` add to the parts of `vector`, which is laid out like `grad`."""
+        for name, gradient in self.views(vector).items():
+            self.parameters[name].grad = gradient
 
     def data_changed(self) -> None:
         """Renew the 16-bit copy, and what was prepared for products with `data`."""

@@ -1,4 +1,4 @@
-"""Data parallelism among forked processes of one machine, which share parameters."""
+"""Data parallelism among forked processes, which share the parameters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from minitransformer.workers import Workers, shared_zeros
 
 
 class ForkedModel(ThreadedModel):
-    """`ThreadedModel` with a forked process in place of each thread.
+    """`ThreadedModel`, but a process in place of each thread computes gradients.
 
-    The processes wait for each other only at the end of an update, not for Python's
-    lock at every operation. They compute gradients; what else is divided, such as
-    Adam's update, is done by the threads of the parent.
+    Each process adds up a gradient of its own in shared memory, and waits for the
+    others once an update. Threads of the parent do the rest: they sum the gradients,
+    and compute what `map` is asked for, such as Adam's update.
     """
 
     def __init__(
@@ -21,29 +21,28 @@ class ForkedModel(ThreadedModel):
     ) -> None:
         super().__init__(model, parameters, num_processes)
         parameters.share()
-        parameters.data_changed()
-        others = shared_zeros((num_processes - 1, len(parameters.grad)), "float32")
-        self._gradients = [parameters.grad, *others]
-        self._workers = Workers(self._gradient_of, num_processes)
+        shape = num_processes - 1, len(parameters.grad)
+        self._gradients = [parameters.grad, *shared_zeros(shape, parameters.grad.dtype)]
+        self._workers = Workers(self._compute, num_processes)
         self._open.callback(self._workers.close)
 
-    def _gradient_of(self, work: tuple[int, list[Part]]) -> float:
-        """Fill one of the gradients with that of some parts; return their loss."""
-        which, parts = work
-        self._gradients[which].fill(0)
-        self.parameters.collect_gradients_in(self._gradients[which])
-        return sum(part.add_gradient(self.model) for part in parts)
-
     def _fill_gradient(self, parts: list[Part]) -> float:
-        count = self.num_threads
-        shares = [(which, parts[which::count]) for which in range(count)]
-        total = sum(self._workers.map(shares))
-        list(self.map(self._add_gradients, range(count)))
+        shares = range(self.num_threads)
+        total = sum(self._workers.map((n, parts[n :: len(shares)]) for n in shares))
+        list(self.map(self._add_gradients, shares))
         return total
 
+    def _compute(self, work: tuple[int, list[Part]]) -> float:
+        """Fill the n-th gradient with that of some parts, and return their loss."""
+        n, parts = work
+        self._gradients[n].fill(0)
+        self.parameters.collect_gradients(self._gradients[n])
+        return sum(part.add_gradient(self.model) for part in parts)
+
     def _add_gradients(self, thread: int) -> None:
-        """Add the other gradients to the first, in one thread's share of its length."""
-        size = -(-len(self.parameters.grad) // self.num_threads)
-        mine = slice(thread * size, (thread + 1) * size)
-        for gradient in self._gradients[1:]:
-            self.parameters.grad[mine] += gradient[mine]
+        """Add the other gradients to the first, in a thread's share of its length."""
+        first, *others = self._gradients
+        size = -(-len(first) // self.num_threads)
+        share = slice(thread * size, (thread + 1) * size)
+        for gradient in others:
+            first[share] += gradient[share]

@@ -186,56 +186,56 @@ def _best_candidates(
 def _candidates(
     logits: Array, log_probs: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the `count` best candidates of each sentence, and seldom a few more.
+    """Find the `count` best candidates of each sentence, or a few more.
 
-    They are found without sorting: the tokens are divided into groups, and at least
-    `count` tokens reach the `count`-th largest maximum of a group. Only groups whose
-    maximum does are searched. Example: for the logits (5, 1, 4, 3), a count of 2 and
-    the groups {0, 2} and {1, 3}, the maxima are 5 and 3. The tokens 0, 2 and 3 reach 3,
-    and the two best are among them.
+    They are found without sorting all: the tokens are divided into groups, and at least
+    `count` candidates reach the `count`-th largest of the maxima of all groups of all
+    beams. Only groups whose maximum reaches it are searched. Example: one beam has the
+    logits (5, 1, 4, 3). For a count of 2 and the groups {0, 2} and {1, 3}, the maxima
+    are 5 and 3. The tokens 0, 2 and 3 reach 3, and the two best are among them.
 
     Shapes: logits [B K, V], log_probs [B, K] -> rows, tokens and log-probabilities
     """
     xp, (batch, beams), (_, size) = array_module(logits), log_probs.shape, logits.shape
     groups = min(max(count, MIN_GROUPS), size)
-    rest = size % groups  # tokens that are in no group
+    ungrouped = size % groups
     maxima, log_totals = _maxima_and_totals(logits, groups)
     if not np.isfinite(log_totals).all():
         raise ValueError(NOT_FINITE)
-    offset = (log_probs.reshape(-1) - log_totals)[:, None]  # [B K, 1]
-    scores = maxima + offset  # of the best token of each group
-    of_sentence = scores.reshape(batch, -1)
-    bound = np.full(batch, np.finfo(logits.dtype).min)  # excludes -inf
-    if count <= of_sentence.shape[1]:
-        least = np.partition(of_sentence, -count)[:, -count]
-        bound = np.maximum(least, bound)
-    bound = bound.repeat(beams)[:, None]  # [B K, 1]
+    offsets = (log_probs.reshape(-1) - log_totals)[:, None]  # [B K, 1]
+    maxima = maxima + offsets
+    bounds = np.full(batch, np.finfo(logits.dtype).min)  # -inf never reaches it
+    if count <= beams * groups:
+        maxima_of_sentence = maxima.reshape(batch, -1)
+        least = np.partition(maxima_of_sentence, -count)[:, -count]
+        bounds = np.maximum(bounds, least)
+    bounds = bounds.repeat(beams)[:, None]  # [B K, 1]
 
-    row, group = np.nonzero(scores >= bound)
-    searched = (
-        (row[:, None], group[:, None] + np.arange(rest, size, groups)),
-        (np.arange(len(logits))[:, None], np.arange(rest)[None]),
-    )
+    row, group = (x[:, None] for x in np.nonzero(maxima >= bounds))
+    in_groups = row, group + np.arange(ungrouped, size, groups)
+    others = np.arange(len(logits))[:, None], np.arange(ungrouped)[None]
     found = []
-    for row, token in searched:
-        log_prob = to_host(logits[xp.asarray(row), xp.asarray(token)]) + offset[row, 0]
-        place = np.nonzero(log_prob >= bound[row, 0])
-        found.append((row[place[0], 0], np.broadcast_to(token, log_prob.shape)[place], log_prob[place]))
-    row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
-    return row, token, log_prob
+    for row, token in (in_groups, others):
+        row, token = (x.reshape(-1) for x in np.broadcast_arrays(row, token))
+        values = to_host(logits[xp.asarray(row), xp.asarray(token)])
+        log_prob = values + offsets[row, 0]
+        reached = log_prob >= bounds[row, 0]
+        found.append((row[reached], token[reached], log_prob[reached]))
+    rows, tokens, values = map(np.concatenate, zip(*found, strict=True))
+    return rows, tokens, values
 
 
 def _maxima_and_totals(logits: Array, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maximum of each group of a row's tokens, and the row's log-sum-exp.
+    """Return the maxima of groups of tokens, and log-sum-exp of each row.
 
-    The first V % groups tokens are in no group, every `groups`-th of the others is in
-    the same one. Padding, the unknown token and BOS are set to -inf after they have
-    counted in log-sum-exp.
+    The first V % groups tokens are in no group. Each of the others is in a group with
+    every `groups`-th token from it on. Padding, the unknown token and BOS count in
+    log-sum-exp only: their logits become -inf.
 
     Shapes: logits [N, V] -> [N, groups], [N]
     """
     xp, (count, size) = array_module(logits), logits.shape
-    rest, never = size % groups, xp.asarray([PAD_ID, UNK_ID, BOS_ID])
+    ungrouped, never = size % groups, xp.asarray([PAD_ID, UNK_ID, BOS_ID])
     excluded = logits[:, never]
     logits[:, never] = -xp.inf
     at_once = count
@@ -243,18 +243,19 @@ def _maxima_and_totals(logits: Array, groups: int) -> tuple[np.ndarray, np.ndarr
         at_once = min(max(LOGITS_IN_CACHE // size, 1), count)
     maxima = xp.empty((count, groups), logits.dtype)
     log_totals = xp.empty(count, logits.dtype)
-    exponentials = xp.empty((at_once, size), logits.dtype)
-    ones = xp.ones(size, logits.dtype)
+    buffer, ones = xp.empty((at_once, size), logits.dtype), xp.ones(size, logits.dtype)
     for first in range(0, count, at_once):
         part = slice(first, first + at_once)
         values, best, others = logits[part], maxima[part], excluded[part]
-        values[:, rest:].reshape(len(values), -1, groups).max(axis=1, out=best)
-        highest = xp.concatenate([best, values[:, :rest], others], axis=1).max(axis=1)
+        grouped = values[:, ungrouped:].reshape(len(values), -1, groups)
+        grouped.max(axis=1, out=best)
+        every = best, values[:, :ungrouped], others
+        highest = xp.concatenate(every, axis=1).max(axis=1)
         moderate = (highest > -SAFE_EXPONENT) & (highest < SAFE_EXPONENT)
         shift = xp.where(moderate, 0, highest)[:, None]
         if shift.any():
             values = values - shift
-        total = xp.exp(values, out=exponentials[: len(values)]) @ ones
-        total += xp.exp(others - shift).sum(axis=1)
-        log_totals[part] = xp.log(total) + shift[:, 0]
+        totals = xp.exp(values, out=buffer[: len(values)]) @ ones
+        totals += xp.exp(others - shift).sum(axis=1)
+        log_totals[part] = xp.log(totals) + shift[:, 0]
     return to_host(maxima), to_host(log_totals).astype(np.float64)

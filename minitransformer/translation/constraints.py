@@ -210,7 +210,7 @@ class WatchedDecoder:
         self.histories = np.concatenate([self.histories, tokens[:, None]], axis=1)
         blocks = [as_float32(block) for block in self._decoder.step(tokens)]
         xp = array_module(blocks[0])
-        logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks, axis=1)
+        logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks)
         exclude(logits, self.excluded(logits))
         yield logits
 

@@ -30,7 +30,7 @@ class IncrementalDecoder(Protocol):
         """Feed the newest token of each beam and return the logits of the next one.
 
         The first step feeds BOS to one beam of each sentence. The logits come in blocks
-        of columns, which the caller may overwrite.
+        of rows, which the caller may overwrite; a sentence's are in one block.
 
         Shapes: tokens [B K] -> [B K, V]
         """
@@ -75,7 +75,7 @@ class CachedDecoder:
             tokens = self._shortlist[tokens]
         outputs = self._model.decode_step(tokens, self._state)
         size = max(self.logits_per_block // len(self._table), MIN_ROWS_PER_BLOCK)
-        size -= size % self._beam_size  # the beams of a sentence in one block
+        size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
         table = Tensor(self._table.T)
         for first in range(0, len(tokens), size):
             rows = Tensor(outputs[first : first + size])
@@ -114,15 +114,14 @@ class EnsembleDecoder:
         self._members = members
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        total: Array = None
-        for member in self._members:
-            blocks = list(member.step(tokens))
-            xp = array_module(blocks[0])
-            probabilities = xp.concatenate(blocks, axis=1)
-            ops.softmax_in_place(xp, probabilities)
-            total = probabilities if total is None else total + probabilities
-        # The caller normalises the logits, so a sum serves as well as a mean.
-        yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
+        steps = [member.step(tokens) for member in self._members]
+        for blocks in zip(*steps, strict=True):
+            xp, total = array_module(blocks[0]), 0
+            for logits in blocks:
+                ops.softmax_in_place(xp, logits)
+                total = total + logits
+            # The caller normalises the logits, so a sum serves as well as a mean.
+            yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
 
     def select(self, rows: np.ndarray) -> None:
         for member in self._members:

@@ -18,7 +18,8 @@ from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import map_batches, translate_ids
 from minitransformer.translation.beam_search import (
     _best_candidates,
-    _best_of_rows,
+    _candidates,
+    _maxima_and_totals,
     beam_search,
     length_penalty,
 )
@@ -212,26 +213,30 @@ def best_candidates(logits, log_probs, count):
 
 
 @pytest.mark.parametrize(
-    ("widths", "count"),
+    ("size", "count"),
     [
-        ([20], 4),
-        ([700], 6),
-        ([700], 300),  # more than there are groups
-        ([1, 1, 2, 3, 400, 290], 5),
-        ([600, 5, 100], 8),
-        ([3, 4], 10),  # more than there are tokens that may follow
+        (20, 4),
+        (700, 6),
+        (700, 300),  # more than there are groups
+        (7, 10),  # more than there are tokens that may follow
     ],
 )
+@pytest.mark.parametrize("sentences", [[3], [1, 2]])
 @pytest.mark.parametrize(("beams", "dtype"), [(1, "float64"), (2, "float32")])
-def test_the_best_candidates_are_those_of_a_full_sort(widths, count, beams, dtype):
-    rng = np.random.default_rng(sum(widths) + count)
+def test_the_best_candidates_are_those_of_a_full_sort(
+    size, count, sentences, beams, dtype, monkeypatch
+):
+    monkeypatch.setattr(
+        "minitransformer.translation.beam_search.LOGITS_IN_CACHE", 2 * size
+    )
+    rng = np.random.default_rng(size + count)
     log_probs = rng.normal(-3, 1, (3, beams))
-    logits = (rng.standard_normal((log_probs.size, sum(widths))) * 4 + 50).astype(dtype)
+    logits = (rng.standard_normal((log_probs.size, size)) * 4 + 50).astype(dtype)
     logits[:, [PAD_ID, UNK_ID, BOS_ID]] += 20  # they count in the sum all the same
     # Moderate logits, small ones, and some whose exponentials are 0 or infinite.
     logits[:3] += np.array([[-50], [-300], [700]])
     expected = best_candidates(logits.astype(float), log_probs, count)
-    blocks = np.split(logits, np.cumsum(widths)[:-1], axis=1)
+    blocks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
     with np.errstate(all="ignore"):  # as in a search
         found = _best_candidates((b.copy() for b in blocks), log_probs, count)
     for *columns, best in zip(*found, expected, strict=True):
@@ -241,16 +246,12 @@ def test_the_best_candidates_are_those_of_a_full_sort(widths, count, beams, dtyp
         assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
 
 
-def test_a_narrow_block_of_good_tokens_hides_no_others():
-    """It has fewer tokens than are wanted, so that later blocks must give some."""
-    logits = np.random.default_rng(0).standard_normal((1, 120))
-    logits[:, 40:80] += 20
-    expected = [
-        token for _, _, token in best_candidates(logits, np.zeros((1, 1)), 60)[0]
-    ]
-    assert max(expected) >= 80
-    found = _best_candidates(np.split(logits, 3, axis=1), np.zeros((1, 1)), 60)
-    assert found[2][0].tolist() == expected
+def test_beams_that_cannot_win_are_not_searched():
+    """All candidates found are those of the better beam."""
+    logits = np.random.default_rng(0).standard_normal((2, 3000))
+    rows, _, values = _candidates(logits, np.array([[-50.0, -1.0]]), 4)
+    assert set(rows.tolist()) == {1}
+    assert 4 <= len(values) <= 8
 
 
 def test_where_every_token_is_excluded_there_is_no_candidate():
@@ -274,13 +275,25 @@ def test_the_examples_of_the_documentation(monkeypatch):
     assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
 
     monkeypatch.setattr("minitransformer.translation.beam_search.MIN_GROUPS", 2)
-    logits = np.array([[5.0, 1.0, 4.0, 3.0]])
+    usual = [PAD_ID, UNK_ID, BOS_ID]
+    logits = np.zeros((1, 7))
+    ids = [i for i in range(7) if i not in usual]
+    logits[0, ids] = [5.0, 1.0, 4.0, 3.0]
     log_total = np.log(np.exp(logits).sum())
-    found = _best_of_rows(logits, [], 2, np.array([-np.inf]))
-    rows, tokens, values, log_totals, bound = (array.tolist() for array in found)
-    assert (rows, tokens, values) == ([0, 0, 0], [0, 2, 3], [5, 4, 3])
-    assert bound == [3]
-    assert_close(log_totals, [log_total])
+    rows, tokens, values = _candidates(logits, np.zeros((1, 1)), 2)
+    assert sorted(tokens.tolist()) == [ids[0], ids[2], ids[3]]
+    assert rows.tolist() == [0] * 3
+    assert_close(sorted(values), np.array([3, 4, 5]) - log_total)
+
+
+def test_maxima_are_those_of_groups_and_totals_those_of_rows():
+    logits = np.random.default_rng(1).standard_normal((3, 11))
+    expected = np.log(np.exp(logits).sum(axis=1))
+    maxima, log_totals = _maxima_and_totals(logits, 4)
+    assert_close(log_totals, expected)
+    for group in range(4):  # the tokens 0 to 2 are in none
+        assert_close(maxima[:, group], logits[:, 3 + group :: 4].max(axis=1))
+    assert np.isneginf(logits[:, [PAD_ID, UNK_ID, BOS_ID]]).all()
 
 
 def test_finished_sentences_leave_the_batch():

@@ -28,22 +28,22 @@ def next_logits(model, prefix):
 
 
 @pytest.mark.parametrize(
-    ("at_once", "at_least", "widths"),
-    [(12, 1, [[8, 1], [4, 4, 1]]), (4, 8, [[8, 1], [8, 1]]), (100, 1, [[9], [9]])],
+    ("at_once", "at_least", "rows"),
+    [(40, 1, [[3], [4, 2]]), (9, 1, [[2, 1], [2, 2, 2]]), (9, 5, [[3], [4, 2]])],
 )
-def test_logits_come_in_blocks_of_columns(monkeypatch, at_once, at_least, widths):
-    """At most 12 logits at once are 8 columns of one beam, and 4 of each of two."""
+def test_logits_come_in_blocks_of_whole_sentences(monkeypatch, at_once, at_least, rows):
+    """At most 40 logits at once are those of four beams of nine tokens."""
     [model] = confident_models(1)
     monkeypatch.setattr(CachedDecoder, "logits_per_block", at_once)
-    monkeypatch.setattr(incremental_decoding, "MIN_COLUMNS_PER_BLOCK", at_least)
-    decoder = incremental_decoder(model, SOURCE, 2)
-    first = list(decoder.step(np.array([BOS_ID])))
-    decoder.select(np.array([0, 0]))
-    second = list(decoder.step(np.array([8, 5])))
-    assert [[b.shape[1] for b in blocks] for blocks in (first, second)] == widths
-    assert_close(np.concatenate(first, axis=1), [next_logits(model, [])])
+    monkeypatch.setattr(incremental_decoding, "MIN_ROWS_PER_BLOCK", at_least)
+    decoder = incremental_decoder(model, SOURCE.repeat(3, axis=0), 2)
+    first = list(decoder.step(np.array([BOS_ID] * 3)))
+    decoder.select(np.array([0, 0, 1, 1, 2, 2]))
+    second = list(decoder.step(np.array([8, 5] * 3)))
+    assert [[len(b) for b in blocks] for blocks in (first, second)] == rows
+    assert_close(np.concatenate(first), [next_logits(model, [])] * 3)
     expected = [next_logits(model, [token]) for token in (8, 5)]
-    assert_close(np.concatenate(second, axis=1), expected)
+    assert_close(np.concatenate(second), expected * 3)
 
 
 def test_with_a_shortlist_tokens_are_positions_in_it():
@@ -98,8 +98,7 @@ class Certain:
     """A decoder that gives the first of two tokens all the probability."""
 
     def step(self, tokens):
-        yield np.array([[0.0]])
-        yield np.array([[-2000.0]])
+        yield np.array([[0.0, -2000.0]])
 
 
 def test_no_probability_is_so_small_that_its_logarithm_is_infinite():
