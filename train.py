@@ -287,10 +287,11 @@ def parallel_model(
     if device.name == "cpu":
         constants = training.beta1, training.beta2, training.epsilon, training.clip_norm
         count = device.num_threads
-        if forks_allowed() and count > 1:
-            threaded = ForkedModel(model, parameters, count)
-        else:
-            threaded = ThreadedModel(model, parameters, count, ranks)
+        threaded = (
+            ForkedModel(model, parameters, count)
+            if forks_allowed() and count > 1
+            else ThreadedModel(model, parameters, count, ranks)
+        )
         return threaded, Adam(parameters.data, *constants, count, threaded.map)
     from minitransformer.cuda.optimizer import GpuAdam  # only where CUDA is used
     from minitransformer.cuda.training import GpuModel

@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Workers(Generic[A, R]):
         self._processes: dict[Connection, int] = {}  # their ids
         for _ in range(count):
             ours, theirs = Pipe()
-            self._processes[ours] = _fork(lambda: _serve(function, theirs))
+            self._processes[ours] = _fork(partial(_serve, function, theirs))
             theirs.close()
 
     def __enter__(self) -> Workers[A, R]:
@@ -120,8 +121,7 @@ class Workers(Generic[A, R]):
                     number += 1
                 if not busy:
                     break
-                for connection in wait(list(busy)):
-                    assert isinstance(connection, Connection)
+                for connection in cast(list[Connection], wait(list(busy))):
                     found[busy[connection]] = self._receive(connection)
                     del busy[connection]
                     idle.append(connection)
@@ -191,8 +191,9 @@ def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
     with suppress(EOFError, OSError):
         while True:
             item = connection.recv()
+            result, error, trace = None, None, ""
             try:
-                answer = function(item), None, ""
-            except BaseException as error:
-                answer = None, error, traceback.format_exc()
-            connection.send(answer)
+                result = function(item)
+            except BaseException as raised:
+                error, trace = raised, traceback.format_exc()
+            connection.send((result, error, trace))

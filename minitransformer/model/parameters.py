@@ -123,7 +123,7 @@ class ParameterBuffer:
         self.collect_gradients(self.grad)
 
     def collect_gradients(self, vector: Array) -> None:
-        """Let `backward` add to the parts of `vector`, which is laid out like `grad`."""
+        """Let `backward` add to the parts of `vector`, laid out like `grad`."""
         for name, gradient in self.views(vector).items():
             self.parameters[name].grad = gradient
 

@@ -101,11 +101,12 @@ def map_batches(
     max_tokens: int,
     num_threads: int,
 ) -> Iterator[tuple[int, R]]:
-    """Apply `function` to batches of sentences of similar length, on threads.
+    """Apply `function` to batches of sentences of similar length, on several workers.
 
     `function` takes the indices of a batch and returns a result for each of them. A
     batch holds one sentence, or at most `max_tokens` tokens with padding and EOS. The
-    threads get equally many batches, which are about equally large. Sentences of length
+    workers, which are `num_threads` threads or processes (`workers.parallel_map`), get
+    equally many batches, which are about equally large. Sentences of length
     0 are left out.
 
     Yields: indices of sentences and their results, longest sentences first
@@ -127,8 +128,11 @@ def map_batches(
         range(max_tokens), True, key=lambda limit: len(divide(limit)) <= count
     )
     batches = divide(limit)
-    workers = max(min(num_threads, len(batches)), 1)
-    work = parallel_map(lambda batch: list(function(batch)), workers)
-    with one_blas_thread(), work as mapped:
+
+    def results(batch: np.ndarray) -> list[R]:
+        return list(function(batch))
+
+    count = max(min(num_threads, len(batches)), 1)
+    with one_blas_thread(), parallel_map(results, count) as mapped:
         for batch, found in zip(batches, mapped(batches), strict=True):
             yield from zip(batch.tolist(), found, strict=True)

@@ -8,6 +8,8 @@ Shapes: B sentences, K beams, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -116,10 +118,10 @@ class EnsembleDecoder:
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         steps = [member.step(tokens) for member in self._members]
         for blocks in zip(*steps, strict=True):
-            xp, total = array_module(blocks[0]), 0
+            xp = array_module(blocks[0])
             for logits in blocks:
                 ops.softmax_in_place(xp, logits)
-                total = total + logits
+            total = functools.reduce(operator.add, blocks)
             # The caller normalises the logits, so a sum serves as well as a mean.
             yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
 

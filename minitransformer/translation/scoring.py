@@ -12,7 +12,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.batch_translation import map_batches
-from minitransformer.translation.beam_search import NOT_FINITE
+from minitransformer.translation.candidates import NOT_FINITE
 
 
 def score_targets(

@@ -16,13 +16,7 @@ from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import map_batches, translate_ids
-from minitransformer.translation.beam_search import (
-    _best_candidates,
-    _candidates,
-    _maxima_and_totals,
-    beam_search,
-    length_penalty,
-)
+from minitransformer.translation.beam_search import beam_search, length_penalty
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
@@ -193,107 +187,6 @@ def test_of_equal_beams_the_lower_tokens_come_first():
     assert fed == [[BOS_ID], list(range(4, 44))]
     assert selected == [[0] * 40]
     assert [h.tokens for h in found] == [(), *((i,) for i in range(4, 43))]
-
-
-def best_candidates(logits, log_probs, count):
-    """Sort all extensions of each sentence's beams by all tokens."""
-    highest = logits.max(axis=1, keepdims=True)
-    log_sums = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
-    extended = (logits - log_sums).reshape(*log_probs.shape, -1) + log_probs[..., None]
-    extended[..., [PAD_ID, UNK_ID, BOS_ID]] = -np.inf
-    return [
-        sorted(
-            (-value, beam, token)
-            for beam, row in enumerate(beams)
-            for token, value in enumerate(row.tolist())
-            if np.isfinite(value)
-        )[:count]
-        for beams in extended
-    ]
-
-
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [
-        (20, 4),
-        (700, 6),
-        (700, 300),  # more than there are groups
-        (7, 10),  # more than there are tokens that may follow
-    ],
-)
-@pytest.mark.parametrize("sentences", [[3], [1, 2]])
-@pytest.mark.parametrize(("beams", "dtype"), [(1, "float64"), (2, "float32")])
-def test_the_best_candidates_are_those_of_a_full_sort(
-    size, count, sentences, beams, dtype, monkeypatch
-):
-    monkeypatch.setattr(
-        "minitransformer.translation.beam_search.LOGITS_IN_CACHE", 2 * size
-    )
-    rng = np.random.default_rng(size + count)
-    log_probs = rng.normal(-3, 1, (3, beams))
-    logits = (rng.standard_normal((log_probs.size, size)) * 4 + 50).astype(dtype)
-    logits[:, [PAD_ID, UNK_ID, BOS_ID]] += 20  # they count in the sum all the same
-    # Moderate logits, small ones, and some whose exponentials are 0 or infinite.
-    logits[:3] += np.array([[-50], [-300], [700]])
-    expected = best_candidates(logits.astype(float), log_probs, count)
-    blocks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
-    with np.errstate(all="ignore"):  # as in a search
-        found = _best_candidates((b.copy() for b in blocks), log_probs, count)
-    for *columns, best in zip(*found, expected, strict=True):
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        rows = [row for row in rows if np.isfinite(row[0])]
-        assert [row[1:] for row in rows] == [row[1:] for row in best]
-        assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
-
-
-def test_beams_that_cannot_win_are_not_searched():
-    """All candidates found are those of the better beam."""
-    logits = np.random.default_rng(0).standard_normal((2, 3000))
-    rows, _, values = _candidates(logits, np.array([[-50.0, -1.0]]), 4)
-    assert set(rows.tolist()) == {1}
-    assert 4 <= len(values) <= 8
-
-
-def test_where_every_token_is_excluded_there_is_no_candidate():
-    logits = np.zeros((3, 9))
-    logits[[0, 2], 3:] = -np.inf  # what is left is never produced
-    one, several = (
-        _best_candidates([x.copy()], np.zeros((len(x), 1)), 2)[0]
-        for x in (logits[:1], logits)
-    )
-    assert one.tolist() == [[-np.inf] * 2]
-    np.testing.assert_allclose(several[1], np.log([1 / 9] * 2))
-    assert several[[0, 2]].tolist() == [[-np.inf] * 2] * 2
-
-
-def test_the_examples_of_the_documentation(monkeypatch):
-    logits = np.full((2, 9), -1e9)
-    logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]
-    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    values, beams, tokens = _best_candidates([logits], np.array([[-1.0, -2.0]]), 3)
-    np.testing.assert_allclose(values, [[-1.1, -2.7, -2.7]], atol=0.02)
-    assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
-
-    monkeypatch.setattr("minitransformer.translation.beam_search.MIN_GROUPS", 2)
-    usual = [PAD_ID, UNK_ID, BOS_ID]
-    logits = np.zeros((1, 7))
-    ids = [i for i in range(7) if i not in usual]
-    logits[0, ids] = [5.0, 1.0, 4.0, 3.0]
-    log_total = np.log(np.exp(logits).sum())
-    rows, tokens, values = _candidates(logits, np.zeros((1, 1)), 2)
-    assert sorted(tokens.tolist()) == [ids[0], ids[2], ids[3]]
-    assert rows.tolist() == [0] * 3
-    assert_close(sorted(values), np.array([3, 4, 5]) - log_total)
-
-
-def test_maxima_are_those_of_groups_and_totals_those_of_rows():
-    logits = np.random.default_rng(1).standard_normal((3, 11))
-    expected = np.log(np.exp(logits).sum(axis=1))
-    maxima, log_totals = _maxima_and_totals(logits, 4)
-    assert_close(log_totals, expected)
-    for group in range(4):  # the tokens 0 to 2 are in none
-        assert_close(maxima[:, group], logits[:, 3 + group :: 4].max(axis=1))
-    assert np.isneginf(logits[:, [PAD_ID, UNK_ID, BOS_ID]]).all()
 
 
 def test_finished_sentences_leave_the_batch():
@@ -490,15 +383,6 @@ def test_one_blank_side_does_not_leave_the_other_unscored(translator):
     found = score_targets(translator.single_model, [[], target], [target, []])
     assert [length for _, length in found] == [len(target) + 1, 1]
     assert all(log_prob < 0 for log_prob, _ in found)
-
-
-@pytest.mark.parametrize("size", [-200, -94, -40, 40, 80, 94, 200])
-def test_logits_of_any_size_have_finite_totals(size):
-    """Five equal logits: each token has the probability 1/5."""
-    logits = np.full((1, 5), size, np.float32)
-    found, _, tokens = _best_candidates([logits], np.zeros((1, 1)), 2)
-    assert tokens.tolist() == [[3, 4]]
-    np.testing.assert_allclose(found, np.log([[0.2, 0.2]]), rtol=1e-5)
 
 
 def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):
