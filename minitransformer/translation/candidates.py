@@ -128,7 +128,7 @@ def _maxima_and_totals(logits: Array, groups: int) -> tuple[np.ndarray, np.ndarr
         part = slice(first, first + at_once)
         values, best, others = logits[part], maxima[part], excluded[part]
         grouped = values[:, ungrouped:].reshape(len(values), -1, groups)
-        xp.max(grouped, axis=1, out=best)
+        best[...] = grouped.max(axis=1)
         every = best, values[:, :ungrouped], others
         highest = xp.concatenate(every, axis=1).max(axis=1)
         moderate = (highest > -SAFE_EXPONENT) & (highest < SAFE_EXPONENT)
