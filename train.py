@@ -68,7 +68,7 @@ from minitransformer.training.evaluation import (
     quality_of_samples,
     validate,
 )
-from minitransformer.training.forked import ForkedModel
+from minitransformer.training.forked import on_cores
 from minitransformer.training.launch import (
     LASTING_ERROR,
     STOP_SIGNALS,
@@ -84,11 +84,11 @@ from minitransformer.training.optimizer import (
     learning_rate,
     peak_learning_rate,
 )
-from minitransformer.training.parallel import ParallelModel, ThreadedModel
+from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import Progress, TrainingState, run_summary
 from minitransformer.translation.translator import Translator
-from minitransformer.workers import allow_forks, forks_allowed
+from minitransformer.workers import allow_forks
 
 EXAMPLES = (
     "python train.py                     # the built-in corpus, minutes on a CPU",
@@ -287,11 +287,7 @@ def parallel_model(
     if device.name == "cpu":
         constants = training.beta1, training.beta2, training.epsilon, training.clip_norm
         count = device.num_threads
-        threaded = (
-            ForkedModel(model, parameters, count)
-            if forks_allowed() and count > 1
-            else ThreadedModel(model, parameters, count, ranks)
-        )
+        threaded = on_cores(model, parameters, count, ranks)
         return threaded, Adam(parameters.data, *constants, count, threaded.map)
     from minitransformer.cuda.optimizer import GpuAdam  # only where CUDA is used
     from minitransformer.cuda.training import GpuModel

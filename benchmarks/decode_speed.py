@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
+from harness import alternate, has_bfloat16, medians, ratio, report, watched_memory
 
 from minitransformer.devices import open_device
 from minitransformer.machine import num_cores, tune_allocator
@@ -162,9 +162,10 @@ def measure(args: argparse.Namespace) -> None:
     decode = engine[args.side.partition("-")[0]](args)
     *_, sources, longest = workload(args)
     decode(sources[: max(8, len(sources) // 10)])
-    started = time.perf_counter()
-    outputs = decode(sources)
-    seconds = time.perf_counter() - started
+    with watched_memory() as peak_memory_mb:
+        started = time.perf_counter()
+        outputs = decode(sources)
+        seconds = time.perf_counter() - started
     (args.workspace / f"{args.side}.json").write_text(json.dumps(outputs))
     tokens = sum(len(line) + (not longest) for line in outputs)
     figures = {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,48 @@ def peak_memory_mb() -> float:
     resource = importlib.import_module("resource")  # which Windows has not
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+@contextmanager
+def watched_memory() -> Iterator[Callable[[], float]]:
+    """Yield a function that returns the peak memory inside the block so far, in MB.
+
+    It is that of this process, or the highest sum with the processes that this one has
+    forked, in ten looks a second, if that is higher. What several of them share counts
+    once.
+    """
+    highest, ended = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not ended.wait(0.1):
+            if children := forked_processes():
+                sizes = map(proportional_memory_mb, [os.getpid(), *children])
+                highest = max(highest, sum(sizes))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: max(highest, peak_memory_mb())
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def forked_processes() -> list[int]:
+    """Return the ids of this process's children, on Linux."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(word) for path in lists for word in path.read_text("ascii").split()]
+
+
+def proportional_memory_mb(process: int) -> float:
+    """Return the memory of a process, with its share of what it has in common."""
+    try:
+        rollup = Path(f"/proc/{process}/smaps_rollup").read_text("ascii")
+    except OSError:  # it has ended
+        return 0.0
+    size = next(x for x in rollup.splitlines() if x.startswith("Pss:"))
+    return int(size.split()[1]) / 1024
 
 
 def run_side(script: str, arguments: Sequence[str]) -> Result:

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from harness import alternate, has_bfloat16, medians, peak_memory_mb, ratio, report
+from harness import alternate, has_bfloat16, medians, ratio, report, watched_memory
 from threadpoolctl import threadpool_limits
 
 from minitransformer.devices import open_device
@@ -41,8 +41,9 @@ from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.lines import TextPair
+from minitransformer.training.forked import on_cores
 from minitransformer.training.optimizer import Adam
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.workers import allow_forks
 
 SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a sentence
     "d128": (128, 256, 4, 4, 145, 14),
@@ -87,7 +88,8 @@ def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
     open_device("cpu", "bf16" if side == "ours-bf16" else "fp32")
     model = Transformer(config)
     parameters = ParameterBuffer(model)
-    threaded = ThreadedModel(model, parameters, threads)
+    with allow_forks():  # as train.py does
+        threaded = on_cores(model, parameters, threads)
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9, None, threads, threaded.map)
 
     def step(batch: Batch) -> float:
@@ -211,12 +213,13 @@ def measure(args: argparse.Namespace) -> None:
     if "compiled" in args.side:
         list(map(step, batches))  # compiles for the shapes of all batches
     seconds = []
-    for batch in batches:
-        started = time.perf_counter()
-        result = step(batch)
-        seconds.append(time.perf_counter() - started)
-        if args.side == "products":
-            seconds[-1] = result
+    with watched_memory() as peak_memory_mb:
+        for batch in batches:
+            started = time.perf_counter()
+            result = step(batch)
+            seconds.append(time.perf_counter() - started)
+            if args.side == "products":
+                seconds[-1] = result
     timed = slice(args.warmup, None)
     tokens = [b.source_tokens + b.target_tokens for b in batches[timed]]
     speeds = [n / s for n, s in zip(tokens, seconds[timed], strict=True)]

@@ -12,6 +12,7 @@ moment stay locked in the copy, so that a program must allow forks, as the scrip
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import mmap
@@ -35,7 +36,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 # macOS has forks, too, but its library of matrix products fails after one.
-CAN_FORK = sys.platform == "linux"
+CAN_FORK = sys.platform == "linux" and hasattr(os, "fork")
 
 _forks_allowed: ContextVar[bool] = ContextVar("forks_allowed", default=False)
 
@@ -88,6 +89,7 @@ class Workers(Generic[A, R]):
     """
 
     def __init__(self, function: Callable[[A], R], count: int) -> None:
+        _release_free_memory()
         self._processes: dict[Connection, int] = {}  # their ids
         for _ in range(count):
             ours, theirs = Pipe()
@@ -161,6 +163,15 @@ class Workers(Generic[A, R]):
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
+
+
+def _release_free_memory() -> None:
+    """Return what the allocator keeps for reuse to the system.
+
+    A process that is forked would fill copies of these pages, beside the parent's.
+    """
+    with suppress(AttributeError):  # other C libraries than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _fork(work: Callable[[], None]) -> int:

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
+from minitransformer.training.distributed import Communicator
 from minitransformer.training.parallel import Part, ThreadedModel
-from minitransformer.workers import Workers, shared_zeros
+from minitransformer.workers import Workers, forks_allowed, shared_zeros
+
+
+def on_cores(
+    model: Transformer,
+    parameters: ParameterBuffer,
+    count: int,
+    communicator: Communicator | None = None,
+) -> ThreadedModel:
+    """Return the model on `count` processes where forks are allowed, else on threads.
+
+    Ranks have threads: MPI does not allow the forks of a process that it started.
+    """
+    ranks = communicator or Communicator()
+    if count > 1 and ranks.size == 1 and forks_allowed():
+        return ForkedModel(model, parameters, count)
+    return ThreadedModel(model, parameters, count, ranks)
 
 
 class ForkedModel(ThreadedModel):

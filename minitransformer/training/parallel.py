@@ -3,7 +3,8 @@
 NumPy releases the interpreter's lock while it computes. Threads that each take some
 pairs of a batch through the whole model therefore keep all cores busy, in small
 operations as well as in matrix products. Each thread uses one thread of BLAS and has
-gradients of its own, which are then summed. `distributed.py` sums those of ranks.
+gradients of its own, which are then summed. `forked.py` does the same in processes,
+and `distributed.py` sums the gradients of ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOKENS_TIMES_WIDTH = 1 << 18
 
 
 class ParallelModel(Protocol):
-    """A model in training: on threads here, on a GPU in `cuda/training.py`.
+    """A model in training: on threads here, in processes in `forked.py`, or on a GPU.
 
     If it is `asynchronous`, results are arrays that the GPU may still be computing.
     """

@@ -22,7 +22,7 @@ from minitransformer.model.transformer import Transformer
 
 # Logits of at least this many rows are computed at a time: enough for an efficient
 # product.
-MIN_ROWS_PER_BLOCK = 256
+MIN_ROWS_PER_BLOCK = 512
 
 
 class IncrementalDecoder(Protocol):

@@ -73,7 +73,7 @@ def test_no_threads_are_started(library, first):
         return len(list(tasks.iterdir())) - before
 
     with ThreadPoolExecutor(1) as new_thread:
-        assert list(new_thread.map(started, range(2))) == [0, 0]
+        assert max(new_thread.map(started, range(2))) <= 0  # others may end
 
 
 def test_threads_multiply_at_the_same_time(library):
