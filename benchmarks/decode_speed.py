@@ -46,7 +46,7 @@ from minitransformer.workers import allow_forks
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
-    "multi30k": (10_000, 500, 15),
+    "multi30k": (10_000, 1000, 15),
 }
 CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
 SIDES = (
