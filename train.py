@@ -113,7 +113,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--config", metavar="NAME", help=preset)
     device = "cpu, cuda or cuda:N (default cpu)"
     add("--device", default="cpu", help=device)
-    threads = "threads, or on Linux processes, of a CPU (default all cores)"
+    threads = "workers of a CPU: threads, on Linux processes (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
     eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
     add("--eager", action="store_true", help=eager)

@@ -104,7 +104,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     host = "address to serve at (default 127.0.0.1; with a token if others reach it)"
     add("--host", metavar="NAME", help=host)
     add("--json", action="store_true", help="write a JSON object for each line")
-    threads = "threads, or on Linux processes, of a CPU (default all cores)"
+    threads = "workers of a CPU: threads, on Linux processes (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     precision = "number format (default fp32; on a GPU bf16 if it can)"

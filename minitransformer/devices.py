@@ -42,8 +42,8 @@ class Device:
         """The device and how it computes, in a few words."""
         if self.name == "cpu":
             products = ", products in bf16" if self.precision == "bf16" else ""
-            threads = f"{self.num_threads} thread{'s' * (self.num_threads > 1)}"
-            return f"cpu, {threads}{products}"
+            workers = f"{self.num_threads} worker{'s' * (self.num_threads > 1)}"
+            return f"cpu, {workers}{products}"
         return f"{self.name}, {self.precision}"
 
 

@@ -21,6 +21,7 @@ import signal
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -37,6 +38,8 @@ R = TypeVar("R")
 
 # macOS has forks, too, but its library of matrix products fails after one.
 CAN_FORK = sys.platform == "linux" and hasattr(os, "fork")
+
+STANDARD_ERROR = 2  # its descriptor
 
 _forks_allowed: ContextVar[bool] = ContextVar("forks_allowed", default=False)
 
@@ -91,6 +94,7 @@ class Workers(Generic[A, R]):
     def __init__(self, function: Callable[[A], R], count: int) -> None:
         _release_free_memory()
         self._processes: dict[Connection, int] = {}  # their ids
+        self._end = weakref.finalize(self, _end, self._processes, os.getpid())
         for _ in range(count):
             ours, theirs = Pipe()
             self._processes[ours] = _fork(partial(_serve, function, theirs))
@@ -157,12 +161,18 @@ class Workers(Generic[A, R]):
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
-        while self._processes:
-            connection, process = self._processes.popitem()
-            connection.close()
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
+        self._end()
+
+
+def _end(processes: dict[Connection, int], parent: int) -> None:
+    if os.getpid() != parent:  # a worker that was forked later has a copy
+        return
+    while processes:
+        connection, process = processes.popitem()
+        connection.close()
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 def _release_free_memory() -> None:
@@ -182,12 +192,16 @@ def _fork(work: Callable[[], None]) -> int:
         with warnings.catch_warnings():  # of NumPy's threads, which forks stop for
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
-        if not process:
-            try:
-                work()  # with the signals blocked
-            finally:
-                os._exit(0)  # the parent's files are not flushed a second time
-        return process
+        if process:
+            return process
+        code = 1
+        try:
+            work()  # with the signals blocked
+            code = 0
+        except BaseException:
+            print(traceback.format_exc(), file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)  # what the parent would do at its end is left to it
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -195,9 +209,10 @@ def _fork(work: Callable[[], None]) -> int:
 def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
     """Answer what the parent sends, until it closes the connection or ends."""
     # A pipe does not end, and a file stays locked, while another process has it open.
-    descriptor = connection.fileno()
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > STANDARD_ERROR and int(name) != connection.fileno():
+            with suppress(OSError):  # the list itself, which is closed
+                os.close(int(name))
     gc.freeze()  # a collection would write to, and so copy, the pages of all objects
     with suppress(EOFError, OSError):
         while True:

@@ -16,7 +16,7 @@ def test_the_processor_is_always_there():
     check_device("cpu")
     opened = open_device("cpu", num_threads=3)
     assert (opened.xp, opened.num_threads, opened.low_precision) == (np, 3, None)
-    assert opened.description == "cpu, 3 threads"
+    assert opened.description == "cpu, 3 workers"
     assert open_device("cpu").num_threads >= 1
 
 

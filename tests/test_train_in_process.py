@@ -166,7 +166,7 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert json.loads((run / ".processes").read_text()) == [os.getpid()]
     lines = out.splitlines()
     assert lines[0] == f"run         {run}"
-    assert lines[1] == "device      cpu, 2 threads"
+    assert lines[1] == "device      cpu, 2 workers"
     words = [line.split()[0] for line in lines]
     assert words[2:7] == ["parameters", "text", "held", "update", "memory"]
     assert words[7:-3] == ["step"] * 11
@@ -1340,7 +1340,7 @@ def test_two_ranks_do_what_one_with_two_threads_does(
     assert_close_results("one", "two")
     out = capsys.readouterr().out
     assert out == Path("two", "train.log").read_text()
-    assert "\ndevice      2 ranks, cpu, 1 thread each\n" in out
+    assert "\ndevice      2 ranks, cpu, 1 worker each\n" in out
     assert logged(out, "epoch") == [1, 2, 3, 4]
     seconds = list(values("two", "seconds").values())
     assert 0 < seconds[0] <= seconds[1] <= seconds[-1]

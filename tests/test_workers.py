@@ -123,6 +123,34 @@ def test_a_worker_that_is_killed_is_told():
 
 
 @forks
+def test_a_result_that_cannot_be_sent_is_an_error(capfd):
+    message = "worker process, it ended with code 1"
+    with (
+        Workers(lambda item: lambda: item, 1) as workers,
+        pytest.raises(RuntimeError, match=message),
+    ):
+        list(workers.map([1]))
+    assert "pickle" in capfd.readouterr().err
+
+
+@forks
+def test_workers_end_with_the_last_reference():
+    workers = Workers(abs, 2)
+    ids = [*workers._processes.values()]
+    del workers
+    assert not any(map(is_running, ids))
+
+
+@forks
+def test_a_worker_leaves_those_alone_that_were_forked_before():
+    first = Workers(abs, 1)
+    with Workers(lambda _: first.close(), 1) as second:
+        list(second.map([0]))
+    assert list(first.map([-1])) == [1]
+    first.close()
+
+
+@forks
 def test_a_caller_who_leaves_early_ends_the_workers():
     workers = Workers(abs, 2)
     found = workers.map(range(-9, 0))

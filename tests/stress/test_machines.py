@@ -124,7 +124,7 @@ def test_a_machine_that_is_cut_off_is_named_and_the_run_goes_on(tmp_path, machin
     environ = environment(tmp_path, PAUSE="1", RESTARTS="1")
     with start(tmp_path, machines, environ, "--run", "run", *flags) as process:
         seen = lines_until(process, r"^step +12 ")
-        assert any("device      2 ranks, cpu, 1 thread each" in line for line in seen)
+        assert any("device      2 ranks, cpu, 1 worker each" in line for line in seen)
         ip("-n", machines[1], "link", "set", "cable", "down")
         cut = time.monotonic()
         lost = f"rank 0: expected an answer from rank 1 on {machines[1]}, got none for"

@@ -473,7 +473,7 @@ def test_one_two_and_four_ranks_agree_in_float64(tmp_path):
 def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
     train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "one")
     done = train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "two", "--ranks=2")
-    assert "device      2 ranks, cpu, 1 thread each" in done.stdout
+    assert "device      2 ranks, cpu, 1 worker each" in done.stdout
     one, two = records(tmp_path / "one"), records(tmp_path / "two")
     assert [sorted(line) for line in one] == [sorted(line) for line in two]
     names = ("loss", "gradient_norm", "validation_loss", "validation_bleu")
