@@ -199,7 +199,7 @@ def _fork(work: Callable[[], None]) -> int:
             work()  # with the signals blocked
             code = 0
         except BaseException:
-            print(traceback.format_exc(), file=sys.stderr, flush=True)
+            print(traceback.format_exc(), file=sys.__stderr__, flush=True)
         finally:
             os._exit(code)  # what the parent would do at its end is left to it
     finally:
