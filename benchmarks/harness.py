@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,17 +42,21 @@ def watched_memory() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the peak memory inside the block so far, in MB.
 
     It is that of this process, or the highest sum with the processes that this one has
-    forked, in ten looks a second, if that is higher. What several of them share counts
-    once.
+    forked that was seen, if that is higher. What several of them share counts once.
+    The kernel visits every page for it, so that a look may take tens of milliseconds:
+    there are at most ten a second, which take 1% of the time.
     """
     highest, ended = 0.0, threading.Event()
 
     def watch() -> None:
         nonlocal highest
-        while not ended.wait(0.1):
+        pause = 0.1
+        while not ended.wait(pause):
+            started = time.perf_counter()
             if children := forked_processes():
                 sizes = map(proportional_memory_mb, [os.getpid(), *children])
                 highest = max(highest, sum(sizes))
+            pause = max(0.1, 100 * (time.perf_counter() - started))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
