@@ -47,7 +47,10 @@ MODEL = (
     "tests/model/test_restricted_attention.py tests/model/test_transformer.py"
 )
 GRADIENTS = "tests/engine/test_autograd.py tests/model/test_reference.py"
-SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
+SEARCH = (
+    "tests/translation/test_beam_search.py tests/translation/test_candidates.py "
+    "tests/translation/test_ensemble.py"
+)
 DECODING = "tests/translation/test_incremental_decoding.py"
 TRAINING = "tests/training/test_optimizer.py tests/training/test_parallel.py"
 RUNS = "tests/runs"
