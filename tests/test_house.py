@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "engine": {"settings", "files"},
     "text": {"settings", "files"},
     "bfloat16": {"engine", "workers"},
-    "model": {"engine", "settings", "workers"},
+    "model": {"engine", "settings"},
     "runs": TO_RUNS,
     "training": TO_RUNS,
     "translation": TO_RUNS,

@@ -12,7 +12,6 @@ import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, parameters_changed
-from minitransformer.workers import shared_zeros
 
 M = TypeVar("M", bound="Module")
 
@@ -104,11 +103,13 @@ class ParameterBuffer:
             self.low_precision = self.data.astype(low_precision)
         self._view_vectors()
 
-    def share(self) -> None:
-        """Move data and gradients to memory that processes forked later share."""
-        data, like = self.data, (self.data.shape, self.data.dtype)
-        self.data, self.grad = shared_zeros(*like), shared_zeros(*like)
-        self.data[...] = data
+    def move_into(self, data: Array, grad: Array) -> None:
+        """Move the parameters into `data`, and collect gradients in `grad` from now on.
+
+        Shapes: data, grad [number of parameters]
+        """
+        data[...] = self.data
+        self.data, self.grad = data, grad
         self._view_vectors()
         self.data_changed()
 

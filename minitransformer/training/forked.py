@@ -37,9 +37,9 @@ class ForkedModel(ThreadedModel):
         self, model: Transformer, parameters: ParameterBuffer, num_processes: int
     ) -> None:
         super().__init__(model, parameters, num_processes)
-        parameters.share()
-        shape = num_processes - 1, len(parameters.grad)
-        self._gradients = [parameters.grad, *shared_zeros(shape, parameters.grad.dtype)]
+        like = parameters.data.shape, parameters.data.dtype
+        self._gradients = [shared_zeros(*like) for _ in range(num_processes)]
+        parameters.move_into(shared_zeros(*like), self._gradients[0])
         self._workers = Workers(self._compute, num_processes)
         self._open.callback(self._workers.close)
 

@@ -106,8 +106,8 @@ def map_batches(
     `function` takes the indices of a batch and returns a result for each of them. A
     batch holds one sentence, or at most `max_tokens` tokens with padding and EOS. The
     workers, which are `num_threads` threads or processes (`workers.parallel_map`), get
-    equally many batches, which are about equally large. Sentences of length
-    0 are left out.
+    equally many batches, which are about equally large. Sentences of length 0 are left
+    out.
 
     Yields: indices of sentences and their results, longest sentences first
     """
