@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.bfloat16.onednn import OneDnn
+from minitransformer.bfloat16.onednn import EXP, RELU, OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Gradient, Vjp
 from minitransformer.workers import shared_zeros
@@ -45,6 +45,7 @@ class Bfloat16Kernels:
         self._thread = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,
+            "exponentials": self.exponentials,
             "projected_cross_entropy": self.projected_cross_entropy,
         }
 
@@ -80,7 +81,9 @@ class Bfloat16Kernels:
         shape, count = x.shape, x.size // len(weight)
         rows = self._rounded_input(x)  # [N or more, n]
         matrix = self._rounded_parameters(weight)
-        out = self.product(rows, matrix, bias=bias, relu=relu)[:count]
+        out = self.product(rows, matrix, bias=bias, function=RELU if relu else None)[
+            :count
+        ]
         out = out.reshape(*shape[:-1], weight.shape[1])
         # What the next operation multiplies also tells where the ReLU was positive.
         low_out = self._rounded_input(out) if relu else None
@@ -99,6 +102,17 @@ class Bfloat16Kernels:
             return dx.reshape(shape), add_dweight, db
 
         return out, vjp
+
+    def exponentials(
+        self, rows: np.ndarray, table: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return exp(rows table^T) and its sums.
+
+        Shapes: rows [N, D], table [V, D] -> [N, V], [N]
+        """
+        low, matrix = self._rounded_rows(rows), self._rounded_parameters(table)
+        weights = self.product(low, matrix.T, function=EXP)[: len(rows)]
+        return weights, weights @ np.ones(len(table), weights.dtype)
 
     def projected_cross_entropy(
         self,

@@ -33,7 +33,7 @@ MAX_AXES, ALIGNMENT = 12, 64
 BFLOAT16, FLOAT32 = 2, 3
 # The arguments of a primitive.
 SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
-RELU = 0x20
+RELU, EXP = 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
 BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
 
@@ -90,13 +90,13 @@ class OneDnn:
         out: np.ndarray | None = None,
         *,
         bias: np.ndarray | None = None,
-        relu: bool = False,
+        function: int | None = None,
     ) -> np.ndarray:
         """Return A B of bfloat16 matrices in float32, added to `out` if that is given.
 
-        Or else a float32 bias is added to each row if there is one, and max(0, A B +
-        bias) returned with `relu`. The matrices are contiguous or transposed, `out` and
-        the bias are contiguous.
+        Or else a float32 bias is added to each row if there is one. With the `function`
+        RELU, max(0, A B + bias) is returned; with EXP, exp(A B + bias). The matrices
+        are contiguous or transposed, `out` and the bias are contiguous.
 
         Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
@@ -110,7 +110,7 @@ class OneDnn:
             if bias.shape != shape[1:] or bias.dtype != np.float32:
                 raise ValueError(f"expected a bias of {shape[1:]}, got {bias.shape}")
             arrays.append(bias)
-        how = _layout(a), _layout(b), add, bias is not None, relu
+        how = _layout(a), _layout(b), add, bias is not None, function
         multiply = self._primitive(_Product, *how)
         self._run(multiply, *(array.ctypes.data for array in arrays))
         return out
@@ -161,11 +161,11 @@ class _Primitive:
         engine: c_void_p,
         layouts: Mapping[int, Layout],
         add: bool = False,
-        relu: bool = False,
+        function: int | None = None,
     ) -> None:
         self._library = library
         self._primitive, self._stream = c_void_p(), c_void_p()
-        attributes, description = _attributes(library, add, relu), c_void_p()
+        attributes, description = _attributes(library, add, function), c_void_p()
         described = [_described(library, *layout) for layout in layouts.values()]
         kind, arguments = self._operation(engine, *described)
         create = f"{kind}_primitive_desc_create"
@@ -236,13 +236,13 @@ class _Product(_Primitive):
         b: Layout,
         add: bool,
         has_bias: bool,
-        relu: bool,
+        function: int | None,
     ) -> None:
         n, m = a[1][0], b[1][1]
         layouts = {SOURCE: a, WEIGHTS: b, DESTINATION: (FLOAT32, (n, m), (m, 1))}
         if has_bias:
             layouts[BIAS] = FLOAT32, (1, m), (m, 1)
-        super().__init__(library, engine, layouts, add, relu)
+        super().__init__(library, engine, layouts, add, function)
 
     def _operation(
         self, engine: c_void_p, *arrays: c_void_p
@@ -273,7 +273,7 @@ def _layout(matrix: np.ndarray) -> Layout:
     return BFLOAT16, matrix.shape, (1, rows)
 
 
-def _attributes(library: ctypes.CDLL, add: bool, relu: bool) -> c_void_p:
+def _attributes(library: ctypes.CDLL, add: bool, function: int | None) -> c_void_p:
     """Return how to compute: with the caller's scratchpad, and what comes after."""
     attributes, operations = c_void_p(), c_void_p()
     _call(library, "primitive_attr_create", byref(attributes))
@@ -282,9 +282,9 @@ def _attributes(library: ctypes.CDLL, add: bool, relu: bool) -> c_void_p:
     if add:
         append, added = "post_ops_append_sum", (c_float(1), c_int32(0), FLOAT32)
         _call(library, append, operations, *added)
-    if relu:
-        append, slope = "post_ops_append_eltwise", (c_float(0), c_float(0))
-        _call(library, append, operations, RELU, *slope)
+    if function is not None:
+        append, parameters = "post_ops_append_eltwise", (c_float(0), c_float(0))
+        _call(library, append, operations, function, *parameters)
     _call(library, "primitive_attr_set_post_ops", attributes, operations)
     _call(library, "post_ops_destroy", operations)
     return attributes

@@ -16,7 +16,11 @@ import numpy as np
 from minitransformer.engine.backend import Array
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation.candidates import best_candidates
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
+from minitransformer.translation.incremental_decoding import (
+    CachedDecoder,
+    IncrementalDecoder,
+    exponentials,
+)
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,13 @@ def beam_search(
     while len(sentences):
         length += 1
         beams = log_probs.shape[1]
-        logits = decoder.step(tokens[:, :, -1].reshape(-1))
-        candidates, origins, chosen = best_candidates(logits, log_probs, 2 * beam_size)
+        newest = tokens[:, :, -1].reshape(-1)
+        weights = (
+            decoder.weights(newest)
+            if isinstance(decoder, CachedDecoder)
+            else map(exponentials, decoder.step(newest))
+        )
+        candidates, origins, chosen = best_candidates(weights, log_probs, 2 * beam_size)
         ends = chosen == EOS_ID
         finished = ends & np.isfinite(candidates)
         finished[:, beam_size:] = False

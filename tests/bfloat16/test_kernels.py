@@ -11,7 +11,7 @@ import pytest
 import train
 import translate
 from minitransformer.bfloat16 import kernels as bfloat16
-from minitransformer.bfloat16.onednn import OneDnn
+from minitransformer.bfloat16.onednn import EXP, RELU, OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
 from minitransformer.engine.backend import fused_kernel, register_kernels
@@ -38,13 +38,13 @@ class StandIn:
         return low
 
     @staticmethod
-    def product(a, b, out=None, *, bias=None, relu=False):
+    def product(a, b, out=None, *, bias=None, function=None):
         wide = (x.view(ml_dtypes.bfloat16).astype(np.float64) for x in (a, b))
         product = np.matmul(*wide).astype(np.float32)
         if bias is not None:
             product += bias
-        if relu:
-            product = np.maximum(product, 0)
+        if function is not None:
+            product = {RELU: lambda x: np.maximum(x, 0), EXP: np.exp}[function](product)
         return product if out is None else np.add(out, product, out=out)
 
 
@@ -129,6 +129,18 @@ def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
     assert dw(total) is total
     assert_near(total, 1 + expected)
     assert_near(db, upstream.sum(axis=0))
+
+
+def test_exponentials_are_those_of_float64_products_of_rounded_numbers(kernels):
+    rng = np.random.default_rng(0)
+    [table] = parameters(rng, (70, 9))
+    rows = rng.standard_normal((5, 9)).astype(np.float32)
+    kernel = fused_kernel("exponentials", (rows, table), None)
+    assert kernel == kernels.exponentials
+    weights, sums = kernel(rows, table)
+    expected = np.exp(rounded(rows) @ rounded(table).T)
+    assert_near(weights, expected)
+    assert_near(sums, expected.sum(axis=1))
 
 
 def test_an_array_is_rounded_once_while_it_lives(kernels, monkeypatch):

@@ -103,6 +103,21 @@ def test_products_are_added_to_what_is_given(library):
     assert np.abs(out - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_function_is_applied_to_products_and_bias(library, with_bias):
+    rng = np.random.default_rng(0)
+    a, b = matrix(rng, 6, 7), matrix(rng, 7, 5)
+    bias = rng.standard_normal(5).astype(np.float32) if with_bias else None
+    expected = wide(a) @ wide(b) + (0 if bias is None else bias)
+    for function, meant in (
+        (None, expected),
+        (onednn.RELU, np.maximum(expected, 0)),
+        (onednn.EXP, np.exp(expected)),
+    ):
+        found = library.product(a, b, bias=bias, function=function)
+        assert np.abs(found - meant).max() <= 1e-5 * np.abs(meant).max()
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 127, 128, 129])
 def test_every_number_is_rounded(library, size):
     x = np.random.default_rng(0).standard_normal(size).astype(np.float32)

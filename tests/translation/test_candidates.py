@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
-from minitransformer.translation.candidates import (
-    _candidates,
-    _maxima_and_totals,
-    best_candidates,
-)
+from minitransformer.translation.candidates import _candidates, best_candidates
+from minitransformer.translation.incremental_decoding import exponentials
 from support.closeness import assert_close
 
 
@@ -41,11 +38,8 @@ def sorted_candidates(logits, log_probs, count):
 @pytest.mark.parametrize("sentences", [[3], [1, 2]])
 @pytest.mark.parametrize(("beams", "dtype"), [(1, "float64"), (2, "float32")])
 def test_the_best_candidates_are_those_of_a_full_sort(
-    size, count, sentences, beams, dtype, monkeypatch
+    size, count, sentences, beams, dtype
 ):
-    monkeypatch.setattr(
-        "minitransformer.translation.candidates.LOGITS_IN_CACHE", 2 * size
-    )
     rng = np.random.default_rng(size + count)
     log_probs = rng.normal(-3, 1, (3, beams))
     logits = (rng.standard_normal((log_probs.size, size)) * 4 + 50).astype(dtype)
@@ -55,7 +49,8 @@ def test_the_best_candidates_are_those_of_a_full_sort(
     expected = sorted_candidates(logits.astype(float), log_probs, count)
     blocks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
     with np.errstate(all="ignore"):  # as in a search
-        found = best_candidates((b.copy() for b in blocks), log_probs, count)
+        weights = (exponentials(block.copy()) for block in blocks)
+        found = best_candidates(weights, log_probs, count)
     for *columns, best in zip(*found, expected, strict=True):
         rows = zip(*(column.tolist() for column in columns), strict=True)
         rows = [row for row in rows if np.isfinite(row[0])]
@@ -65,58 +60,60 @@ def test_the_best_candidates_are_those_of_a_full_sort(
 
 def test_beams_that_cannot_win_are_not_searched():
     """All candidates found are those of the better beam."""
-    logits = np.random.default_rng(0).standard_normal((2, 3000))
-    rows, _, values = _candidates(logits, np.array([[-50.0, -1.0]]), 4)
+    weights, sums = exponentials(np.random.default_rng(0).standard_normal((2, 3000)))
+    rows, _, values = _candidates(weights, sums, np.array([[-50.0, -1.0]]), 4)
     assert set(rows.tolist()) == {1}
     assert 4 <= len(values) <= 8
 
 
 def test_where_every_token_is_excluded_there_is_no_candidate():
-    logits = np.zeros((3, 9))
-    logits[[0, 2], 3:] = -np.inf  # what is left is never produced
+    weights = np.ones((3, 9))
+    weights[[0, 2], 3:] = 0  # what is left is never produced
+    sums = np.full(3, 9.0)
     one, several = (
-        best_candidates([x.copy()], np.zeros((len(x), 1)), 2)[0]
-        for x in (logits[:1], logits)
+        best_candidates([(weights[:n].copy(), sums[:n])], np.zeros((n, 1)), 2)[0]
+        for n in (1, 3)
     )
     assert one.tolist() == [[-np.inf] * 2]
     np.testing.assert_allclose(several[1], np.log([1 / 9] * 2))
     assert several[[0, 2]].tolist() == [[-np.inf] * 2] * 2
 
 
+def test_a_beam_without_probability_has_no_candidates():
+    """Also where all beams of a sentence have none."""
+    weights, sums, nothing = np.ones((4, 5)), np.full(4, 5.0), -np.inf
+    log_probs = np.array([[nothing, -1.0], [nothing, nothing]])
+    found, beams, _ = best_candidates([(weights, sums)], log_probs, 2)
+    np.testing.assert_allclose(found[0], np.log([1 / 5] * 2) - 1)
+    assert beams[0].tolist() == [1, 1]
+    assert found[1].tolist() == [nothing, nothing]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_sums_that_are_no_positive_numbers_are_refused(bad):
+    sums = np.array([2.0, bad])
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match="a model whose outputs are finite"),
+    ):
+        best_candidates([(np.ones((2, 5)), sums)], np.zeros((1, 2)), 2)
+
+
 def test_the_examples_of_the_documentation(monkeypatch):
     logits = np.full((2, 9), -1e9)
     logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]
-    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    values, beams, tokens = best_candidates([logits], np.array([[-1.0, -2.0]]), 3)
+    weights = exponentials(logits)
+    values, beams, tokens = best_candidates([weights], np.array([[-1.0, -2.0]]), 3)
     np.testing.assert_allclose(values, [[-1.1, -2.7, -2.7]], atol=0.02)
     assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
 
     monkeypatch.setattr("minitransformer.translation.candidates.MIN_GROUPS", 2)
     usual = [PAD_ID, UNK_ID, BOS_ID]
-    logits = np.zeros((1, 7))
+    weights = np.ones((1, 7))
     ids = [i for i in range(7) if i not in usual]
-    logits[0, ids] = [5.0, 1.0, 4.0, 3.0]
-    log_total = np.log(np.exp(logits).sum())
-    rows, tokens, values = _candidates(logits, np.zeros((1, 1)), 2)
+    weights[0, ids] = [5.0, 1.0, 4.0, 3.0]
+    found = _candidates(weights, np.array([16.0]), np.zeros((1, 1)), 2)
+    rows, tokens, values = found
     assert sorted(tokens.tolist()) == [ids[0], ids[2], ids[3]]
     assert rows.tolist() == [0] * 3
-    assert_close(sorted(values), np.array([3, 4, 5]) - log_total)
-
-
-def test_maxima_are_those_of_groups_and_totals_those_of_rows():
-    logits = np.random.default_rng(1).standard_normal((3, 11))
-    expected = np.log(np.exp(logits).sum(axis=1))
-    maxima, log_totals = _maxima_and_totals(logits, 4)
-    assert_close(log_totals, expected)
-    for group in range(4):  # the tokens 0 to 2 are in none
-        assert_close(maxima[:, group], logits[:, 3 + group :: 4].max(axis=1))
-    assert np.isneginf(logits[:, [PAD_ID, UNK_ID, BOS_ID]]).all()
-
-
-@pytest.mark.parametrize("size", [-200, -94, -40, 40, 80, 94, 200])
-def test_logits_of_any_size_have_finite_totals(size):
-    """Five equal logits: each token has the probability 1/5."""
-    logits = np.full((1, 5), size, np.float32)
-    found, _, tokens = best_candidates([logits], np.zeros((1, 1)), 2)
-    assert tokens.tolist() == [[3, 4]]
-    np.testing.assert_allclose(found, np.log([[0.2, 0.2]]), rtol=1e-5)
+    assert_close(sorted(values), np.log([3 / 16, 4 / 16, 5 / 16]))
