@@ -140,21 +140,17 @@ class Bfloat16Kernels:
         chunk = max(ops.rows_per_chunk(vocab_size) // 2 // ROWS_STEP, 1) * ROWS_STEP
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
-            row = np.arange(len(part))
-            logits = self.product(self._rounded_rows(part), low_weight.T)[: len(part)]
-            target_logits, highest = logits[row, target], logits.max(axis=-1)
-            logits -= highest[:, None]
-            exponentials = np.exp(logits, out=logits)
-            totals = exponentials @ ones
-            loss += float((np.log(totals) + highest - confidence * target_logits).sum())
-            exponentials[row, target] -= confidence * totals
+            found = self._softmax_terms(self._rounded_rows(part), low_weight.T, target)
+            exponentials, totals, log_totals, target_logits = found
+            loss += float((log_totals - confidence * target_logits).sum())
+            exponentials[np.arange(len(part)), target] -= confidence * totals
             inverse_totals = (1 / totals)[:, None]
             low = self._rounded_rows(exponentials)  # [chunk, V]
             scaled = self._rounded_rows(part * inverse_totals)
             product = self.product(low, low_weight)[: len(part)]
             np.multiply(product, inverse_totals, out=drows[start : start + chunk])
             self.product(low.T, scaled, dweight)
-            del logits, exponentials, low
+            del found, exponentials, low
         if smoothing > 0:
             weight_sum, row_sum = ones @ weight, np.ones(len(rows), x.dtype) @ rows
             loss -= smoothing * float(row_sum @ weight_sum)
@@ -171,6 +167,32 @@ class Bfloat16Kernels:
             )
 
         return np.asarray(loss, dtype=x.dtype), vjp
+
+    def _softmax_terms(
+        self, rows: np.ndarray, matrix: np.ndarray, targets: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """Return what the loss needs of the logits, which are a product.
+
+        They are its exponentials, each row times a factor of its own, and the sums of
+        the rows; log-sum-exp of each row, and the logits of its target.
+
+        Shapes: rounded rows [N or more, D] and matrix [D, V], targets [N] -> [N, V],
+        and three times [N]
+        """
+        count, row = len(targets), np.arange(len(targets))
+        ones = np.ones(matrix.shape[1], np.float32)
+        exponentials = self.product(rows, matrix, function=EXP)[:count]
+        with np.errstate(over="ignore"):
+            totals = exponentials @ ones
+        of_targets = exponentials[row, targets]
+        if ops.moderate(totals) and of_targets.all():
+            return exponentials, totals, np.log(totals), np.log(of_targets)
+        logits = self.product(rows, matrix)[:count]
+        target_logits, highest = logits[row, targets], logits.max(axis=-1)
+        logits -= highest[:, None]
+        exponentials = np.exp(logits, out=logits)
+        totals = exponentials @ ones
+        return exponentials, totals, np.log(totals) + highest, target_logits
 
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:
         """Round activations [..., n] to [N or more, n], once while the array lives.

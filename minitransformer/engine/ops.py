@@ -27,6 +27,10 @@ LAYER_NORM_EPSILON = 1e-6
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
+# If the largest logit of a row is nearer to 0 than this, the row's exponentials neither
+# overflow nor vanish: nothing has to be subtracted from the logits first.
+SAFE_EXPONENT = 30
+
 # Rows of at most this many scores are transposed before their maxima are taken.
 SHORT_ROW = 32
 
@@ -364,6 +368,15 @@ def projected_cross_entropy(
 def rows_per_chunk(vocab_size: int) -> int:
     """Return for how many rows the loss computes logits at a time."""
     return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
+
+
+def moderate(totals: Array) -> bool:
+    """Whether no exponential of these sums of rows can have overflowed or vanished.
+
+    Those that are much smaller than the largest one of their row may have vanished.
+    """
+    least, greatest = math.exp(-SAFE_EXPONENT), math.exp(SAFE_EXPONENT)
+    return bool(((totals > least) & (totals < greatest)).all())
 
 
 def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:

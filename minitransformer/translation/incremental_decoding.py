@@ -26,10 +26,6 @@ from minitransformer.model.transformer import Transformer
 # product.
 MIN_ROWS_PER_BLOCK = 512
 
-# If the largest logit of a row is nearer to 0 than this, the row's exponentials neither
-# overflow nor vanish: nothing has to be subtracted from the logits first.
-SAFE_EXPONENT = 30
-
 # About how many logits a processor's cache holds.
 LOGITS_IN_CACHE = 1 << 18
 
@@ -92,7 +88,7 @@ class CachedDecoder:
         for rows in self._outputs(tokens):
             kernel = fused_kernel("exponentials", (rows, self._table), self._weights)
             weights, sums = kernel(rows, self._table)
-            if not (abs(self._xp.log(sums)) < SAFE_EXPONENT).all():
+            if not ops.moderate(sums):
                 weights, sums = self._weights(rows, self._table)
             yield weights, sums
 
@@ -186,7 +182,7 @@ def exponentials(
         part = slice(first, first + at_once)
         values = logits[part]
         highest = values.max(axis=1)
-        moderate = (highest > -SAFE_EXPONENT) & (highest < SAFE_EXPONENT)
+        moderate = (highest > -ops.SAFE_EXPONENT) & (highest < ops.SAFE_EXPONENT)
         if not moderate.all():
             values -= xp.where(moderate, 0, highest)[:, None]
         (power or xp.exp)(values, out=values)
