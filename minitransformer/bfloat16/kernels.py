@@ -34,6 +34,9 @@ MIN_SIZE = 64 * 64
 # products have to be compiled.
 ROWS_STEP = 64
 
+# The loss computes the logits of at least this many rows at a time.
+MIN_ROWS_PER_CHUNK = 128
+
 
 class Bfloat16Kernels:
     """The operations that multiply in bfloat16, and the parameters, rounded."""
@@ -135,9 +138,10 @@ class Bfloat16Kernels:
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
         loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
-        # Half as many rows as in float32, since there is a rounded copy of the logits,
-        # and a number to which `_rounded_rows` adds no rows of zeros.
-        chunk = max(ops.rows_per_chunk(vocab_size) // 2 // ROWS_STEP, 1) * ROWS_STEP
+        # Fewer rows than in float32, since there is a rounded copy of the logits, and a
+        # number to which `_rounded_rows` adds no rows of zeros.
+        chunk = max(ops.rows_per_chunk(vocab_size) // 3, MIN_ROWS_PER_CHUNK)
+        chunk = chunk // ROWS_STEP * ROWS_STEP
         for start in range(0, len(rows), chunk):
             part, target = rows[start : start + chunk], ids[start : start + chunk]
             found = self._softmax_terms(self._rounded_rows(part), low_weight.T, target)

@@ -1,9 +1,11 @@
 """Products of bfloat16 matrices by oneDNN, through its C interface.
 
 oneDNN multiplies with AVX-512 BF16 and AMX. It compiles an operation, which it calls a
-primitive, for the shapes and layouts of its arrays, in about a third of a millisecond.
-Each thread keeps the primitives that it has used, so that products should have few
-different shapes: `kernels.py` rounds the numbers of rows up.
+primitive, for the shapes and layouts of its arrays, in about a third of a millisecond
+and 130 KB of memory. Each thread keeps the primitives that it has used. One for A B
+serves any number of rows of A, unless B has very many columns. The sum over all rows in
+A^T B is compiled for their number, of which there should be few: `kernels.py` rounds it
+up.
 
 Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
 thread that asks for a product computes it: callers divide their work.
@@ -26,16 +28,27 @@ import numpy as np
 DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn")
 LIBRARY = "dnnl"
 
-# Constants of oneDNN's C interface, of its version 3.
-MAJOR_VERSION = 3
+# The oldest version of oneDNN that is known to multiply any number of rows fast.
+MAJOR_VERSION, MINOR_VERSION = 3, 2
+
+# Constants of its C interface.
 CPU, IN_ORDER = 1, 1
 MAX_AXES, ALIGNMENT = 12, 64
+ANY_NUMBER = -(1 << 63)  # the length of an axis that only a call decides
 BFLOAT16, FLOAT32 = 2, 3
 # The arguments of a primitive.
 SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
 RELU, EXP = 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
 BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
+
+# Products of more columns are compiled for each number of rows: what serves any number
+# needs a scratchpad of 1 KB for each column.
+MAX_COLUMNS = 4096
+
+# The sum over rows in A^T B takes so many of them at a time, so that it is compiled for
+# few numbers of rows.
+MAX_SUMMED = 512
 
 # How many primitives a thread keeps: training needs about a hundred.
 MAX_PRIMITIVES = 1000
@@ -100,6 +113,10 @@ class OneDnn:
 
         Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
+        plain = bias is None and function is None
+        if plain and not a.flags.c_contiguous and len(b) > MAX_SUMMED:
+            out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out)
+            return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out)
         shape, add = (len(a), b.shape[1]), out is not None
         if out is None:
             out = np.empty(shape, np.float32)
@@ -110,9 +127,13 @@ class OneDnn:
             if bias.shape != shape[1:] or bias.dtype != np.float32:
                 raise ValueError(f"expected a bias of {shape[1:]}, got {bias.shape}")
             arrays.append(bias)
-        how = _layout(a), _layout(b), add, bias is not None, function
+        layout = _layout(a)
+        if a.flags.c_contiguous and shape[1] <= MAX_COLUMNS:
+            layout = BFLOAT16, (ANY_NUMBER, len(b)), (len(b), 1)
+        how = layout, _layout(b), add, bias is not None, function
         multiply = self._primitive(_Product, *how)
-        self._run(multiply, *(array.ctypes.data for array in arrays))
+        places = (array.ctypes.data for array in arrays)
+        self._run(multiply, *places, rows=len(a))
         return out
 
     def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
@@ -132,7 +153,7 @@ class OneDnn:
             primitives[options] = primitive
         return primitive
 
-    def _run(self, primitive: _Primitive, *addresses: int) -> None:
+    def _run(self, primitive: _Primitive, *addresses: int, rows: int = 0) -> None:
         """Run a primitive with this thread's scratchpad, large enough for any so far.
 
         A scratchpad of its own for each primitive would take a multiple of the memory.
@@ -142,7 +163,7 @@ class OneDnn:
             scratchpad = np.empty(primitive.scratchpad + ALIGNMENT, np.uint8)
             self._thread.scratchpad = scratchpad
         address = -(-scratchpad.ctypes.data // ALIGNMENT) * ALIGNMENT
-        primitive.run(*addresses, address)
+        primitive.run(rows, *addresses, address)
 
 
 class _Argument(ctypes.Structure):
@@ -152,7 +173,8 @@ class _Argument(ctypes.Structure):
 class _Primitive:
     """An operation that oneDNN has compiled for arrays of certain layouts.
 
-    It needs `scratchpad` bytes of memory, which may lie elsewhere at each call.
+    It needs `scratchpad` bytes of memory, which may lie elsewhere at each call. A
+    layout may leave a number of rows open.
     """
 
     def __init__(
@@ -163,33 +185,26 @@ class _Primitive:
         add: bool = False,
         function: int | None = None,
     ) -> None:
-        self._library = library
+        self._library, self._engine, self._layouts = library, engine, layouts
         self._primitive, self._stream = c_void_p(), c_void_p()
-        attributes, description = _attributes(library, add, function), c_void_p()
+        attributes, self._description = _attributes(library, add, function), c_void_p()
         described = [_described(library, *layout) for layout in layouts.values()]
         kind, arguments = self._operation(engine, *described)
-        create = f"{kind}_primitive_desc_create"
-        _call(library, create, byref(description), *arguments, attributes)
-        _call(library, "primitive_create", byref(self._primitive), description)
+        create, description = f"{kind}_primitive_desc_create", byref(self._description)
+        _call(library, create, description, *arguments, attributes)
+        _call(library, "primitive_create", byref(self._primitive), self._description)
         _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
-        query = library.dnnl_primitive_desc_query_md
-        scratchpad = c_void_p(query(description, QUERY_SCRATCHPAD, 0))
-        self.scratchpad: int = library.dnnl_memory_desc_get_size(scratchpad)
-        self._memories = []
-        for layout in (*described, scratchpad):
-            memory = c_void_p()
-            create = "memory_create"
-            _call(library, create, byref(memory), layout, engine, c_void_p())
-            self._memories.append(memory)
         for layout in described:
             _call(library, "memory_desc_destroy", layout)
-        _call(library, "primitive_desc_destroy", description)
         _call(library, "primitive_attr_destroy", attributes)
-        places = map(_Argument, (*layouts, SCRATCHPAD), self._memories)
-        self._arguments = (_Argument * len(self._memories))(*places)
-        finalizer = weakref.finalize(
-            self, _destroy, library, self._primitive, self._stream, self._memories
-        )
+        query = library.dnnl_primitive_desc_query_md
+        self._scratchpad = c_void_p(query(self._description, QUERY_SCRATCHPAD, 0))
+        size = library.dnnl_memory_desc_get_size(self._scratchpad)
+        self.scratchpad: int = size
+        self._memories: list[c_void_p] = []
+        self._arguments: dict[int, tuple[list[c_void_p], Any]] = {}  # by rows
+        made = self._primitive, self._stream, self._description, self._memories
+        finalizer = weakref.finalize(self, _destroy, library, *made)
         finalizer.atexit = False  # a daemon thread may still compute then
 
     def _operation(
@@ -198,16 +213,36 @@ class _Primitive:
         """Return the name that oneDNN has for the operation, and its arguments."""
         raise NotImplementedError
 
-    def run(self, *addresses: int) -> None:
+    def run(self, rows: int, *addresses: int) -> None:
         """Compute with the arrays at these addresses, the last of the scratchpad."""
+        if rows not in self._arguments:
+            self._arguments[rows] = self._describe(rows)
+        memories, arguments = self._arguments[rows]
         library, failed = self._library, 0
-        for memory, address in zip(self._memories, addresses, strict=True):
+        for memory, address in zip(memories, addresses, strict=True):
             failed |= library.dnnl_memory_set_data_handle(memory, c_void_p(address))
-        what = self._primitive, self._stream, len(addresses), self._arguments
+        what = self._primitive, self._stream, len(addresses), arguments
         failed |= library.dnnl_primitive_execute(*what)
         failed |= library.dnnl_stream_wait(self._stream)
         if failed:
             raise RuntimeError(f"oneDNN failed to compute, with status {failed}")
+
+    def _describe(self, rows: int) -> tuple[list[c_void_p], Any]:
+        """Return what stands for the arguments of calls with so many rows."""
+        library, memories, described = self._library, [], []
+        for dtype, shape, strides in self._layouts.values():
+            shape = tuple(rows if length == ANY_NUMBER else length for length in shape)
+            described.append(_described(library, dtype, shape, strides))
+        for layout in (*described, self._scratchpad):
+            memory = c_void_p()
+            how = layout, self._engine, c_void_p()
+            _call(library, "memory_create", byref(memory), *how)
+            memories.append(memory)
+        for layout in described:
+            _call(library, "memory_desc_destroy", layout)
+        self._memories += memories
+        places = map(_Argument, (*self._layouts, SCRATCHPAD), memories)
+        return memories, (_Argument * len(memories))(*places)
 
 
 class _Rounding(_Primitive):
@@ -255,11 +290,13 @@ def _destroy(
     library: ctypes.CDLL,
     primitive: c_void_p,
     stream: c_void_p,
+    description: c_void_p,
     memories: list[c_void_p],
 ) -> None:
     """Free the memory of a primitive and of what stands for its arguments."""
     library.dnnl_primitive_destroy(primitive)
     library.dnnl_stream_destroy(stream)
+    library.dnnl_primitive_desc_destroy(description)
     for memory in memories:
         library.dnnl_memory_destroy(memory)
 
@@ -326,8 +363,10 @@ def _load() -> ctypes.CDLL:
             problem = error
             continue
         library.dnnl_version.restype = ctypes.POINTER(ctypes.c_int)
-        if (major := library.dnnl_version()[0]) != MAJOR_VERSION:
-            problem = f"expected its version {MAJOR_VERSION}, got {major}"
+        major, minor = library.dnnl_version()[:2]
+        if major != MAJOR_VERSION or minor < MINOR_VERSION:
+            expected = f"{MAJOR_VERSION}.{MINOR_VERSION} or a later {MAJOR_VERSION}.x"
+            problem = f"expected its version {expected}, got {major}.{minor}"
         else:
             return library
     raise RuntimeError(

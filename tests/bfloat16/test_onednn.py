@@ -103,6 +103,46 @@ def test_products_are_added_to_what_is_given(library):
     assert np.abs(out - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+def test_one_compiled_product_serves_any_number_of_rows(library, monkeypatch):
+    """Unless there are very many columns."""
+    monkeypatch.setattr(onednn, "MAX_COLUMNS", 5)
+    rng, compiled = np.random.default_rng(0), []
+    primitive = onednn._Product
+
+    def compile_one(*options):
+        compiled.append(options)
+        return primitive(*options)
+
+    monkeypatch.setattr(onednn, "_Product", compile_one)
+    for columns, times in ((5, 1), (6, 3)):
+        compiled.clear()
+        b = matrix(rng, 7, columns)
+        for n in (3, 1, 40, 3):
+            a = matrix(rng, n, 7)
+            expected = wide(a) @ wide(b)
+            found = library.product(a, b)
+            assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+        assert len(compiled) == times
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 8, 11])
+@pytest.mark.parametrize("add", [False, True])
+def test_sums_over_many_rows_are_taken_in_parts(library, rows, add, monkeypatch):
+    monkeypatch.setattr(onednn, "MAX_SUMMED", 4)
+    rng = np.random.default_rng(rows)
+    a, b = matrix(rng, rows, 5), matrix(rng, rows, 6)
+    out = np.ones((5, 6), np.float32) if add else None
+    expected = wide(a).T @ wide(b) + (1 if add else 0)
+    found = library.product(a.T, b, out)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert (found is out) == add
+    positive = library.product(
+        a.T, b, bias=np.ones(6, np.float32), function=onednn.RELU
+    )
+    expected = np.maximum(wide(a).T @ wide(b) + 1, 0)
+    assert np.abs(positive - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_function_is_applied_to_products_and_bias(library, with_bias):
     rng = np.random.default_rng(0)
@@ -209,7 +249,7 @@ class Library:
 
     def __init__(self, version, isa):
         def dnnl_version():
-            return [version]
+            return version
 
         self.dnnl_version = dnnl_version
         self.dnnl_get_effective_cpu_isa = lambda: isa
@@ -219,9 +259,10 @@ class Library:
     ("found", "message"),
     [
         ({}, "pip install 'minitransformer[bf16]' (found none)"),
-        ({"libdnnl.so.2": (2, 0xE7)}, "(expected its version 3, got 2)"),
+        ({"libdnnl.so.2": ((2, 7), 0xE7)}, "its version 3.2 or a later 3.x, got 2.7)"),
+        ({"libdnnl.so.3": ((3, 1), 0xE7)}, "its version 3.2 or a later 3.x, got 3.1)"),
         ({"libdnnl.so.3": None}, "(no such file)"),
-        ({"libdnnl.so.3": (3, 0x67)}, "AMX or AVX-512 BF16"),
+        ({"libdnnl.so.3": ((3, 2), 0x67)}, "AMX or AVX-512 BF16"),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(monkeypatch, found, message):
@@ -261,7 +302,7 @@ def test_an_installed_package_comes_first_and_what_cannot_be_loaded_is_passed_ov
         tried.append(path)
         if broken and path == "package":
             raise OSError("no such file")
-        return Library(3, 0xE7)
+        return Library((3, 2), 0xE7)
 
     monkeypatch.setattr(onednn, "DISTRIBUTIONS", ("onednn",))
     monkeypatch.setattr(onednn.metadata, "files", lambda name: [File()])
