@@ -15,11 +15,10 @@ import numpy as np
 
 from minitransformer.engine.backend import Array
 from minitransformer.settings.config import BOS_ID, EOS_ID
-from minitransformer.translation.candidates import best_candidates
+from minitransformer.translation.candidates import best_candidates, exponentials
 from minitransformer.translation.incremental_decoding import (
     CachedDecoder,
     IncrementalDecoder,
-    exponentials,
 )
 
 

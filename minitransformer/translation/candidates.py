@@ -1,4 +1,4 @@
-"""The best candidates of a step of beam search, found without sorting all of them.
+"""The weights of tokens, and the best candidates of a step of beam search.
 
 The weight of a token is its probability times a factor that all tokens after one beam
 share: mostly exp(logit), whose factor is the sum of all weights.
@@ -8,20 +8,85 @@ Shapes: B sentences, K beams, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import (
+    Array,
+    array_module,
+    as_float32,
+    fused_kernel,
+    to_host,
+)
+from minitransformer.machine import exp2_is_fast
 from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
 
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
+
+# About how many logits a processor's cache holds.
+LOGITS_IN_CACHE = 1 << 18
 
 # Stands for the candidates where a constraint excludes them all.
 NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
 
 # The least number of groups of tokens, whose maxima bound the best logits of a row.
 MIN_GROUPS = 256
+
+
+def project(rows: Array, table: Array) -> Array:
+    """Return logits, in float32 or float64. Shapes: [N, D], [V, D] -> [N, V]"""
+    return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
+
+
+def token_weights(rows: Array, table: Array) -> tuple[Array, Array]:
+    """Return exp(logits), some rows times a factor of their own, and the sums of rows.
+
+    A kernel may take the exponentials inside of the product.
+
+    Shapes: rows [N, D], table [V, D] -> [N, V], [N]
+    """
+    kernel = fused_kernel("exponentials", (rows, table), _token_weights)
+    weights, sums = kernel(rows, table)
+    return (weights, sums) if ops.moderate(sums) else _token_weights(rows, table)
+
+
+def _token_weights(rows: Array, table: Array) -> tuple[Array, Array]:
+    if isinstance(rows, np.ndarray) and exp2_is_fast(rows.dtype.name):
+        # exp(x) = 2^(x log2(e)), and the rows are fewer numbers than the logits.
+        rows = rows * rows.dtype.type(math.log2(math.e))
+        return exponentials(project(rows, table), np.exp2)
+    return exponentials(project(rows, table))
+
+
+def exponentials(
+    logits: Array, power: Callable[..., Array] | None = None
+) -> tuple[Array, Array]:
+    """Replace logits by exp(logits), and return them with the sums of the rows.
+
+    Rows whose exponentials could overflow or vanish are divided by exp(their maximum).
+    `power` is another function than exp, such as exp2.
+
+    Shapes: logits [N, V] -> [N, V], [N]
+    """
+    xp, (count, size) = array_module(logits), logits.shape
+    at_once = count
+    if isinstance(logits, np.ndarray):
+        at_once = max(LOGITS_IN_CACHE // size, 1)
+    sums, ones = xp.empty(count, logits.dtype), xp.ones(size, logits.dtype)
+    for first in range(0, count, at_once):
+        part = slice(first, first + at_once)
+        values = logits[part]
+        highest = values.max(axis=1)
+        moderate = (highest > -ops.SAFE_EXPONENT) & (highest < ops.SAFE_EXPONENT)
+        if not moderate.all():
+            values -= xp.where(moderate, 0, highest)[:, None]
+        (power or xp.exp)(values, out=values)
+        sums[part] = values @ ones
+    return logits, sums
 
 
 def best_candidates(

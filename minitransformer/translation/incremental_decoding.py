@@ -9,25 +9,20 @@ Shapes: B sentences, K beams, V vocabulary.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import Tensor
-from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
-from minitransformer.machine import exp2_is_fast
+from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.model.transformer import Transformer
+from minitransformer.translation.candidates import project, token_weights
 
 # Logits of at least this many rows are computed at a time: enough for an efficient
 # product.
 MIN_ROWS_PER_BLOCK = 512
-
-# About how many logits a processor's cache holds.
-LOGITS_IN_CACHE = 1 << 18
 
 
 class IncrementalDecoder(Protocol):
@@ -77,30 +72,11 @@ class CachedDecoder:
         self._beam_size = beam_size
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        for rows in self._outputs(tokens):
-            yield self._logits(rows)
+        return (project(rows, self._table) for rows in self._outputs(tokens))
 
     def weights(self, tokens: np.ndarray) -> Iterator[tuple[Array, Array]]:
-        """Do a `step`, and return what `exponentials` would return of the logits.
-
-        It is faster, since a kernel may take exponentials inside of a product.
-        """
-        for rows in self._outputs(tokens):
-            kernel = fused_kernel("exponentials", (rows, self._table), self._weights)
-            weights, sums = kernel(rows, self._table)
-            if not ops.moderate(sums):
-                weights, sums = self._weights(rows, self._table)
-            yield weights, sums
-
-    def _weights(self, rows: Array, table: Array) -> tuple[Array, Array]:
-        """Return exp(rows table^T) and its sums, or powers of 2 where that is faster.
-
-        Shapes: rows [N, D], table [V, D] -> [N, V], [N]
-        """
-        if isinstance(rows, np.ndarray) and exp2_is_fast(rows.dtype.name):
-            rows = rows * rows.dtype.type(math.log2(math.e))
-            return exponentials(self._logits(rows), np.exp2)
-        return exponentials(self._logits(rows))
+        """Do a `step`, and return the `token_weights` instead of the logits."""
+        return (token_weights(rows, self._table) for rows in self._outputs(tokens))
 
     def _outputs(self, tokens: np.ndarray) -> Iterator[Array]:
         """Feed tokens, and yield the outputs of the last layer in blocks of rows."""
@@ -112,9 +88,6 @@ class CachedDecoder:
         size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
         for first in range(0, len(tokens), size):
             yield outputs[first : first + size]
-
-    def _logits(self, rows: Array) -> Array:
-        return as_float32(ops.linear(Tensor(rows), Tensor(self._table.T)).data)
 
     def select(self, rows: np.ndarray) -> None:
         self._state.select(self._xp.asarray(rows), self._beam_size)
@@ -161,33 +134,6 @@ class EnsembleDecoder:
     def select(self, rows: np.ndarray) -> None:
         for member in self._members:
             member.select(rows)
-
-
-def exponentials(
-    logits: Array, power: Callable[..., Array] | None = None
-) -> tuple[Array, Array]:
-    """Replace logits by exp(logits), and return them with the sums of the rows.
-
-    Rows whose exponentials could overflow or vanish are divided by exp(their maximum).
-    `power` is another function than exp, such as exp2.
-
-    Shapes: logits [N, V] -> [N, V], [N]
-    """
-    xp, (count, size) = array_module(logits), logits.shape
-    at_once = count
-    if isinstance(logits, np.ndarray):
-        at_once = max(LOGITS_IN_CACHE // size, 1)
-    sums, ones = xp.empty(count, logits.dtype), xp.ones(size, logits.dtype)
-    for first in range(0, count, at_once):
-        part = slice(first, first + at_once)
-        values = logits[part]
-        highest = values.max(axis=1)
-        moderate = (highest > -ops.SAFE_EXPONENT) & (highest < ops.SAFE_EXPONENT)
-        if not moderate.all():
-            values -= xp.where(moderate, 0, highest)[:, None]
-        (power or xp.exp)(values, out=values)
-        sums[part] = values @ ones
-    return logits, sums
 
 
 def incremental_decoder(

@@ -181,6 +181,18 @@ def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
     assert sorted(map(math.prod, shapes)) == [x.size, weight.base.size]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_the_loss_of_a_model_that_diverged_is_not_finite(kernels, bad):
+    """A kernel may turn NaN into another exponential."""
+    [weight] = parameters(np.random.default_rng(0), (5, 8))
+    x, targets = np.ones((2, 8), np.float32), np.array([1, 2])
+    x[1, 3] = bad
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    with np.errstate(all="ignore"):
+        loss, _ = kernels.projected_cross_entropy(x, weight, targets, **options)
+    assert not np.isfinite(loss)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_follows_float64(kernels, smoothing, monkeypatch):
     monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)

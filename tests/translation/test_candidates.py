@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
-from minitransformer.translation.candidates import _candidates, best_candidates
-from minitransformer.translation.incremental_decoding import exponentials
+from minitransformer.translation.candidates import (
+    _candidates,
+    best_candidates,
+    exponentials,
+)
 from support.closeness import assert_close
 
 
@@ -117,3 +120,19 @@ def test_the_examples_of_the_documentation(monkeypatch):
     assert sorted(tokens.tolist()) == [ids[0], ids[2], ids[3]]
     assert rows.tolist() == [0] * 3
     assert_close(sorted(values), np.log([3 / 16, 4 / 16, 5 / 16]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("shift", [0, -94, 40, 80, -200, 200])
+def test_exponentials_of_logits_of_any_size_are_finite(count, shift, monkeypatch):
+    """Some rows at a time, as many as a cache holds."""
+    monkeypatch.setattr(
+        "minitransformer.translation.candidates.LOGITS_IN_CACHE", 2 * 11
+    )
+    logits = np.random.default_rng(1).standard_normal((count, 11)).astype(np.float32)
+    logits[0] += shift
+    wide = logits.astype(float) - logits.max(axis=1, keepdims=True)
+    probabilities = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
+    weights, sums = exponentials(logits)
+    assert weights is logits
+    assert_close(weights / sums[:, None], probabilities, "float32")

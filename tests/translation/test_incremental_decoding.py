@@ -7,12 +7,11 @@ from minitransformer.engine.autograd import Tensor, no_grad
 from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, ModelConfig
-from minitransformer.translation import incremental_decoding
+from minitransformer.translation import candidates, incremental_decoding
 from minitransformer.translation.incremental_decoding import (
     CachedDecoder,
     Ensemble,
     EnsembleDecoder,
-    exponentials,
     incremental_decoder,
 )
 from support.closeness import assert_close
@@ -79,7 +78,7 @@ def test_a_gpu_may_have_a_decoder_of_its_own():
 @pytest.mark.parametrize("fast", [False, True])
 def test_weights_are_exponentials_of_the_logits(dtype, shortlist, fast, monkeypatch):
     """Up to a factor for each row, by which their sums are multiplied, too."""
-    monkeypatch.setattr(incremental_decoding, "exp2_is_fast", lambda name: fast)
+    monkeypatch.setattr(candidates, "exp2_is_fast", lambda name: fast)
     model = Transformer(confident_models(1)[0].config, seed=1, dtype=dtype)
     steps = (
         getattr(incremental_decoder(model, SOURCE, 1, shortlist), name)
@@ -111,20 +110,6 @@ def test_weights_of_a_kernel_that_may_overflow_are_not_used(total):
         register_kernels(np.ndarray, None)
     expected = np.exp(next_logits(model, []))
     assert_close(weights[0] / found, expected / expected.sum())
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("shift", [0, -94, 40, 80, -200, 200])
-def test_exponentials_of_logits_of_any_size_are_finite(count, shift, monkeypatch):
-    """Some rows at a time, as many as a cache holds."""
-    monkeypatch.setattr(incremental_decoding, "LOGITS_IN_CACHE", 2 * 11)
-    logits = np.random.default_rng(1).standard_normal((count, 11)).astype(np.float32)
-    logits[0] += shift
-    wide = logits.astype(float) - logits.max(axis=1, keepdims=True)
-    probabilities = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
-    weights, sums = exponentials(logits)
-    assert weights is logits
-    assert_close(weights / sums[:, None], probabilities, "float32")
 
 
 @pytest.mark.parametrize("shortlist", [None, np.array([0, 1, 2, 3, 8, 5])])
