@@ -80,6 +80,7 @@ TESTS = {
     "minitransformer/training/optimizer.py": f"{TRAINING} {SCRIPT}",
     "minitransformer/training/parallel.py": TRAINING,
     "minitransformer/translation/beam_search.py": SEARCH,
+    "minitransformer/translation/candidates.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
     "minitransformer/text/batches.py": "tests/text/test_batches.py",
     "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",

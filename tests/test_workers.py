@@ -130,7 +130,7 @@ def test_a_result_that_cannot_be_sent_is_an_error(capfd):
         pytest.raises(RuntimeError, match=message),
     ):
         list(workers.map([1]))
-    assert "pickle" in capfd.readouterr().err
+    assert "local object" in capfd.readouterr().err
 
 
 @forks
