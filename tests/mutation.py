@@ -79,7 +79,7 @@ TESTS = {
     "minitransformer/model/transformer.py": f"{MODEL} {SEARCH}",
     "minitransformer/training/optimizer.py": f"{TRAINING} {SCRIPT}",
     "minitransformer/training/parallel.py": TRAINING,
-    "minitransformer/translation/beam_search.py": SEARCH,
+    "minitransformer/translation/beam_search.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/candidates.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
     "minitransformer/text/batches.py": "tests/text/test_batches.py",

@@ -73,9 +73,8 @@ def exponentials(
     Shapes: logits [N, V] -> [N, V], [N]
     """
     xp, (count, size) = array_module(logits), logits.shape
-    at_once = count
-    if isinstance(logits, np.ndarray):
-        at_once = max(LOGITS_IN_CACHE // size, 1)
+    cached = max(LOGITS_IN_CACHE // size, 1)
+    at_once = cached if isinstance(logits, np.ndarray) else count
     sums, ones = xp.empty(count, logits.dtype), xp.ones(size, logits.dtype)
     for first in range(0, count, at_once):
         part = slice(first, first + at_once)
@@ -146,7 +145,7 @@ def _candidates(
     # Probabilities are compared as multiples of that of a sentence's best beam.
     highest = log_probs.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):  # there may be no beam: -inf - -inf
-        factors = np.exp((log_probs - highest).reshape(-1) - log_sums)
+        factors = np.exp((log_probs - highest).ravel() - log_sums)
     weights[:, xp.asarray([PAD_ID, UNK_ID, BOS_ID])] = 0
 
     # The first tokens, V modulo the number of groups, are in no group. Each of the
@@ -166,13 +165,13 @@ def _candidates(
     row, group = (x[:, None] for x in np.divmod(reaching, groups))
     in_groups = row, group + np.arange(ungrouped, size, groups)
     others = np.arange(len(weights))[:, None], np.arange(ungrouped)[None]
+    offsets = log_probs.ravel() - log_sums
     found = []
     for row, token in (in_groups, others):
-        row, token = (x.reshape(-1) for x in np.broadcast_arrays(row, token))
+        row, token = (x.ravel() for x in np.broadcast_arrays(row, token))
         values = to_host(weights[xp.asarray(row), xp.asarray(token)])
         reached = values * factors[row] >= bounds[row]
         row, token, values = (x[reached] for x in (row, token, values))
-        offsets = log_probs.reshape(-1) - log_sums
         found.append((row, token, np.log(values, dtype=np.float64) + offsets[row]))
     rows, tokens, values = map(np.concatenate, zip(*found, strict=True))
     return rows, tokens, values

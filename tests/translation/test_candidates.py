@@ -38,7 +38,7 @@ def sorted_candidates(logits, log_probs, count):
         (7, 10),  # more than there are tokens that may follow
     ],
 )
-@pytest.mark.parametrize("sentences", [[3], [1, 2]])
+@pytest.mark.parametrize("sentences", [[3], [1, 2], [1, 1, 1]])
 @pytest.mark.parametrize(("beams", "dtype"), [(1, "float64"), (2, "float32")])
 def test_the_best_candidates_are_those_of_a_full_sort(
     size, count, sentences, beams, dtype
@@ -67,6 +67,15 @@ def test_beams_that_cannot_win_are_not_searched():
     rows, _, values = _candidates(weights, sums, np.array([[-50.0, -1.0]]), 4)
     assert set(rows.tolist()) == {1}
     assert 4 <= len(values) <= 8
+
+
+def test_log_probabilities_are_those_of_float64():
+    """Of float32 weights, also where sentences are of very different probability."""
+    weights = np.array([[1, 1, 1, 3, 1], [1, 1, 1, 1, 3]], np.float32)
+    log_probs, sums = np.array([[-2000.0], [-1.0]]), np.array([7, 7], np.float32)
+    found, _, tokens = best_candidates([(weights, sums)], log_probs, 2)
+    assert tokens.tolist() == [[3, 4], [4, 3]]
+    assert_close(found, log_probs + np.log([[3 / 7, 1 / 7]]), "float64")
 
 
 def test_where_every_token_is_excluded_there_is_no_candidate():
@@ -133,6 +142,9 @@ def test_exponentials_of_logits_of_any_size_are_finite(count, shift, monkeypatch
     logits[0] += shift
     wide = logits.astype(float) - logits.max(axis=1, keepdims=True)
     probabilities = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
+    moderate = np.exp(logits[1:].astype(float))
     weights, sums = exponentials(logits)
     assert weights is logits
+    assert sums.dtype == np.float32
+    assert_close(weights[1:], moderate, "float32")  # no factor where none is needed
     assert_close(weights / sums[:, None], probabilities, "float32")

@@ -6,8 +6,9 @@ import pytest
 from minitransformer.engine.autograd import Tensor, no_grad
 from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, ModelConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
 from minitransformer.translation import candidates, incremental_decoding
+from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.incremental_decoding import (
     CachedDecoder,
     Ensemble,
@@ -88,6 +89,49 @@ def test_weights_are_exponentials_of_the_logits(dtype, shortlist, fast, monkeypa
     assert weights.dtype == dtype
     assert_close(sums, weights.sum(axis=1), dtype)
     assert_close(weights / weights[:, :1], np.exp(logits - logits[:, :1]), dtype)
+
+
+def test_a_search_asks_a_kernel_for_weights():
+    """One that knows the outputs and the embeddings: here it wants EOS alone."""
+    [model] = confident_models(1)
+    asked = []
+
+    def kernel(rows, table):
+        asked.append(rows.shape)
+        assert table is model.embedding.table.data
+        weights = np.zeros((len(rows), len(table)))
+        weights[:, [EOS_ID, 5]] = 3.0, 1.0
+        return weights, weights.sum(axis=1)
+
+    def find(name, arrays):
+        return kernel if name == "exponentials" else None
+
+    decoder = incremental_decoder(model, SOURCE, 1)
+    register_kernels(np.ndarray, find)
+    try:
+        [[found]] = beam_search(decoder, np.array([4]), 1, 0.6, 1)
+    finally:
+        register_kernels(np.ndarray, None)
+    assert asked == [(1, model.config.d_model)]
+    assert found.tokens == ()
+    assert_close(found.log_prob, np.log(3 / 4))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_powers_of_2_are_taken_where_they_are_the_faster_ones(dtype, fast, monkeypatch):
+    def is_fast(name):
+        assert name == dtype
+        return fast
+
+    monkeypatch.setattr(candidates, "exp2_is_fast", is_fast)
+    monkeypatch.setattr(candidates, "exponentials", lambda *given: given)
+    rows, table = np.ones((1, 2), dtype), np.array([[1, 2], [3, 4], [5, 6]], dtype)
+    logits, *power = candidates._token_weights(rows, table)
+    assert power == ([np.exp2] if fast else [])
+    assert logits.dtype == dtype
+    factor = np.log2(np.e) if fast else 1
+    assert_close(logits, factor * np.array([[3, 7, 11]]), dtype)
 
 
 @pytest.mark.parametrize("total", [np.inf, np.nan, 1e-20, 0.0])
