@@ -113,13 +113,19 @@ def test_the_limit_ends_with_the_last_of_overlapping_blocks(unlimited):
 )
 def test_a_container_may_ration_cores(monkeypatch, text, expected):
     monkeypatch.setattr(machine, "cores", lambda: set(range(8)))
-    monkeypatch.setattr(machine.Path, "read_text", lambda self, encoding: text)
+
+    def read_text(path, encoding):
+        assert (str(path), encoding) == ("/sys/fs/cgroup/cpu.max", "ascii")
+        return text
+
+    monkeypatch.setattr(machine.Path, "read_text", read_text)
     assert machine.num_cores() == expected
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):
     monkeypatch.setattr(machine, "Path", lambda name: Path(os.devnull))  # no quota
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    own = {0: {0, 3, 5}}
+    monkeypatch.setattr(os, "sched_getaffinity", own.__getitem__, raising=False)
     assert machine.cores() == {0, 3, 5}
     assert machine.num_cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")

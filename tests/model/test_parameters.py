@@ -5,6 +5,7 @@ import pytest
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import register_kernels
 from minitransformer.model.parameters import (
     Initializer,
     Module,
@@ -37,6 +38,37 @@ def test_the_buffer_holds_each_parameter_once():
     assert_close(module.inner[1].weight.data, [[7, 8], [9, 10]])
     ops.sum_all(module.inner[0].weight).backward()
     assert_close(buffer.grad, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0])
+
+
+def test_parameters_move_into_vectors_that_are_given():
+    """Kernels that prepare parameters learn of the new vector."""
+    module, changed = Tied(), []
+    buffer = ParameterBuffer(module)
+    old = buffer.data
+    data, grad = np.zeros(11), np.full(11, 2.0)
+
+    def find(name, arrays):
+        return changed.append if name == "parameters_changed" else None
+
+    register_kernels(np.ndarray, find)
+    try:
+        buffer.move_into(data, grad)
+    finally:
+        register_kernels(np.ndarray, None)
+    assert [vector is data for vector in changed] == [True]
+    assert buffer.data is data
+    assert buffer.grad is grad
+    assert_close(data, old)
+    data += 1
+    assert_close(module.first.data, [1, 2, 3])
+    ops.sum_all(module.inner[0].weight).backward()
+    assert_close(grad, [2, 2, 2, 3, 3, 3, 3, 2, 2, 2, 2])
+
+
+def test_gradients_have_the_type_of_the_parameters():
+    module = Inner()
+    module.weight.data = np.ones((2, 2), np.float32)
+    assert ParameterBuffer(module).grad.dtype == np.float32
 
 
 def test_a_replica_shares_parameters_and_not_gradients():
