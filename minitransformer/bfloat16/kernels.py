@@ -84,9 +84,8 @@ class Bfloat16Kernels:
         shape, count = x.shape, x.size // len(weight)
         rows = self._rounded_input(x)  # [N or more, n]
         matrix = self._rounded_parameters(weight)
-        out = self.product(rows, matrix, bias=bias, function=RELU if relu else None)[
-            :count
-        ]
+        function = RELU if relu else None
+        out = self.product(rows, matrix, bias=bias, function=function)[:count]
         out = out.reshape(*shape[:-1], weight.shape[1])
         # What the next operation multiplies also tells where the ReLU was positive.
         low_out = self._rounded_input(out) if relu else None
@@ -114,8 +113,15 @@ class Bfloat16Kernels:
         Shapes: rows [N, D], table [V, D] -> [N, V], [N]
         """
         low, matrix = self._rounded_rows(rows), self._rounded_parameters(table)
-        weights = self.product(low, matrix.T, function=EXP)[: len(rows)]
-        return weights, weights @ np.ones(len(table), weights.dtype)
+        return self._exponentials(low, matrix.T, len(rows))
+
+    def _exponentials(
+        self, rows: np.ndarray, matrix: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`exponentials` of rounded matrices. Shapes: [N or more, D], [D, V]"""
+        found = self.product(rows, matrix, function=EXP)[:count]
+        with np.errstate(over="ignore"):  # the caller asks whether sums are moderate
+            return found, found @ np.ones(found.shape[1], np.float32)
 
     def projected_cross_entropy(
         self,
@@ -184,10 +190,7 @@ class Bfloat16Kernels:
         and three times [N]
         """
         count, row = len(targets), np.arange(len(targets))
-        ones = np.ones(matrix.shape[1], np.float32)
-        exponentials = self.product(rows, matrix, function=EXP)[:count]
-        with np.errstate(over="ignore"):
-            totals = exponentials @ ones
+        exponentials, totals = self._exponentials(rows, matrix, count)
         of_targets = exponentials[row, targets]
         if ops.moderate(totals) and of_targets.all():
             return exponentials, totals, np.log(totals), np.log(of_targets)
@@ -195,7 +198,7 @@ class Bfloat16Kernels:
         target_logits, highest = logits[row, targets], logits.max(axis=-1)
         logits -= highest[:, None]
         exponentials = np.exp(logits, out=logits)
-        totals = exponentials @ ones
+        totals = exponentials @ np.ones(matrix.shape[1], np.float32)
         return exponentials, totals, np.log(totals) + highest, target_logits
 
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:
