@@ -18,7 +18,7 @@ from minitransformer.machine import tune_allocator
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.tags import Tags, tags_of
 from minitransformer.translation.translator import Translator, list_of_text

@@ -45,6 +45,7 @@ class Bfloat16Kernels:
         self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
         self._kept: dict[int, np.ndarray] = {}  # by the id of the vector
+        self._views: dict[int, tuple[Any, np.ndarray]] = {}  # by the id of the matrix
         self._thread = threading.local()
         self._kernels: dict[str, Callable[..., Any]] = {
             "linear": self.linear,
@@ -105,23 +106,10 @@ class Bfloat16Kernels:
 
         return out, vjp
 
-    def exponentials(
-        self, rows: np.ndarray, table: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return exp(rows table^T) and its sums.
-
-        Shapes: rows [N, D], table [V, D] -> [N, V], [N]
-        """
+    def exponentials(self, rows: np.ndarray, table: np.ndarray) -> np.ndarray:
+        """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]"""
         low, matrix = self._rounded_rows(rows), self._rounded_parameters(table)
-        return self._exponentials(low, matrix.T, len(rows))
-
-    def _exponentials(
-        self, rows: np.ndarray, matrix: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """`exponentials` of rounded matrices. Shapes: [N or more, D], [D, V]"""
-        found = self.product(rows, matrix, function=EXP)[:count]
-        with np.errstate(over="ignore"):  # the caller asks whether sums are moderate
-            return found, found @ np.ones(found.shape[1], np.float32)
+        return self.product(low, matrix.T, function=EXP)[: len(rows)]
 
     def projected_cross_entropy(
         self,
@@ -190,7 +178,9 @@ class Bfloat16Kernels:
         and three times [N]
         """
         count, row = len(targets), np.arange(len(targets))
-        exponentials, totals = self._exponentials(rows, matrix, count)
+        exponentials = self.product(rows, matrix, function=EXP)[:count]
+        with np.errstate(over="ignore"):  # `moderate` sees it
+            totals = exponentials @ np.ones(matrix.shape[1], np.float32)
         of_targets = exponentials[row, targets]
         if ops.moderate(totals) and of_targets.all():
             return exponentials, totals, np.log(totals), np.log(of_targets)
@@ -233,6 +223,15 @@ class Bfloat16Kernels:
         So one copy serves all matrices and also parts of them, such as the blocks of
         the embedding that beam search multiplies by.
         """
+        key, views = id(matrix), self._views
+        if key not in views:
+            views[key] = (
+                weakref.ref(matrix, lambda _: views.pop(key)),
+                self._view(matrix),
+            )
+        return views[key][1]
+
+    def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base
         assert vector is not None
         with self._lock:

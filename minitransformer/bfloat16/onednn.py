@@ -158,11 +158,11 @@ class OneDnn:
 
         A scratchpad of its own for each primitive would take a multiple of the memory.
         """
-        scratchpad = getattr(self._thread, "scratchpad", None)
-        if scratchpad is None or len(scratchpad) < primitive.scratchpad + ALIGNMENT:
+        scratchpad, address = getattr(self._thread, "scratchpad", (b"", 0))
+        if len(scratchpad) < primitive.scratchpad + ALIGNMENT:
             scratchpad = np.empty(primitive.scratchpad + ALIGNMENT, np.uint8)
-            self._thread.scratchpad = scratchpad
-        address = -(-scratchpad.ctypes.data // ALIGNMENT) * ALIGNMENT
+            address = -(-scratchpad.ctypes.data // ALIGNMENT) * ALIGNMENT
+            self._thread.scratchpad = scratchpad, address
         primitive.run(rows, *addresses, address)
 
 

@@ -99,6 +99,25 @@ class KeyValueCache:
         self.memory_keys = xp.take(self.memory_keys, sentences, axis=1)
         self.memory_values = xp.take(self.memory_values, sentences, axis=1)
 
+    def join(self, other: KeyValueCache) -> None:
+        """Add the beams and the memory of a cache that has as many positions."""
+        used, capacity = self.used, len(self.keys)
+        self.keys = _joined(self.keys[:used], other.keys[:used], capacity)
+        self.values = _joined(self.values[:used], other.values[:used], capacity)
+        self.memory_keys = _joined(self.memory_keys, other.memory_keys)
+        self.memory_values = _joined(self.memory_values, other.memory_values)
+
+
+def _joined(a: Array, b: Array, length: int = 0) -> Array:
+    """Put arrays side by side, with zeros below their last rows.
+
+    Shapes: a [S, B, ...], b [S', B', ...] -> [max(S, S', length), B + B', ...]
+    """
+    length, columns = max(len(a), len(b), length), a.shape[1] + b.shape[1]
+    joined = array_module(a).zeros((length, columns, *a.shape[2:]), a.dtype)
+    joined[: len(a), : a.shape[1]], joined[: len(b), a.shape[1] :] = a, b
+    return joined
+
 
 class DecoderState:
     """The caches of all decoder layers for a batch of sentences.
@@ -133,3 +152,10 @@ class DecoderState:
             for cache in self.caches:
                 cache.select_sentences(sentences)
         self.beam_size = beam_size
+
+    def join(self, other: DecoderState) -> None:
+        """Add the sentences of a state with the same position and beam size."""
+        masks = self.source_mask[:, 0, 0].T, other.source_mask[:, 0, 0].T  # [S, B]
+        self.source_mask = _joined(*masks).T[:, None, None]
+        for cache, joining in zip(self.caches, other.caches, strict=True):
+            cache.join(joining)

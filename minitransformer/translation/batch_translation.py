@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -16,15 +17,16 @@ from minitransformer.machine import one_blas_thread
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged
-from minitransformer.translation.beam_search import Hypothesis, beam_search
+from minitransformer.translation.beam_search import BeamSearch, Hypothesis, beam_search
 from minitransformer.translation.constraints import Constraints
-from minitransformer.translation.incremental_decoding import (
-    Ensemble,
-    incremental_decoder,
-)
+from minitransformer.translation.ensemble import Ensemble, incremental_decoder
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 from minitransformer.workers import parallel_map
 
 R = TypeVar("R")
+
+# New sentences are started when those left of earlier ones are at most this share.
+SHARE_LEFT = 0.25
 
 
 def translate_ids(
@@ -45,7 +47,7 @@ def translate_ids(
     none.
     """
     encoded = Ragged.from_lists(sources)
-    positions = model.position_limit or np.iinfo(int).max
+    lengths, positions = encoded.lengths, model.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
     xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
     if constraints:
@@ -56,23 +58,29 @@ def translate_ids(
                 f"got {constraints.min_len}"
             )
 
-    def translate_batch(batch: np.ndarray) -> list[list[Hypothesis]]:
-        limits = np.floor(config.max_len_a * encoded.lengths[batch] + config.max_len_b)
+    settings = config.beam, config.alpha, config.nbest
+    max_tokens = config.decode_tokens // config.beam
+
+    def start(batch: np.ndarray, shortlisted: np.ndarray | None) -> IncrementalDecoder:
+        source = xp.asarray(encoded.pad(batch))
+        return incremental_decoder(model, source, config.beam, shortlisted)
+
+    def output_limits(batch: np.ndarray) -> np.ndarray:
+        limits = np.floor(config.max_len_a * lengths[batch] + config.max_len_b)
         limits = limits.astype(int) + 1  # EOS counts here
-        source = encoded.pad(batch)
-        tokens = None if shortlist is None else shortlist(source)
         if constraints:
             limits = constraints.limits(limits, batch)
-            if tokens is not None:
-                tokens = constraints.shortlist(tokens, batch)
-        limits = np.minimum(limits, positions)
+        return np.minimum(limits, positions)
+
+    def translate_batch(batch: np.ndarray) -> list[list[Hypothesis]]:
+        tokens = None if shortlist is None else shortlist(encoded.pad(batch))
+        if constraints and tokens is not None:
+            tokens = constraints.shortlist(tokens, batch)
         with no_grad(), np.errstate(all="ignore"):  # the search refuses what overflows
-            decoder = incremental_decoder(
-                model, xp.asarray(source), config.beam, tokens
-            )
+            decoder = start(batch, tokens)
             if constraints:
                 decoder = constraints.decoder(decoder, batch, tokens)
-            found = search(decoder, limits, config.beam, config.alpha, config.nbest)
+            found = search(decoder, output_limits(batch), *settings)
         if tokens is not None:
             found = [
                 [
@@ -86,13 +94,81 @@ def translate_ids(
                 [found[n]] = translate_batch(batch[n : n + 1])
         return found
 
+    def start_search(batch: np.ndarray) -> BeamSearch:
+        return BeamSearch(start(batch, None), batch, output_limits(batch), *settings)
+
+    def translate_share(share: np.ndarray) -> list[tuple[int, list[Hypothesis]]]:
+        with no_grad(), np.errstate(all="ignore"):
+            return list(search_together(start_search, share, lengths, max_tokens))
+
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    max_tokens = config.decode_tokens // config.beam
-    for sentence, hypotheses in map_batches(
-        translate_batch, encoded.lengths, max_tokens, num_threads
-    ):
-        results[sentence] = hypotheses
+    if search is not beam_search or constraints or shortlist is not None:
+        found = map_batches(translate_batch, lengths, max_tokens, num_threads)
+        for sentence, hypotheses in found:
+            results[sentence] = hypotheses
+        return results
+    order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    count = max(min(num_threads, len(order)), 1)
+    shares = [order[n::count] for n in range(count)]
+    with one_blas_thread(), parallel_map(translate_share, count) as mapped:
+        for sentence, hypotheses in chain.from_iterable(mapped(shares)):
+            results[sentence] = hypotheses
     return results
+
+
+def search_together(
+    start: Callable[[np.ndarray], BeamSearch],
+    sentences: np.ndarray,
+    lengths: np.ndarray,
+    max_tokens: int,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Search for the translations of sentences in batches that are filled up.
+
+    A step takes almost as long for few sentences as for many, and the last sentences of
+    a batch may go on for long. They wait while others are started, which catch up with
+    them: the search with the shortest beams does the next step, and searches whose
+    beams are equally long join. In work are at most `max_tokens` source tokens, with
+    padding and EOS, or one sentence. The sentences come by length, shortest first, so
+    that the last ones of a batch wait for others that go on as long.
+
+    Elsewhere: in the continuous batching of servers, a sentence may join a batch at any
+    time, and has a position of its own.
+
+    Shapes: sentences [any], lengths [of all sentences]
+    Yields: numbers of sentences and their results
+    """
+    searches = list[BeamSearch]()
+    while len(sentences) or searches:
+        in_work = sum(len(search.sentences) for search in searches)
+        count = _batch_size(lengths[sentences], max_tokens, in_work)
+        if count and in_work <= SHARE_LEFT * (in_work + count):
+            searches.append(start(sentences[:count]))
+            sentences = sentences[count:]
+        shortest = min(searches, key=lambda search: search.length)
+        yield from shortest.step()
+        searches.remove(shortest)
+        if len(shortest.sentences):
+            for search in [s for s in searches if s.length == shortest.length]:
+                shortest.join(search)
+                searches.remove(search)
+            searches.append(shortest)
+
+
+def _batch_size(lengths: np.ndarray, max_tokens: int, in_work: int) -> int:
+    """Return how many sentences fit beside those in work, or one if there are none.
+
+    It is fewer if the sentences then make as many batches, about equally large.
+
+    Shapes: lengths of the sentences that may be started [any], ascending
+    """
+    tokens = (in_work + np.arange(1, len(lengths) + 1)) * (lengths + 1)
+    fitting = int(np.searchsorted(tokens, max_tokens, "right"))
+    if not len(lengths) or not fitting:
+        return int(len(lengths) > 0 and not in_work)
+    sums = np.cumsum(lengths + 1)
+    equal_part = sums[-1] / math.ceil(sums[-1] / sums[fitting - 1])
+    return max(int(np.searchsorted(sums, equal_part, "right")), 1)
 
 
 def map_batches(

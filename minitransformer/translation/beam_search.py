@@ -69,53 +69,96 @@ def beam_search(
 
     Shapes: max_lengths [B]
     """
-    results = [FinishedHypotheses(beam_size, alpha, nbest) for _ in max_lengths]
-    sentences = np.arange(len(max_lengths))  # those whose search has not ended
-    limits = np.asarray(max_lengths)
-    tokens = np.full((len(limits), 1, 1), BOS_ID)  # [B, K, 1 + length]; K = 1 at first
-    log_probs = np.zeros((len(limits), 1))  # [B, K]
-    length = 0
-    while len(sentences):
-        length += 1
-        beams = log_probs.shape[1]
-        newest = tokens[:, :, -1].reshape(-1)
+    sentences = np.arange(len(max_lengths))
+    search = BeamSearch(decoder, sentences, max_lengths, beam_size, alpha, nbest)
+    found = dict[int, list[Hypothesis]]()
+    while len(search.sentences):
+        found.update(search.step())
+    return [found[sentence] for sentence in range(len(max_lengths))]
+
+
+class BeamSearch:
+    """A `beam_search` that goes on step by step, and that others may join.
+
+    `sentences` has the numbers of those whose search has not ended, and `length` counts
+    the tokens of their beams.
+
+    Shapes: sentences, max_lengths [B]
+    """
+
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        sentences: np.ndarray,
+        max_lengths: np.ndarray,
+        beam_size: int,
+        alpha: float,
+        nbest: int,
+    ) -> None:
+        self.sentences, self.length = sentences, 0
+        self._decoder, self._beam_size, self._alpha = decoder, beam_size, alpha
+        self._finished = [
+            FinishedHypotheses(beam_size, alpha, nbest) for _ in sentences
+        ]
+        self._limits = np.asarray(max_lengths)
+        self._tokens = np.full((len(sentences), 1, 1), BOS_ID)  # [B, K, 1 + length]
+        self._log_probs = np.zeros((len(sentences), 1))  # [B, K]; K = 1 at first
+
+    def step(self) -> list[tuple[int, list[Hypothesis]]]:
+        """Do a step. Return what was found for sentences whose search has ended."""
+        self.length += 1
+        decoder, finished, length = self._decoder, self._finished, self.length
+        beam_size, beams = self._beam_size, self._log_probs.shape[1]
+        newest = self._tokens[:, :, -1].reshape(-1)
         weights = (
             decoder.weights(newest)
             if isinstance(decoder, CachedDecoder)
             else map(exponentials, decoder.step(newest))
         )
-        candidates, origins, chosen = best_candidates(weights, log_probs, 2 * beam_size)
+        best = best_candidates(weights, self._log_probs, 2 * beam_size)
+        candidates, origins, chosen = best
         ends = chosen == EOS_ID
-        finished = ends & np.isfinite(candidates)
-        finished[:, beam_size:] = False
-        for b, k in zip(*np.nonzero(finished), strict=True):
-            hypothesis = tokens[b, origins[b, k], 1:]
-            results[sentences[b]].add(hypothesis, candidates[b, k], length)
+        finishing = ends & np.isfinite(candidates)
+        finishing[:, beam_size:] = False
+        for b, k in zip(*np.nonzero(finishing), strict=True):
+            hypothesis = self._tokens[b, origins[b, k], 1:]
+            finished[b].add(hypothesis, candidates[b, k], length)
         # The K best candidates that do not end become the live beams.
         live = np.where(ends, -np.inf, candidates)
         order = np.argsort(-live, kind="stable")[:, :beam_size]
         log_probs, origins, chosen = (
             np.take_along_axis(x, order, 1) for x in (live, origins, chosen)
         )
-        tokens = np.concatenate(
-            [np.take_along_axis(tokens, origins[:, :, None], 1), chosen[:, :, None]], 2
-        )
-        at_limit = limits == length
+        extended = np.take_along_axis(self._tokens, origins[:, :, None], 1)
+        tokens = np.concatenate([extended, chosen[:, :, None]], 2)
+        at_limit = self._limits == length
         for b in np.flatnonzero(at_limit):
-            if not results[sentences[b]].count:
+            if not finished[b].count:
                 for k in np.flatnonzero(np.isfinite(log_probs[b])):
-                    results[sentences[b]].add(tokens[b, k, 1:], log_probs[b, k], length)
+                    finished[b].add(tokens[b, k, 1:], log_probs[b, k], length)
         # Log-probabilities only fall, so no descendant of a beam can score more.
-        reachable = log_probs[:, 0] / length_penalty(limits, alpha)
-        to_beat = np.array([results[s].to_beat for s in sentences])
+        reachable = log_probs[:, 0] / length_penalty(self._limits, self._alpha)
+        to_beat = np.array([hypotheses.to_beat for hypotheses in finished])
         done = at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
+        numbers = self.sentences.tolist()
+        ended = [(numbers[b], finished[b].best) for b in np.flatnonzero(done)]
         left = np.flatnonzero(~done)
         rows = left[:, None] * beams + origins[left]
-        sentences, limits = sentences[left], limits[left]
-        tokens, log_probs = tokens[left], log_probs[left]
+        self._tokens, self._log_probs = tokens[left], log_probs[left]
+        self.sentences, self._limits = self.sentences[left], self._limits[left]
+        self._finished = [finished[b] for b in left]
         if len(left):
             decoder.select(rows.reshape(-1))
-    return [result.best for result in results]
+        return ended
+
+    def join(self, other: BeamSearch) -> None:
+        """Go on with the sentences of another search, too, whose length is the same."""
+        self._decoder.join(other._decoder)
+        self._finished += other._finished
+        self.sentences = np.concatenate([self.sentences, other.sentences])
+        self._limits = np.concatenate([self._limits, other._limits])
+        self._tokens = np.concatenate([self._tokens, other._tokens])
+        self._log_probs = np.concatenate([self._log_probs, other._log_probs])
 
 
 class FinishedHypotheses:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,18 +24,18 @@ from minitransformer.engine.backend import (
     to_host,
 )
 from minitransformer.machine import exp2_is_fast
-from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.config import EOS_ID
 
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
-# About how many logits a processor's cache holds.
-LOGITS_IN_CACHE = 1 << 18
+# About how many weights a processor's cache holds.
+VALUES_IN_CACHE = 1 << 17
 
 # Stands for the candidates where a constraint excludes them all.
 NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
 
-# The least number of groups of tokens, whose maxima bound the best logits of a row.
-MIN_GROUPS = 256
+# The number of groups of tokens, whose maxima bound the best weights of a row.
+MAX_GROUPS = 256
 
 
 def project(rows: Array, table: Array) -> Array:
@@ -42,76 +43,96 @@ def project(rows: Array, table: Array) -> Array:
     return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
 
 
-def token_weights(rows: Array, table: Array) -> tuple[Array, Array]:
-    """Return exp(logits), some rows times a factor of their own, and the sums of rows.
+class TokenWeights(NamedTuple):
+    """The weights of tokens after each beam, their sums, and the maxima of groups.
+
+    Each token from `first` on is in a group with every G-th token after it. Those
+    before it are in no group; among them are padding, the unknown token and BOS, whose
+    ids are below EOS_ID.
+
+    Shapes: values [N, V], sums [N], maxima [N, G]
+    """
+
+    values: Array
+    sums: Array
+    maxima: Array
+    first: int
+
+
+def token_weights(rows: Array, table: Array) -> TokenWeights:
+    """Return the weights of the tokens that follow, whose vectors are in a table.
 
     A kernel may take the exponentials inside of the product.
 
-    Shapes: rows [N, D], table [V, D] -> [N, V], [N]
+    Shapes: rows [N, D], table [V, D]
     """
-    kernel = fused_kernel("exponentials", (rows, table), _token_weights)
-    weights, sums = kernel(rows, table)
-    return (weights, sums) if ops.moderate(sums) else _token_weights(rows, table)
-
-
-def _token_weights(rows: Array, table: Array) -> tuple[Array, Array]:
-    if isinstance(rows, np.ndarray) and exp2_is_fast(rows.dtype.name):
+    kernel = fused_kernel("exponentials", (rows, table), project)
+    if kernel is not project:
+        weights = summed(kernel(rows, table))
+    elif isinstance(rows, np.ndarray) and exp2_is_fast(rows.dtype.name):
         # exp(x) = 2^(x log2(e)), and the rows are fewer numbers than the logits.
-        rows = rows * rows.dtype.type(math.log2(math.e))
-        return exponentials(project(rows, table), np.exp2)
-    return exponentials(project(rows, table))
+        logits = project(rows * rows.dtype.type(math.log2(math.e)), table)
+        weights = summed(logits, np.exp2)
+    else:
+        weights = summed(project(rows, table), array_module(rows).exp)
+    moderate = ops.moderate(weights.sums)
+    return weights if moderate else exponentials(project(rows, table))
 
 
-def exponentials(
-    logits: Array, power: Callable[..., Array] | None = None
-) -> tuple[Array, Array]:
-    """Replace logits by exp(logits), and return them with the sums of the rows.
+def exponentials(logits: Array) -> TokenWeights:
+    """Return exp(logits - the maximum of each row). Shapes: logits [N, V]"""
+    logits -= logits.max(axis=1, keepdims=True)
+    return summed(logits, array_module(logits).exp)
 
-    Rows whose exponentials could overflow or vanish are divided by exp(their maximum).
-    `power` is another function than exp, such as exp2.
 
-    Shapes: logits [N, V] -> [N, V], [N]
+def summed(values: Array, function: Callable[..., Array] | None = None) -> TokenWeights:
+    """Return weights with their sums and maxima, some rows at a time.
+
+    The weights are the values, or `function` of the values, which they replace.
+
+    Shapes: values [N, V]
     """
-    xp, (count, size) = array_module(logits), logits.shape
-    cached = max(LOGITS_IN_CACHE // size, 1)
-    at_once = cached if isinstance(logits, np.ndarray) else count
-    sums, ones = xp.empty(count, logits.dtype), xp.ones(size, logits.dtype)
-    for first in range(0, count, at_once):
-        part = slice(first, first + at_once)
-        values = logits[part]
-        highest = values.max(axis=1)
-        moderate = (highest > -ops.SAFE_EXPONENT) & (highest < ops.SAFE_EXPONENT)
-        if not moderate.all():
-            values -= xp.where(moderate, 0, highest)[:, None]
-        (power or xp.exp)(values, out=values)
-        sums[part] = values @ ones
-    return logits, sums
+    xp, (count, size) = array_module(values), values.shape
+    groups = min(MAX_GROUPS, size - EOS_ID)
+    first = EOS_ID + (size - EOS_ID) % groups
+    sums, ones = xp.empty(count, values.dtype), xp.ones(size, values.dtype)
+    maxima = xp.empty((count, groups), values.dtype)
+    cached = max(VALUES_IN_CACHE // size, 1)
+    at_once = cached if isinstance(values, np.ndarray) else count
+    for start in range(0, count, at_once):
+        part = slice(start, start + at_once)
+        weights = values[part]
+        if function is not None:
+            function(weights, out=weights)
+        sums[part] = weights @ ones
+        grouped = weights[:, first:].reshape(len(weights), -1, groups)
+        maxima[part] = grouped.max(axis=1)
+    return TokenWeights(values, sums, maxima, first)
 
 
 def best_candidates(
-    blocks: Iterable[tuple[Array, Array]], log_probs: np.ndarray, count: int
+    blocks: Iterable[TokenWeights], log_probs: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
     Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
-    lower token. Blocks have the weights of tokens and their sums, by which they are
-    divided. Weights are overwritten; 0 excludes a token. Raises: ValueError if a sum is
-    NaN, inf or 0.
+    lower token. Weights are divided by their sums, and 0 excludes a token. Raises:
+    ValueError if a sum is NaN, inf or 0.
 
     Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
     the tokens (7, 8) are (-0.1, -2.5) after the first and (-0.7, -0.7) after the
     second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
     extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
 
-    Shapes: weights [B K, V] and sums [B K] in blocks of rows, those of a sentence in
-    one block, log_probs [B, K] -> log-probabilities, beams that are extended, and
-    tokens, each [B, count]
+    Shapes: weights of [B K] beams in blocks, those of a sentence in one block,
+    log_probs [B, K] -> log-probabilities, beams that are extended, and tokens, each
+    [B, count]
     """
     batch, beams = log_probs.shape
     found, first = [NO_CANDIDATE], 0
-    for weights, sums in blocks:
-        of_block = log_probs[first : first + len(weights) // beams]
-        rows, *rest = _candidates(weights, to_host(sums), of_block, count)
+    for weights in blocks:
+        of_block = log_probs[first : first + len(weights.sums) // beams]
+        rows, *rest = _candidates(weights, of_block, count)
         found.append((rows + first * beams, *rest))
         first += len(of_block)
     row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
@@ -125,35 +146,33 @@ def best_candidates(
 
 
 def _candidates(
-    weights: Array, sums: np.ndarray, log_probs: np.ndarray, count: int
+    weights: TokenWeights, log_probs: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the `count` best candidates of each sentence, or a few more.
 
-    They are found without sorting all: the tokens are divided into groups, and at least
-    `count` candidates reach the `count`-th largest of the maxima of all groups of all
-    beams. Only groups whose maximum reaches it are searched. Example: one beam has the
-    weights (5, 1, 4, 3). For a count of 2 and the groups {0, 2} and {1, 3}, the maxima
-    are 5 and 3. The tokens 0, 2 and 3 reach 3, and the two best are among them.
+    They are found without sorting all: at least `count` candidates reach the `count`-th
+    largest of the maxima of all groups of all beams. Only groups whose maximum reaches
+    it are searched. Example: one beam has the weights (5, 1, 4, 3). For a count of 2
+    and the groups {0, 2} and {1, 3}, the maxima are 5 and 3. The tokens 0, 2 and 3
+    reach 3, and the two best are among them.
 
-    Shapes: weights [B K, V], sums [B K], log_probs [B, K] -> rows, tokens and
+    Shapes: weights of [B K] beams, log_probs [B, K] -> rows, tokens and
     log-probabilities
     """
-    xp, (batch, beams), size = array_module(weights), log_probs.shape, weights.shape[1]
-    log_sums = np.log(sums, dtype=np.float64)
+    xp, (batch, beams) = array_module(weights.values), log_probs.shape
+    size, groups, first = (
+        weights.values.shape[1],
+        weights.maxima.shape[1],
+        weights.first,
+    )
+    log_sums = np.log(to_host(weights.sums), dtype=np.float64)
     if not np.isfinite(log_sums).all():
         raise ValueError(NOT_FINITE)
     # Probabilities are compared as multiples of that of a sentence's best beam.
     highest = log_probs.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):  # there may be no beam: -inf - -inf
         factors = np.exp((log_probs - highest).ravel() - log_sums)
-    weights[:, xp.asarray([PAD_ID, UNK_ID, BOS_ID])] = 0
-
-    # The first tokens, V modulo the number of groups, are in no group. Each of the
-    # others is in a group with every `groups`-th token from it on.
-    groups = min(max(count, MIN_GROUPS), size)
-    ungrouped = size % groups
-    grouped = weights[:, ungrouped:].reshape(len(weights), -1, groups)
-    maxima = to_host(grouped.max(axis=1)) * factors[:, None]  # [B K, groups]
+    maxima = to_host(weights.maxima) * factors[:, None]  # [B K, G]
     bounds = np.full(batch, np.finfo(np.float64).tiny)  # 0 never reaches it
     if count <= beams * groups:
         of_sentence = maxima.reshape(batch, -1)
@@ -163,13 +182,13 @@ def _candidates(
 
     reaching = np.flatnonzero(maxima >= bounds[:, None])  # faster than for two axes
     row, group = (x[:, None] for x in np.divmod(reaching, groups))
-    in_groups = row, group + np.arange(ungrouped, size, groups)
-    others = np.arange(len(weights))[:, None], np.arange(ungrouped)[None]
+    in_groups = row, group + np.arange(first, size, groups)
+    others = np.arange(batch * beams)[:, None], np.arange(EOS_ID, first)[None]
     offsets = log_probs.ravel() - log_sums
     found = []
     for row, token in (in_groups, others):
         row, token = (x.ravel() for x in np.broadcast_arrays(row, token))
-        values = to_host(weights[xp.asarray(row), xp.asarray(token)])
+        values = to_host(weights.values[xp.asarray(row), xp.asarray(token)])
         reached = values * factors[row] >= bounds[row]
         row, token, values = (x[reached] for x in (row, token, values))
         found.append((row, token, np.log(values, dtype=np.float64) + offsets[row]))

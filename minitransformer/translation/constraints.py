@@ -222,6 +222,9 @@ class WatchedDecoder:
         self.sentences, self.histories = self.sentences[rows], self.histories[rows]
         self._decoder.select(rows)
 
+    def join(self, other: IncrementalDecoder) -> None:
+        raise NotImplementedError("batches with constraints are searched one by one")
+
 
 class ConstrainedDecoder(WatchedDecoder):
     """A decoder whose tokens meet constraints.

@@ -8,21 +8,18 @@ Shapes: B sentences, K beams, V vocabulary.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
-from minitransformer.engine import ops
-from minitransformer.engine.backend import Array, array_module, fused_kernel
+from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.candidates import project, token_weights
+from minitransformer.translation.candidates import TokenWeights, project, token_weights
 
 # Logits of at least this many rows are computed at a time: enough for an efficient
 # product.
-MIN_ROWS_PER_BLOCK = 512
+MIN_ROWS_PER_BLOCK = 256
 
 
 class IncrementalDecoder(Protocol):
@@ -47,6 +44,10 @@ class IncrementalDecoder(Protocol):
         """
         ...
 
+    def join(self, other: Any) -> None:
+        """Add the beams of another decoder of the same kind, after as many steps."""
+        ...
+
 
 class CachedDecoder:
     """One Transformer that decodes a batch of sentences with key/value caches.
@@ -55,7 +56,7 @@ class CachedDecoder:
     """
 
     # The logits of a block: the fewer, the less memory.
-    logits_per_block = 1 << 23
+    logits_per_block = 1 << 21
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class CachedDecoder:
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         return (project(rows, self._table) for rows in self._outputs(tokens))
 
-    def weights(self, tokens: np.ndarray) -> Iterator[tuple[Array, Array]]:
+    def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
         """Do a `step`, and return the `token_weights` instead of the logits."""
         return (token_weights(rows, self._table) for rows in self._outputs(tokens))
 
@@ -92,63 +93,5 @@ class CachedDecoder:
     def select(self, rows: np.ndarray) -> None:
         self._state.select(self._xp.asarray(rows), self._beam_size)
 
-
-class Ensemble:
-    """Several models whose probabilities are averaged, as in the ensembles of Table 2.
-
-    Raises: ValueError if there is no model, or if their vocabularies differ in size.
-    """
-
-    def __init__(self, members: Sequence[Transformer]) -> None:
-        sizes = {member.config.vocab_size for member in members}
-        if len(sizes) != 1:
-            raise ValueError(
-                "an ensemble: expected models of one vocabulary, got sizes "
-                f"{', '.join(map(str, sorted(sizes))) or 'of none'}"
-            )
-        self.members, self.embedding = list(members), members[0].embedding
-
-    @property
-    def position_limit(self) -> int | None:
-        """The smallest limit of the members, or None if no member has one."""
-        limits = [m.position_limit for m in self.members if m.position_limit]
-        return min(limits, default=None)
-
-
-class EnsembleDecoder:
-    """Decoders whose probabilities are averaged at every step."""
-
-    def __init__(self, members: Sequence[IncrementalDecoder]) -> None:
-        self._members = members
-
-    def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        steps = [member.step(tokens) for member in self._members]
-        for blocks in zip(*steps, strict=True):
-            xp = array_module(blocks[0])
-            for logits in blocks:
-                ops.softmax_in_place(xp, logits)
-            total = functools.reduce(operator.add, blocks)
-            # The caller normalises the logits, so a sum serves as well as a mean.
-            yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
-
-    def select(self, rows: np.ndarray) -> None:
-        for member in self._members:
-            member.select(rows)
-
-
-def incremental_decoder(
-    model: Transformer | Ensemble,
-    source: Array,
-    beam_size: int,
-    shortlist: np.ndarray | None = None,
-) -> IncrementalDecoder:
-    """Encode a batch of sentences and return what decodes them.
-
-    Shapes: source ids [B, S], shortlist of token ids [any]
-    """
-    if isinstance(model, Transformer):
-        table = model.embedding.table.data
-        decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
-        return decoder(model, source, beam_size, shortlist)
-    members = [CachedDecoder(m, source, beam_size, shortlist) for m in model.members]
-    return EnsembleDecoder(members)
+    def join(self, other: CachedDecoder) -> None:
+        self._state.join(other._state)

@@ -34,10 +34,8 @@ from minitransformer.translation.constraints import (
     Prefix,
     WatchedDecoder,
 )
-from minitransformer.translation.incremental_decoding import (
-    Ensemble,
-    IncrementalDecoder,
-)
+from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 # How much the logits of a sentence may differ between batches, in float32. The most
 # that was seen is 1e-5.

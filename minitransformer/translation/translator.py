@@ -17,7 +17,7 @@ from minitransformer.translation.alignment import Links, TextInParts, align_word
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.sampling import sample_ids
 from minitransformer.translation.scoring import score_targets

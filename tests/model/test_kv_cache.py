@@ -120,3 +120,46 @@ def test_a_selection_that_moves_no_beam_copies_nothing(beam_size):
     state.select(beams[::-1], beam_size)
     for cache in state.caches:
         assert append(cache, beams) == [[beams[-1 - i], i] for i in beams]
+
+
+@pytest.mark.parametrize("positions", [0, 1, 3, 16, 40])
+@pytest.mark.parametrize("neighbourhood", [None, (4, 0)])
+def test_a_cache_that_others_join_has_the_positions_of_all(positions, neighbourhood):
+    first, second = cache_of(1, neighbourhood), cache_of(2, neighbourhood)
+    expected = [[], [], []]
+    for n in range(positions):
+        expected = [*append(first, [n]), *append(second, [100 + n, 200 + n])]
+    capacity = len(first.keys)
+    first.join(second)
+    assert first.length == positions
+    assert len(first.keys) == len(first.values) == capacity
+    assert first.keys.dtype == first.values.dtype == np.float32
+    keys, values = first.first(first.used)
+    assert keys[..., 0].tolist() == (-values[..., 0]).tolist() == expected
+    for n in range(positions, positions + 20):
+        found = append(first, [n, 100 + n, 200 + n])
+        reach = range(0 if neighbourhood is None else max(n - 4, 0), n + 1)
+        for row, beam in enumerate(found):
+            assert sorted(beam) == [100 * row + i for i in reach]
+
+
+@pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (3, 3)])
+def test_sources_of_other_sentences_are_padded(lengths):
+    """With keys and values of 0 that are not looked at."""
+    states = []
+    for length in lengths:
+        keys, values = (np.full((length, 2, width), length) for width in WIDTHS)
+        mask = np.ones((2, 1, 1, length), bool)
+        mask[0, ..., -1] = False
+        states.append(DecoderState([KeyValueCache(keys, values)], mask))
+    joined, longest = states[0], max(lengths)
+    joined.join(states[1])
+    assert joined.source_mask.shape == (4, 1, 1, longest)
+    assert joined.source_mask.dtype == bool
+    visible = joined.source_mask.sum(axis=-1).ravel().tolist()
+    assert visible == [n for length in lengths for n in (length - 1, length)]
+    for memory, width in zip(joined.caches[0].memory(), WIDTHS, strict=True):
+        sizes = np.repeat(lengths, 2)
+        used = np.arange(longest) < sizes[:, None]
+        expected = np.where(used, sizes[:, None], 0)[..., None] * np.ones(width)
+        assert memory.tolist() == expected.tolist()

@@ -25,7 +25,7 @@ from minitransformer.training.profiling import operations
 from minitransformer.translation import export
 from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.scoring import score_targets
 from support.closeness import assert_close
 from support.cuda import kernels_for

@@ -112,6 +112,17 @@ def confident_models(count, vocab_size=9):
     return found
 
 
+# The sentence of `next_logits`: three tokens and EOS.
+SOURCE = np.array([[5, 6, 7, EOS_ID]])
+
+
+def next_logits(model, prefix):
+    """The logits after a prefix, from a pass over the whole of it."""
+    with no_grad():
+        outputs = model(SOURCE, np.array([[BOS_ID, *prefix]]))
+        return model.logits(Tensor(outputs.data[0, -1])).data
+
+
 def mean_next_probabilities(members, source, prefix):
     """The mean over models of the softmax, from a pass over the whole prefix."""
     total = 0.0

@@ -27,6 +27,15 @@ class ScriptedDecoder:
     def select(self, rows):
         self.rows = [self.rows[r] for r in rows]
 
+    def join(self, other):
+        assert {len(history) for _, history in self.rows + other.rows} == {self.length}
+        self.rows += other.rows
+
+    @property
+    def length(self):
+        """How many tokens were fed to each beam."""
+        return len(self.rows[0][1])
+
 
 def random_log_probs(seed, sharpness=2.0, vocab_size=VOCAB):
     """Return a table of random but repeatable log-probabilities for every history."""

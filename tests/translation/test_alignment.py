@@ -21,7 +21,7 @@ from minitransformer.translation.alignment import (
     words_of_pieces,
 )
 from minitransformer.translation.attention_maps import attention_maps
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.output_lines import pharaoh
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minitransformer.api import load
@@ -15,8 +15,17 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Mode
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
-from minitransformer.translation.batch_translation import map_batches, translate_ids
-from minitransformer.translation.beam_search import beam_search, length_penalty
+from minitransformer.translation.batch_translation import (
+    map_batches,
+    search_together,
+    translate_ids,
+)
+from minitransformer.translation.beam_search import (
+    BeamSearch,
+    beam_search,
+    length_penalty,
+)
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
@@ -92,6 +101,31 @@ def test_nbest_is_sorted_and_distinct(seed):
     scores = [h.score for h in found]
     assert scores == sorted(scores, reverse=True)
     assert len({h.tokens for h in found}) == len(found)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 5))
+def test_searches_that_join_find_what_they_find_alone(seed, beam, together_from):
+    """Whether they join before the first step, in the midst, or are done before."""
+    limits, table = np.array([6, 9, 1, 7, 9]), random_log_probs(seed)
+    parts, found = [], {}
+    for sentences in (np.array([3, 0]), np.array([1, 4, 2])):
+        decoder = ScriptedDecoder(table, sentences)
+        part = BeamSearch(decoder, sentences, limits[sentences], beam, 0.6, 2)
+        while len(part.sentences) and part.length < together_from:
+            found.update(part.step())
+        parts += [part] if len(part.sentences) else []
+    if len(parts) == 2:
+        left = [*parts[0].sentences, *parts[1].sentences]
+        parts[0].join(parts[1])
+        assert parts[0].sentences.tolist() == left
+    for part in parts[:1]:
+        while len(part.sentences):
+            found.update(part.step())
+    alone, _ = search(table, limits, beam, 0.6, nbest=2)
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    for sentence, expected in enumerate(alone):
+        assert [h.tokens for h in found[sentence]] == [h.tokens for h in expected]
+        assert_close([h.score for h in found[sentence]], [h.score for h in expected])
 
 
 def scripted(probabilities, default):
@@ -221,6 +255,117 @@ def test_the_cached_decoder_equals_the_full_one(positions):
     """Also with beams reordered, sentences dropped, and beyond the first buffer."""
     _, owners = check_cached_decoder(model(positions), 36, leaving=(5, 20))
     assert len(owners) == 2
+
+
+def all_at_once(lengths, ends, max_tokens, share_left, monkeypatch):
+    """Search together for sentences that end after `ends` tokens; report every step.
+
+    Returns for each step the sentences that were started, if any, and those that took
+    it with the length that they reached.
+    """
+
+    def table(sentence, history):
+        row = np.full(VOCAB, -50.0)
+        row[EOS_ID if len(history) + 1 == ends[sentence] else 4] = -0.01
+        return row
+
+    def start(batch):
+        steps.append(("start", batch.tolist()))
+        decoder = ScriptedDecoder(table, batch)
+        return Watched(decoder, batch, np.full(len(batch), 99), 1, 0.6, 1)
+
+    class Watched(BeamSearch):
+        def step(self):
+            before, ended = self.sentences.tolist(), super().step()
+            steps.append((self.length, before))
+            return ended
+
+    steps = []
+    monkeypatch.setattr(batch_translation, "SHARE_LEFT", share_left)
+    order = np.argsort(lengths, kind="stable")
+    found = search_together(start, order, np.array(lengths), max_tokens)
+    tokens = {sentence: hypotheses[0].tokens for sentence, hypotheses in found}
+    assert tokens == {n: (4,) * (end - 1) for n, end in enumerate(ends)}
+    return steps
+
+
+def test_few_sentences_wait_until_others_catch_up(monkeypatch):
+    """Of 4 in a batch, the one that is left waits for the next ones, and so on."""
+    steps = all_at_once([1] * 8, [1, 1, 3, 1, 4, 1, 4, 3], 8, 0.4, monkeypatch)
+    assert steps == [
+        ("start", [0, 1, 2, 3]),
+        (1, [0, 1, 2, 3]),
+        ("start", [4, 5]),  # in equal parts, though 3 of them have room
+        (1, [4, 5]),
+        (2, [4, 2]),
+        (3, [4, 2]),
+        ("start", [6, 7]),
+        (1, [6, 7]),
+        (2, [6, 7]),
+        (3, [6, 7]),
+        (4, [6, 4]),
+    ]
+
+
+@pytest.mark.parametrize("share_left", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("max_tokens", [0, 1, 12, 30, 1000])
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_sentences_in_work_have_at_most_so_many_tokens(
+    max_tokens, share_left, monkeypatch, data
+):
+    """Padding and EOS counted, and those that wait; or there is one sentence."""
+    numbers = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), max_size=20)
+    lengths, ends = np.array([(0, 0), *data.draw(numbers)], int).T[:, 1:]
+    steps = all_at_once(lengths, ends, max_tokens, share_left, monkeypatch)
+    in_work = {}  # the length of each sentence's search
+    for what, sentences in steps:
+        if what == "start":
+            in_work |= dict.fromkeys(sentences, 0)
+            padded = len(in_work) * (lengths[[*in_work]].max() + 1)
+            assert padded <= max_tokens or len(in_work) == 1
+        else:  # the shortest beams are extended, all that are as long together
+            shortest = [n for n in in_work if in_work[n] == what - 1]
+            assert sorted(sentences) == sorted(shortest)
+            assert min(in_work.values()) == what - 1
+            in_work |= dict.fromkeys(sentences, what)
+            in_work = {n: what for n, what in in_work.items() if what < ends[n]}
+    assert not in_work
+
+
+def of_kind(kind):
+    """A model with caches of some kind, or several models."""
+    if kind == "ensemble":
+        return Ensemble([model(), model("learned")])
+    if kind == "restricted":
+        return Transformer(replace(model().config, attention_window=5), 5, "float64")
+    return model(kind)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "restricted", "ensemble"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_batches_that_are_filled_up_change_no_translation(kind, threads, monkeypatch):
+    net = of_kind(kind)
+    rng, joined, join = np.random.default_rng(7), [], BeamSearch.join
+    for embedding in (m.embedding for m in getattr(net, "members", [net])):
+        embedding.table.data *= 2  # ends come soon, and late
+
+    def watched(self, other):
+        joined.append(self.length)
+        join(self, other)
+
+    monkeypatch.setattr(BeamSearch, "join", watched)
+    sources = [list(rng.integers(4, 20, n)) for n in rng.integers(1, 12, 40)]
+    settings = {"beam": 3, "nbest": 2, "max_len_b": 20}
+    config = DecodingConfig(**settings, decode_tokens=3 * 60)
+    together = translate_ids(net, sources, config, threads)
+    assert max(joined) > 1
+    joined.clear()
+    for source, found in zip(sources, together, strict=True):
+        [alone] = translate_ids(net, [source], config)
+        assert [h.tokens for h in found] == [h.tokens for h in alone]
+        assert_close([h.score for h in found], [h.score for h in alone])
+    assert not joined
 
 
 def test_scores_of_translations_equal_those_of_the_search():

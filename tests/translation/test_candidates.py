@@ -8,6 +8,7 @@ from minitransformer.translation.candidates import (
     _candidates,
     best_candidates,
     exponentials,
+    summed,
 )
 from support.closeness import assert_close
 
@@ -52,7 +53,7 @@ def test_the_best_candidates_are_those_of_a_full_sort(
     expected = sorted_candidates(logits.astype(float), log_probs, count)
     blocks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
     with np.errstate(all="ignore"):  # as in a search
-        weights = (exponentials(block.copy()) for block in blocks)
+        weights = map(exponentials, blocks)
         found = best_candidates(weights, log_probs, count)
     for *columns, best in zip(*found, expected, strict=True):
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -63,8 +64,8 @@ def test_the_best_candidates_are_those_of_a_full_sort(
 
 def test_beams_that_cannot_win_are_not_searched():
     """All candidates found are those of the better beam."""
-    weights, sums = exponentials(np.random.default_rng(0).standard_normal((2, 3000)))
-    rows, _, values = _candidates(weights, sums, np.array([[-50.0, -1.0]]), 4)
+    weights = exponentials(np.random.default_rng(0).standard_normal((2, 3000)))
+    rows, _, values = _candidates(weights, np.array([[-50.0, -1.0]]), 4)
     assert set(rows.tolist()) == {1}
     assert 4 <= len(values) <= 8
 
@@ -72,8 +73,8 @@ def test_beams_that_cannot_win_are_not_searched():
 def test_log_probabilities_are_those_of_float64():
     """Of float32 weights, also where sentences are of very different probability."""
     weights = np.array([[1, 1, 1, 3, 1], [1, 1, 1, 1, 3]], np.float32)
-    log_probs, sums = np.array([[-2000.0], [-1.0]]), np.array([7, 7], np.float32)
-    found, _, tokens = best_candidates([(weights, sums)], log_probs, 2)
+    log_probs = np.array([[-2000.0], [-1.0]])
+    found, _, tokens = best_candidates([summed(weights)], log_probs, 2)
     assert tokens.tolist() == [[3, 4], [4, 3]]
     assert_close(found, log_probs + np.log([[3 / 7, 1 / 7]]), "float64")
 
@@ -81,10 +82,8 @@ def test_log_probabilities_are_those_of_float64():
 def test_where_every_token_is_excluded_there_is_no_candidate():
     weights = np.ones((3, 9))
     weights[[0, 2], 3:] = 0  # what is left is never produced
-    sums = np.full(3, 9.0)
     one, several = (
-        best_candidates([(weights[:n].copy(), sums[:n])], np.zeros((n, 1)), 2)[0]
-        for n in (1, 3)
+        best_candidates([summed(weights[:n])], np.zeros((n, 1)), 2)[0] for n in (1, 3)
     )
     assert one.tolist() == [[-np.inf] * 2]
     np.testing.assert_allclose(several[1], np.log([1 / 9] * 2))
@@ -93,9 +92,9 @@ def test_where_every_token_is_excluded_there_is_no_candidate():
 
 def test_a_beam_without_probability_has_no_candidates():
     """Also where all beams of a sentence have none."""
-    weights, sums, nothing = np.ones((4, 5)), np.full(4, 5.0), -np.inf
+    nothing = -np.inf
     log_probs = np.array([[nothing, -1.0], [nothing, nothing]])
-    found, beams, _ = best_candidates([(weights, sums)], log_probs, 2)
+    found, beams, _ = best_candidates([summed(np.ones((4, 5)))], log_probs, 2)
     np.testing.assert_allclose(found[0], np.log([1 / 5] * 2) - 1)
     assert beams[0].tolist() == [1, 1]
     assert found[1].tolist() == [nothing, nothing]
@@ -103,12 +102,12 @@ def test_a_beam_without_probability_has_no_candidates():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
 def test_sums_that_are_no_positive_numbers_are_refused(bad):
-    sums = np.array([2.0, bad])
+    weights = summed(np.ones((2, 5)))._replace(sums=np.array([2.0, bad]))
     with (
         np.errstate(all="ignore"),
         pytest.raises(ValueError, match="a model whose outputs are finite"),
     ):
-        best_candidates([(np.ones((2, 5)), sums)], np.zeros((1, 2)), 2)
+        best_candidates([weights], np.zeros((1, 2)), 2)
 
 
 def test_the_examples_of_the_documentation(monkeypatch):
@@ -119,32 +118,56 @@ def test_the_examples_of_the_documentation(monkeypatch):
     np.testing.assert_allclose(values, [[-1.1, -2.7, -2.7]], atol=0.02)
     assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
 
-    monkeypatch.setattr("minitransformer.translation.candidates.MIN_GROUPS", 2)
-    usual = [PAD_ID, UNK_ID, BOS_ID]
-    weights = np.ones((1, 7))
-    ids = [i for i in range(7) if i not in usual]
-    weights[0, ids] = [5.0, 1.0, 4.0, 3.0]
-    found = _candidates(weights, np.array([16.0]), np.zeros((1, 1)), 2)
-    rows, tokens, values = found
-    assert sorted(tokens.tolist()) == [ids[0], ids[2], ids[3]]
+    monkeypatch.setattr("minitransformer.translation.candidates.MAX_GROUPS", 2)
+    weights = summed(np.array([[1.0, 1, 1, 5, 1, 4, 3]]))
+    rows, tokens, values = _candidates(weights, np.zeros((1, 1)), 2)
+    assert sorted(tokens.tolist()) == [3, 5, 6]
     assert rows.tolist() == [0] * 3
     assert_close(sorted(values), np.log([3 / 16, 4 / 16, 5 / 16]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("shift", [0, -94, 40, 80, -200, 200])
-def test_exponentials_of_logits_of_any_size_are_finite(count, shift, monkeypatch):
-    """Some rows at a time, as many as a cache holds."""
-    monkeypatch.setattr(
-        "minitransformer.translation.candidates.LOGITS_IN_CACHE", 2 * 11
-    )
+def test_exponentials_of_logits_of_any_size_are_finite(count, shift):
     logits = np.random.default_rng(1).standard_normal((count, 11)).astype(np.float32)
     logits[0] += shift
     wide = logits.astype(float) - logits.max(axis=1, keepdims=True)
-    probabilities = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
-    moderate = np.exp(logits[1:].astype(float))
-    weights, sums = exponentials(logits)
-    assert weights is logits
-    assert sums.dtype == np.float32
-    assert_close(weights[1:], moderate, "float32")  # no factor where none is needed
-    assert_close(weights / sums[:, None], probabilities, "float32")
+    values, sums, *_ = exponentials(logits)
+    assert values is logits
+    assert values.dtype == sums.dtype == np.float32
+    assert_close(values, np.exp(wide), "float32")
+    assert_close(sums, np.exp(wide).sum(axis=1), "float32")
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "first", "groups"),
+    [
+        (5, 256, 3, [[3], [4]]),  # the three tokens before are never produced
+        (9, 2, 3, [[3, 5, 7], [4, 6, 8]]),
+        (10, 3, 4, [[4, 7], [5, 8], [6, 9]]),  # token 3 would make one group larger
+        (8, 1, 3, [[3, 4, 5, 6, 7]]),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_weights_have_sums_and_the_maxima_of_groups(
+    size, most, first, groups, count, monkeypatch
+):
+    """A few rows at a time, as many as a cache holds."""
+    module = "minitransformer.translation.candidates"
+    monkeypatch.setattr(f"{module}.MAX_GROUPS", most)
+    monkeypatch.setattr(f"{module}.VALUES_IN_CACHE", 3 * size + 1)
+    given = np.random.default_rng(size).random((count, size))
+    expected, parts = given**2, []
+
+    def square(values, out):
+        parts.append(len(values))
+        np.square(values, out=out)
+
+    weights = summed(given, square)
+    assert parts == {1: [1], 4: [3, 1], 7: [3, 3, 1]}[count]
+    assert weights.values is given
+    assert weights.first == first
+    assert_close(weights.values, expected)
+    assert_close(weights.sums, expected.sum(axis=1))
+    of_groups = [expected[:, group].max(axis=1) for group in groups]
+    assert_close(weights.maxima, np.transpose(of_groups))

@@ -25,7 +25,7 @@ from minitransformer.translation.constraints import (
     PrefixFinder,
     exclude,
 )
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator

@@ -9,9 +9,20 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import length_penalty
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import (
+    Ensemble,
+    EnsembleDecoder,
+    incremental_decoder,
+)
+from support.closeness import assert_close
 from support.in_process import run_translate
-from support.models import confident_models, mean_next_probabilities, save_small_model
+from support.models import (
+    SOURCE,
+    confident_models,
+    mean_next_probabilities,
+    next_logits,
+    save_small_model,
+)
 from support.scripts import SHORT
 
 SIZES = {"encoder_layers": 1, "decoder_layers": 1, "d_ff": 8, "num_heads": 2}
@@ -50,18 +61,6 @@ def test_an_ensemble_of_equal_models_translates_like_one():
         assert [h.score for h in a] == pytest.approx([h.score for h in b])
 
 
-def test_the_shortest_positions_set_the_limit():
-    learned = [
-        Transformer(
-            ModelConfig(
-                vocab_size=9, d_model=8, positions="learned", max_positions=n, **SIZES
-            )
-        )
-        for n in (9, 5)
-    ]
-    assert Ensemble([*confident_models(1), *learned]).position_limit == 5
-
-
 def test_different_vocabularies_are_refused():
     with pytest.raises(ValueError, match="models of one vocabulary, got sizes 9, 10"):
         Ensemble([*confident_models(1), *confident_models(1, vocab_size=10)])
@@ -82,3 +81,63 @@ def test_the_command_translates_with_several_models(tmp_path, capfd):
         code, _, err = run_translate(capfd, *flags, f"--{mode}", file, "the cat")
         assert code == 2
         assert f"translate.py: error: --{mode} takes one --model, got 2" in err
+
+
+@pytest.mark.parametrize("shortlist", [None, np.array([0, 1, 2, 3, 8, 5])])
+def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
+    """Up to a constant factor, also after beams are reordered."""
+    members = confident_models(3)
+    listed = np.arange(9) if shortlist is None else shortlist
+    decoder = incremental_decoder(Ensemble(members), SOURCE, 2, shortlist)
+    for rows, tokens, prefixes in (
+        (None, [BOS_ID], [[]]),
+        ([0, 0], [4, 5], [[4], [5]]),
+        ([1, 0], [5, 4], [[5, 5], [4, 4]]),
+    ):
+        if rows is not None:
+            decoder.select(np.array(rows))
+        [logits] = decoder.step(np.array(tokens))
+        found = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        for row, prefix in zip(found, prefixes, strict=True):
+            words = [listed[token] for token in prefix]
+            each = [np.exp(next_logits(m, words)[listed]) for m in members]
+            assert_close(row, np.mean([p / p.sum() for p in each], axis=0))
+
+
+class Certain:
+    """A decoder that gives the first of two tokens all the probability."""
+
+    def step(self, tokens):
+        yield np.array([[0.0, -2000.0]])
+
+
+def test_no_probability_is_so_small_that_its_logarithm_is_infinite():
+    [logits] = EnsembleDecoder([Certain(), Certain()]).step(np.array([BOS_ID]))
+    assert_close(logits, [[np.log(2), np.log(np.finfo("float64").tiny)]])
+
+
+def test_an_ensemble_has_the_embedding_of_its_first_member():
+    members = confident_models(2)
+    ensemble = Ensemble(members)
+    assert ensemble.members == members
+    assert ensemble.embedding is members[0].embedding
+    assert ensemble.position_limit is None
+
+
+def test_the_smallest_table_of_positions_limits_an_ensemble():
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_ff": 8, "num_heads": 2}
+    first, *others = (
+        Transformer(ModelConfig(vocab_size=9, d_model=8, **sizes, **positions))
+        for positions in (
+            {},
+            {"positions": "learned", "max_positions": 9},
+            {"positions": "learned", "max_positions": 5},
+        )
+    )
+    assert Ensemble([first, *others]).position_limit == 5
+    assert [m.position_limit for m in (first, *others)] == [None, 9, 5]
+
+
+def test_an_ensemble_of_none_is_refused():
+    with pytest.raises(ValueError, match="of one vocabulary, got sizes of none"):
+        Ensemble([])

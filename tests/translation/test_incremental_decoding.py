@@ -3,29 +3,15 @@
 import numpy as np
 import pytest
 
-from minitransformer.engine.autograd import Tensor, no_grad
 from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation import candidates, incremental_decoding
 from minitransformer.translation.beam_search import beam_search
-from minitransformer.translation.incremental_decoding import (
-    CachedDecoder,
-    Ensemble,
-    EnsembleDecoder,
-    incremental_decoder,
-)
+from minitransformer.translation.ensemble import incremental_decoder
+from minitransformer.translation.incremental_decoding import CachedDecoder
 from support.closeness import assert_close
-from support.models import confident_models
-
-SOURCE = np.array([[5, 6, 7, 3]])
-
-
-def next_logits(model, prefix):
-    """The logits after a prefix, from a pass over the whole of it."""
-    with no_grad():
-        outputs = model(SOURCE, np.array([[BOS_ID, *prefix]]))
-        return model.logits(Tensor(outputs.data[0, -1])).data
+from support.models import SOURCE, confident_models, next_logits
 
 
 @pytest.mark.parametrize(
@@ -85,10 +71,11 @@ def test_weights_are_exponentials_of_the_logits(dtype, shortlist, fast, monkeypa
         getattr(incremental_decoder(model, SOURCE, 1, shortlist), name)
         for name in ("step", "weights")
     )
-    [logits], [(weights, sums)] = (step(np.array([BOS_ID])) for step in steps)
-    assert weights.dtype == dtype
-    assert_close(sums, weights.sum(axis=1), dtype)
-    assert_close(weights / weights[:, :1], np.exp(logits - logits[:, :1]), dtype)
+    [logits], [weights] = (step(np.array([BOS_ID])) for step in steps)
+    values = weights.values
+    assert values.dtype == dtype
+    assert_close(weights.sums, values.sum(axis=1), dtype)
+    assert_close(values / values[:, :1], np.exp(logits - logits[:, :1]), dtype)
 
 
 def test_a_search_asks_a_kernel_for_weights():
@@ -101,7 +88,7 @@ def test_a_search_asks_a_kernel_for_weights():
         assert table is model.embedding.table.data
         weights = np.zeros((len(rows), len(table)))
         weights[:, [EOS_ID, 5]] = 3.0, 1.0
-        return weights, weights.sum(axis=1)
+        return weights
 
     def find(name, arrays):
         return kernel if name == "exponentials" else None
@@ -125,22 +112,30 @@ def test_powers_of_2_are_taken_where_they_are_the_faster_ones(dtype, fast, monke
         return fast
 
     monkeypatch.setattr(candidates, "exp2_is_fast", is_fast)
-    monkeypatch.setattr(candidates, "exponentials", lambda *given: given)
-    rows, table = np.ones((1, 2), dtype), np.array([[1, 2], [3, 4], [5, 6]], dtype)
-    logits, *power = candidates._token_weights(rows, table)
-    assert power == ([np.exp2] if fast else [])
-    assert logits.dtype == dtype
-    factor = np.log2(np.e) if fast else 1
-    assert_close(logits, factor * np.array([[3, 7, 11]]), dtype)
+    functions, plain = [], candidates.summed
+
+    def summed(logits, function):
+        functions.append(function)
+        factor = np.log2(np.e) if fast else 1
+        assert_close(logits, factor * np.array([[3, 7, 2, 5, 6]]), dtype)
+        return plain(logits, function)
+
+    monkeypatch.setattr(candidates, "summed", summed)
+    rows = np.ones((1, 2), dtype)
+    table = np.array([[1, 2], [3, 4], [0, 2], [2, 3], [5, 1]], dtype)
+    values, sums, *_ = candidates.token_weights(rows, table)
+    assert functions == [np.exp2 if fast else np.exp]
+    assert values.dtype == sums.dtype == dtype
+    assert_close(values, np.exp([[3, 7, 2, 5, 6]]), dtype)
 
 
-@pytest.mark.parametrize("total", [np.inf, np.nan, 1e-20, 0.0])
-def test_weights_of_a_kernel_that_may_overflow_are_not_used(total):
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e-20, 0.0])
+def test_weights_of_a_kernel_that_may_overflow_are_not_used(value):
     """They are computed again, with the largest logit subtracted."""
     [model] = confident_models(1)
 
     def kernel(rows, table):
-        return np.ones((1, 9)), np.array([total])
+        return np.full((1, 9), value)
 
     def find(name, arrays):
         return kernel if name == "exponentials" else None
@@ -149,68 +144,8 @@ def test_weights_of_a_kernel_that_may_overflow_are_not_used(total):
     register_kernels(np.ndarray, find)
     try:
         with np.errstate(all="ignore"):
-            [(weights, found)] = decoder.weights(np.array([BOS_ID]))
+            [weights] = decoder.weights(np.array([BOS_ID]))
     finally:
         register_kernels(np.ndarray, None)
     expected = np.exp(next_logits(model, []))
-    assert_close(weights[0] / found, expected / expected.sum())
-
-
-@pytest.mark.parametrize("shortlist", [None, np.array([0, 1, 2, 3, 8, 5])])
-def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
-    """Up to a constant factor, also after beams are reordered."""
-    members = confident_models(3)
-    listed = np.arange(9) if shortlist is None else shortlist
-    decoder = incremental_decoder(Ensemble(members), SOURCE, 2, shortlist)
-    for rows, tokens, prefixes in (
-        (None, [BOS_ID], [[]]),
-        ([0, 0], [4, 5], [[4], [5]]),
-        ([1, 0], [5, 4], [[5, 5], [4, 4]]),
-    ):
-        if rows is not None:
-            decoder.select(np.array(rows))
-        [logits] = decoder.step(np.array(tokens))
-        found = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        for row, prefix in zip(found, prefixes, strict=True):
-            words = [listed[token] for token in prefix]
-            each = [np.exp(next_logits(m, words)[listed]) for m in members]
-            assert_close(row, np.mean([p / p.sum() for p in each], axis=0))
-
-
-class Certain:
-    """A decoder that gives the first of two tokens all the probability."""
-
-    def step(self, tokens):
-        yield np.array([[0.0, -2000.0]])
-
-
-def test_no_probability_is_so_small_that_its_logarithm_is_infinite():
-    [logits] = EnsembleDecoder([Certain(), Certain()]).step(np.array([BOS_ID]))
-    assert_close(logits, [[np.log(2), np.log(np.finfo("float64").tiny)]])
-
-
-def test_an_ensemble_has_the_embedding_of_its_first_member():
-    members = confident_models(2)
-    ensemble = Ensemble(members)
-    assert ensemble.members == members
-    assert ensemble.embedding is members[0].embedding
-    assert ensemble.position_limit is None
-
-
-def test_the_smallest_table_of_positions_limits_an_ensemble():
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_ff": 8, "num_heads": 2}
-    first, *others = (
-        Transformer(ModelConfig(vocab_size=9, d_model=8, **sizes, **positions))
-        for positions in (
-            {},
-            {"positions": "learned", "max_positions": 9},
-            {"positions": "learned", "max_positions": 5},
-        )
-    )
-    assert Ensemble([first, *others]).position_limit == 5
-    assert [m.position_limit for m in (first, *others)] == [None, 9, 5]
-
-
-def test_an_ensemble_of_none_is_refused():
-    with pytest.raises(ValueError, match="of one vocabulary, got sizes of none"):
-        Ensemble([])
+    assert_close(weights.values[0] / weights.sums, expected / expected.sum())

@@ -13,7 +13,7 @@ from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation import sampling
 from minitransformer.translation.beam_search import beam_search
-from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.sampling import Draws, draw, likeliest, sample_ids
 from minitransformer.translation.scoring import score_targets
 from support.closeness import assert_close

@@ -1,0 +1,85 @@
+"""Several models that translate together, by the mean of their probabilities (Table 2).
+
+Shapes: B sentences, K beams, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from minitransformer.engine import ops
+from minitransformer.engine.backend import Array, array_module, fused_kernel
+from minitransformer.model.transformer import Transformer
+from minitransformer.translation.incremental_decoding import (
+    CachedDecoder,
+    IncrementalDecoder,
+)
+
+
+class Ensemble:
+    """Several models whose probabilities are averaged, as in the ensembles of Table 2.
+
+    Raises: ValueError if there is no model, or if their vocabularies differ in size.
+    """
+
+    def __init__(self, members: Sequence[Transformer]) -> None:
+        sizes = {member.config.vocab_size for member in members}
+        if len(sizes) != 1:
+            raise ValueError(
+                "an ensemble: expected models of one vocabulary, got sizes "
+                f"{', '.join(map(str, sorted(sizes))) or 'of none'}"
+            )
+        self.members, self.embedding = list(members), members[0].embedding
+
+    @property
+    def position_limit(self) -> int | None:
+        """The smallest limit of the members, or None if no member has one."""
+        limits = [m.position_limit for m in self.members if m.position_limit]
+        return min(limits, default=None)
+
+
+class EnsembleDecoder:
+    """Decoders whose probabilities are averaged at every step."""
+
+    def __init__(self, members: Sequence[IncrementalDecoder]) -> None:
+        self._members = members
+
+    def step(self, tokens: np.ndarray) -> Iterator[Array]:
+        steps = [member.step(tokens) for member in self._members]
+        for blocks in zip(*steps, strict=True):
+            xp = array_module(blocks[0])
+            for logits in blocks:
+                ops.softmax_in_place(xp, logits)
+            total = functools.reduce(operator.add, blocks)
+            # The caller normalises the logits, so a sum serves as well as a mean.
+            yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
+
+    def select(self, rows: np.ndarray) -> None:
+        for member in self._members:
+            member.select(rows)
+
+    def join(self, other: EnsembleDecoder) -> None:
+        for member, joining in zip(self._members, other._members, strict=True):
+            member.join(joining)
+
+
+def incremental_decoder(
+    model: Transformer | Ensemble,
+    source: Array,
+    beam_size: int,
+    shortlist: np.ndarray | None = None,
+) -> IncrementalDecoder:
+    """Encode a batch of sentences and return what decodes them.
+
+    Shapes: source ids [B, S], shortlist of token ids [any]
+    """
+    if isinstance(model, Transformer):
+        table = model.embedding.table.data
+        decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
+        return decoder(model, source, beam_size, shortlist)
+    members = [CachedDecoder(m, source, beam_size, shortlist) for m in model.members]
+    return EnsembleDecoder(members)
