@@ -79,7 +79,10 @@ TESTS = {
     "minitransformer/model/transformer.py": f"{MODEL} {SEARCH}",
     "minitransformer/training/optimizer.py": f"{TRAINING} {SCRIPT}",
     "minitransformer/training/parallel.py": TRAINING,
-    "minitransformer/translation/batch_translation.py": SEARCH,
+    "minitransformer/translation/batch_translation.py": (
+        f"{SEARCH} tests/translation/test_constraints.py "
+        "tests/translation/test_lexicon.py tests/translation/test_sampling.py"
+    ),
     "minitransformer/translation/beam_search.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/candidates.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/ensemble.py": f"{DECODING} {SEARCH}",

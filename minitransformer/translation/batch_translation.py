@@ -128,11 +128,11 @@ def search_together(
     A step takes almost as long for few sentences as for many, and the last sentences of
     a batch may go on for long. They wait while others are started, which catch up with
     them: the search with the shortest beams does the next step, and searches whose
-    beams are equally long join. In work are at most `max_tokens` source tokens, with
-    padding and EOS, or one sentence. The sentences come by length, shortest first, so
-    that the last ones of a batch wait for others that go on as long.
+    beams are equally long join. At most `max_tokens` source tokens are in work at a
+    time, with padding and EOS, or one sentence. The sentences come by length, shortest
+    first, so that those that wait meet others that go on as long.
 
-    Elsewhere: in the continuous batching of servers, a sentence may join a batch at any
+    Elsewhere: in the continuous batching of servers, a text joins the others at any
     time, and has a position of its own.
 
     Shapes: sentences [any], lengths [of all sentences]
@@ -164,8 +164,8 @@ def _batch_size(lengths: np.ndarray, max_tokens: int, in_work: int) -> int:
     """
     tokens = (in_work + np.arange(1, len(lengths) + 1)) * (lengths + 1)
     fitting = int(np.searchsorted(tokens, max_tokens, "right"))
-    if not len(lengths) or not fitting:
-        return int(len(lengths) > 0 and not in_work)
+    if not fitting:
+        return 0 if in_work else min(len(lengths), 1)
     sums = np.cumsum(lengths + 1)
     equal_part = sums[-1] / math.ceil(sums[-1] / sums[fitting - 1])
     return max(int(np.searchsorted(sums, equal_part, "right")), 1)

@@ -307,6 +307,29 @@ def test_few_sentences_wait_until_others_catch_up(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens", "in_work", "expected"),
+    [
+        ([], 10, 0, 0),
+        ([], 10, 5, 0),
+        ([9], 5, 0, 1),  # at least one, if there are none
+        ([9], 5, 1, 0),
+        ([1, 1, 1, 1], 8, 0, 4),
+        ([1, 1, 1, 1], 8, 1, 2),  # though 3 fit: 2 batches of 2
+        ([1] * 10, 10, 0, 5),
+        ([1] * 11, 10, 0, 3),  # 3 batches, of 22 tokens in all
+        ([2, 2, 2, 8], 9, 0, 3),  # 18 tokens in 2 batches of 9
+        ([1, 3, 3], 10, 1, 1),  # with a third, 12 tokens with padding
+    ],
+)
+def test_as_many_sentences_are_started_as_make_equal_batches(
+    lengths, max_tokens, in_work, expected
+):
+    count = batch_translation._batch_size(np.array(lengths, int), max_tokens, in_work)
+    assert count == expected
+    assert isinstance(count, int)
+
+
 @pytest.mark.parametrize("share_left", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("max_tokens", [0, 1, 12, 30, 1000])
 @given(data=st.data())

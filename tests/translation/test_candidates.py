@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.translation.candidates import (
     _candidates,
     best_candidates,
@@ -70,6 +70,16 @@ def test_beams_that_cannot_win_are_not_searched():
     assert 4 <= len(values) <= 8
 
 
+def test_sums_decide_which_beam_is_the_better_one():
+    """Of two beams, one has small weights, and one many that are all alike."""
+    values = np.ones((2, 600))
+    values[1] = np.exp(-10)
+    values[1, 77] = 1
+    found, beams, tokens = best_candidates([summed(values)], np.array([[0.0, -1.0]]), 2)
+    assert (beams.tolist(), tokens.tolist()) == ([[1, 0]], [[77, EOS_ID]])
+    assert_close(found, [[-1 - np.log1p(599 * np.exp(-10)), -np.log(600)]])
+
+
 def test_log_probabilities_are_those_of_float64():
     """Of float32 weights, also where sentences are of very different probability."""
     weights = np.array([[1, 1, 1, 3, 1], [1, 1, 1, 1, 3]], np.float32)
@@ -132,9 +142,9 @@ def test_exponentials_of_logits_of_any_size_are_finite(count, shift):
     logits = np.random.default_rng(1).standard_normal((count, 11)).astype(np.float32)
     logits[0] += shift
     wide = logits.astype(float) - logits.max(axis=1, keepdims=True)
-    values, sums, *_ = exponentials(logits)
+    values, sums, maxima, _ = exponentials(logits)
     assert values is logits
-    assert values.dtype == sums.dtype == np.float32
+    assert values.dtype == sums.dtype == maxima.dtype == np.float32
     assert_close(values, np.exp(wide), "float32")
     assert_close(sums, np.exp(wide).sum(axis=1), "float32")
 
