@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minitransformer.api import load
+from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import (
@@ -22,9 +23,11 @@ from minitransformer.translation.batch_translation import (
 )
 from minitransformer.translation.beam_search import (
     BeamSearch,
+    Hypothesis,
     beam_search,
     length_penalty,
 )
+from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
@@ -416,7 +419,7 @@ def test_translations_do_not_depend_on_order_threads_or_batches():
     for a, b, c in zip(together, alone, narrow, strict=True):
         assert a[0].tokens == b[0].tokens == c[0].tokens
         assert_close(a[0].score, b[0].score)
-    assert together[0][0].tokens == together[3][0].tokens == ()
+    assert together[0] == together[3] == [Hypothesis((), 0.0, 0.0)]
 
 
 def test_the_longest_output_is_the_input_length_plus_50_tokens():
@@ -496,6 +499,74 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
     found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
     assert batches == [[6], [2], [4], [0], [5, 3]]
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
+
+
+def test_sentences_of_one_length_keep_their_order(monkeypatch):
+    lengths, numbers = [5, 9] * 30, np.arange(60)
+    found = [i for i, _ in map_batches(list, np.array(lengths), 100, 1)]
+    expected = [*numbers[1::2], *numbers[::2]]
+    assert found == expected
+
+    def watched(start, sentences, *rest):
+        shares.append(sentences.tolist())
+        return []
+
+    shares = []
+    monkeypatch.setattr(batch_translation, "search_together", watched)
+    translate_ids(model(), [[4] * n for n in lengths], DecodingConfig(), 1)
+    assert shares == [[*numbers[::2], *numbers[1::2]]]
+
+
+def test_a_gpu_may_have_a_search_of_its_own():
+    """Which is not asked where there are constraints."""
+    net, config = model(), DecodingConfig(beam=2, max_len_b=2)
+    own = [Hypothesis((7, 7), -1.0, -1.0)]
+
+    def fused(decoder, max_lengths, *settings):
+        assert settings == (2, 0.6, 1)
+        return [own] * len(max_lengths)
+
+    def find(name, arrays):
+        return fused if name == "beam_search" else None
+
+    register_kernels(np.ndarray, find)
+    try:
+        assert translate_ids(net, [[4], [5, 6], []], config)[:2] == [own, own]
+        constraints = Constraints(TranslationConfig(min_len=2))
+        found = translate_ids(net, [[4]], config, constraints=constraints)
+    finally:
+        register_kernels(np.ndarray, None)
+    assert found != [own]
+
+
+def test_constraints_and_a_shortlist_both_hold():
+    net, config = model(), DecodingConfig(beam=2, max_len_b=9)
+    listed = np.array([0, 1, 2, 3, 9, 12])
+    constraints = Constraints(TranslationConfig(min_len=6))
+    found = translate_ids(
+        net, [[4, 5], [6]], config, 1, lambda source: listed, constraints
+    )
+    for [best] in found:
+        assert len(best.tokens) >= 6
+        assert {*best.tokens} <= {9, 12}
+
+
+def test_sentences_that_a_batch_may_have_decided_are_translated_alone():
+    batches = []
+
+    class Doubtful(Constraints):
+        def decoder(self, decoder, batch, shortlist=None):
+            batches.append(batch.tolist())
+            return super().decoder(decoder, batch, shortlist)
+
+        def unsure(self, decoder):
+            return [1]
+
+    constraints = Doubtful(TranslationConfig(min_len=1))
+    sources, config = [[4], [5, 6]], DecodingConfig(beam=2, max_len_b=3)
+    found = translate_ids(model(), sources, config, constraints=constraints)
+    assert batches == [[1, 0], [0]]
+    assert [len(hypotheses) for hypotheses in found] == [1, 1]
 
 
 @pytest.mark.parametrize(
