@@ -178,9 +178,10 @@ class Bfloat16Kernels:
         and three times [N]
         """
         count, row = len(targets), np.arange(len(targets))
+        ones = np.ones(matrix.shape[1], np.float32)
         exponentials = self.product(rows, matrix, function=EXP)[:count]
         with np.errstate(over="ignore"):  # `moderate` sees it
-            totals = exponentials @ np.ones(matrix.shape[1], np.float32)
+            totals = exponentials @ ones
         of_targets = exponentials[row, targets]
         if ops.moderate(totals) and of_targets.all():
             return exponentials, totals, np.log(totals), np.log(of_targets)
@@ -188,7 +189,7 @@ class Bfloat16Kernels:
         target_logits, highest = logits[row, targets], logits.max(axis=-1)
         logits -= highest[:, None]
         exponentials = np.exp(logits, out=logits)
-        totals = exponentials @ np.ones(matrix.shape[1], np.float32)
+        totals = exponentials @ ones
         return exponentials, totals, np.log(totals) + highest, target_logits
 
     def _rounded_input(self, x: np.ndarray) -> np.ndarray:

@@ -160,11 +160,7 @@ def _candidates(
     log-probabilities
     """
     xp, (batch, beams) = array_module(weights.values), log_probs.shape
-    size, groups, first = (
-        weights.values.shape[1],
-        weights.maxima.shape[1],
-        weights.first,
-    )
+    size, groups = weights.values.shape[1], weights.maxima.shape[1]
     log_sums = np.log(to_host(weights.sums), dtype=np.float64)
     if not np.isfinite(log_sums).all():
         raise ValueError(NOT_FINITE)
@@ -182,8 +178,8 @@ def _candidates(
 
     reaching = np.flatnonzero(maxima >= bounds[:, None])  # faster than for two axes
     row, group = (x[:, None] for x in np.divmod(reaching, groups))
-    in_groups = row, group + np.arange(first, size, groups)
-    others = np.arange(batch * beams)[:, None], np.arange(EOS_ID, first)[None]
+    in_groups = row, group + np.arange(weights.first, size, groups)
+    others = np.arange(batch * beams)[:, None], np.arange(EOS_ID, weights.first)[None]
     offsets = log_probs.ravel() - log_sums
     found = []
     for row, token in (in_groups, others):
