@@ -17,15 +17,26 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from contextlib import suppress
+from ctypes import (
+    addressof,
+    byref,
+    c_char,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from ctypes.util import find_library
 from importlib import metadata
 from typing import Any, TypeAlias
 
 import numpy as np
 
-# The names that the package index has for the library, and the one that C has for it.
-DISTRIBUTIONS = ("onednn-cpu-gomp", "onednn")
+# The name that the package index has for the library, and the one that C has for it.
+DISTRIBUTION = "onednn-cpu-gomp"
 LIBRARY = "dnnl"
 
 # The oldest version of oneDNN that is known to multiply any number of rows fast.
@@ -44,7 +55,7 @@ BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
 
 # Products of more columns are compiled for each number of rows: what serves any number
 # needs a scratchpad of 1 KB for each column.
-MAX_COLUMNS = 4096
+MAX_COLUMNS = 16384
 
 # The sum over rows in A^T B takes so many of them at a time, so that it is compiled for
 # few numbers of rows.
@@ -73,6 +84,7 @@ class OneDnn:
             )
         self._library.dnnl_primitive_desc_query_md.restype = c_void_p
         self._library.dnnl_memory_desc_get_size.restype = c_size_t
+        self._library.dnnl_memory_set_data_handle.argtypes = c_void_p, c_void_p
         self._engine = c_void_p()
         _call(self._library, "engine_create", byref(self._engine), CPU, c_size_t(0))
         self._thread = threading.local()
@@ -90,7 +102,7 @@ class OneDnn:
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
             rounding = self._primitive(_Rounding, piece)
-            source, target = x.ctypes.data, out.ctypes.data
+            source, target = _address(x), _address(out)
             for start in {0, x.size - piece}:
                 places = source + start * x.itemsize, target + start * out.itemsize
                 self._run(rounding, *places)
@@ -132,7 +144,7 @@ class OneDnn:
             layout = BFLOAT16, (ANY_NUMBER, len(b)), (len(b), 1)
         how = layout, _layout(b), add, bias is not None, function
         multiply = self._primitive(_Product, *how)
-        places = (array.ctypes.data for array in arrays)
+        places = (_address(array) for array in arrays)
         self._run(multiply, *places, rows=len(a))
         return out
 
@@ -220,7 +232,7 @@ class _Primitive:
         memories, arguments = self._arguments[rows]
         library, failed = self._library, 0
         for memory, address in zip(memories, addresses, strict=True):
-            failed |= library.dnnl_memory_set_data_handle(memory, c_void_p(address))
+            failed |= library.dnnl_memory_set_data_handle(memory, address)
         what = self._primitive, self._stream, len(addresses), arguments
         failed |= library.dnnl_primitive_execute(*what)
         failed |= library.dnnl_stream_wait(self._stream)
@@ -301,6 +313,14 @@ def _destroy(
         library.dnnl_memory_destroy(memory)
 
 
+def _address(array: np.ndarray) -> int:
+    """Return where a contiguous or transposed array lies."""
+    if not array.size or not array.flags.writeable:
+        return array.ctypes.data
+    contiguous: Any = array if array.flags.c_contiguous else array.T
+    return addressof(c_char.from_buffer(contiguous))  # three times as fast
+
+
 def _layout(matrix: np.ndarray) -> Layout:
     """Return the layout of a contiguous or transposed bfloat16 matrix."""
     rows, columns = matrix.shape
@@ -347,11 +367,8 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
 def _load() -> ctypes.CDLL:
     """Load the library of an installed package, or that of the system."""
     paths = []
-    for name in DISTRIBUTIONS:
-        try:
-            files = metadata.files(name) or []
-        except metadata.PackageNotFoundError:
-            continue
+    with suppress(metadata.PackageNotFoundError):
+        files = metadata.files(DISTRIBUTION) or []
         paths += [str(f.locate()) for f in files if f.name.startswith(f"lib{LIBRARY}.")]
     if system := find_library(LIBRARY):
         paths.append(system)

@@ -135,6 +135,7 @@ def best_candidates(
         rows, *rest = _candidates(weights, of_block, count)
         found.append((rows + first * beams, *rest))
         first += len(of_block)
+        del weights  # the next block takes their memory, which is in the cache
     row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
     sentence = row // beams
     order = np.lexsort((token, row, -log_prob, sentence))
@@ -160,7 +161,7 @@ def _candidates(
     log-probabilities
     """
     xp, (batch, beams) = array_module(weights.values), log_probs.shape
-    size, groups = weights.values.shape[1], weights.maxima.shape[1]
+    groups = weights.maxima.shape[1]
     log_sums = np.log(to_host(weights.sums), dtype=np.float64)
     if not np.isfinite(log_sums).all():
         raise ValueError(NOT_FINITE)
@@ -176,17 +177,22 @@ def _candidates(
         bounds = np.maximum(bounds, least)
     bounds = bounds.repeat(beams)  # [B K]
 
-    reaching = np.flatnonzero(maxima >= bounds[:, None])  # faster than for two axes
-    row, group = (x[:, None] for x in np.divmod(reaching, groups))
-    in_groups = row, group + np.arange(weights.first, size, groups)
-    others = np.arange(batch * beams)[:, None], np.arange(EOS_ID, weights.first)[None]
+    # The weights of the groups that are searched, and of the tokens in no group.
+    values, first = weights.values, weights.first
+    row, group = _places(maxima >= bounds[:, None])
+    in_groups = values[:, first:].reshape(batch * beams, -1, groups)
+    searched = to_host(in_groups[xp.asarray(row), :, xp.asarray(group)])  # [.., V // G]
+    i, place = _places(searched * factors[row, None] >= bounds[row, None])
+    found = [(row[i], first + place * groups + group[i], searched[i, place])]
+    others = to_host(values[:, EOS_ID:first])
+    row, place = _places(others * factors[:, None] >= bounds[:, None])
+    found.append((row, EOS_ID + place, others[row, place]))
+    rows, tokens, reached = map(np.concatenate, zip(*found, strict=True))
     offsets = log_probs.ravel() - log_sums
-    found = []
-    for row, token in (in_groups, others):
-        row, token = (x.ravel() for x in np.broadcast_arrays(row, token))
-        values = to_host(weights.values[xp.asarray(row), xp.asarray(token)])
-        reached = values * factors[row] >= bounds[row]
-        row, token, values = (x[reached] for x in (row, token, values))
-        found.append((row, token, np.log(values, dtype=np.float64) + offsets[row]))
-    rows, tokens, values = map(np.concatenate, zip(*found, strict=True))
-    return rows, tokens, values
+    return rows, tokens, np.log(reached, dtype=np.float64) + offsets[rows]
+
+
+def _places(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and columns of what is True, faster than `np.nonzero`."""
+    rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
+    return rows, columns
