@@ -55,7 +55,7 @@ BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
 
 # Products of more columns are compiled for each number of rows: what serves any number
 # needs a scratchpad of 1 KB for each column.
-MAX_COLUMNS = 16384
+MAX_COLUMNS = 4096
 
 # The sum over rows in A^T B takes so many of them at a time, so that it is compiled for
 # few numbers of rows.
