@@ -221,8 +221,7 @@ class Bfloat16Kernels:
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
         """Return a matrix of parameters, rounded: a view of its vector's rounded copy.
 
-        So one copy serves all matrices and also parts of them, such as the blocks of
-        the embedding that beam search multiplies by.
+        So one copy serves all matrices. A view is kept as long as its matrix lives.
         """
         key, views = id(matrix), self._views
         if key not in views:

@@ -144,8 +144,7 @@ class OneDnn:
             layout = BFLOAT16, (ANY_NUMBER, len(b)), (len(b), 1)
         how = layout, _layout(b), add, bias is not None, function
         multiply = self._primitive(_Product, *how)
-        places = (_address(array) for array in arrays)
-        self._run(multiply, *places, rows=len(a))
+        self._run(multiply, *map(_address, arrays), rows=len(a))
         return out
 
     def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
