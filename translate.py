@@ -108,7 +108,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, metavar="N", help=threads)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     precision = "number format (default fp32; on a GPU bf16 if it can)"
-    add("--precision", choices=PRECISIONS, help=precision)
+    add("--precision", choices=(*PRECISIONS, "int8"), help=precision)
     buffer = "most lines that are translated together (default 2000)"
     add("--buffer", type=positive, metavar="LINES", help=buffer)
     add_arguments(parser, TranslationConfig)

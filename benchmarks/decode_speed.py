@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import alternate, has_bfloat16, medians, ratio, report, watched_memory
+from harness import alternate, can_compute_in, medians, ratio, report, watched_memory
 
 from minitransformer.devices import open_device
 from minitransformer.machine import num_cores, tune_allocator
@@ -48,10 +48,11 @@ SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
     "multi30k": (10_000, 1000, 15),
 }
+LOW_PRECISIONS = ("bf16", "int8")
 CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
 SIDES = (
     "ours",
-    "ours-bf16",
+    *(f"ours-{kind}" for kind in LOW_PRECISIONS),
     "ours-shortlist",
     "pytorch",
     "pytorch-drop",
@@ -81,7 +82,8 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
 
 def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     tune_allocator()
-    open_device("cpu", "bf16" if args.side == "ours-bf16" else "fp32")
+    kind = args.side.partition("-")[2]
+    open_device("cpu", kind if kind in LOW_PRECISIONS else "fp32")
     model, _, _, longest = workload(args)
     limit: dict[str, Any] = {}
     if longest:
@@ -217,9 +219,9 @@ def is_possible(side: str, lexicon: Path | None) -> bool:
     name, _, kind = side.partition("-")
     if name == "ctranslate2":
         return kind in ctranslate2.get_supported_compute_types("cpu")
-    if side == "ours-bf16":
-        return has_bfloat16()
-    return kind != "shortlist" or lexicon is not None
+    if kind == "shortlist":
+        return lexicon is not None
+    return name != "ours" or not kind or can_compute_in(kind)
 
 
 def main() -> None:
@@ -246,7 +248,10 @@ def main() -> None:
                 for side in others
                 if side != ours
             }
-            for prefix, ours in (("", "ours"), ("bf16_", "ours-bf16"))
+            for prefix, ours in (
+                ("", "ours"),
+                *((f"{kind}_", f"ours-{kind}") for kind in LOW_PRECISIONS),
+            )
             if ours in found
         }
         report(

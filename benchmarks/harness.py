@@ -19,7 +19,7 @@ from typing import Any
 import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
 import threadpoolctl
 
-from minitransformer.bfloat16 import kernels
+from minitransformer.onednn import bfloat16, int8
 
 Result = dict[str, Any]  # what a side prints as JSON
 
@@ -135,10 +135,10 @@ def processor() -> str:
     return f"{fields.get('model name', platform.machine())} ({found})"
 
 
-def has_bfloat16() -> bool:
-    """Whether this engine can multiply bfloat16 numbers here."""
+def can_compute_in(precision: str) -> bool:
+    """Whether this engine has products of "bf16" or "int8" on this processor."""
     try:
-        kernels.open_kernels()
+        {"bf16": bfloat16, "int8": int8}[precision].open_kernels()
     except RuntimeError:
         return False
     return True

@@ -162,14 +162,15 @@ def mode_rows(name: str, found: Figures) -> Iterator[Row]:
 
 def decoding_rows(name: str, found: Figures) -> Iterator[Row]:
     model = name.partition("-")[2]
-    over, bf16_over = found["speed_over"], found.get("bf16_speed_over", {})
+    over = found["speed_over"]
+    low = [found.get(f"{kind}_speed_over", {}) for kind in ("bf16", "int8")]
     for side in ("ours", *over):
         yield (
             model,
             side,
             number(found[side]["tokens_per_second"]),
             spread(over[side]) if side in over else "",
-            spread(bf16_over[side]) if side in bf16_over else "",
+            *(spread(ratios[side]) if side in ratios else "" for ratios in low),
             f"{found['same'][side]:.1%}" if side in over else "",
             number(found[side]["peak_memory_mb"]),
         )
@@ -212,6 +213,7 @@ TABLES: dict[str, tuple[str, Row, Callable[[str, Figures], Iterator[Row]]]] = {
             "tokens/s",
             "float32 over it",
             "bf16 over it",
+            "int8 over it",
             "same",
             "MB",
         ),

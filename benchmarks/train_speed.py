@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from harness import alternate, has_bfloat16, medians, ratio, report, watched_memory
+from harness import alternate, can_compute_in, medians, ratio, report, watched_memory
 from threadpoolctl import threadpool_limits
 
 from minitransformer.devices import open_device
@@ -247,7 +247,7 @@ def main() -> None:
     if args.side:
         measure(args)
         return
-    own = OURS if has_bfloat16() else OURS[:1]
+    own = OURS if can_compute_in("bf16") else OURS[:1]
     sides = *own, "products", *args.modes
     found = alternate(__file__, sides, sys.argv[1:], args.rounds)
     speeds = {side: medians(found[side])["tokens_per_second"] for side in args.modes}

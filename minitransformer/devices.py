@@ -41,7 +41,8 @@ class Device:
     def description(self) -> str:
         """The device and how it computes, in a few words."""
         if self.name == "cpu":
-            products = ", products in bf16" if self.precision == "bf16" else ""
+            in_float32 = self.precision == "fp32"
+            products = "" if in_float32 else f", products in {self.precision}"
             workers = f"{self.num_threads} worker{'s' * (self.num_threads > 1)}"
             return f"cpu, {workers}{products}"
         return f"{self.name}, {self.precision}"
@@ -70,15 +71,15 @@ def open_device(
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise UsageError(f"threads: expected int of at least 1, got {num_threads!r}")
     if name == "cpu":
-        if precision not in (None, "fp32", "bf16"):
-            raise UsageError(
-                f"--precision: expected fp32 or bf16 with --device cpu, got {precision}"
-            )
+        if precision not in (None, "fp32", "bf16", "int8"):
+            expected = "expected fp32 or bf16 with --device cpu, or int8 to translate"
+            raise UsageError(f"--precision: {expected}, got {precision}")
         register_kernels(np.ndarray, None)
-        if precision == "bf16":
-            from minitransformer.bfloat16 import kernels
+        if precision in ("bf16", "int8"):
+            from minitransformer.onednn import bfloat16, int8
 
-            register_kernels(np.ndarray, kernels.open_kernels().find)
+            low = bfloat16 if precision == "bf16" else int8
+            register_kernels(np.ndarray, low.open_kernels().find)
         return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
 

@@ -16,7 +16,7 @@ from support.scripts import ROOT
 
 PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
 TO_RUNS = {"settings", "files", "machine", "workers", "engine", "text", "model", "runs"}
-EVERYTHING = {*TO_RUNS, "bfloat16", "training", "translation", "parsing", "cuda"}
+EVERYTHING = {*TO_RUNS, "onednn", "training", "translation", "parsing", "cuda"}
 EVERYTHING |= {"devices", "api"}
 MAY_IMPORT = {
     "settings": set(),
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "workers": set(),
     "engine": {"settings", "files"},
     "text": {"settings", "files"},
-    "bfloat16": {"engine", "workers"},
+    "onednn": {"engine", "machine", "workers"},
     "model": {"engine", "settings"},
     "runs": TO_RUNS,
     "training": TO_RUNS,

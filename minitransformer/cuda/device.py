@@ -264,7 +264,7 @@ def choose_precision(asked: str | None, capability: int) -> str:
     """
     if asked is None:
         return "bf16" if capability >= MIN_CAPABILITY["bf16"] else "fp32"
-    if capability < MIN_CAPABILITY[asked]:
+    if capability < MIN_CAPABILITY.get(asked, sys.maxsize):
         possible = [p for p, minimum in MIN_CAPABILITY.items() if capability >= minimum]
         raise UsageError(
             f"--precision: expected {' or '.join(possible)} on this GPU (compute "

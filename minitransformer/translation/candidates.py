@@ -9,7 +9,7 @@ Shapes: B sentences, K beams, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -62,19 +62,20 @@ class TokenWeights(NamedTuple):
 def token_weights(rows: Array, table: Array) -> TokenWeights:
     """Return the weights of the tokens that follow, whose vectors are in a table.
 
-    A kernel may take the exponentials inside of the product.
+    A kernel may take the exponentials inside of the product, of some rows at a time.
 
     Shapes: rows [N, D], table [V, D]
     """
     kernel = fused_kernel("exponentials", (rows, table), project)
     if kernel is not project:
-        weights = summed(kernel(rows, table))
+        weights = summed(*kernel(rows, table))
     elif isinstance(rows, np.ndarray) and exp2_is_fast(rows.dtype.name):
         # exp(x) = 2^(x log2(e)), and the rows are fewer numbers than the logits.
         logits = project(rows * rows.dtype.type(math.log2(math.e)), table)
-        weights = summed(logits, np.exp2)
+        weights = summed(logits, replaced(logits, np.exp2))
     else:
-        weights = summed(project(rows, table), array_module(rows).exp)
+        logits = project(rows, table)
+        weights = summed(logits, replaced(logits, array_module(rows).exp))
     moderate = ops.moderate(weights.sums)
     return weights if moderate else exponentials(project(rows, table))
 
@@ -82,13 +83,31 @@ def token_weights(rows: Array, table: Array) -> TokenWeights:
 def exponentials(logits: Array) -> TokenWeights:
     """Return exp(logits - the maximum of each row). Shapes: logits [N, V]"""
     logits -= logits.max(axis=1, keepdims=True)
-    return summed(logits, array_module(logits).exp)
+    return summed(logits, replaced(logits, array_module(logits).exp))
 
 
-def summed(values: Array, function: Callable[..., Array] | None = None) -> TokenWeights:
+def replaced(values: Array, function: Callable[..., Array]) -> Iterator[slice]:
+    """Replace values by a function of them, and yield the slices of rows that are done.
+
+    Shapes: values [N, V]
+    """
+    for part in row_slices(values):
+        function(values[part], out=values[part])
+        yield part
+
+
+def row_slices(values: Array) -> Iterator[slice]:
+    """Yield slices of rows, which the cache of a processor holds. Shapes: [N, V]"""
+    count, size = values.shape
+    cached = max(VALUES_IN_CACHE // size, 1)
+    at_once = cached if isinstance(values, np.ndarray) else count
+    return (slice(n, n + at_once) for n in range(0, count, at_once))
+
+
+def summed(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
     """Return weights with their sums and maxima, some rows at a time.
 
-    The weights are the values, or `function` of the values, which they replace.
+    `parts` yields slices of rows as soon as their weights are there.
 
     Shapes: values [N, V]
     """
@@ -97,13 +116,8 @@ def summed(values: Array, function: Callable[..., Array] | None = None) -> Token
     first = EOS_ID + (size - EOS_ID) % groups
     sums, ones = xp.empty(count, values.dtype), xp.ones(size, values.dtype)
     maxima = xp.empty((count, groups), values.dtype)
-    cached = max(VALUES_IN_CACHE // size, 1)
-    at_once = cached if isinstance(values, np.ndarray) else count
-    for start in range(0, count, at_once):
-        part = slice(start, start + at_once)
+    for part in parts or row_slices(values):
         weights = values[part]
-        if function is not None:
-            function(weights, out=weights)
         sums[part] = weights @ ones
         grouped = weights[:, first:].reshape(len(weights), -1, groups)
         maxima[part] = grouped.max(axis=1)

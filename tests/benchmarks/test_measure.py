@@ -53,16 +53,17 @@ def test_decoding_shows_what_each_format_gains(measure, tmp_path):
         **dict.fromkeys(("ours", "ours-bf16", "ctranslate2-int8"), SIDE),
         "speed_over": {"ours-bf16": RATIO, "ctranslate2-int8": RATIO},
         "bf16_speed_over": {"ctranslate2-int8": {**RATIO, "median": 1.7}},
+        "int8_speed_over": {"ctranslate2-int8": {**RATIO, "median": 1.6}},
         "same": {"ours-bf16": 0.5, "ctranslate2-int8": 0.25},
     }
     (tmp_path / "decode-base.json").write_text(json.dumps(found))
     rows = measure.table("decoding", [tmp_path]).splitlines()[-3:]
     spread = "(1.25 to 1.75)"
     assert rows == [
-        "| base | ours | 1,234 |  |  |  | 100 |",
-        f"| base | ours-bf16 | 1,234 | 1.50 {spread} |  | 50.0% | 100 |",
-        f"| base | ctranslate2-int8 | 1,234 | 1.50 {spread} | 1.70 {spread} | 25.0% "
-        "| 100 |",
+        "| base | ours | 1,234 |  |  |  |  | 100 |",
+        f"| base | ours-bf16 | 1,234 | 1.50 {spread} |  |  | 50.0% | 100 |",
+        f"| base | ctranslate2-int8 | 1,234 | 1.50 {spread} | 1.70 {spread} "
+        f"| 1.60 {spread} | 25.0% | 100 |",
     ]
 
 

@@ -69,6 +69,8 @@ def test_a_precision_that_the_device_lacks_is_refused():
     expected = r"expected fp32 or fp16 on this GPU \(compute capability 7.5\), got bf16"
     with pytest.raises(UsageError, match=expected):
         choose_precision("bf16", 75)
+    with pytest.raises(UsageError, match=r"fp32 or fp16 on this GPU .*, got int8"):
+        choose_precision("int8", 75)
 
 
 @given(st.lists(st.booleans(), max_size=30))

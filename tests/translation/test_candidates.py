@@ -8,6 +8,7 @@ from minitransformer.translation.candidates import (
     _candidates,
     best_candidates,
     exponentials,
+    replaced,
     summed,
 )
 from support.closeness import assert_close
@@ -173,7 +174,7 @@ def test_weights_have_sums_and_the_maxima_of_groups(
         parts.append(len(values))
         np.square(values, out=out)
 
-    weights = summed(given, square)
+    weights = summed(given, replaced(given, square))
     assert parts == {1: [1], 4: [3, 1], 7: [3, 3, 1]}[count]
     assert weights.values is given
     assert weights.first == first

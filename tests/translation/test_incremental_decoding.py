@@ -88,7 +88,7 @@ def test_a_search_asks_a_kernel_for_weights():
         assert table is model.embedding.table.data
         weights = np.zeros((len(rows), len(table)))
         weights[:, [EOS_ID, 5]] = 3.0, 1.0
-        return weights
+        return weights, (slice(n, n + 1) for n in range(len(rows)))
 
     def find(name, arrays):
         return kernel if name == "exponentials" else None
@@ -112,15 +112,15 @@ def test_powers_of_2_are_taken_where_they_are_the_faster_ones(dtype, fast, monke
         return fast
 
     monkeypatch.setattr(candidates, "exp2_is_fast", is_fast)
-    functions, plain = [], candidates.summed
+    functions, plain = [], candidates.replaced
 
-    def summed(logits, function):
+    def replaced(logits, function):
         functions.append(function)
         factor = np.log2(np.e) if fast else 1
         assert_close(logits, factor * np.array([[3, 7, 2, 5, 6]]), dtype)
         return plain(logits, function)
 
-    monkeypatch.setattr(candidates, "summed", summed)
+    monkeypatch.setattr(candidates, "replaced", replaced)
     rows = np.ones((1, 2), dtype)
     table = np.array([[1, 2], [3, 4], [0, 2], [2, 3], [5, 1]], dtype)
     values, sums, *_ = candidates.token_weights(rows, table)
@@ -135,7 +135,7 @@ def test_weights_of_a_kernel_that_may_overflow_are_not_used(value):
     [model] = confident_models(1)
 
     def kernel(rows, table):
-        return np.full((1, 9), value)
+        return np.full((1, 9), value), None
 
     def find(name, arrays):
         return kernel if name == "exponentials" else None

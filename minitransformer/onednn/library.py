@@ -1,11 +1,11 @@
-"""Products of bfloat16 matrices by oneDNN, through its C interface.
+"""Products of matrices of bfloat16 numbers and of integers by oneDNN's C interface.
 
-oneDNN multiplies with AVX-512 BF16 and AMX. It compiles an operation, which it calls a
-primitive, for the shapes and layouts of its arrays, in about a third of a millisecond
-and 130 KB of memory. Each thread keeps the primitives that it has used. One for A B
-serves any number of rows of A, unless B has very many columns. The sum over all rows in
-A^T B is compiled for their number, of which there should be few: `kernels.py` rounds it
-up.
+oneDNN multiplies with AVX-512 BF16, AVX-512 VNNI and AMX. It compiles an operation,
+which it calls a primitive, for the shapes and layouts of its arrays, in about a third
+of a millisecond and 130 KB of memory. Each thread keeps the primitives that it has
+used. One for A B serves any number of rows of A, unless B has very many columns. The
+sum over all rows in A^T B is compiled for their number, of which there should be few:
+`kernels.py` rounds it up.
 
 Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
 thread that asks for a product computes it: callers divide their work.
@@ -46,12 +46,22 @@ MAJOR_VERSION, MINOR_VERSION = 3, 2
 CPU, IN_ORDER = 1, 1
 MAX_AXES, ALIGNMENT = 12, 64
 ANY_NUMBER = -(1 << 63)  # the length of an axis that only a call decides
-BFLOAT16, FLOAT32 = 2, 3
+BFLOAT16, FLOAT32, INT32, INT8, UINT8 = 2, 3, 4, 5, 6
 # The arguments of a primitive.
 SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
+SCALES, ZERO_POINTS = 0x1000, 0x2000  # of another argument, to which they are added
 RELU, EXP = 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
-BFLOAT16_INSTRUCTIONS = 0x80  # a bit of what dnnl_get_effective_cpu_isa returns
+
+# The element types of matrices that are multiplied: uint16 stands for bfloat16.
+FACTORS = {"H": BFLOAT16, "B": UINT8, "b": INT8}  # by NumPy's characters for them
+
+# For each precision, the instructions that it needs and their bit in what
+# dnnl_get_effective_cpu_isa returns.
+INSTRUCTIONS = {
+    "bf16": ("AMX or AVX-512 BF16", 0x80),
+    "int8": ("AMX or AVX-512 VNNI", 0x40),
+}
 
 # Products of more columns are compiled for each number of rows: what serves any number
 # needs a scratchpad of 1 KB for each column.
@@ -61,6 +71,9 @@ MAX_COLUMNS = 4096
 # few numbers of rows.
 MAX_SUMMED = 512
 
+# What `quantized` adds, so that its numbers have no sign.
+MIDDLE = np.array([128], np.int32)
+
 # How many primitives a thread keeps: training needs about a hundred.
 MAX_PRIMITIVES = 1000
 
@@ -69,18 +82,19 @@ Layout: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class OneDnn:
-    """The library, loaded.
+    """The library, loaded for a precision.
 
-    Raises: RuntimeError if there is no such library, or if the processor does not
-    multiply bfloat16 numbers.
+    Raises: RuntimeError if there is no such library, or if the processor does not have
+    the instructions that the precision needs.
     """
 
-    def __init__(self) -> None:
-        self._library = _load()
-        if not self._library.dnnl_get_effective_cpu_isa() & BFLOAT16_INSTRUCTIONS:
+    def __init__(self, precision: str = "bf16") -> None:
+        self._library = _load(precision)
+        needed, bit = INSTRUCTIONS[precision]
+        if not self._library.dnnl_get_effective_cpu_isa() & bit:
             raise RuntimeError(
-                "--precision bf16: expected a processor that multiplies bfloat16 "
-                "numbers (AMX or AVX-512 BF16), got one that does not"
+                f"--precision {precision}: expected a processor with {needed}, got one "
+                "that has neither"
             )
         self._library.dnnl_primitive_desc_query_md.restype = c_void_p
         self._library.dnnl_memory_desc_get_size.restype = c_size_t
@@ -108,24 +122,42 @@ class OneDnn:
                 self._run(rounding, *places)
         return out
 
+    def quantized(self, x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
+        """Multiply each row by a factor of its own, round, and add 128.
+
+        What is below 0 becomes 0, and what is above 255 becomes 255. All arrays are
+        contiguous.
+
+        Shapes: float32 x [n, k] and factors [n], uint8 out [n, k]
+        """
+        if x.size:
+            piece = 1 << (len(x).bit_length() - 1)  # of rows, as in `rounded`
+            rounding = self._primitive(_Quantization, piece, x.shape[1])
+            for first in {0, len(x) - piece}:
+                arrays = x[first:], out[first:], factors[first:], MIDDLE
+                self._run(rounding, *map(_address, arrays))
+
     def product(
         self,
         a: np.ndarray,
         b: np.ndarray,
         out: np.ndarray | None = None,
         *,
+        scales: np.ndarray | None = None,
         bias: np.ndarray | None = None,
         function: int | None = None,
     ) -> np.ndarray:
-        """Return A B of bfloat16 matrices in float32, added to `out` if that is given.
+        """Return A B in float32, added to `out` if that is given.
 
-        Or else a float32 bias is added to each row if there is one. With the `function`
-        RELU, max(0, A B + bias) is returned; with EXP, exp(A B + bias). The matrices
-        are contiguous or transposed, `out` and the bias are contiguous.
+        The matrices have bfloat16 numbers, or A has uint8 and B int8 numbers. Without
+        `out`, each column is multiplied by a scale, and then a bias is added to it, if
+        there are such. With the `function` RELU, max(0, A B + bias) is returned; with
+        EXP, exp(A B + bias). The matrices are contiguous or transposed, the other
+        arrays have float32 numbers and are contiguous.
 
-        Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
+        Shapes: a [n, k], b [k, m], out [n, m], scales, bias [m] -> [n, m]
         """
-        plain = bias is None and function is None
+        plain = scales is None and bias is None and function is None
         if plain and not a.flags.c_contiguous and len(b) > MAX_SUMMED:
             out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out)
             return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out)
@@ -135,14 +167,16 @@ class OneDnn:
         if len(b) != a.shape[1] or out.shape != shape or not out.flags.c_contiguous:
             raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
         arrays = [a, b, out]
-        if bias is not None:
-            if bias.shape != shape[1:] or bias.dtype != np.float32:
-                raise ValueError(f"expected a bias of {shape[1:]}, got {bias.shape}")
-            arrays.append(bias)
+        for vector in (bias, scales):
+            if vector is not None:
+                if vector.shape != shape[1:] or vector.dtype != np.float32:
+                    expected = f"expected a bias and scales of {shape[1:]} float32"
+                    raise ValueError(f"{expected}, got {vector.shape} {vector.dtype}")
+                arrays.append(vector)
         layout = _layout(a)
         if a.flags.c_contiguous and shape[1] <= MAX_COLUMNS:
-            layout = BFLOAT16, (ANY_NUMBER, len(b)), (len(b), 1)
-        how = layout, _layout(b), add, bias is not None, function
+            layout = layout[0], (ANY_NUMBER, len(b)), (len(b), 1)
+        how = layout, _layout(b), add, bias is not None, scales is not None, function
         multiply = self._primitive(_Product, *how)
         self._run(multiply, *map(_address, arrays), rows=len(a))
         return out
@@ -193,12 +227,11 @@ class _Primitive:
         library: ctypes.CDLL,
         engine: c_void_p,
         layouts: Mapping[int, Layout],
-        add: bool = False,
-        function: int | None = None,
+        **options: Any,
     ) -> None:
         self._library, self._engine, self._layouts = library, engine, layouts
         self._primitive, self._stream = c_void_p(), c_void_p()
-        attributes, self._description = _attributes(library, add, function), c_void_p()
+        attributes, self._description = _attributes(library, **options), c_void_p()
         described = [_described(library, *layout) for layout in layouts.values()]
         kind, arguments = self._operation(engine, *described)
         create, description = f"{kind}_primitive_desc_create", byref(self._description)
@@ -271,8 +304,30 @@ class _Rounding(_Primitive):
         return "reorder", (source, engine, target, engine)
 
 
+class _Quantization(_Primitive):
+    """Rounds a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
+
+    def __init__(
+        self, library: ctypes.CDLL, engine: c_void_p, rows: int, columns: int
+    ) -> None:
+        shape = (rows, columns), (columns, 1)
+        layouts = {
+            SOURCE: (FLOAT32, *shape),
+            DESTINATION: (UINT8, *shape),
+            SCALES + SOURCE: (FLOAT32, (rows,), (1,)),
+            ZERO_POINTS + DESTINATION: (INT32, (1,), (1,)),
+        }
+        super().__init__(library, engine, layouts, scaled_rows=True)
+
+    def _operation(
+        self, engine: c_void_p, *arrays: c_void_p
+    ) -> tuple[str, tuple[c_void_p, ...]]:
+        source, target, *_ = arrays
+        return "reorder", (source, engine, target, engine)
+
+
 class _Product(_Primitive):
-    """Multiplies two bfloat16 matrices, as `OneDnn.product` says."""
+    """Multiplies two matrices, as `OneDnn.product` says."""
 
     def __init__(
         self,
@@ -282,19 +337,25 @@ class _Product(_Primitive):
         b: Layout,
         add: bool,
         has_bias: bool,
+        has_scales: bool,
         function: int | None,
     ) -> None:
         n, m = a[1][0], b[1][1]
         layouts = {SOURCE: a, WEIGHTS: b, DESTINATION: (FLOAT32, (n, m), (m, 1))}
         if has_bias:
             layouts[BIAS] = FLOAT32, (1, m), (m, 1)
-        super().__init__(library, engine, layouts, add, function)
+        if has_scales:
+            layouts[SCALES + WEIGHTS] = FLOAT32, (m,), (1,)
+        options = {"add": add, "function": function, "scaled_columns": has_scales}
+        super().__init__(library, engine, layouts, **options)
 
     def _operation(
         self, engine: c_void_p, *arrays: c_void_p
     ) -> tuple[str, tuple[c_void_p, ...]]:
-        a, b, out, *bias = arrays
-        return "matmul", (engine, a, b, *(bias or [c_void_p()]), out)
+        described = dict(zip(self._layouts, arrays, strict=True))
+        bias = described.get(BIAS, c_void_p())
+        a, b, out = (described[x] for x in (SOURCE, WEIGHTS, DESTINATION))
+        return "matmul", (engine, a, b, bias, out)
 
 
 def _destroy(
@@ -321,19 +382,35 @@ def _address(array: np.ndarray) -> int:
 
 
 def _layout(matrix: np.ndarray) -> Layout:
-    """Return the layout of a contiguous or transposed bfloat16 matrix."""
-    rows, columns = matrix.shape
+    """Return the layout of a contiguous or transposed matrix."""
+    (rows, columns), dtype = matrix.shape, FACTORS[matrix.dtype.char]
     if matrix.flags.c_contiguous:
-        return BFLOAT16, matrix.shape, (columns, 1)
+        return dtype, matrix.shape, (columns, 1)
     assert matrix.flags.f_contiguous
-    return BFLOAT16, matrix.shape, (1, rows)
+    return dtype, matrix.shape, (1, rows)
 
 
-def _attributes(library: ctypes.CDLL, add: bool, function: int | None) -> c_void_p:
-    """Return how to compute: with the caller's scratchpad, and what comes after."""
+def _attributes(
+    library: ctypes.CDLL,
+    add: bool = False,
+    function: int | None = None,
+    scaled_columns: bool = False,
+    scaled_rows: bool = False,
+) -> c_void_p:
+    """Return how to compute: the caller's scratchpad, scales, and what comes after.
+
+    Where the rows of a source have scales, a number is added to them, too.
+    """
     attributes, operations = c_void_p(), c_void_p()
     _call(library, "primitive_attr_create", byref(attributes))
     _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)
+    set_scales = "primitive_attr_set_scales_mask"
+    if scaled_columns:
+        _call(library, set_scales, attributes, WEIGHTS, 1 << 1)
+    if scaled_rows:
+        _call(library, set_scales, attributes, SOURCE, 1 << 0)
+        set_zero_points = "primitive_attr_set_zero_points_mask"
+        _call(library, set_zero_points, attributes, DESTINATION, 0)
     _call(library, "post_ops_create", byref(operations))
     if add:
         append, added = "post_ops_append_sum", (c_float(1), c_int32(0), FLOAT32)
@@ -363,7 +440,7 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
         raise RuntimeError(f"oneDNN's dnnl_{name} failed with status {status}")
 
 
-def _load() -> ctypes.CDLL:
+def _load(precision: str) -> ctypes.CDLL:
     """Load the library of an installed package, or that of the system."""
     paths = []
     with suppress(metadata.PackageNotFoundError):
@@ -386,6 +463,6 @@ def _load() -> ctypes.CDLL:
         else:
             return library
     raise RuntimeError(
-        "--precision bf16 on a CPU needs oneDNN: "
-        f"pip install 'minitransformer[bf16]' ({problem})"
+        f"--precision {precision} on a CPU needs oneDNN: "
+        f"pip install 'minitransformer[onednn]' ({problem})"
     )

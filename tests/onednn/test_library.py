@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minitransformer.bfloat16 import kernels, onednn
 from minitransformer.devices import open_device
 from minitransformer.engine.backend import _KERNELS
+from minitransformer.onednn import bfloat16, int8
+from minitransformer.onednn import library as onednn
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,39 @@ def test_what_may_only_be_read_is_rounded_and_multiplied(library):
     low = library.rounded(x)
     low.flags.writeable = False
     assert (library.product(low, low.T) == x @ x.T).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("n", "k", "m"), [(1, 1, 1), (1, 7, 3), (5, 1, 4), (6, 9, 1), (33, 64, 70)]
+)
+def test_products_of_integers_are_exact_before_they_are_scaled(
+    library, n, k, m, transposed
+):
+    """Also where all are the largest, so that sums of few would not fit 16 bits."""
+    rng = np.random.default_rng(n)
+    a, b = rng.integers(0, 256, (n, k)), rng.integers(-127, 128, (m, k))
+    a[0], b[0] = 255, 127
+    scales, bias = rng.uniform(0.5, 2, (2, m)).astype(np.float32)
+    integers = b.astype(np.int8).T
+    if not transposed:
+        integers = np.ascontiguousarray(integers)
+    how = {"scales": scales, "bias": bias}
+    got = library.product(a.astype(np.uint8), integers, **how)
+    assert got == pytest.approx(a @ b.T * scales + bias, rel=1e-6, abs=1e-4)
+    plain = library.product(a.astype(np.uint8), integers)
+    assert (plain == a @ b.T).all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 21])
+def test_rows_are_quantized_with_a_factor_each(library, rows):
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, 9)).astype(np.float32)
+    factors = rng.uniform(10, 100, rows).astype(np.float32)
+    out = np.empty(x.shape, np.uint8)
+    library.quantized(x, factors, out)
+    expected = np.clip(np.rint(x * factors[:, None]) + 128, 0, 255)
+    assert (out == expected).all()
 
 
 def test_no_rows_have_no_products(library):
@@ -182,7 +216,7 @@ def test_a_thread_may_still_multiply_while_python_ends(library):
     script = """
 import threading, time
 import numpy as np
-from minitransformer.bfloat16.onednn import OneDnn
+from minitransformer.onednn.library import OneDnn
 
 library, a = OneDnn(), np.zeros((256, 256), np.uint16)
 
@@ -270,16 +304,18 @@ class Library:
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("precision", "found", "message"),
     [
-        ({}, "pip install 'minitransformer[bf16]' (found none)"),
-        ({"libdnnl.so.2": ((2, 7), 0xE7)}, "its version 3.2 or a later 3.x, got 2.7)"),
-        ({"libdnnl.so.3": ((3, 1), 0xE7)}, "its version 3.2 or a later 3.x, got 3.1)"),
-        ({"libdnnl.so.3": None}, "(no such file)"),
-        ({"libdnnl.so.3": ((3, 2), 0x67)}, "AMX or AVX-512 BF16"),
+        ("bf16", {}, "pip install 'minitransformer[onednn]' (found none)"),
+        ("int8", {}, "pip install 'minitransformer[onednn]' (found none)"),
+        ("bf16", {"libdnnl.so.2": ((2, 7), 0xE7)}, "3.2 or a later 3.x, got 2.7)"),
+        ("bf16", {"libdnnl.so.3": ((3, 1), 0xE7)}, "3.2 or a later 3.x, got 3.1)"),
+        ("bf16", {"libdnnl.so.3": None}, "(no such file)"),
+        ("bf16", {"libdnnl.so.3": ((3, 2), 0x67)}, "AMX or AVX-512 BF16, got one that"),
+        ("int8", {"libdnnl.so.3": ((3, 2), 0x27)}, "AMX or AVX-512 VNNI, got one that"),
     ],
 )
-def test_what_is_missing_is_said_in_a_line(monkeypatch, found, message):
+def test_what_is_missing_is_said_in_a_line(monkeypatch, precision, found, message):
     def files(name):
         raise onednn.metadata.PackageNotFoundError
 
@@ -291,10 +327,11 @@ def test_what_is_missing_is_said_in_a_line(monkeypatch, found, message):
     monkeypatch.setattr(onednn.metadata, "files", files)
     monkeypatch.setattr(onednn, "find_library", lambda _: next(iter(found), None))
     monkeypatch.setattr(ctypes, "CDLL", load)
-    uncached = kernels.open_kernels.__wrapped__
-    monkeypatch.setattr(kernels, "open_kernels", uncached)
-    with pytest.raises(RuntimeError, match="--precision bf16") as error:
-        open_device("cpu", "bf16")
+    for kernels in (bfloat16, int8):
+        uncached = kernels.open_kernels.__wrapped__
+        monkeypatch.setattr(kernels, "open_kernels", uncached)
+    with pytest.raises(RuntimeError, match=f"--precision {precision}") as error:
+        open_device("cpu", precision)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert np.ndarray not in _KERNELS
@@ -321,5 +358,5 @@ def test_an_installed_package_comes_first_and_what_cannot_be_loaded_is_passed_ov
     monkeypatch.setattr(onednn.metadata, "files", lambda name: [File()])
     monkeypatch.setattr(onednn, "find_library", lambda _: "system")
     monkeypatch.setattr(ctypes, "CDLL", load)
-    onednn._load()
+    onednn._load("bf16")
     assert tried == loaded

@@ -17,53 +17,38 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minitransformer.bfloat16.onednn import EXP, RELU, OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Gradient, Vjp
+from minitransformer.onednn.kernels import ROWS_STEP, Kernels, with_more_rows
+from minitransformer.onednn.library import EXP, RELU, OneDnn
 from minitransformer.workers import shared_zeros
 
-# Smaller matrices, and those that are no parameters, are multiplied in float32.
+# Smaller matrices are multiplied in float32.
 MIN_SIZE = 64 * 64
-
-# Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
-# products have to be compiled.
-ROWS_STEP = 64
 
 # The loss computes the logits of at least this many rows at a time.
 MIN_ROWS_PER_CHUNK = 128
 
 
-class Bfloat16Kernels:
+class Bfloat16Kernels(Kernels[np.ndarray]):
     """The operations that multiply in bfloat16, and the parameters, rounded."""
 
     def __init__(self, library: OneDnn) -> None:
+        super().__init__(
+            linear=self.linear,
+            exponentials=self.exponentials,
+            projected_cross_entropy=self.projected_cross_entropy,
+        )
         self.rounded, self.product = library.rounded, library.product
         self._lock = threading.Lock()
         self._kept: dict[int, np.ndarray] = {}  # by the id of the vector
         self._views: dict[int, tuple[Any, np.ndarray]] = {}  # by the id of the matrix
-        self._thread = threading.local()
-        self._kernels: dict[str, Callable[..., Any]] = {
-            "linear": self.linear,
-            "exponentials": self.exponentials,
-            "projected_cross_entropy": self.projected_cross_entropy,
-        }
 
-    def find(
-        self, name: str, arrays: tuple[np.ndarray, ...]
-    ) -> Callable[..., Any] | None:
-        """Return the kernel of an operation whose second array is a parameter."""
-        if name == "parameters_changed":
-            return self.round_parameters
-        if name in self._kernels and _is_parameter(arrays[1]):
-            return self._kernels[name]
-        return None
-
-    def round_parameters(self, vector: np.ndarray) -> None:
+    def parameters_changed(self, vector: np.ndarray) -> None:
         """Round a vector of parameters that are new or have changed.
 
         Processes that were forked since its first rounding share the rounded copy.
@@ -106,10 +91,12 @@ class Bfloat16Kernels:
 
         return out, vjp
 
-    def exponentials(self, rows: np.ndarray, table: np.ndarray) -> np.ndarray:
+    def exponentials(
+        self, rows: np.ndarray, table: np.ndarray
+    ) -> tuple[np.ndarray, None]:
         """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]"""
         low, matrix = self._rounded_rows(rows), self._rounded_parameters(table)
-        return self.product(low, matrix.T, function=EXP)[: len(rows)]
+        return self.product(low, matrix.T, function=EXP)[: len(rows)], None
 
     def projected_cross_entropy(
         self,
@@ -192,30 +179,12 @@ class Bfloat16Kernels:
         totals = exponentials @ ones
         return exponentials, totals, np.log(totals) + highest, target_logits
 
-    def _rounded_input(self, x: np.ndarray) -> np.ndarray:
-        """Round activations [..., n] to [N or more, n], once while the array lives.
-
-        Queries, keys and values are projected from one array, and those of all decoder
-        layers from the encoder's output. So nothing may change an input in place.
-        """
-        inputs = self._thread.__dict__.setdefault("inputs", {})
-        if id(x) not in inputs:
-            low, key = self._rounded_rows(x.reshape(-1, x.shape[-1])), id(x)
-            inputs[key] = weakref.ref(x, lambda _: inputs.pop(key)), low
-        rounded: np.ndarray = inputs[id(x)][1]
-        return rounded
+    def _is_faster(self, weight: np.ndarray) -> bool:
+        return weight.size >= MIN_SIZE
 
     def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
-        """Round a matrix, and let rows of zeros follow.
-
-        Products of ever new numbers of rows would be compiled again and again.
-
-        Shapes: x [N, n] -> [N rounded up, to a multiple of 16, 32 or 64; n]
-        """
-        step = min(max(16, 1 << len(x).bit_length() >> 4), ROWS_STEP)
-        low = np.empty((-(-len(x) // step) * step, x.shape[1]), np.uint16)
+        low = with_more_rows(x, np.uint16)
         self.rounded(x, low[: len(x)])
-        low[len(x) :] = 0
         return low
 
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
@@ -236,18 +205,12 @@ class Bfloat16Kernels:
         assert vector is not None
         with self._lock:
             if id(vector) not in self._kept:
-                self.round_parameters(vector)
+                self.parameters_changed(vector)
         low = self._kept[id(vector)]
         start = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
         strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
         place = start * low.itemsize
         return np.ndarray(matrix.shape, low.dtype, low, place, tuple(strides))
-
-
-def _is_parameter(weight: np.ndarray) -> bool:
-    """Whether a matrix is a large one in a flat vector of float32 parameters."""
-    in_vector = weight.base is not None and weight.base.ndim == 1
-    return in_vector and weight.size >= MIN_SIZE and weight.dtype == np.float32
 
 
 @functools.cache

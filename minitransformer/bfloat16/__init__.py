@@ -1,1 +1,0 @@
-"""Products in bfloat16 on processors: the operations, and the library for them."""

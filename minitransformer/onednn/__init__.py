@@ -1,0 +1,1 @@
+"""Products in bfloat16 and int8 on processors: the operations, and their library."""

@@ -1,0 +1,85 @@
+"""What the kernels of all low precisions share: whose products they compute.
+
+Shapes: N rows, n inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+R = TypeVar("R")
+
+# Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
+# products have to be compiled.
+ROWS_STEP = 64
+
+
+class Kernels(Generic[R]):
+    """Operations that multiply by parameters, and take rounded rows of the type R."""
+
+    def __init__(self, **kernels: Callable[..., Any]) -> None:
+        self._kernels = kernels
+        self._thread = threading.local()
+
+    def find(
+        self, name: str, arrays: tuple[np.ndarray, ...]
+    ) -> Callable[..., Any] | None:
+        """Return the kernel of an operation whose second array is a parameter.
+
+        Other matrices are multiplied in float32, and those for which that is faster.
+        """
+        if name == "parameters_changed":
+            return self.parameters_changed
+        kernel = self._kernels.get(name)
+        if kernel and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
+            return kernel
+        return None
+
+    def parameters_changed(self, vector: np.ndarray) -> None:
+        """Renew or forget what was made of a vector of parameters."""
+        raise NotImplementedError
+
+    def _is_faster(self, weight: np.ndarray) -> bool:
+        """Whether products with a matrix are faster here than in float32."""
+        raise NotImplementedError
+
+    def _rounded_rows(self, x: np.ndarray) -> R:
+        """Round a matrix [N, n], of at least as many rows as it has."""
+        raise NotImplementedError
+
+    def _rounded_input(self, x: np.ndarray) -> R:
+        """Round the rows of activations [..., n], once while the array lives.
+
+        Queries, keys and values are projected from one array, and those of all decoder
+        layers from the encoder's output. So nothing may change an input in place.
+        """
+        inputs = self._thread.__dict__.setdefault("inputs", {})
+        if id(x) not in inputs:
+            low, key = self._rounded_rows(x.reshape(-1, x.shape[-1])), id(x)
+            inputs[key] = weakref.ref(x, lambda _: inputs.pop(key)), low
+        rounded: R = inputs[id(x)][1]
+        return rounded
+
+
+def with_more_rows(x: np.ndarray, dtype: type) -> np.ndarray:
+    """Return an array with room for a matrix, and rows of zeros that follow.
+
+    Products of ever new numbers of rows would be compiled again and again.
+
+    Shapes: x [N, n] -> [N rounded up, to a multiple of 16, 32 or 64; n]
+    """
+    step = min(max(16, 1 << len(x).bit_length() >> 4), ROWS_STEP)
+    out: np.ndarray = np.empty((-(-len(x) // step) * step, x.shape[1]), dtype)
+    out[len(x) :] = 0
+    return out
+
+
+def _is_parameter(weight: np.ndarray) -> bool:
+    """Whether a matrix is one in a flat vector of float32 parameters."""
+    in_vector = weight.base is not None and weight.base.ndim == 1
+    return in_vector and weight.dtype == np.float32

@@ -1,0 +1,221 @@
+"""Products of integers on processors, against float64 and against float32."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import train
+import translate
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.engine.backend import fused_kernel, register_kernels
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.onednn import int8
+from minitransformer.onednn.library import OneDnn
+from minitransformer.settings.config import ModelConfig
+from support.in_process import run_main
+
+CONFIG = ModelConfig(
+    vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
+)
+
+
+class StandIn:
+    """For oneDNN, where it or the processor's instructions are missing."""
+
+    @staticmethod
+    def quantized(x, factors, out):
+        out[...] = np.clip(np.rint(x * factors[:, None]) + 128, 0, 255)
+
+    @staticmethod
+    def product(a, b, *, scales, bias):
+        return ((a.astype(np.int64) @ b) * scales + bias).astype(np.float32)
+
+
+def library(precision):
+    try:
+        return OneDnn(precision)
+    except RuntimeError:
+        return StandIn()
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels on any processor."""
+    monkeypatch.setattr(int8, "OneDnn", library)
+    monkeypatch.setattr(int8, "MIN_PRODUCTS", 0)
+    opened = int8.open_kernels.__wrapped__()
+    register_kernels(np.ndarray, opened.find)
+    yield opened
+    register_kernels(np.ndarray, None)
+
+
+def parameters(rng, *shapes):
+    """Matrices and vectors in one flat vector, as a model's parameters are."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    flat = rng.standard_normal(sum(sizes)).astype(np.float32)
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def rounded(x, axis):
+    """Round to multiples of a 127th of the largest magnitude along an axis."""
+    x = np.asarray(x, np.float64)
+    step = np.abs(x).max(axis=axis, keepdims=True) / 127
+    return np.rint(x / step) * step
+
+
+def assert_near(got, expected, tolerance=1e-5):
+    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("rows", "n", "m"), [(1, 3, 5), (36, 64, 64), (70, 70, 33)])
+def test_linear_is_float64_products_of_rounded_numbers(
+    kernels, rows, n, m, with_bias, relu
+):
+    rng = np.random.default_rng(n)
+    weight, bias = parameters(rng, (n, m), (m,))
+    x = rng.standard_normal((2, rows, n)).astype(np.float32)
+    kernel = fused_kernel("linear", (x, weight, bias), PRIMITIVES["linear"])
+    assert kernel == kernels.linear
+    out, vjp = kernel(x, weight, bias if with_bias else None, relu=relu)
+    expected = rounded(x, -1) @ rounded(weight, 0) + (bias if with_bias else 0)
+    assert out.shape == (2, rows, m)
+    assert_near(out, np.maximum(expected, 0) if relu else expected)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        vjp(out)
+
+
+@pytest.mark.parametrize("exp2_is_fast", [False, True])
+def test_exponentials_are_those_of_float64_products(kernels, exp2_is_fast, monkeypatch):
+    monkeypatch.setattr(int8, "LOGITS_ROWS", 2)
+    monkeypatch.setattr(int8, "exp2_is_fast", lambda _: exp2_is_fast)
+    rng = np.random.default_rng(0)
+    [table] = parameters(rng, (70, 9))
+    rows = rng.standard_normal((5, 9)).astype(np.float32)
+    kernel = fused_kernel("exponentials", (rows, table), None)
+    assert kernel == kernels.exponentials
+    expected = np.exp(rounded(rows, -1) @ rounded(table, -1).T)
+    found, parts = kernel(rows, table)
+    for first, part in zip((0, 2, 4), parts, strict=True):
+        assert part == slice(first, first + 2)
+        assert found[part] == pytest.approx(expected[part], rel=1e-4)
+
+
+def test_a_row_does_not_depend_on_the_others(kernels):
+    rng = np.random.default_rng(0)
+    [weight] = parameters(rng, (64, 30))
+    x = rng.standard_normal((200, 64)).astype(np.float32)
+    x[1] *= 1000
+    together, _ = kernels.linear(x, weight)
+    for first, count in ((0, 1), (7, 3), (100, 100)):
+        part, _ = kernels.linear(x[first : first + count], weight)
+        assert (part == together[first : first + count]).all()
+
+
+def test_rows_and_columns_of_zeros_stay_zeros(kernels):
+    [weight] = parameters(np.random.default_rng(0), (8, 6))
+    weight[:, 2] = 0
+    x = np.ones((3, 8), np.float32)
+    x[1] = 0
+    out, _ = kernels.linear(x, weight)
+    assert (out[1] == 0).all()
+    assert (out[:, 2] == 0).all()
+    assert np.isfinite(out).all()
+    assert kernels.linear(x[:0], weight)[0].shape == (0, 6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_finite_afterwards(kernels, bad):
+    [weight] = parameters(np.random.default_rng(0), (8, 6))
+    x = np.ones((3, 8), np.float32)
+    x[1, 3] = bad
+    with np.errstate(all="ignore"):
+        out, _ = kernels.linear(x, weight)
+    assert not np.isfinite(out[1]).any()
+    assert np.isfinite(out[[0, 2]]).all()
+
+
+def test_other_matrices_are_multiplied_in_float32(kernels):
+    [weight] = parameters(np.random.default_rng(0), (64, 64))
+    x = np.zeros((2, 64), np.float32)
+    assert kernels.find("linear", (x, weight)) is not None
+    assert kernels.find("linear", (x, weight.copy())) is None
+    assert kernels.find("projected_cross_entropy", (x, weight)) is None
+
+
+def test_small_matrices_are_multiplied_in_float32(kernels, monkeypatch):
+    monkeypatch.setattr(int8, "MIN_PRODUCTS", 112)
+    for shape, is_faster in (
+        ((128, 128), False),
+        ((128, 512), False),
+        ((128, 1000), True),
+        ((256, 256), True),
+    ):
+        [weight] = parameters(np.random.default_rng(0), shape)
+        for matrix in (weight, weight.T):
+            found = kernels.find("linear", (weight, matrix))
+            assert (found is not None) == is_faster
+
+
+def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
+    made, columns = [], int8.columns
+    monkeypatch.setattr(
+        int8, "columns", lambda matrix: made.append(matrix.shape) or columns(matrix)
+    )
+    model = Transformer(CONFIG, seed=1)
+    buffer = ParameterBuffer(model)
+    weight, table = model.encoder[0].feed_forward.weight_1, model.embedding.table
+    x = Tensor(np.eye(16, dtype=np.float32))
+    for times in (1, 2):
+        for _ in range(2):
+            assert_near(ops.linear(x, weight).data, rounded(weight.data, 0))
+            transposed = ops.linear(x, Tensor(table.data.T))
+            assert_near(transposed.data, rounded(table.data.T, 0))
+        assert made == [(16, 40), (16, 90)] * times
+        buffer.data[...] *= 2
+        buffer.data_changed()
+    assert len(kernels._kept) == 1
+    del model, buffer, weight, table, transposed
+    gc.collect()
+    assert not kernels._kept
+
+
+def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["ab", "ba", "c"]
+    rng = np.random.default_rng(5)
+    for split, count in (("train", 60), ("val", 5)):
+        rows = [" ".join(rng.choice(words, 4)) for _ in range(count)]
+        for side in ("en", "de"):
+            (tmp_path / f"{split}.{side}").write_text("\n".join(rows) + "\n")
+    flags = (
+        "--data . --source en --target de --encoder-layers 1 --decoder-layers 1 "
+        "--d-model 16 --d-ff 16 --num-heads 2 --vocab-size 12 --dropout 0 --warmup 10 "
+        "--max-tokens 100 --learning-rate 0.01 --validate-every 40 --save-every 40 "
+        "--validate-bleu 0 --threads 1 --average 1 --steps 40 --run run"
+    ).split()
+    code, _, errors = run_main(train.main, *flags)
+    assert code == 0, errors
+    made, columns = [], int8.columns
+    monkeypatch.setattr(int8, "columns", lambda x: made.append(1) or columns(x))
+    monkeypatch.setattr(int8, "open_kernels", lambda: kernels)
+    outputs = []
+    for precision in ("fp32", "int8"):
+        names = "--model", "run", "--precision", precision, "ab ba c ab"
+        code, out, errors = run_main(translate.main, *names)
+        assert code == 0, errors
+        outputs.append(out)
+    assert outputs[0] == outputs[1] != ""
+    assert made
+
+
+def test_training_in_int8_is_refused():
+    code, _, errors = run_main(train.main, "--precision", "int8")
+    assert code == 2
+    assert "--precision" in errors
+    assert "int8" in errors
