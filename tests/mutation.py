@@ -54,6 +54,7 @@ SEARCH = (
 DECODING = "tests/translation/test_incremental_decoding.py"
 TRAINING = "tests/training/test_optimizer.py tests/training/test_parallel.py"
 RUNS = "tests/runs"
+ONEDNN = "tests/onednn"
 SCRIPT = "tests/test_train_reference.py"
 SCRIPT_IN_PARTS = "tests/test_train_flags.py tests/test_train_in_process.py"
 TESTS = {
@@ -87,6 +88,10 @@ TESTS = {
     "minitransformer/translation/candidates.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/ensemble.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
+    "minitransformer/onednn/bfloat16.py": ONEDNN,
+    "minitransformer/onednn/int8.py": ONEDNN,
+    "minitransformer/onednn/kernels.py": ONEDNN,
+    "minitransformer/onednn/library.py": ONEDNN,
     "minitransformer/text/batches.py": "tests/text/test_batches.py",
     "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",
     "minitransformer/runs/average.py": RUNS,

@@ -156,7 +156,7 @@ def columns(matrix: np.ndarray) -> Columns:
     peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
     integers = np.rint(matrix * (LARGEST / peaks)).astype(np.int8)
     scales = peaks / np.float32(LARGEST * LARGEST)
-    offsets = -128 * integers.sum(axis=0, dtype=np.int32) * scales
+    offsets = -128 * integers.sum(axis=0) * scales
     return Columns(integers, scales, offsets.astype(np.float32))
 
 

@@ -9,8 +9,8 @@ A sample depends on the model, the settings, the seed, the word pieces of the se
 and the number of the sample; on the processor, and on the versions of NumPy and its
 matrix library, which decide the last digits of the logits. Those digits also differ
 with the other sentences of a batch; where they could decide a draw, the sentence is
-translated again on its own. With `--precision bf16`, and in 16 bits on a GPU, the
-digits differ by more, and other sentences may change a sample.
+translated again on its own. With `--precision bf16` and `int8`, and in 16 bits on a
+GPU, the digits differ by more, and other sentences may change a sample.
 
 Shapes: B samples, V vocabulary.
 """

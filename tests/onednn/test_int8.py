@@ -93,7 +93,9 @@ def test_linear_is_float64_products_of_rounded_numbers(
 @pytest.mark.parametrize("exp2_is_fast", [False, True])
 def test_exponentials_are_those_of_float64_products(kernels, exp2_is_fast, monkeypatch):
     monkeypatch.setattr(int8, "LOGITS_ROWS", 2)
-    monkeypatch.setattr(int8, "exp2_is_fast", lambda _: exp2_is_fast)
+    asked = []
+    is_fast = exp2_is_fast
+    monkeypatch.setattr(int8, "exp2_is_fast", lambda x: asked.append(x) or is_fast)
     rng = np.random.default_rng(0)
     [table] = parameters(rng, (70, 9))
     rows = rng.standard_normal((5, 9)).astype(np.float32)
@@ -101,9 +103,11 @@ def test_exponentials_are_those_of_float64_products(kernels, exp2_is_fast, monke
     assert kernel == kernels.exponentials
     expected = np.exp(rounded(rows, -1) @ rounded(table, -1).T)
     found, parts = kernel(rows, table)
+    assert found.dtype == np.float32
     for first, part in zip((0, 2, 4), parts, strict=True):
         assert part == slice(first, first + 2)
         assert found[part] == pytest.approx(expected[part], rel=1e-4)
+    assert asked == ["float32"]
 
 
 def test_a_row_does_not_depend_on_the_others(kernels):
@@ -154,7 +158,8 @@ def test_small_matrices_are_multiplied_in_float32(kernels, monkeypatch):
         ((128, 128), False),
         ((128, 512), False),
         ((128, 1000), True),
-        ((256, 256), True),
+        ((224, 224), True),
+        ((223, 224), False),
     ):
         [weight] = parameters(np.random.default_rng(0), shape)
         for matrix in (weight, weight.T):
@@ -181,6 +186,15 @@ def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
         buffer.data_changed()
     assert len(kernels._kept) == 1
     del model, buffer, weight, table, transposed
+    gc.collect()
+    assert not kernels._kept
+
+
+def test_integers_of_parameters_that_are_used_once_go_with_them(kernels):
+    [weight] = parameters(np.random.default_rng(0), (8, 6))
+    kernels.linear(np.ones((3, 8), np.float32), weight)
+    assert len(kernels._kept) == 1
+    del weight
     gc.collect()
     assert not kernels._kept
 

@@ -1,0 +1,30 @@
+"""What the kernels of all low precisions share."""
+
+import numpy as np
+import pytest
+
+from minitransformer.onednn.kernels import with_more_rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (0, 0),
+        (1, 16),
+        (16, 16),
+        (17, 32),
+        (250, 256),
+        (256, 256),
+        (257, 288),
+        (500, 512),
+        (513, 576),
+        (5000, 5056),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_there_are_few_numbers_of_rows(rows, expected, dtype):
+    """Multiples of 16, of 32 from 256 on, and of 64 from 512 on."""
+    out = with_more_rows(np.ones((rows, 3), np.float32), dtype)
+    assert out.shape == (expected, 3)
+    assert out.dtype == dtype
+    assert (out[rows:] == 0).all()
