@@ -101,6 +101,7 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
             found = translate_ids(model, sources, config, args.threads, shortlist)
         return [list(hypotheses[0].tokens) for hypotheses in found]
 
+    decode([[EOS_ID]])  # forked processes share what it makes of the parameters
     return decode
 
 

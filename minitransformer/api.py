@@ -17,7 +17,9 @@ from minitransformer.devices import open_device
 from minitransformer.machine import tune_allocator
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.tags import Tags, tags_of
@@ -62,6 +64,10 @@ def load(
         lexicon = Lexicon.load(Path(shortlist), tokenizer.vocab_size)
     models = [loaded.model for loaded in checkpoints]
     model = models[0] if len(models) == 1 else Ensemble(models)
+    if opened.precision == "int8":
+        # Workers share the integers of parameters, which are made at their first use.
+        shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
+        translate_ids(model, [[UNK_ID]], shortest)
     tags = Tags(tokenizer, tags_of(checkpoints[0].state), tag)
     return Translator(model, tokenizer, opened.num_threads, lexicon, decoding, tags)
 

@@ -91,7 +91,6 @@ TESTS = {
     "minitransformer/onednn/bfloat16.py": ONEDNN,
     "minitransformer/onednn/int8.py": ONEDNN,
     "minitransformer/onednn/kernels.py": ONEDNN,
-    "minitransformer/onednn/library.py": ONEDNN,
     "minitransformer/text/batches.py": "tests/text/test_batches.py",
     "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",
     "minitransformer/runs/average.py": RUNS,

@@ -131,6 +131,9 @@ def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
     assert dw(total) is total
     assert_near(total, 1 + expected)
     assert_near(db, upstream.sum(axis=0))
+    assert {x.dtype for x in (out, dx, total, db)} == {np.dtype(np.float32)}
+    _, vjp = kernel(x, weight)
+    assert vjp(g)[2] is None
 
 
 def test_exponentials_are_those_of_float64_products_of_rounded_numbers(kernels):
@@ -193,7 +196,7 @@ def test_the_loss_of_a_model_that_diverged_is_not_finite(kernels, bad):
     assert not np.isfinite(loss)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 def test_the_loss_follows_float64(kernels, smoothing, monkeypatch):
     monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
     monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", 5)
@@ -212,6 +215,26 @@ def test_the_loss_follows_float64(kernels, smoothing, monkeypatch):
     two = np.float32(2)
     for got, want in zip(vjp(two)[:2], expected_vjp(two)[:2], strict=True):
         assert_near(got, want, 1e-2)
+        assert got.dtype == loss.dtype == np.float32
+
+
+def test_the_loss_multiplies_once_for_its_exponentials(kernels, monkeypatch):
+    """Unless the logits are so large that their maxima must be subtracted first."""
+    rng = np.random.default_rng(0)
+    [weight] = parameters(rng, (30, 8))
+    multiplied, product = [], kernels.product
+
+    def watched(a, b, out=None, **how):
+        multiplied.append((b.shape, how.get("function")))
+        return product(a, b, out, **how)
+
+    monkeypatch.setattr(kernels, "product", watched)
+    x, targets = np.ones((6, 8), np.float32), np.arange(1, 7)
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    for factor, expected in ((1, [EXP]), (1000, [EXP, None])):
+        multiplied.clear()
+        kernels.projected_cross_entropy(x * factor, weight, targets, **options)
+        assert [how for shape, how in multiplied if shape == (8, 30)] == expected
 
 
 def test_other_matrices_are_multiplied_in_float32(kernels, monkeypatch):

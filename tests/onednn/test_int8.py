@@ -7,6 +7,7 @@ import pytest
 
 import train
 import translate
+from minitransformer import load
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
 from minitransformer.engine.backend import fused_kernel, register_kernels
@@ -216,7 +217,7 @@ def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
     code, _, errors = run_main(train.main, *flags)
     assert code == 0, errors
     made, columns = [], int8.columns
-    monkeypatch.setattr(int8, "columns", lambda x: made.append(1) or columns(x))
+    monkeypatch.setattr(int8, "columns", lambda x: made.append(x.shape) or columns(x))
     monkeypatch.setattr(int8, "open_kernels", lambda: kernels)
     outputs = []
     for precision in ("fp32", "int8"):
@@ -225,7 +226,10 @@ def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
         assert code == 0, errors
         outputs.append(out)
     assert outputs[0] == outputs[1] != ""
-    assert made
+    # Before workers are forked: 6 + 10 matrices of both layers, and the embedding.
+    made.clear()
+    load("run", precision="int8")
+    assert len(made) == 17
 
 
 def test_training_in_int8_is_refused():
