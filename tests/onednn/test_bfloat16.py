@@ -283,6 +283,7 @@ def test_what_was_rounded_follows_the_parameters_and_goes_with_them(kernels):
     del model, buffer, weight, adam
     gc.collect()
     assert not kernels._kept
+    assert not kernels._views
 
 
 def test_a_run_in_bf16_learns_resumes_and_translates(kernels, tmp_path, monkeypatch):
