@@ -19,6 +19,7 @@ from minitransformer.machine import num_cores
 from minitransformer.settings.options import UsageError
 
 if TYPE_CHECKING:
+    from minitransformer.onednn.kernels import Kernels
     from minitransformer.settings.config import RanksConfig
     from minitransformer.training.distributed import Communicator
 
@@ -41,8 +42,11 @@ class Device:
     def description(self) -> str:
         """The device and how it computes, in a few words."""
         if self.name == "cpu":
-            in_float32 = self.precision == "fp32"
-            products = "" if in_float32 else f", products in {self.precision}"
+            products = ""
+            if self.precision != "fp32":
+                products = f", products in {self.precision}"
+                if _kernels(self.precision).are_slow():
+                    products += " (slower than fp32 on this processor)"
             workers = f"{self.num_threads} worker{'s' * (self.num_threads > 1)}"
             return f"cpu, {workers}{products}"
         return f"{self.name}, {self.precision}"
@@ -76,10 +80,7 @@ def open_device(
             raise UsageError(f"--precision: {expected}, got {precision}")
         register_kernels(np.ndarray, None)
         if precision in ("bf16", "int8"):
-            from minitransformer.onednn import bfloat16, int8
-
-            low = bfloat16 if precision == "bf16" else int8
-            register_kernels(np.ndarray, low.open_kernels().find)
+            register_kernels(np.ndarray, _kernels(precision).find)
         return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
 
@@ -88,6 +89,13 @@ def open_device(
     device.set_tf32(chosen == "tf32")
     register_kernels(cupy.ndarray, ops.find_kernel)
     return Device(name, cupy, chosen, low_precision_type(chosen), 1)
+
+
+def _kernels(precision: str) -> Kernels[Any]:
+    """Return the kernels of a processor for bf16 or int8. Raises: as `OneDnn`"""
+    from minitransformer.onednn import bfloat16, int8
+
+    return {"bf16": bfloat16, "int8": int8}[precision].open_kernels()
 
 
 def connect_ranks(

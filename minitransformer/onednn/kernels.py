@@ -6,17 +6,24 @@ Shapes: N rows, n inputs.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from minitransformer.machine import one_blas_thread
+
 R = TypeVar("R")
 
 # Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
 # products have to be compiled.
 ROWS_STEP = 64
+
+
+# The matrices that `Kernels.are_slow` multiplies have so many rows and columns.
+TRIAL_SIZE = 256
 
 
 class Kernels(Generic[R]):
@@ -39,6 +46,16 @@ class Kernels(Generic[R]):
         if kernel and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
             return kernel
         return None
+
+    def are_slow(self) -> bool:
+        """Whether a product takes longer than in float32, as some do without AMX."""
+        vector = np.ones(TRIAL_SIZE**2, np.float32)
+        weight = vector.reshape(TRIAL_SIZE, TRIAL_SIZE)
+        x = weight.copy()
+        self._kernels["linear"](x, weight)  # rounds both
+        with one_blas_thread():
+            plain = _least_seconds(lambda: x @ weight)
+            return _least_seconds(lambda: self._kernels["linear"](x, weight)) > plain
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Renew or forget what was made of a vector of parameters."""
@@ -77,6 +94,17 @@ def with_more_rows(x: np.ndarray, dtype: type) -> np.ndarray:
     out: np.ndarray = np.empty((-(-len(x) // step) * step, x.shape[1]), dtype)
     out[len(x) :] = 0
     return out
+
+
+def _least_seconds(function: Callable[[], object]) -> float:
+    """Return the least time of several calls."""
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        function()
+        return time.perf_counter() - started
+
+    return min(seconds() for _ in range(5))
 
 
 def _is_parameter(weight: np.ndarray) -> bool:

@@ -1,9 +1,13 @@
 """What the kernels of all low precisions share."""
 
+import time
+
 import numpy as np
 import pytest
 
-from minitransformer.onednn.kernels import with_more_rows
+from minitransformer.devices import Device
+from minitransformer.onednn import bfloat16
+from minitransformer.onednn.kernels import Kernels, with_more_rows
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,15 @@ def test_there_are_few_numbers_of_rows(rows, expected, dtype):
     assert out.shape == (expected, 3)
     assert out.dtype == dtype
     assert (out[rows:] == 0).all()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1])
+def test_kernels_that_are_slower_than_float32_say_so(seconds, monkeypatch):
+    kernels = Kernels(linear=lambda x, weight: time.sleep(seconds))
+    assert kernels.are_slow() == (seconds > 0)
+    monkeypatch.setattr(bfloat16, "open_kernels", lambda: kernels)
+    description = Device("cpu", np, "bf16", None, 2).description
+    expected = "cpu, 2 workers, products in bf16"
+    if seconds:
+        expected += " (slower than fp32 on this processor)"
+    assert description == expected
