@@ -18,13 +18,9 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.onednn import bfloat16
 from minitransformer.onednn.library import EXP, RELU, OneDnn
-from minitransformer.settings.config import ModelConfig
 from minitransformer.training.optimizer import Adam
 from support.in_process import run_main
-
-CONFIG = ModelConfig(
-    vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
-)
+from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
 
 
 class StandIn:
@@ -82,14 +78,6 @@ def test_the_kernels_of_a_processor_are_opened_once(monkeypatch):
     bfloat16.open_kernels.cache_clear()
 
 
-def parameters(rng, *shapes):
-    """Matrices and vectors in one flat vector, as a model's parameters are."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    flat = rng.standard_normal(sum(sizes)).astype(np.float32)
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
 def watch_roundings(kernels, monkeypatch):
     """Return a list to which the shape of each array that is rounded will be added."""
     shapes, round_numbers = [], kernels.rounded
@@ -100,11 +88,6 @@ def watch_roundings(kernels, monkeypatch):
 
     monkeypatch.setattr(kernels, "rounded", watched)
     return shapes
-
-
-def assert_near(got, expected, tolerance=1e-5):
-    scale = np.abs(expected).max()
-    assert np.abs(got - expected).max() <= tolerance * scale
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -288,24 +271,13 @@ def test_what_was_rounded_follows_the_parameters_and_goes_with_them(kernels):
 
 def test_a_run_in_bf16_learns_resumes_and_translates(kernels, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["ab", "ba", "c"]
-    rng = np.random.default_rng(5)
-    for split, count in (("train", 60), ("val", 5)):
-        rows = [" ".join(rng.choice(words, 4)) for _ in range(count)]
-        for side in ("en", "de"):
-            (tmp_path / f"{split}.{side}").write_text("\n".join(rows) + "\n")
-    flags = (
-        "--data . --source en --target de --encoder-layers 1 --decoder-layers 1 "
-        "--d-model 16 --d-ff 16 --num-heads 2 --vocab-size 12 --dropout 0 --warmup 10 "
-        "--max-tokens 100 --learning-rate 0.01 --validate-every 20 --save-every 20 "
-        "--validate-bleu 0 --threads 2 --average 1 --log-every 20"
-    ).split()
+    write_corpus(tmp_path)
     losses = {}
     for precision in ("fp32", "bf16", "again"):
         asked = ["--precision", precision if precision != "again" else "bf16"]
         steps = "20" if precision == "again" else "40"
-        run = ["--run", precision, "--steps", steps]
-        code, _, errors = run_main(train.main, *flags, *run, *asked)
+        run = ["--run", precision, "--steps", steps, "--threads", 2]
+        code, _, errors = run_main(train.main, *FLAGS, *run, *asked)
         assert code == 0, errors
         if precision == "again":
             code, _, errors = run_main(train.main, "--resume", "again", "--steps", 40)

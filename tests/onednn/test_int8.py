@@ -15,12 +15,8 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.onednn import int8
 from minitransformer.onednn.library import OneDnn
-from minitransformer.settings.config import ModelConfig
 from support.in_process import run_main
-
-CONFIG = ModelConfig(
-    vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
-)
+from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
 
 
 class StandIn:
@@ -53,23 +49,11 @@ def kernels(monkeypatch):
     register_kernels(np.ndarray, None)
 
 
-def parameters(rng, *shapes):
-    """Matrices and vectors in one flat vector, as a model's parameters are."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    flat = rng.standard_normal(sum(sizes)).astype(np.float32)
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
 def rounded(x, axis):
     """Round to multiples of a 127th of the largest magnitude along an axis."""
     x = np.asarray(x, np.float64)
     step = np.abs(x).max(axis=axis, keepdims=True) / 127
     return np.rint(x / step) * step
-
-
-def assert_near(got, expected, tolerance=1e-5):
-    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -202,19 +186,8 @@ def test_integers_of_parameters_that_are_used_once_go_with_them(kernels):
 
 def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["ab", "ba", "c"]
-    rng = np.random.default_rng(5)
-    for split, count in (("train", 60), ("val", 5)):
-        rows = [" ".join(rng.choice(words, 4)) for _ in range(count)]
-        for side in ("en", "de"):
-            (tmp_path / f"{split}.{side}").write_text("\n".join(rows) + "\n")
-    flags = (
-        "--data . --source en --target de --encoder-layers 1 --decoder-layers 1 "
-        "--d-model 16 --d-ff 16 --num-heads 2 --vocab-size 12 --dropout 0 --warmup 10 "
-        "--max-tokens 100 --learning-rate 0.01 --validate-every 40 --save-every 40 "
-        "--validate-bleu 0 --threads 1 --average 1 --steps 40 --run run"
-    ).split()
-    code, _, errors = run_main(train.main, *flags)
+    write_corpus(tmp_path)
+    code, _, errors = run_main(train.main, *FLAGS, "--steps", 40, "--run", "run")
     assert code == 0, errors
     made, columns = [], int8.columns
     monkeypatch.setattr(int8, "columns", lambda x: made.append(x.shape) or columns(x))

@@ -1,0 +1,41 @@
+"""What the tests of low precisions share: a small model, and matrices in a vector."""
+
+from pathlib import Path
+
+import numpy as np
+
+from minitransformer.settings.config import ModelConfig
+
+CONFIG = ModelConfig(
+    vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
+)
+
+# A training on the corpus below, but for its length and where it is kept.
+FLAGS = (
+    "--data . --source en --target de --encoder-layers 1 --decoder-layers 1 "
+    "--d-model 16 --d-ff 16 --num-heads 2 --vocab-size 12 --dropout 0 --warmup 10 "
+    "--max-tokens 100 --learning-rate 0.01 --validate-every 20 --save-every 20 "
+    "--validate-bleu 0 --average 1 --log-every 20"
+).split()
+
+
+def write_corpus(folder):
+    """Write sentences of three words, whose translations are other such sentences."""
+    rng = np.random.default_rng(5)
+    for split, count in (("train", 60), ("val", 5)):
+        rows = [" ".join(rng.choice(["ab", "ba", "c"], 4)) for _ in range(count)]
+        for side in ("en", "de"):
+            Path(folder, f"{split}.{side}").write_text("\n".join(rows) + "\n")
+
+
+def parameters(rng, *shapes):
+    """Matrices and vectors in one flat vector, as a model's parameters are."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    flat = rng.standard_normal(sum(sizes)).astype(np.float32)
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def assert_near(got, expected, tolerance=1e-5):
+    """Require differences below a share of the largest magnitude that is expected."""
+    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
