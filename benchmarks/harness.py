@@ -19,7 +19,7 @@ from typing import Any
 import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
 import threadpoolctl
 
-from minitransformer.onednn import bfloat16, int8
+from minitransformer.devices import open_kernels
 
 Result = dict[str, Any]  # what a side prints as JSON
 
@@ -138,7 +138,7 @@ def processor() -> str:
 def can_compute_in(precision: str) -> bool:
     """Whether this engine has products of "bf16" or "int8" on this processor."""
     try:
-        {"bf16": bfloat16, "int8": int8}[precision].open_kernels()
+        open_kernels(precision)
     except RuntimeError:
         return False
     return True

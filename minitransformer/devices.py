@@ -40,12 +40,15 @@ class Device:
 
     @property
     def description(self) -> str:
-        """The device and how it computes, in a few words."""
+        """The device and how it computes, in a few words.
+
+        On a processor, this measures whether a low precision is the faster one.
+        """
         if self.name == "cpu":
             products = ""
             if self.precision != "fp32":
                 products = f", products in {self.precision}"
-                if _kernels(self.precision).are_slow():
+                if open_kernels(self.precision).are_slow():
                     products += " (slower than fp32 on this processor)"
             workers = f"{self.num_threads} worker{'s' * (self.num_threads > 1)}"
             return f"cpu, {workers}{products}"
@@ -80,7 +83,7 @@ def open_device(
             raise UsageError(f"--precision: {expected}, got {precision}")
         register_kernels(np.ndarray, None)
         if precision in ("bf16", "int8"):
-            register_kernels(np.ndarray, _kernels(precision).find)
+            register_kernels(np.ndarray, open_kernels(precision).find)
         return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
 
@@ -91,8 +94,8 @@ def open_device(
     return Device(name, cupy, chosen, low_precision_type(chosen), 1)
 
 
-def _kernels(precision: str) -> Kernels[Any]:
-    """Return the kernels of a processor for bf16 or int8. Raises: as `OneDnn`"""
+def open_kernels(precision: str) -> Kernels[Any]:
+    """Return a processor's kernels for bf16 or int8. Raises: RuntimeError, `OneDnn`"""
     from minitransformer.onednn import bfloat16, int8
 
     return {"bf16": bfloat16, "int8": int8}[precision].open_kernels()
