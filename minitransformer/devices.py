@@ -95,7 +95,7 @@ def open_device(
 
 
 def open_kernels(precision: str) -> Kernels[Any]:
-    """Return a processor's kernels for bf16 or int8. Raises: RuntimeError, `OneDnn`"""
+    """Return the kernels for bf16 or int8. Raises: RuntimeError as `OneDnn`"""
     from minitransformer.onednn import bfloat16, int8
 
     return {"bf16": bfloat16, "int8": int8}[precision].open_kernels()
