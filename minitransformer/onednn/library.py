@@ -112,12 +112,10 @@ class OneDnn:
         if out is None:
             out = np.empty(x.shape, np.uint16)
         if x.size:
-            # One piece if x has a power of two elements, else two that overlap: with a
-            # primitive for each power of two, all sizes are served.
-            piece = 1 << (x.size.bit_length() - 1)
+            piece, starts = _pieces(x.size)
             rounding = self._primitive(_Rounding, piece)
             source, target = _address(x), _address(out)
-            for start in {0, x.size - piece}:
+            for start in starts:
                 places = source + start * x.itemsize, target + start * out.itemsize
                 self._run(rounding, *places)
         return out
@@ -131,9 +129,9 @@ class OneDnn:
         Shapes: float32 x [n, k] and factors [n], uint8 out [n, k]
         """
         if x.size:
-            piece = 1 << (len(x).bit_length() - 1)  # of rows, as in `rounded`
+            piece, starts = _pieces(len(x))
             rounding = self._primitive(_Quantization, piece, x.shape[1])
-            for first in {0, len(x) - piece}:
+            for first in starts:
                 arrays = x[first:], out[first:], factors[first:], MIDDLE
                 self._run(rounding, *map(_address, arrays))
 
@@ -289,7 +287,17 @@ class _Primitive:
         return memories, (_Argument * len(memories))(*places)
 
 
-class _Rounding(_Primitive):
+class _Reorder(_Primitive):
+    """Copies an array to one of another type."""
+
+    def _operation(
+        self, engine: c_void_p, *arrays: c_void_p
+    ) -> tuple[str, tuple[c_void_p, ...]]:
+        source, target, *_ = arrays
+        return "reorder", (source, engine, target, engine)
+
+
+class _Rounding(_Reorder):
     """Rounds `size` float32 numbers."""
 
     def __init__(self, library: ctypes.CDLL, engine: c_void_p, size: int) -> None:
@@ -297,14 +305,8 @@ class _Rounding(_Primitive):
         layouts = {SOURCE: (FLOAT32, *shape), DESTINATION: (BFLOAT16, *shape)}
         super().__init__(library, engine, layouts)
 
-    def _operation(
-        self, engine: c_void_p, *arrays: c_void_p
-    ) -> tuple[str, tuple[c_void_p, ...]]:
-        source, target = arrays
-        return "reorder", (source, engine, target, engine)
 
-
-class _Quantization(_Primitive):
+class _Quantization(_Reorder):
     """Rounds a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
 
     def __init__(
@@ -318,12 +320,6 @@ class _Quantization(_Primitive):
             ZERO_POINTS + DESTINATION: (INT32, (1,), (1,)),
         }
         super().__init__(library, engine, layouts, scaled_rows=True)
-
-    def _operation(
-        self, engine: c_void_p, *arrays: c_void_p
-    ) -> tuple[str, tuple[c_void_p, ...]]:
-        source, target, *_ = arrays
-        return "reorder", (source, engine, target, engine)
 
 
 class _Product(_Primitive):
@@ -371,6 +367,16 @@ def _destroy(
     library.dnnl_primitive_desc_destroy(description)
     for memory in memories:
         library.dnnl_memory_destroy(memory)
+
+
+def _pieces(count: int) -> tuple[int, set[int]]:
+    """Return the size of pieces that make up an array, and where they begin.
+
+    It is one piece if the array has a power of two elements, or else two that overlap:
+    with a primitive for each power of two, all sizes are served.
+    """
+    size = 1 << (count.bit_length() - 1)
+    return size, {0, count - size}
 
 
 def _address(array: np.ndarray) -> int:
