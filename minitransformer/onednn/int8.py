@@ -6,9 +6,12 @@ products, which are exact, times both scales are near to those in float32. Every
 else stays float32, as with `--precision bf16`. There are no gradients.
 
 The processors multiply unsigned integers by signed ones. So 128 is added to those of
-activations, and what that adds to the products is subtracted again, with the biases:
+activations, and what that adds to the products is subtracted again:
 
     x W ~ scale_x ((q_x + 128) q_W - 128 (sums of the columns of q_W)) scale_W
+
+oneDNN does all of this where it multiplies, also what follows: it adds the bias, and
+takes the ReLU or the exponential.
 
 Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 """
@@ -16,25 +19,24 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from minitransformer.engine.autograd import Vjp
-from minitransformer.machine import exp2_is_fast
-from minitransformer.onednn.kernels import Kernels, with_more_rows
-from minitransformer.onednn.library import OneDnn
+from minitransformer.onednn.kernels import Kernels, more_rows, with_more_rows
+from minitransformer.onednn.library import EXP, RELU, OneDnn, ScaledMatrix
 
 LARGEST = 127
 
 # Stands for what is largest where all numbers are zero or about as small.
 SMALLEST = np.float32(1e-30)
+SMALLEST_BITS = SMALLEST.view(np.int32)
 
 # A number that is rounded or scaled takes about as long as so many that are multiplied.
-MIN_PRODUCTS = 112
+MIN_PRODUCTS = 100
 
 # The logits of so many rows are computed at a time: for 10,000 tokens, they stay in a
 # processor's cache.
@@ -42,26 +44,13 @@ LOGITS_ROWS = 64
 
 
 class Rows(NamedTuple):
-    """Activations: integers, and what the largest of each row stood for.
+    """Activations: integers plus 128, and the scale of each row.
 
-    Shapes: integers [N or more, n], peaks [N, 1]
-    """
-
-    integers: np.ndarray
-    peaks: np.ndarray
-
-
-class Columns(NamedTuple):
-    """Parameters: integers, and the scale of each column over 127.
-
-    `offsets` are what 128 in all rows of the other factor adds, negated.
-
-    Shapes: integers [n, m], scales, offsets [m]
+    Shapes: integers [N or more, n], scales [N or more, 1]
     """
 
     integers: np.ndarray
     scales: np.ndarray
-    offsets: np.ndarray
 
 
 class Int8Kernels(Kernels[Rows]):
@@ -69,9 +58,9 @@ class Int8Kernels(Kernels[Rows]):
 
     def __init__(self, library: OneDnn) -> None:
         super().__init__(linear=self.linear, exponentials=self.exponentials)
-        self.quantized, self.product = library.quantized, library.product
+        self.quantized, self.product = library.quantized, library.scaled_product
         # By the id of a vector of parameters, and the place of a matrix in it.
-        self._kept: dict[int, dict[tuple[int, ...], Columns]] = {}
+        self._kept: dict[int, dict[tuple[int, ...], ScaledMatrix]] = {}
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Forget the integers of parameters that have changed."""
@@ -87,12 +76,9 @@ class Int8Kernels(Kernels[Rows]):
         relu: bool = False,
     ) -> tuple[np.ndarray, Vjp]:
         """`ops.linear`. Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]"""
-        out, peaks = self._product(self._rounded_input(x), weight)
-        out *= peaks
-        if bias is not None:
-            out += bias
-        if relu:
-            np.maximum(out, 0, out=out)
+        rows, function = self._rounded_input(x), RELU if relu else None
+        out = self._product(rows, weight, bias=bias, function=function)
+        out = out[: x.size // len(weight)]
         return out.reshape(*x.shape[:-1], weight.shape[1]), _no_gradient
 
     def exponentials(
@@ -102,27 +88,21 @@ class Int8Kernels(Kernels[Rows]):
 
         Shapes: rows [N, D], table [V, D] -> [N, V]
         """
-        values = np.empty((len(rows), len(table)), np.float32)
-        return values, self._fill(values, rows, table)
+        values = np.empty((more_rows(len(rows)), len(table)), np.float32)
 
-    def _fill(
-        self, values: np.ndarray, rows: np.ndarray, table: np.ndarray
-    ) -> Iterator[slice]:
-        is_fast = exp2_is_fast(values.dtype.name)  # exp(x) = 2^(x log2(e))
-        exp = np.exp2 if is_fast else np.exp
-        factor = np.float32(math.log2(math.e) if is_fast else 1)
-        for first in range(0, len(rows), LOGITS_ROWS):
-            part = slice(first, first + LOGITS_ROWS)
-            logits, peaks = self._product(self._rounded_rows(rows[part]), table.T)
-            logits *= peaks * factor
-            exp(logits, out=values[part])
-            yield part
+        def fill() -> Iterator[slice]:
+            for first in range(0, len(rows), LOGITS_ROWS):
+                part = slice(first, min(first + LOGITS_ROWS, len(rows)))
+                low = self._rounded_rows(rows[part])
+                out = values[first : first + len(low.integers)]
+                self._product(low, table.T, function=EXP, out=out)
+                yield part
 
-    def _product(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the product is when its rows are multiplied by the peaks."""
-        integers, scales, offsets = self._columns(weight)
-        out = self.product(rows.integers, integers, scales=scales, bias=offsets)
-        return out[: len(rows.peaks)], rows.peaks
+        return values[: len(rows)], fill()
+
+    def _product(self, rows: Rows, weight: np.ndarray, **options: Any) -> np.ndarray:
+        matrix = self._scaled_matrix(weight)
+        return self.product(rows.integers, rows.scales, matrix, **options)
 
     def _is_faster(self, weight: np.ndarray) -> bool:
         return weight.size >= MIN_PRODUCTS * sum(weight.shape)
@@ -132,13 +112,16 @@ class Int8Kernels(Kernels[Rows]):
         # the greatest, so that a broken model is noticed.
         x = np.ascontiguousarray(x)
         magnitudes = x.view(np.int32) & np.int32(0x7FFFFFFF)
-        peaks = magnitudes.max(axis=1).view(np.float32)
         integers = with_more_rows(x, np.uint8)
-        factors = LARGEST / np.maximum(peaks, SMALLEST)
-        self.quantized(x, factors, integers[: len(x)])
-        return Rows(integers, peaks[:, None])
+        scales = np.zeros(len(integers), np.float32)
+        peaks = scales[: len(x)]
+        out = peaks.view(np.int32)
+        np.maximum.reduce(magnitudes, axis=1, out=out, initial=SMALLEST_BITS)
+        self.quantized(x, LARGEST / peaks, integers[: len(x)])
+        peaks *= np.float32(1 / LARGEST)
+        return Rows(integers, scales[:, None])
 
-    def _columns(self, matrix: np.ndarray) -> Columns:
+    def _scaled_matrix(self, matrix: np.ndarray) -> ScaledMatrix:
         """Return a matrix of parameters as integers, made at its first use."""
         vector = matrix.base
         assert vector is not None
@@ -147,17 +130,15 @@ class Int8Kernels(Kernels[Rows]):
         kept = self._kept.setdefault(id(vector), {})
         place = matrix.__array_interface__["data"][0], *matrix.shape, *matrix.strides
         if place not in kept:
-            kept[place] = columns(matrix)
+            kept[place] = scaled_matrix(matrix)
         return kept[place]
 
 
-def columns(matrix: np.ndarray) -> Columns:
+def scaled_matrix(matrix: np.ndarray) -> ScaledMatrix:
     """Return a matrix of float32 parameters as integers. Shapes: [n, m]"""
     peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
     integers = np.rint(matrix * (LARGEST / peaks)).astype(np.int8)
-    scales = peaks / np.float32(LARGEST * LARGEST)
-    offsets = -128 * integers.sum(axis=0) * scales
-    return Columns(integers, scales, offsets.astype(np.float32))
+    return ScaledMatrix(integers, peaks / np.float32(LARGEST))
 
 
 def _no_gradient(g: np.ndarray) -> NoReturn:

@@ -83,15 +83,21 @@ class Kernels(Generic[R]):
         return rounded
 
 
+def more_rows(count: int) -> int:
+    """Return a number of rows rounded up, to a multiple of 16, 32 or 64.
+
+    Products of ever new numbers of rows would be compiled again and again.
+    """
+    step = min(max(16, 1 << count.bit_length() >> 4), ROWS_STEP)
+    return -(-count // step) * step
+
+
 def with_more_rows(x: np.ndarray, dtype: type) -> np.ndarray:
     """Return an array with room for a matrix, and rows of zeros that follow.
 
-    Products of ever new numbers of rows would be compiled again and again.
-
-    Shapes: x [N, n] -> [N rounded up, to a multiple of 16, 32 or 64; n]
+    Shapes: x [N, n] -> [more_rows(N), n]
     """
-    step = min(max(16, 1 << len(x).bit_length() >> 4), ROWS_STEP)
-    out: np.ndarray = np.empty((-(-len(x) // step) * step, x.shape[1]), dtype)
+    out: np.ndarray = np.empty((more_rows(len(x)), x.shape[1]), dtype)
     out[len(x) :] = 0
     return out
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import (
     addressof,
@@ -50,11 +50,13 @@ BFLOAT16, FLOAT32, INT32, INT8, UINT8 = 2, 3, 4, 5, 6
 # The arguments of a primitive.
 SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
 SCALES, ZERO_POINTS = 0x1000, 0x2000  # of another argument, to which they are added
-RELU, EXP = 0x20, 0x2A
+OPERANDS = 0x8002, 0x10002  # of what comes after a product first, and second
+ADD, MULTIPLY, RELU, EXP = 0x1FFF0, 0x1FFF1, 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
 
-# The element types of matrices that are multiplied: uint16 stands for bfloat16.
-FACTORS = {"H": BFLOAT16, "B": UINT8, "b": INT8}  # by NumPy's characters for them
+# The element types of what is multiplied, by NumPy's characters for them: uint16 stands
+# for bfloat16.
+FACTORS = {"H": BFLOAT16, "b": INT8}
 
 # For each precision, the instructions that it needs and their bit in what
 # dnnl_get_effective_cpu_isa returns.
@@ -67,12 +69,16 @@ INSTRUCTIONS = {
 # needs a scratchpad of 1 KB for each column.
 MAX_COLUMNS = 4096
 
+# Operations on scaled rows are compiled for their number: at most so many at a time.
+MAX_ROWS, ROWS_STEP = 512, 16
+
 # The sum over rows in A^T B takes so many of them at a time, so that it is compiled for
 # few numbers of rows.
 MAX_SUMMED = 512
 
 # What `quantized` adds, so that its numbers have no sign.
 MIDDLE = np.array([128], np.int32)
+MIDDLE_ADDRESS = MIDDLE.ctypes.data
 
 # How many primitives a thread keeps: training needs about a hundred.
 MAX_PRIMITIVES = 1000
@@ -128,12 +134,15 @@ class OneDnn:
 
         Shapes: float32 x [n, k] and factors [n], uint8 out [n, k]
         """
-        if x.size:
-            piece, starts = _pieces(len(x))
-            rounding = self._primitive(_Quantization, piece, x.shape[1])
-            for first in starts:
-                arrays = x[first:], out[first:], factors[first:], MIDDLE
-                self._run(rounding, *map(_address, arrays))
+        width, source, target, scales = x.shape[1], *map(_address, (x, out, factors))
+        for first, rows in _row_pieces(len(x)):
+            rounding = self._primitive(_Quantization, rows, width)
+            places = (
+                source + 4 * first * width,
+                target + first * width,
+                scales + 4 * first,
+            )
+            self._run(rounding, *places, MIDDLE_ADDRESS)
 
     def product(
         self,
@@ -141,42 +150,71 @@ class OneDnn:
         b: np.ndarray,
         out: np.ndarray | None = None,
         *,
-        scales: np.ndarray | None = None,
         bias: np.ndarray | None = None,
         function: int | None = None,
     ) -> np.ndarray:
         """Return A B in float32, added to `out` if that is given.
 
-        The matrices have bfloat16 numbers, or A has uint8 and B int8 numbers. Without
-        `out`, each column is multiplied by a scale, and then a bias is added to it, if
-        there are such. With the `function` RELU, max(0, A B + bias) is returned; with
-        EXP, exp(A B + bias). The matrices are contiguous or transposed, the other
-        arrays have float32 numbers and are contiguous.
+        The matrices have bfloat16 numbers, and are contiguous or transposed. With a
+        bias, A B + bias is returned; with the `function` RELU, the maximum of that and
+        0; with EXP, the exponential. `out` and the bias are contiguous.
 
-        Shapes: a [n, k], b [k, m], out [n, m], scales, bias [m] -> [n, m]
+        Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
-        plain = scales is None and bias is None and function is None
+        plain = bias is None and function is None
         if plain and not a.flags.c_contiguous and len(b) > MAX_SUMMED:
             out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out)
             return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out)
         shape, add = (len(a), b.shape[1]), out is not None
         if out is None:
             out = np.empty(shape, np.float32)
-        if len(b) != a.shape[1] or out.shape != shape or not out.flags.c_contiguous:
-            raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
+        _check_product(a, b, out)
         arrays = [a, b, out]
-        for vector in (bias, scales):
-            if vector is not None:
-                if vector.shape != shape[1:] or vector.dtype != np.float32:
-                    expected = f"expected a bias and scales of {shape[1:]} float32"
-                    raise ValueError(f"{expected}, got {vector.shape} {vector.dtype}")
-                arrays.append(vector)
+        if bias is not None:
+            arrays.append(_checked(bias, shape[1:]))
         layout = _layout(a)
         if a.flags.c_contiguous and shape[1] <= MAX_COLUMNS:
             layout = layout[0], (ANY_NUMBER, len(b)), (len(b), 1)
-        how = layout, _layout(b), add, bias is not None, scales is not None, function
+        how = layout, _layout(b), add, bias is not None, function
         multiply = self._primitive(_Product, *how)
         self._run(multiply, *map(_address, arrays), rows=len(a))
+        return out
+
+    def scaled_product(
+        self,
+        a: np.ndarray,
+        row_scales: np.ndarray,
+        b: ScaledMatrix,
+        *,
+        bias: np.ndarray | None = None,
+        function: int | None = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return row_scales (A - 128) B + bias in float32.
+
+        A has uint8 numbers. All arrays are contiguous. A `function` is applied to the
+        result, as in `product`, which is written to `out` if that is given.
+
+        Shapes: a [n, k], b [k, m], row_scales [n, 1], bias [m], out [n, m] -> [n, m]
+        """
+        rows, columns = len(a), len(b.scales)
+        if out is None:
+            out = np.empty((rows, columns), np.float32)
+        _check_product(a, b.integers, out)
+        if rows > MAX_ROWS:
+            for first in range(0, rows, MAX_ROWS):
+                part = slice(first, first + MAX_ROWS)
+                factors = a[part], row_scales[part], b
+                self.scaled_product(
+                    *factors, bias=bias, function=function, out=out[part]
+                )
+        elif rows:
+            arrays = [a, out, _checked(row_scales, (rows, 1))]
+            if bias is not None:
+                arrays.append(_checked(bias, (columns,)))
+            how = rows, b.layout, bias is not None, function
+            multiply = self._primitive(_ScaledProduct, *how)
+            self._run(multiply, *map(_address, arrays), *b.addresses)
         return out
 
     def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
@@ -185,7 +223,8 @@ class OneDnn:
         Threads share none: a primitive holds the addresses of the arrays of one call.
         """
         primitives = self._thread.__dict__.setdefault("primitives", {})
-        if (primitive := primitives.get(options)) is None:
+        key = kind, *options
+        if (primitive := primitives.get(key)) is None:
             if len(primitives) >= MAX_PRIMITIVES:
                 primitives.clear()
             # A primitive that is created without this divides its work among threads of
@@ -193,7 +232,7 @@ class OneDnn:
             if hasattr(self._library, "omp_set_num_threads"):
                 self._library.omp_set_num_threads(1)
             primitive = kind(self._library, self._engine, *options)
-            primitives[options] = primitive
+            primitives[key] = primitive
         return primitive
 
     def _run(self, primitive: _Primitive, *addresses: int, rows: int = 0) -> None:
@@ -207,6 +246,20 @@ class OneDnn:
             address = -(-scratchpad.ctypes.data // ALIGNMENT) * ALIGNMENT
             self._thread.scratchpad = scratchpad, address
         primitive.run(rows, *addresses, address)
+
+
+class ScaledMatrix:
+    """Integers times a scale for each column: the B of `OneDnn.scaled_product`.
+
+    The integers are contiguous or transposed. Shapes: int8 [k, m], float32 scales [m]
+    """
+
+    def __init__(self, integers: np.ndarray, scales: np.ndarray) -> None:
+        self.integers, self.scales = integers, scales
+        # What 128 in all rows of the other factor adds, negated.
+        self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
+        self.layout = _layout(integers)
+        self.addresses = tuple(map(_address, (integers, self.offsets, scales)))
 
 
 class _Argument(ctypes.Structure):
@@ -261,8 +314,9 @@ class _Primitive:
             self._arguments[rows] = self._describe(rows)
         memories, arguments = self._arguments[rows]
         library, failed = self._library, 0
+        move = library.dnnl_memory_set_data_handle
         for memory, address in zip(memories, addresses, strict=True):
-            failed |= library.dnnl_memory_set_data_handle(memory, address)
+            failed |= move(memory, address)
         what = self._primitive, self._stream, len(addresses), arguments
         failed |= library.dnnl_primitive_execute(*what)
         failed |= library.dnnl_stream_wait(self._stream)
@@ -322,7 +376,17 @@ class _Quantization(_Reorder):
         super().__init__(library, engine, layouts, scaled_rows=True)
 
 
-class _Product(_Primitive):
+class _Matmul(_Primitive):
+    def _operation(
+        self, engine: c_void_p, *arrays: c_void_p
+    ) -> tuple[str, tuple[c_void_p, ...]]:
+        described = dict(zip(self._layouts, arrays, strict=True))
+        bias = described.get(BIAS, c_void_p())
+        a, b, out = (described[x] for x in (SOURCE, WEIGHTS, DESTINATION))
+        return "matmul", (engine, a, b, bias, out)
+
+
+class _Product(_Matmul):
     """Multiplies two matrices, as `OneDnn.product` says."""
 
     def __init__(
@@ -333,25 +397,46 @@ class _Product(_Primitive):
         b: Layout,
         add: bool,
         has_bias: bool,
-        has_scales: bool,
         function: int | None,
     ) -> None:
         n, m = a[1][0], b[1][1]
         layouts = {SOURCE: a, WEIGHTS: b, DESTINATION: (FLOAT32, (n, m), (m, 1))}
         if has_bias:
             layouts[BIAS] = FLOAT32, (1, m), (m, 1)
-        if has_scales:
-            layouts[SCALES + WEIGHTS] = FLOAT32, (m,), (1,)
-        options = {"add": add, "function": function, "scaled_columns": has_scales}
-        super().__init__(library, engine, layouts, **options)
+        super().__init__(library, engine, layouts, add=add, function=function)
 
-    def _operation(
-        self, engine: c_void_p, *arrays: c_void_p
-    ) -> tuple[str, tuple[c_void_p, ...]]:
-        described = dict(zip(self._layouts, arrays, strict=True))
-        bias = described.get(BIAS, c_void_p())
-        a, b, out = (described[x] for x in (SOURCE, WEIGHTS, DESTINATION))
-        return "matmul", (engine, a, b, bias, out)
+
+class _ScaledProduct(_Matmul):
+    """Multiplies matrices of integers, as `OneDnn.scaled_product` says.
+
+    The matrices are batches of one. Without a batch, oneDNN has no fast code for rows
+    with scales.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        engine: c_void_p,
+        rows: int,
+        b: Layout,
+        has_bias: bool,
+        function: int | None,
+    ) -> None:
+        dtype, (width, columns), strides = b
+        of_rows, of_columns = _batch(FLOAT32, rows, 1), _batch(FLOAT32, 1, columns)
+        operations = {OPERANDS[0]: (MULTIPLY, of_rows)}
+        if has_bias:
+            operations[OPERANDS[1]] = ADD, of_columns
+        layouts = {
+            SOURCE: _batch(UINT8, rows, width),
+            DESTINATION: _batch(FLOAT32, rows, columns),
+            **{operand: layout for operand, (_, layout) in operations.items()},
+            WEIGHTS: (dtype, (1, width, columns), (width * columns, *strides)),
+            BIAS: of_columns,  # what oneDNN calls so is added before rows are scaled
+            SCALES + WEIGHTS: (FLOAT32, (columns,), (1,)),
+        }
+        options = {"operations": operations.values(), "function": function}
+        super().__init__(library, engine, layouts, scaled_columns=2, **options)
 
 
 def _destroy(
@@ -379,12 +464,44 @@ def _pieces(count: int) -> tuple[int, set[int]]:
     return size, {0, count - size}
 
 
+def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Yield where pieces that make up so many rows begin, and their numbers of rows.
+
+    There are few such numbers; the last piece may begin in the one before it.
+    """
+    for first in range(0, count, MAX_ROWS):
+        rest = min(count - first, MAX_ROWS)
+        if whole := rest // ROWS_STEP * ROWS_STEP:
+            yield first, whole
+        if whole < rest:
+            size = min(count, ROWS_STEP)
+            yield count - size, size
+
+
 def _address(array: np.ndarray) -> int:
     """Return where a contiguous or transposed array lies."""
     if not array.size or not array.flags.writeable:
         return array.ctypes.data
     contiguous: Any = array if array.flags.c_contiguous else array.T
     return addressof(c_char.from_buffer(contiguous))  # three times as fast
+
+
+def _check_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    fits = len(b) == a.shape[1] and out.shape == (len(a), b.shape[1])
+    if not fits or not out.flags.c_contiguous:
+        raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
+
+
+def _checked(vector: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if vector.shape != shape or vector.dtype != np.float32:
+        got = f"{vector.shape} {vector.dtype}"
+        raise ValueError(f"expected a bias or scales of {shape} float32, got {got}")
+    return vector
+
+
+def _batch(dtype: int, rows: int, columns: int) -> Layout:
+    """Return the layout of a batch of one contiguous matrix."""
+    return dtype, (1, rows, columns), (rows * columns, columns, 1)
 
 
 def _layout(matrix: np.ndarray) -> Layout:
@@ -400,32 +517,39 @@ def _attributes(
     library: ctypes.CDLL,
     add: bool = False,
     function: int | None = None,
-    scaled_columns: bool = False,
+    scaled_columns: int | None = None,
     scaled_rows: bool = False,
+    operations: Iterable[tuple[int, Layout]] = (),
 ) -> c_void_p:
     """Return how to compute: the caller's scratchpad, scales, and what comes after.
 
-    Where the rows of a source have scales, a number is added to them, too.
+    `scaled_columns` is the axis of the columns, if they have scales. Where the rows of
+    a source have scales, a number is added to them, too. `operations` follow, with
+    arrays of these layouts, and then the function.
     """
-    attributes, operations = c_void_p(), c_void_p()
+    attributes, following = c_void_p(), c_void_p()
     _call(library, "primitive_attr_create", byref(attributes))
     _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)
     set_scales = "primitive_attr_set_scales_mask"
-    if scaled_columns:
-        _call(library, set_scales, attributes, WEIGHTS, 1 << 1)
+    if scaled_columns is not None:
+        _call(library, set_scales, attributes, WEIGHTS, 1 << scaled_columns)
     if scaled_rows:
         _call(library, set_scales, attributes, SOURCE, 1 << 0)
         set_zero_points = "primitive_attr_set_zero_points_mask"
         _call(library, set_zero_points, attributes, DESTINATION, 0)
-    _call(library, "post_ops_create", byref(operations))
+    _call(library, "post_ops_create", byref(following))
     if add:
         append, added = "post_ops_append_sum", (c_float(1), c_int32(0), FLOAT32)
-        _call(library, append, operations, *added)
+        _call(library, append, following, *added)
+    for operation, layout in operations:
+        operand = _described(library, *layout)
+        _call(library, "post_ops_append_binary", following, operation, operand)
+        _call(library, "memory_desc_destroy", operand)
     if function is not None:
         append, parameters = "post_ops_append_eltwise", (c_float(0), c_float(0))
-        _call(library, append, operations, function, *parameters)
-    _call(library, "primitive_attr_set_post_ops", attributes, operations)
-    _call(library, "post_ops_destroy", operations)
+        _call(library, append, following, function, *parameters)
+    _call(library, "primitive_attr_set_post_ops", attributes, following)
+    _call(library, "post_ops_destroy", following)
     return attributes
 
 

@@ -14,7 +14,7 @@ from minitransformer.engine.backend import fused_kernel, register_kernels
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.onednn import int8
-from minitransformer.onednn.library import OneDnn
+from minitransformer.onednn.library import EXP, RELU, OneDnn
 from support.in_process import run_main
 from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
 
@@ -27,8 +27,16 @@ class StandIn:
         out[...] = np.clip(np.rint(x * factors[:, None]) + 128, 0, 255)
 
     @staticmethod
-    def product(a, b, *, scales, bias):
-        return ((a.astype(np.int64) @ b) * scales + bias).astype(np.float32)
+    def scaled_product(a, row_scales, b, *, bias=None, function=None, out=None):
+        found = (a - 128.0) @ b.integers * row_scales * b.scales
+        if bias is not None:
+            found += bias
+        if function is not None:
+            found = {RELU: lambda x: np.maximum(x, 0), EXP: np.exp}[function](found)
+        if out is None:
+            return found.astype(np.float32)
+        out[...] = found
+        return out
 
 
 def library(precision):
@@ -47,6 +55,15 @@ def kernels(monkeypatch):
     register_kernels(np.ndarray, opened.find)
     yield opened
     register_kernels(np.ndarray, None)
+
+
+def record_matrices(monkeypatch):
+    """Return a list that gets the shape of each matrix of which integers are made."""
+    made, make = [], int8.scaled_matrix
+    monkeypatch.setattr(
+        int8, "scaled_matrix", lambda x: made.append(x.shape) or make(x)
+    )
+    return made
 
 
 def rounded(x, axis):
@@ -75,24 +92,24 @@ def test_linear_is_float64_products_of_rounded_numbers(
         vjp(out)
 
 
-@pytest.mark.parametrize("exp2_is_fast", [False, True])
-def test_exponentials_are_those_of_float64_products(kernels, exp2_is_fast, monkeypatch):
-    monkeypatch.setattr(int8, "LOGITS_ROWS", 2)
-    asked = []
-    is_fast = exp2_is_fast
-    monkeypatch.setattr(int8, "exp2_is_fast", lambda x: asked.append(x) or is_fast)
+@pytest.mark.parametrize("count", [1, 5, 33, 300])
+def test_exponentials_are_those_of_float64_products(kernels, count, monkeypatch):
+    monkeypatch.setattr(int8, "LOGITS_ROWS", 32)
     rng = np.random.default_rng(0)
     [table] = parameters(rng, (70, 9))
-    rows = rng.standard_normal((5, 9)).astype(np.float32)
+    rows = rng.standard_normal((count, 9)).astype(np.float32)
     kernel = fused_kernel("exponentials", (rows, table), None)
     assert kernel == kernels.exponentials
     expected = np.exp(rounded(rows, -1) @ rounded(table, -1).T)
     found, parts = kernel(rows, table)
+    assert found.shape == expected.shape
     assert found.dtype == np.float32
-    for first, part in zip((0, 2, 4), parts, strict=True):
-        assert part == slice(first, first + 2)
+    first = 0
+    for part in parts:
+        assert part == slice(first, min(first + 32, count))
         assert found[part] == pytest.approx(expected[part], rel=1e-4)
-    assert asked == ["float32"]
+        first = part.stop
+    assert first == count
 
 
 def test_a_row_does_not_depend_on_the_others(kernels):
@@ -138,13 +155,13 @@ def test_other_matrices_are_multiplied_in_float32(kernels):
 
 
 def test_small_matrices_are_multiplied_in_float32(kernels, monkeypatch):
-    monkeypatch.setattr(int8, "MIN_PRODUCTS", 112)
+    monkeypatch.setattr(int8, "MIN_PRODUCTS", 100)
     for shape, is_faster in (
         ((128, 128), False),
-        ((128, 512), False),
+        ((128, 256), False),
         ((128, 1000), True),
-        ((224, 224), True),
-        ((223, 224), False),
+        ((200, 200), True),
+        ((199, 200), False),
     ):
         [weight] = parameters(np.random.default_rng(0), shape)
         for matrix in (weight, weight.T):
@@ -153,10 +170,7 @@ def test_small_matrices_are_multiplied_in_float32(kernels, monkeypatch):
 
 
 def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
-    made, columns = [], int8.columns
-    monkeypatch.setattr(
-        int8, "columns", lambda matrix: made.append(matrix.shape) or columns(matrix)
-    )
+    made = record_matrices(monkeypatch)
     model = Transformer(CONFIG, seed=1)
     buffer = ParameterBuffer(model)
     weight, table = model.encoder[0].feed_forward.weight_1, model.embedding.table
@@ -189,8 +203,7 @@ def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
     write_corpus(tmp_path)
     code, _, errors = run_main(train.main, *FLAGS, "--steps", 40, "--run", "run")
     assert code == 0, errors
-    made, columns = [], int8.columns
-    monkeypatch.setattr(int8, "columns", lambda x: made.append(x.shape) or columns(x))
+    made = record_matrices(monkeypatch)
     monkeypatch.setattr(int8, "open_kernels", lambda: kernels)
     outputs = []
     for precision in ("fp32", "int8"):

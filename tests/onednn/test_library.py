@@ -68,29 +68,73 @@ def test_what_may_only_be_read_is_rounded_and_multiplied(library):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(
-    ("n", "k", "m"), [(1, 1, 1), (1, 7, 3), (5, 1, 4), (6, 9, 1), (33, 64, 70)]
+    ("n", "k", "m"), [(0, 4, 3), (1, 1, 1), (5, 1, 4), (6, 9, 1), (33, 64, 70)]
 )
-def test_products_of_integers_are_exact_before_they_are_scaled(
-    library, n, k, m, transposed
+def test_products_of_integers_are_exact_but_for_their_scales(
+    library, n, k, m, transposed, with_bias
 ):
     """Also where all are the largest, so that sums of few would not fit 16 bits."""
     rng = np.random.default_rng(n)
     a, b = rng.integers(0, 256, (n, k)), rng.integers(-127, 128, (m, k))
-    a[0], b[0] = 255, 127
+    a[:1], b[0] = 255, 127
+    row_scales = rng.uniform(0.5, 2, (n, 1)).astype(np.float32)
     scales, bias = rng.uniform(0.5, 2, (2, m)).astype(np.float32)
     integers = b.astype(np.int8).T
     if not transposed:
         integers = np.ascontiguousarray(integers)
-    how = {"scales": scales, "bias": bias}
-    got = library.product(a.astype(np.uint8), integers, **how)
-    assert got == pytest.approx(a @ b.T * scales + bias, rel=1e-6, abs=1e-4)
-    plain = library.product(a.astype(np.uint8), integers)
-    assert (plain == a @ b.T).all()
+    matrix = onednn.ScaledMatrix(integers, scales)
+    expected = row_scales * ((a - 128) @ b.T * scales) + (bias if with_bias else 0)
+    arrays = a.astype(np.uint8), row_scales, matrix
+    how = {"bias": bias if with_bias else None}
+    out = np.empty((n, m), np.float32)
+    for more in ({}, {"out": out}):
+        got = library.scaled_product(*arrays, **how, **more)
+        assert got.dtype == np.float32
+        assert (got is out) == bool(more)
+        # 128 in all rows is added first, and subtracted in float32.
+        assert got == pytest.approx(expected, rel=1e-5, abs=1e-5 * 128 * 127 * k)
+    how["function"] = onednn.RELU
+    assert (library.scaled_product(*arrays, **how) == np.maximum(got, 0)).all()
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 21])
-def test_rows_are_quantized_with_a_factor_each(library, rows):
+def test_exponentials_of_products_of_integers(library):
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, (20, 30))
+    b = rng.integers(-127, 128, (30, 40)).astype(np.int8)
+    row_scales = rng.uniform(0.5, 2, (20, 1)).astype(np.float32)
+    matrix = onednn.ScaledMatrix(b, np.full(40, 1e-5, np.float32))
+    found = library.scaled_product(
+        a.astype(np.uint8), row_scales, matrix, function=onednn.EXP
+    )
+    expected = np.exp(row_scales * ((a - 128) @ b.astype(int)) * 1e-5)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 8, 11])
+def test_many_scaled_rows_are_multiplied_in_parts(library, rows, monkeypatch):
+    monkeypatch.setattr(onednn, "MAX_ROWS", 4)
+    compiled, primitive = [], onednn._ScaledProduct
+    monkeypatch.setattr(
+        onednn,
+        "_ScaledProduct",
+        lambda *options: compiled.append(options[2]) or primitive(*options),
+    )
+    rng = np.random.default_rng(rows)
+    a = rng.integers(0, 256, (rows, 5))
+    row_scales = rng.uniform(0.5, 2, (rows, 1)).astype(np.float32)
+    b = rng.integers(-127, 128, (5, 6)).astype(np.int8)
+    matrix = onednn.ScaledMatrix(b, np.ones(6, np.float32))
+    found = library.scaled_product(a.astype(np.uint8), row_scales, matrix)
+    expected = row_scales * ((a - 128) @ b.astype(int))
+    assert found == pytest.approx(expected, rel=1e-5, abs=1)
+    assert set(compiled) == {min(rows, 4), *([rows % 4] if rows % 4 else [])}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 15, 16, 17, 33, 63, 64, 65, 200])
+def test_rows_are_quantized_with_a_factor_each(library, rows, monkeypatch):
+    monkeypatch.setattr(onednn, "MAX_ROWS", 64)
     rng = np.random.default_rng(rows)
     x = rng.standard_normal((rows, 9)).astype(np.float32)
     factors = rng.uniform(10, 100, rows).astype(np.float32)
