@@ -4,8 +4,8 @@ oneDNN multiplies with AVX-512 BF16, AVX-512 VNNI and AMX. It compiles an operat
 which it calls a primitive, for the shapes and layouts of its arrays, in about a third
 of a millisecond and 130 KB of memory. Each thread keeps the primitives that it has
 used. One for A B serves any number of rows of A, unless B has very many columns. The
-sum over all rows in A^T B is compiled for their number, of which there should be few:
-`kernels.py` rounds it up.
+sum over all rows in A^T B, and a product whose rows have scales, are compiled for the
+number of rows. Of such numbers there should be few: `kernels.py` rounds them up.
 
 Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
 thread that asks for a product computes it: callers divide their work.

@@ -1,7 +1,7 @@
 """Beam search (section 6.1).
 
 The search knows nothing of the model: it feeds the newest token of each beam to an
-`IncrementalDecoder` and reads the logits of the next one.
+`IncrementalDecoder` and reads the weights of the next one.
 
 Shapes: B sentences, K beams, V vocabulary.
 """
@@ -15,11 +15,8 @@ import numpy as np
 
 from minitransformer.engine.backend import Array
 from minitransformer.settings.config import BOS_ID, EOS_ID
-from minitransformer.translation.candidates import best_candidates, exponentials
-from minitransformer.translation.incremental_decoding import (
-    CachedDecoder,
-    IncrementalDecoder,
-)
+from minitransformer.translation.candidates import best_candidates
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 
 @dataclass(frozen=True)
@@ -109,12 +106,7 @@ class BeamSearch:
         self.length += 1
         decoder, finished, length = self._decoder, self._finished, self.length
         beam_size, beams = self._beam_size, self._log_probs.shape[1]
-        newest = self._tokens[:, :, -1].reshape(-1)
-        weights = (
-            decoder.weights(newest)
-            if isinstance(decoder, CachedDecoder)
-            else map(exponentials, decoder.step(newest))
-        )
+        weights = decoder.weights(self._tokens[:, :, -1].reshape(-1))
         best = best_candidates(weights, self._log_probs, 2 * beam_size)
         candidates, origins, chosen = best
         ends = chosen == EOS_ID

@@ -194,7 +194,7 @@ class Constraints:
         return ()
 
 
-class WatchedDecoder:
+class WatchedDecoder(IncrementalDecoder):
     """A decoder that knows the tokens fed so far, and so may exclude the next.
 
     Shapes: sentences [B K], numbers from 0; histories [B K, length], which begin with

@@ -42,7 +42,7 @@ class Ensemble:
         return min(limits, default=None)
 
 
-class EnsembleDecoder:
+class EnsembleDecoder(IncrementalDecoder):
     """Decoders whose probabilities are averaged at every step."""
 
     def __init__(self, members: Sequence[IncrementalDecoder]) -> None:

@@ -1,7 +1,7 @@
 """Incremental decoding: models that are fed one token at a time, for beam search.
 
 A decoder is fed the newest token of each beam and returns the logits of the next one.
-It keeps what earlier tokens need in key/value caches.
+It keeps what earlier tokens need, such as key/value caches.
 
 Shapes: B sentences, K beams, V vocabulary.
 """
@@ -9,20 +9,25 @@ Shapes: B sentences, K beams, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.candidates import TokenWeights, project, token_weights
+from minitransformer.translation.candidates import (
+    TokenWeights,
+    exponentials,
+    project,
+    token_weights,
+)
 
 # Logits of at least this many rows are computed at a time: enough for an efficient
 # product.
 MIN_ROWS_PER_BLOCK = 256
 
 
-class IncrementalDecoder(Protocol):
+class IncrementalDecoder:
     """What beam search asks of a model, which remembers the tokens fed so far."""
 
     def step(self, tokens: np.ndarray) -> Iterable[Array]:
@@ -33,7 +38,11 @@ class IncrementalDecoder(Protocol):
 
         Shapes: tokens [B K] -> [B K, V]
         """
-        ...
+        raise NotImplementedError
+
+    def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
+        """Do a `step`, and return the weights of tokens instead of the logits."""
+        return map(exponentials, self.step(tokens))
 
     def select(self, rows: np.ndarray) -> None:
         """Continue with the beams `rows`, K for each sentence that is left.
@@ -42,14 +51,14 @@ class IncrementalDecoder(Protocol):
 
         Shapes: rows [B' K]
         """
-        ...
+        raise NotImplementedError
 
     def join(self, other: Any) -> None:
         """Add the beams of another decoder of the same kind, after as many steps."""
-        ...
+        raise NotImplementedError
 
 
-class CachedDecoder:
+class CachedDecoder(IncrementalDecoder):
     """One Transformer that decodes a batch of sentences with key/value caches.
 
     With a shortlist, it takes and returns positions in that list instead of token ids.
@@ -76,7 +85,6 @@ class CachedDecoder:
         return (project(rows, self._table) for rows in self._outputs(tokens))
 
     def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        """Do a `step`, and return the `token_weights` instead of the logits."""
         return (token_weights(rows, self._table) for rows in self._outputs(tokens))
 
     def _outputs(self, tokens: np.ndarray) -> Iterator[Array]:

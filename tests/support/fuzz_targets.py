@@ -62,6 +62,7 @@ from minitransformer.training import plot
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.progress import Progress, TrainingState
 from minitransformer.translation import batch_translation, serve
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.translator import Translator
 from support.scripts import ROOT
@@ -174,7 +175,7 @@ def small_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(model, tokenizer, parameters, state, moments)
 
 
-class MarkovDecoder:
+class MarkovDecoder(IncrementalDecoder):
     """A decoder whose logits depend on the last token alone: faster than a model."""
 
     table = np.random.default_rng(3).normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)

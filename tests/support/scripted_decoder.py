@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
+
 VOCAB = 7  # padding, unknown, begin, end and three words
 
 
-class ScriptedDecoder:
+class ScriptedDecoder(IncrementalDecoder):
     """A decoder whose log-probabilities are `table(sentence, history)`.
 
     `counts` has the number of beams of each step.

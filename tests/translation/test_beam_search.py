@@ -29,6 +29,7 @@ from minitransformer.translation.beam_search import (
 )
 from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
@@ -211,7 +212,7 @@ def test_of_equal_beams_the_lower_tokens_come_first():
     logits = np.zeros(100)
     logits[EOS_ID] = 1.0  # so that the first candidate ends
 
-    class Uniform:
+    class Uniform(IncrementalDecoder):
         def step(self, tokens):
             fed.append(tokens.tolist())
             yield np.tile(logits, (len(tokens), 1))

@@ -14,6 +14,7 @@ from minitransformer.translation.ensemble import (
     EnsembleDecoder,
     incremental_decoder,
 )
+from minitransformer.translation.incremental_decoding import IncrementalDecoder
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import (
@@ -104,7 +105,7 @@ def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
             assert_close(row, np.mean([p / p.sum() for p in each], axis=0))
 
 
-class Certain:
+class Certain(IncrementalDecoder):
     """A decoder that gives the first of two tokens all the probability."""
 
     def step(self, tokens):
