@@ -35,8 +35,8 @@ LARGEST = 127
 SMALLEST = np.float32(1e-30)
 SMALLEST_BITS = SMALLEST.view(np.int32)
 
-# A number that is rounded or scaled takes about as long as so many that are multiplied.
-MIN_PRODUCTS = 100
+# A number that is rounded or loaded takes about as long as so many multiplications.
+MIN_PRODUCTS = 112
 
 # The logits of so many rows are computed at a time: for 10,000 tokens, they stay in a
 # processor's cache.

@@ -155,13 +155,13 @@ def test_other_matrices_are_multiplied_in_float32(kernels):
 
 
 def test_small_matrices_are_multiplied_in_float32(kernels, monkeypatch):
-    monkeypatch.setattr(int8, "MIN_PRODUCTS", 100)
+    monkeypatch.setattr(int8, "MIN_PRODUCTS", 112)
     for shape, is_faster in (
         ((128, 128), False),
-        ((128, 256), False),
+        ((128, 512), False),
         ((128, 1000), True),
-        ((200, 200), True),
-        ((199, 200), False),
+        ((224, 224), True),
+        ((223, 224), False),
     ):
         [weight] = parameters(np.random.default_rng(0), shape)
         for matrix in (weight, weight.T):
