@@ -201,6 +201,8 @@ class OneDnn:
         if out is None:
             out = np.empty((rows, columns), np.float32)
         _check_product(a, b.integers, out)
+        if a.dtype != np.uint8 or not a.flags.c_contiguous:
+            raise ValueError(f"expected contiguous rows of uint8, got {a.dtype}")
         if rows > MAX_ROWS:
             for first in range(0, rows, MAX_ROWS):
                 part = slice(first, first + MAX_ROWS)

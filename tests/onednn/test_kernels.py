@@ -36,7 +36,12 @@ def test_there_are_few_numbers_of_rows(rows, expected, dtype):
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
 def test_kernels_that_are_slower_than_float32_say_so(seconds, monkeypatch):
-    kernels = Kernels(linear=lambda x, weight: time.sleep(seconds))
+
+    def linear(x, weight):
+        assert x.dtype == weight.dtype == weight.base.dtype == np.float32
+        time.sleep(seconds)
+
+    kernels = Kernels(linear=linear)
     assert kernels.are_slow() == (seconds > 0)
     monkeypatch.setattr(bfloat16, "open_kernels", lambda: kernels)
     description = Device("cpu", np, "bf16", None, 2).description

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -327,6 +328,23 @@ def test_what_does_not_match_is_an_error(library):
     for arguments in ((low, low), (low, low.T, out), (low, low.T, out[:, ::2])):
         with pytest.raises(ValueError, match="expected"):
             library.product(*arguments)
+
+
+def test_scaled_rows_that_do_not_match_are_an_error(library):
+    a, scales = np.zeros((3, 4), np.uint8), np.ones((3, 1), np.float32)
+    b = onednn.ScaledMatrix(np.zeros((4, 5), np.int8), np.ones(5, np.float32))
+    out = np.zeros((3, 6), np.float32)
+    for arguments, options, problem in (
+        ((a[:, :3], scales, b), {}, "and [k, m], got (3, 3) and (4, 5)"),
+        ((a, scales[:2], b), {}, "of (3, 1) float32, got (2, 1) float32"),
+        ((a, scales.astype(float), b), {}, "of (3, 1) float32, got (3, 1) float64"),
+        ((a, scales, b), {"bias": scales[0]}, "of (5,) float32, got (1,) float32"),
+        ((a, scales, b), {"out": out}, "expected [n, k] and [k, m]"),
+        ((a.astype(float), scales, b), {}, "rows of uint8, got float64"),
+        ((np.zeros((4, 3), np.uint8).T, scales, b), {}, "expected contiguous rows"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            library.scaled_product(*arguments, **options)
 
 
 def test_what_the_library_refuses_is_an_error(library, monkeypatch):
