@@ -87,6 +87,7 @@ TESTS = {
     "minitransformer/translation/beam_search.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/candidates.py": f"{DECODING} {SEARCH}",
     "minitransformer/translation/ensemble.py": f"{DECODING} {SEARCH}",
+    "minitransformer/translation/histories.py": "tests/model/test_kv_cache.py",
     "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
     "minitransformer/onednn/bfloat16.py": ONEDNN,
     "minitransformer/onednn/int8.py": ONEDNN,

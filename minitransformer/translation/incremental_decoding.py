@@ -15,12 +15,9 @@ import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.candidates import (
-    TokenWeights,
-    exponentials,
-    project,
-    token_weights,
-)
+from minitransformer.translation import candidates
+from minitransformer.translation.candidates import TokenWeights
+from minitransformer.translation.histories import Histories
 
 # Logits of at least this many rows are computed at a time: enough for an efficient
 # product.
@@ -42,7 +39,7 @@ class IncrementalDecoder:
 
     def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
         """Do a `step`, and return the weights of tokens instead of the logits."""
-        return map(exponentials, self.step(tokens))
+        return map(candidates.exponentials, self.step(tokens))
 
     def select(self, rows: np.ndarray) -> None:
         """Continue with the beams `rows`, K for each sentence that is left.
@@ -79,13 +76,16 @@ class CachedDecoder(IncrementalDecoder):
         table = model.embedding.table.data
         self._table = table if shortlist is None else table[self._shortlist]
         self._state = model.start_decoding(source)
-        self._beam_size = beam_size
+        self._beam_size, self._histories = beam_size, Histories(len(source))
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        return (project(rows, self._table) for rows in self._outputs(tokens))
+        return (candidates.project(rows, self._table) for rows in self._outputs(tokens))
 
     def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        return (token_weights(rows, self._table) for rows in self._outputs(tokens))
+        return (
+            candidates.token_weights(rows, self._table)
+            for rows in self._outputs(tokens)
+        )
 
     def _outputs(self, tokens: np.ndarray) -> Iterator[Array]:
         """Feed tokens, and yield the outputs of the last layer in blocks of rows."""
@@ -93,13 +93,16 @@ class CachedDecoder(IncrementalDecoder):
         if self._shortlist is not None:
             tokens = self._shortlist[tokens]
         outputs = self._model.decode_step(tokens, self._state)
+        self._histories.add_token()
         size = max(self.logits_per_block // len(self._table), MIN_ROWS_PER_BLOCK)
         size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
         for first in range(0, len(tokens), size):
             yield outputs[first : first + size]
 
     def select(self, rows: np.ndarray) -> None:
-        self._state.select(self._xp.asarray(rows), self._beam_size)
+        changed = self._histories.select(rows) if self._xp is np else None
+        self._state.select(self._xp.asarray(rows), self._beam_size, changed)
 
     def join(self, other: CachedDecoder) -> None:
         self._state.join(other._state)
+        self._histories.join(other._histories)

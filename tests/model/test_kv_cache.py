@@ -5,6 +5,7 @@ import pytest
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.model.kv_cache import DecoderState, KeyValueCache
+from minitransformer.translation.histories import Histories
 
 WIDTHS = 3, 2  # of keys and of values
 
@@ -66,12 +67,12 @@ def test_beams_take_the_history_of_their_row(rows):
     assert found == [[10 * row, 10 * row + 1, 10 * row + 2, 7] for row in rows]
 
 
-def state_of(sentences):
+def state_of(sentences, neighbourhood=None, first=0):
     """A state whose memory and mask name their sentence."""
-    names = np.arange(sentences)
+    names = np.arange(first, first + sentences)
     memory = (names[None, :, None] * np.ones(width) for width in WIDTHS)
     keys, values = memory
-    caches = [KeyValueCache(keys, values) for _ in range(2)]
+    caches = [KeyValueCache(keys, values, neighbourhood) for _ in range(2)]
     return DecoderState(caches, names[:, None, None, None])
 
 
@@ -106,20 +107,103 @@ def test_sentences_without_a_row_leave_the_batch():
     assert memory_of(state) == [3]
 
 
-@pytest.mark.parametrize("beam_size", [1, 2])
-def test_a_selection_that_moves_no_beam_copies_nothing(beam_size):
-    state = state_of(2)
-    state.select(np.repeat([0, 1], beam_size), beam_size)
-    beams = np.arange(2 * beam_size)
-    for cache in state.caches:
-        append(cache, beams)
-    arrays = [cache.keys for cache in state.caches]
-    state.select(beams, beam_size)
-    for cache, keys in zip(state.caches, arrays, strict=True):
-        assert cache.keys is keys
-    state.select(beams[::-1], beam_size)
-    for cache in state.caches:
-        assert append(cache, beams) == [[beams[-1 - i], i] for i in beams]
+class Beams:
+    """What a state of three beams should remember: all numbers of each beam."""
+
+    def __init__(self, sentences, neighbourhood, first=0):
+        self.state = state_of(sentences, neighbourhood, first)
+        self.shared = Histories(sentences)
+        self.histories = [[] for _ in range(sentences)]
+        self.names = [*range(first, first + sentences)]
+        self.reach = neighbourhood[0] + 1 if neighbourhood else 1000
+
+    def append(self, rng):
+        self.shared.add_token()
+        numbers = rng.permutation(len(self.histories) * 2)[: len(self.histories)]
+        for history, number in zip(self.histories, numbers.tolist(), strict=True):
+            history.append(number)
+        for cache in self.state.caches:
+            found = append(cache, numbers)
+            for beam, history in zip(found, self.histories, strict=True):
+                assert sorted(beam) == sorted(history[-self.reach :])
+
+    def select(self, rng, left):
+        beams = self.state.beam_size
+        origins = np.sort(rng.integers(0, beams, (len(left), 3)), axis=1)
+        rows = (np.array(left)[:, None] * beams + origins).ravel()
+        self.histories = [[*self.histories[row]] for row in rows]
+        self.names = [self.names[sentence] for sentence in left]
+        self.state.select(rows, 3, self.shared.select(rows))
+        assert memory_of(self.state) == self.names
+
+    def join(self, other):
+        self.state.join(other.state)
+        self.shared.join(other.shared)
+        self.histories += other.histories
+        self.names += other.names
+        assert memory_of(self.state) == self.names
+
+
+@pytest.mark.parametrize("neighbourhood", [None, (4, 0), (30, 0)])
+@pytest.mark.parametrize("seed", range(5))
+def test_beams_keep_their_history_whatever_is_selected(neighbourhood, seed):
+    """While sentences join, and leave in any order, and not after each step."""
+    rng = np.random.default_rng(seed)
+    beams, others = Beams(4, neighbourhood), Beams(3, neighbourhood, first=4)
+    for step in range(40):
+        for each in (beams, others):
+            each.append(rng)
+            left = np.arange(len(each.names))
+            if len(left) > 1 and rng.random() < 0.2:
+                left = rng.permutation(left)[:-1]
+            if step == 0 or rng.random() < 0.8:
+                each.select(rng, left.tolist())
+        if step == 10:
+            beams.join(others)
+            others = Beams(0, neighbourhood)
+            others.append = others.select = lambda *_: None
+
+
+def test_keys_that_beams_share_are_not_copied():
+    """Here they are replaced by others in secret, which stay where they are."""
+    cache, histories = cache_of(1), Histories(1)
+
+    def feed(*numbers):
+        histories.add_token()
+        return append(cache, numbers)
+
+    def select(*rows):
+        rows = np.array(rows)
+        cache.select_beams(rows, histories.select(rows))
+
+    feed(0)
+    select(0, 0)
+    cache.keys[0], cache.values[0] = [[50], [51]], [[-50], [-51]]
+    assert feed(1, 2) == [[50, 1], [51, 2]]
+    arrays = cache.keys, cache.values
+    select(1, 0)
+    assert feed(3, 4) == [[50, 2, 3], [51, 1, 4]]
+    select(0, 0)
+    cache.keys[1], cache.values[1] = [[60], [61]], [[-60], [-61]]
+    assert feed(5, 6) == [[50, 60, 3, 5], [51, 61, 3, 6]]
+    select(1, 0)
+    assert feed(7, 8) == [[50, 60, 3, 6, 7], [51, 61, 3, 5, 8]]
+    select(1)
+    assert feed(9) == [[50, 60, 3, 5, 8, 9]]
+    assert cache.keys is arrays[0]
+    assert cache.values is arrays[1]
+
+
+@pytest.mark.parametrize("neighbourhood", [None, (2, 0)])
+def test_a_selection_that_moves_no_beam_copies_nothing(neighbourhood):
+    cache, histories, beams = cache_of(2, neighbourhood), Histories(2), np.arange(2)
+    for n in range(6):
+        histories.add_token()
+        append(cache, [n, 10 + n])
+        arrays = cache.keys, cache.values
+        cache.select_beams(beams, histories.select(beams))
+        assert cache.keys is arrays[0]
+        assert cache.values is arrays[1]
 
 
 @pytest.mark.parametrize("positions", [0, 1, 3, 16, 40])
