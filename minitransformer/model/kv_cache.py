@@ -32,8 +32,7 @@ class KeyValueCache:
     With restricted attention (section 4), `keys` and `values` are ring buffers: once
     full, a new position overwrites the oldest. Attention ignores the order of the keys.
 
-    Shapes: keys, values [capacity, B K or more, H d], memory_keys, memory_values
-    [S, B, H d]
+    Shapes: keys, values [capacity, B K, H d], memory_keys, memory_values [S, B, H d]
     """
 
     def __init__(
@@ -45,12 +44,12 @@ class KeyValueCache:
         xp = array_module(memory_keys)
         self.memory_keys, self.memory_values = memory_keys, memory_values
         self._max_capacity = neighbourhood[0] + 1 if neighbourhood else sys.maxsize
-        capacity = min(FIRST_CAPACITY, self._max_capacity)
-        self.beams, self.length = memory_keys.shape[1], 0
+        rows, capacity = memory_keys.shape[1], min(FIRST_CAPACITY, self._max_capacity)
         self.keys, self.values = (
-            xp.empty((capacity, self.beams, m.shape[-1]), dtype=m.dtype)
+            xp.empty((capacity, rows, m.shape[-1]), dtype=m.dtype)
             for m in (memory_keys, memory_values)
         )
+        self.length = 0
 
     @property
     def used(self) -> int:
@@ -71,38 +70,41 @@ class KeyValueCache:
                 xp.concatenate([array, xp.empty_like(array)])
                 for array in (self.keys, self.values)
             )
-        self.keys[index, : self.beams] = key.data[:, 0]
-        self.values[index, : self.beams] = value.data[:, 0]
+        self.keys[index] = key.data[:, 0]
+        self.values[index] = value.data[:, 0]
         self.length += 1
         keys, values = self.first(self.used)
         return Tensor(keys), Tensor(values), None
 
     def first(self, count: int) -> tuple[Array, Array]:
         """View the first n = `count` keys and values. Shapes: -> [B K, n, H d]"""
-        keys, values = (x[:count, : self.beams] for x in (self.keys, self.values))
-        return keys.swapaxes(0, 1), values.swapaxes(0, 1)
+        return self.keys[:count].swapaxes(0, 1), self.values[:count].swapaxes(0, 1)
 
     def memory(self) -> tuple[Array, Array]:
         """View the keys and values of the memory. Shapes: -> [B, S, H d]"""
         return self.memory_keys.swapaxes(0, 1), self.memory_values.swapaxes(0, 1)
 
     def select_beams(self, rows: Array, changed: Places | None = None) -> None:
-        """Replace beam i by the beam in row `rows[i]`.
+        """Replace beam i by the beam in row `rows[i]`. Shapes: rows [B' K']
 
-        If it is known what is `changed` by that, the rest stays where it is; there are
-        then no more beams than before. Shapes: rows [B' K']
+        If it is known what is `changed` by that, the rest stays where it is.
         """
-        self.beams = len(rows)
-        moves = changed is None or len(changed[0]) > 0
-        if moves and (changed is None or self.used < self.length):
-            xp = array_module(self.keys)
-            self.keys = xp.take(self.keys, rows, axis=1)
-            self.values = xp.take(self.values, rows, axis=1)
-        elif changed is not None and moves:
-            (positions, beams), width = changed, self.keys.shape[1]
+        if changed is None or (len(changed[0]) and self.used < self.length):
+            self.keys = self._selected(self.keys, rows)
+            self.values = self._selected(self.values, rows)
+        elif len(changed[0]):
+            (positions, beams), width = changed, len(rows)
             for array in (self.keys, self.values):
                 flat, start = array.reshape(-1, array.shape[-1]), positions * width
                 flat[start + beams] = flat.take(start + rows[beams], axis=0)
+
+    def _selected(self, array: Array, rows: Array) -> Array:
+        if not isinstance(array, np.ndarray):
+            return array[:, rows]
+        selected = np.empty((len(array), len(rows), array.shape[-1]), array.dtype)
+        used, out = array[: self.used], selected[: self.used]
+        np.take(used, rows, axis=1, out=out, mode="clip")  # "raise" would buffer
+        return selected
 
     def select_sentences(self, sentences: Array) -> None:
         """Keep the memory of `sentences` only. Shapes: sentences [B']"""
@@ -112,12 +114,9 @@ class KeyValueCache:
 
     def join(self, other: KeyValueCache) -> None:
         """Add the beams and the memory of a cache that has as many positions."""
-        arrays = zip(self.first(self.used), other.first(self.used), strict=True)
-        self.keys, self.values = (
-            _joined(a.swapaxes(0, 1), b.swapaxes(0, 1), len(self.keys))
-            for a, b in arrays
-        )
-        self.beams += other.beams
+        used, capacity = self.used, len(self.keys)
+        self.keys = _joined(self.keys[:used], other.keys[:used], capacity)
+        self.values = _joined(self.values[:used], other.values[:used], capacity)
         self.memory_keys = _joined(self.memory_keys, other.memory_keys)
         self.memory_values = _joined(self.memory_values, other.memory_values)
 
@@ -152,8 +151,8 @@ class DecoderState:
     ) -> None:
         """Continue with `rows` of the current beams, `beam_size` of each sentence.
 
-        Sentences of which no row is left leave the batch; the others may then change
-        places. `changed` is as in `KeyValueCache.select_beams`.
+        Sentences of which no row is left leave the batch. `changed` is as in
+        `KeyValueCache.select_beams`.
 
         Shapes: rows [B' beam_size]
         """

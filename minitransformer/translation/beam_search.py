@@ -134,11 +134,7 @@ class BeamSearch:
         done = at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
         numbers = self.sentences.tolist()
         ended = [(numbers[b], finished[b].best) for b in np.flatnonzero(done)]
-        # The last sentences take the places of those that end: no other has to move.
-        last = np.flatnonzero(~done)
-        left = np.arange(len(last))
-        ending = done[left]
-        left[ending] = last[len(last) - ending.sum() :]
+        left = np.flatnonzero(~done)
         rows = left[:, None] * beams + origins[left]
         self._tokens, self._log_probs = tokens[left], log_probs[left]
         self.sentences, self._limits = self.sentences[left], self._limits[left]

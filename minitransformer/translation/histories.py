@@ -29,15 +29,14 @@ class Histories:
         """Replace beam i by the beam in row `rows[i]`.
 
         Returns: the tokens and the beams i whose keys and values are others then, or
-        None if there are more beams than before
+        None if there are not as many beams as before
 
         Shapes: rows [beams] -> two arrays [any]
         """
         before, self._numbers = self._numbers, self._numbers[:, rows]
-        if len(rows) > before.shape[1]:
+        if len(rows) != before.shape[1]:
             return None
-        changed = np.flatnonzero(self._numbers != before[:, : len(rows)])
-        return np.divmod(changed, len(rows))
+        return np.divmod(np.flatnonzero(self._numbers != before), len(rows))
 
     def join(self, other: Histories) -> None:
         """Add the beams of other histories, which are as long."""

@@ -239,25 +239,6 @@ def test_finished_sentences_leave_the_batch():
     assert decoder.counts == [3, 4, 4, 2, 2]  # one beam at first
 
 
-def test_the_last_sentences_take_the_places_of_those_that_end():
-    """So the keys and values of the others stay where they are."""
-    lengths = 2, 1, 3, 3, 1, 3
-
-    def table(sentence, history):
-        row = np.full(VOCAB, -50.0)
-        row[EOS_ID if len(history) == lengths[sentence] else 4] = -0.01
-        return row
-
-    decoder = ScriptedDecoder(table, range(6))
-    running = BeamSearch(decoder, np.arange(6), np.full(6, 9), 1, 0.6, 1)
-    places, found = [], {}
-    while len(running.sentences):
-        places.append(running.sentences.tolist())
-        found.update(running.step())
-    assert places == [[*range(6)], [*range(6)], [0, 5, 2, 3], [3, 5, 2]]
-    assert {n: len(h[0].tokens) for n, h in found.items()} == dict(enumerate(lengths))
-
-
 def model(positions="sinusoidal", dtype="float64"):
     config = ModelConfig(
         vocab_size=20,
