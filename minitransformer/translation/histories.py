@@ -14,7 +14,7 @@ from minitransformer.model.kv_cache import Places
 class Histories:
     """A number for each token of each beam: equal ones have equal keys and values.
 
-    They are compared with numbers of the same position only.
+    They are compared with those of the same position and sentence only.
     """
 
     def __init__(self, beams: int) -> None:
@@ -40,5 +40,4 @@ class Histories:
 
     def join(self, other: Histories) -> None:
         """Add the beams of other histories, which are as long."""
-        others = other._numbers + self._numbers.max(initial=0) + 1
-        self._numbers = np.concatenate([self._numbers, others], axis=1)
+        self._numbers = np.concatenate([self._numbers, other._numbers], axis=1)

@@ -131,9 +131,14 @@ class Beams:
         beams = self.state.beam_size
         origins = np.sort(rng.integers(0, beams, (len(left), 3)), axis=1)
         rows = (np.array(left)[:, None] * beams + origins).ravel()
+        count, caches = len(self.histories), self.state.caches
+        arrays = [cache.keys for cache in caches]
         self.histories = [[*self.histories[row]] for row in rows]
         self.names = [self.names[sentence] for sentence in left]
         self.state.select(rows, 3, self.shared.select(rows))
+        if len(rows) == count and caches[0].used == caches[0].length:
+            for cache, keys in zip(caches, arrays, strict=True):
+                assert cache.keys is keys
         assert memory_of(self.state) == self.names
 
     def join(self, other):
