@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.engine import autograd, ops
-from minitransformer.engine.autograd import Tensor, no_grad, wrap_primitives
+from minitransformer.engine.autograd import Node, Tensor, no_grad, wrap_primitives
 from support.cuda import kernels_for
 
 
@@ -284,6 +284,34 @@ def test_gradients_add_up_in_the_callers_array():
         ops.sum_all(ops.multiply(x, x)).backward()
     assert x.grad is mine
     np.testing.assert_array_equal(mine, [14.0, 28.0])
+
+
+class Counted(np.ndarray):
+    """An array that counts how often such arrays are copied."""
+
+    copies = 0
+
+    def copy(self, *order):
+        Counted.copies += 1
+        return super().copy(*order)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_copied_once_and_only_if_they_share_memory(shared, monkeypatch):
+    """Of three that are added, the first two may be one array."""
+    monkeypatch.setattr(Counted, "copies", 0)
+    first, second, third = (np.full(1, n).view(Counted) for n in (1.0, 2.0, 4.0))
+    terms, received = (first, first if shared else second, third), []
+
+    def keep(gradient):
+        received.append(gradient)
+        return (np.zeros(1),)
+
+    inner = Tensor(np.ones(1), node=Node((leaf(1.0),), keep))
+    Tensor(np.ones(()), node=Node((inner.node,) * 3, lambda g: terms)).backward()
+    assert Counted.copies == shared
+    assert (received[0] is first) == (not shared)
+    assert received == [1 + (1 if shared else 2) + 4]
 
 
 def test_a_leaf_never_keeps_the_upstream_array():

@@ -360,3 +360,24 @@ def test_a_batch_of_no_sentences_has_a_shape():
     assert out.shape == (0, 3, 6)
     assert [g.shape for g in vjp(out)[:2]] == [x.shape, weight.shape]
     assert PRIMITIVES["attention"](x, x, x, num_heads=2)[0].shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("totals", "expected"),
+    [
+        ([], True),
+        ([1.0], True),
+        ([math.exp(29), math.exp(-29)], True),
+        ([1.0, math.exp(30)], False),
+        ([math.exp(-30), 1.0], False),
+        ([math.exp(31)], False),
+        ([math.exp(-31)], False),
+        ([0.0, 1.0], False),
+        ([1.0, math.inf], False),
+        ([math.nan, 1.0], False),
+    ],
+)
+def test_sums_of_exponentials_are_moderate_if_none_can_have_overflowed(
+    totals, expected
+):
+    assert ops.moderate(np.array(totals)) is expected
