@@ -70,7 +70,7 @@ INSTRUCTIONS = {
 MAX_COLUMNS = 4096
 
 # Operations on scaled rows are compiled for their number: at most so many at a time.
-MAX_ROWS, ROWS_STEP = 512, 16
+MAX_ROWS, PIECE_ROWS = 512, 16
 
 # The sum over rows in A^T B takes so many of them at a time, so that it is compiled for
 # few numbers of rows.
@@ -118,10 +118,12 @@ class OneDnn:
         if out is None:
             out = np.empty(x.shape, np.uint16)
         if x.size:
-            piece, starts = _pieces(x.size)
+            # One piece if x has a power of two elements, else two that overlap: with a
+            # primitive for each power of two, all sizes are served.
+            piece = 1 << (x.size.bit_length() - 1)
             rounding = self._primitive(_Rounding, piece)
             source, target = _address(x), _address(out)
-            for start in starts:
+            for start in {0, x.size - piece}:
                 places = source + start * x.itemsize, target + start * out.itemsize
                 self._run(rounding, *places)
         return out
@@ -456,16 +458,6 @@ def _destroy(
         library.dnnl_memory_destroy(memory)
 
 
-def _pieces(count: int) -> tuple[int, set[int]]:
-    """Return the size of pieces that make up an array, and where they begin.
-
-    It is one piece if the array has a power of two elements, or else two that overlap:
-    with a primitive for each power of two, all sizes are served.
-    """
-    size = 1 << (count.bit_length() - 1)
-    return size, {0, count - size}
-
-
 def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
     """Yield where pieces that make up so many rows begin, and their numbers of rows.
 
@@ -473,10 +465,10 @@ def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
     """
     for first in range(0, count, MAX_ROWS):
         rest = min(count - first, MAX_ROWS)
-        if whole := rest // ROWS_STEP * ROWS_STEP:
+        if whole := rest // PIECE_ROWS * PIECE_ROWS:
             yield first, whole
         if whole < rest:
-            size = min(count, ROWS_STEP)
+            size = min(count, PIECE_ROWS)
             yield count - size, size
 
 
