@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from minitransformer.settings.config import RanksConfig
     from minitransformer.training.distributed import Communicator
 
+# The precisions of a processor that oneDNN multiplies in.
+ONEDNN = ("fp32-onednn", "bf16", "int8")
+
 
 @dataclass(frozen=True)
 class Device:
@@ -78,11 +81,12 @@ def open_device(
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise UsageError(f"threads: expected int of at least 1, got {num_threads!r}")
     if name == "cpu":
-        if precision not in (None, "fp32", "bf16", "int8"):
-            expected = "expected fp32 or bf16 with --device cpu, or int8 to translate"
+        if precision not in (None, "fp32", *ONEDNN):
+            possible = "fp32, fp32-onednn or bf16"
+            expected = f"expected {possible} with --device cpu, or int8 to translate"
             raise UsageError(f"--precision: {expected}, got {precision}")
         register_kernels(np.ndarray, None)
-        if precision in ("bf16", "int8"):
+        if precision in ONEDNN:
             register_kernels(np.ndarray, open_kernels(precision).find)
         return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
@@ -95,10 +99,11 @@ def open_device(
 
 
 def open_kernels(precision: str) -> Kernels[Any]:
-    """Return the kernels for bf16 or int8. Raises: RuntimeError as `OneDnn`"""
-    from minitransformer.onednn import bfloat16, int8
+    """Return oneDNN's kernels for a precision. Raises: RuntimeError as `OneDnn`."""
+    from minitransformer.onednn import bfloat16, float32, int8
 
-    return {"bf16": bfloat16, "int8": int8}[precision].open_kernels()
+    modules = {"fp32-onednn": float32, "bf16": bfloat16, "int8": int8}
+    return modules[precision].open_kernels()
 
 
 def connect_ranks(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minitransformer.machine import one_blas_thread
 
@@ -92,13 +93,25 @@ def more_rows(count: int) -> int:
     return -(-count // step) * step
 
 
-def with_more_rows(x: np.ndarray, dtype: type) -> np.ndarray:
+def with_more_rows(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Return an array with room for a matrix, and rows of zeros that follow.
 
     Shapes: x [N, n] -> [more_rows(N), n]
     """
     out: np.ndarray = np.empty((more_rows(len(x)), x.shape[1]), dtype)
     out[len(x) :] = 0
+    return out
+
+
+def padded_rows(x: np.ndarray) -> np.ndarray:
+    """Return a matrix and rows of zeros that follow, or the matrix if it needs none.
+
+    Shapes: x [N, n] -> [more_rows(N), n]
+    """
+    if len(x) == more_rows(len(x)):
+        return x
+    out = with_more_rows(x, x.dtype)
+    out[: len(x)] = x
     return out
 
 

@@ -56,11 +56,12 @@ QUERY_SCRATCHPAD, CALLERS = 136, 1
 
 # The element types of what is multiplied, by NumPy's characters for them: uint16 stands
 # for bfloat16.
-FACTORS = {"H": BFLOAT16, "b": INT8}
+FACTORS = {"f": FLOAT32, "H": BFLOAT16, "b": INT8}
 
 # For each precision, the instructions that it needs and their bit in what
 # dnnl_get_effective_cpu_isa returns.
 INSTRUCTIONS = {
+    "fp32-onednn": ("AVX2", 0x04),
     "bf16": ("AMX or AVX-512 BF16", 0x80),
     "int8": ("AMX or AVX-512 VNNI", 0x40),
 }
@@ -100,7 +101,7 @@ class OneDnn:
         if not self._library.dnnl_get_effective_cpu_isa() & bit:
             raise RuntimeError(
                 f"--precision {precision}: expected a processor with {needed}, got one "
-                "that has neither"
+                "without"
             )
         self._library.dnnl_primitive_desc_query_md.restype = c_void_p
         self._library.dnnl_memory_desc_get_size.restype = c_size_t

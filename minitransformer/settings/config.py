@@ -36,7 +36,7 @@ from minitransformer.settings.text_config import (
 
 # The number formats of training (`engine/precision.py`): all on a GPU, fp32 and bf16 on
 # a CPU.
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = ("fp32", "fp32-onednn", "tf32", "bf16", "fp16")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
