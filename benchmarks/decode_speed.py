@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from harness import alternate, can_compute_in, medians, ratio, report, watched_memory
 
-from minitransformer.devices import open_device
+from minitransformer.devices import ONEDNN, open_device
 from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -48,11 +48,10 @@ SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
     "multi30k": (10_000, 1000, 15),
 }
-LOW_PRECISIONS = ("bf16", "int8")
 CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
 SIDES = (
     "ours",
-    *(f"ours-{kind}" for kind in LOW_PRECISIONS),
+    *(f"ours-{kind}" for kind in ONEDNN),
     "ours-shortlist",
     "pytorch",
     "pytorch-drop",
@@ -83,7 +82,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
 def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     tune_allocator()
     kind = args.side.partition("-")[2]
-    open_device("cpu", kind if kind in LOW_PRECISIONS else "fp32")
+    open_device("cpu", kind if kind in ONEDNN else "fp32")
     model, _, _, longest = workload(args)
     limit: dict[str, Any] = {}
     if longest:
@@ -251,7 +250,7 @@ def main() -> None:
             }
             for prefix, ours in (
                 ("", "ours"),
-                *((f"{kind}_", f"ours-{kind}") for kind in LOW_PRECISIONS),
+                *((f"{kind}_", f"ours-{kind}") for kind in ONEDNN),
             )
             if ours in found
         }

@@ -136,7 +136,7 @@ def processor() -> str:
 
 
 def can_compute_in(precision: str) -> bool:
-    """Whether this engine has products of "bf16" or "int8" on this processor."""
+    """Whether this engine has oneDNN's products of a precision on this processor."""
     try:
         open_kernels(precision)
     except RuntimeError:

@@ -31,6 +31,8 @@ from typing import Any, TypeAlias
 from harness import processor
 from train_speed import PYTORCH
 
+from minitransformer.devices import ONEDNN
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs/results.md", ROOT / "docs/figures"
 
@@ -127,10 +129,11 @@ def number(value: float) -> str:
 
 def training_rows(name: str, found: Figures) -> Iterator[Row]:
     best = found["best_of_pytorch"]
-    sides = {"float32": "ours", "bf16": "ours-bf16"}
-    for kind, side in sides.items():
+    for kind in ("float32", "fp32-onednn", "bf16"):
+        side, prefix = f"ours-{kind}", f"{kind}_"
+        if kind == "float32":
+            side, prefix = "ours", ""
         if side in found:
-            prefix = "bf16_" if kind == "bf16" else ""
             over = found[f"{prefix}speed_over_best_of_pytorch"]
             yield (
                 found["shape"],
@@ -163,14 +166,14 @@ def mode_rows(name: str, found: Figures) -> Iterator[Row]:
 def decoding_rows(name: str, found: Figures) -> Iterator[Row]:
     model = name.partition("-")[2]
     over = found["speed_over"]
-    low = [found.get(f"{kind}_speed_over", {}) for kind in ("bf16", "int8")]
+    others = [found.get(f"{kind}_speed_over", {}) for kind in ONEDNN]
     for side in ("ours", *over):
         yield (
             model,
             side,
             number(found[side]["tokens_per_second"]),
             spread(over[side]) if side in over else "",
-            *(spread(ratios[side]) if side in ratios else "" for ratios in low),
+            *(spread(ratios[side]) if side in ratios else "" for ratios in others),
             f"{found['same'][side]:.1%}" if side in over else "",
             number(found[side]["peak_memory_mb"]),
         )
@@ -212,8 +215,7 @@ TABLES: dict[str, tuple[str, Row, Callable[[str, Figures], Iterator[Row]]]] = {
             "decoder",
             "tokens/s",
             "float32 over it",
-            "bf16 over it",
-            "int8 over it",
+            *(f"{precision} over it" for precision in ONEDNN),
             "same",
             "MB",
         ),

@@ -10,10 +10,10 @@ and label-smoothed loss, and padding masks where there is padding. It runs in fo
 modes: float32, bfloat16 by `torch.autocast`, and both compiled by `torch.compile`. The
 ratio that counts is the one over the mode with the highest median. A side `products`
 computes only the matrix products of the step, in the faster of two ways: whole, with
-the threads of BLAS, or cut into one part for each thread. Where the processor
-multiplies bfloat16 numbers, this engine runs in bf16 as well. The speed counts source
-and target tokens without padding. The shape multi30k trains the preset of that name on
-real batches.
+the threads of BLAS, or cut into one part for each thread. Where there is oneDNN, this
+engine also multiplies in float32 by it, and in bf16 if the processor can. The speed
+counts source and target tokens without padding. The shape multi30k trains the preset of
+that name on real batches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a se
 }
 VOCAB_SIZE = 8000
 PYTORCH = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
-OURS = ("ours", "ours-bf16")
+PRECISIONS = ("fp32-onednn", "bf16")  # besides that of "ours", NumPy's float32
+OURS = ("ours", *(f"ours-{precision}" for precision in PRECISIONS))
 SIDES = (*OURS, "products", *PYTORCH)
 Step = Callable[[Batch], float]
 
@@ -85,7 +86,7 @@ def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
 
 def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
     tune_allocator()
-    open_device("cpu", "bf16" if side == "ours-bf16" else "fp32")
+    open_device("cpu", side.partition("-")[2] or "fp32")
     model = Transformer(config)
     parameters = ParameterBuffer(model)
     with allow_forks():  # as train.py does
@@ -247,17 +248,17 @@ def main() -> None:
     if args.side:
         measure(args)
         return
-    own = OURS if can_compute_in("bf16") else OURS[:1]
-    sides = *own, "products", *args.modes
+    possible = [precision for precision in PRECISIONS if can_compute_in(precision)]
+    sides = "ours", *(f"ours-{x}" for x in possible), "products", *args.modes
     found = alternate(__file__, sides, sys.argv[1:], args.rounds)
     speeds = {side: medians(found[side])["tokens_per_second"] for side in args.modes}
     best = max(speeds, key=speeds.__getitem__)
     ours = found["ours"]
-    in_bf16 = {
-        f"bf16_{name}_over_{other}": ratio(found[OURS[1]], found[side], key)
+    by_precision = {
+        f"{x}_{name}_over_{other}": ratio(found[f"ours-{x}"], found[side], key)
+        for x in possible
         for side, other in (("ours", "float32"), (best, "best_of_pytorch"))
         for name, key in (("speed", "tokens_per_second"), ("memory", "peak_memory_mb"))
-        if OURS[1] in found
     }
     report(
         "train_speed",
@@ -272,7 +273,7 @@ def main() -> None:
         speed_over_best_of_pytorch=ratio(ours, found[best], "tokens_per_second"),
         share_of_matrix_products=ratio(ours, found["products"], "tokens_per_second"),
         memory_over_pytorch=ratio(ours, found[best], "peak_memory_mb"),
-        **in_bf16,
+        **by_precision,
     )
 
 

@@ -428,7 +428,11 @@ def test_the_newest_run_is_used_and_named(tmp_path):
             2,
             "--device: expected cpu, cuda or cuda:N",
         ),
-        ("--model MODEL --precision fp16 x", 2, "expected fp32 or bf16 with"),
+        (
+            "--model MODEL --precision fp16 x",
+            2,
+            "fp32-onednn or bf16 with",
+        ),
         (
             "--model LEARNED --long-input error --input long",
             1,

@@ -125,8 +125,8 @@ class OneDnn:
             rounding = self._primitive(_Rounding, piece)
             source, target = _address(x), _address(out)
             for start in {0, x.size - piece}:
-                places = source + start * x.itemsize, target + start * out.itemsize
-                self._run(rounding, *places)
+                places = [source + start * x.itemsize, target + start * out.itemsize]
+                self._run(rounding, places)
         return out
 
     def quantized(self, x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
@@ -140,12 +140,13 @@ class OneDnn:
         width, source, target, scales = x.shape[1], *map(_address, (x, out, factors))
         for first, rows in _row_pieces(len(x)):
             rounding = self._primitive(_Quantization, rows, width)
-            places = (
+            places = [
                 source + 4 * first * width,
                 target + first * width,
                 scales + 4 * first,
-            )
-            self._run(rounding, *places, MIDDLE_ADDRESS)
+                MIDDLE_ADDRESS,
+            ]
+            self._run(rounding, places)
 
     def product(
         self,
@@ -164,23 +165,24 @@ class OneDnn:
 
         Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
-        plain = bias is None and function is None
-        if plain and not a.flags.c_contiguous and len(b) > MAX_SUMMED:
+        n, k, m = *a.shape, b.shape[1]
+        transposed, add = _is_transposed(a), out is not None
+        if transposed and k > MAX_SUMMED and bias is None and function is None:
             out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out)
             return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out)
-        shape, add = (len(a), b.shape[1]), out is not None
         if out is None:
-            out = np.empty(shape, np.float32)
+            out = np.empty((n, m), np.float32)
         _check_product(a, b, out)
-        arrays = [a, b, out]
+        if add and not transposed and a.dtype == np.uint16:
+            # For any number of rows, oneDNN would use its reference code.
+            return np.add(out, self.product(a, b), out=out)
+        addresses = [_address(a), _address(b), _address(out)]
         if bias is not None:
-            arrays.append(_checked(bias, shape[1:]))
-        layout = _layout(a)
-        if a.flags.c_contiguous and shape[1] <= MAX_COLUMNS:
-            layout = layout[0], (ANY_NUMBER, len(b)), (len(b), 1)
-        how = layout, _layout(b), add, bias is not None, function
-        multiply = self._primitive(_Product, *how)
-        self._run(multiply, *map(_address, arrays), rows=len(a))
+            addresses.append(_address(_checked(bias, (m,))))
+        rows = n if transposed or m > MAX_COLUMNS else ANY_NUMBER
+        factors = a.dtype.char, rows, k, transposed, b.dtype.char, m, _is_transposed(b)
+        how = *factors, add, bias is not None, function
+        self._run(self._primitive(_Product, *how), addresses, n)
         return out
 
     def scaled_product(
@@ -214,12 +216,13 @@ class OneDnn:
                     *factors, bias=bias, function=function, out=out[part]
                 )
         elif rows:
-            arrays = [a, out, _checked(row_scales, (rows, 1))]
+            scales = _address(_checked(row_scales, (rows, 1)))
+            addresses = [_address(a), _address(out), scales]
             if bias is not None:
-                arrays.append(_checked(bias, (columns,)))
+                addresses.append(_address(_checked(bias, (columns,))))
             how = rows, b.layout, bias is not None, function
             multiply = self._primitive(_ScaledProduct, *how)
-            self._run(multiply, *map(_address, arrays), *b.addresses)
+            self._run(multiply, addresses + b.addresses)
         return out
 
     def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
@@ -240,7 +243,7 @@ class OneDnn:
             primitives[key] = primitive
         return primitive
 
-    def _run(self, primitive: _Primitive, *addresses: int, rows: int = 0) -> None:
+    def _run(self, primitive: _Primitive, addresses: list[int], rows: int = 0) -> None:
         """Run a primitive with this thread's scratchpad, large enough for any so far.
 
         A scratchpad of its own for each primitive would take a multiple of the memory.
@@ -250,7 +253,8 @@ class OneDnn:
             scratchpad = np.empty(primitive.scratchpad + ALIGNMENT, np.uint8)
             address = -(-scratchpad.ctypes.data // ALIGNMENT) * ALIGNMENT
             self._thread.scratchpad = scratchpad, address
-        primitive.run(rows, *addresses, address)
+        addresses.append(address)
+        primitive.run(addresses, rows)
 
 
 class ScaledMatrix:
@@ -263,8 +267,8 @@ class ScaledMatrix:
         self.integers, self.scales = integers, scales
         # What 128 in all rows of the other factor adds, negated.
         self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
-        self.layout = _layout(integers)
-        self.addresses = tuple(map(_address, (integers, self.offsets, scales)))
+        self.layout = _layout(INT8, *integers.shape, _is_transposed(integers))
+        self.addresses = [*map(_address, (integers, self.offsets, scales))]
 
 
 class _Argument(ctypes.Structure):
@@ -302,7 +306,11 @@ class _Primitive:
         size = library.dnnl_memory_desc_get_size(self._scratchpad)
         self.scratchpad: int = size
         self._memories: list[c_void_p] = []
-        self._arguments: dict[int, tuple[list[c_void_p], Any]] = {}  # by rows
+        # By the number of rows.
+        self._arguments: dict[int, tuple[list[c_void_p], Any, list[int]]] = {}
+        self._move = library.dnnl_memory_set_data_handle
+        self._execute = library.dnnl_primitive_execute
+        self._wait = library.dnnl_stream_wait
         made = self._primitive, self._stream, self._description, self._memories
         finalizer = weakref.finalize(self, _destroy, library, *made)
         finalizer.atexit = False  # a daemon thread may still compute then
@@ -313,23 +321,28 @@ class _Primitive:
         """Return the name that oneDNN has for the operation, and its arguments."""
         raise NotImplementedError
 
-    def run(self, rows: int, *addresses: int) -> None:
+    def run(self, addresses: list[int], rows: int) -> None:
         """Compute with the arrays at these addresses, the last of the scratchpad."""
         if rows not in self._arguments:
             self._arguments[rows] = self._describe(rows)
-        memories, arguments = self._arguments[rows]
-        library, failed = self._library, 0
-        move = library.dnnl_memory_set_data_handle
-        for memory, address in zip(memories, addresses, strict=True):
-            failed |= move(memory, address)
-        what = self._primitive, self._stream, len(addresses), arguments
-        failed |= library.dnnl_primitive_execute(*what)
-        failed |= library.dnnl_stream_wait(self._stream)
+        memories, arguments, places = self._arguments[rows]
+        failed = 0
+        for i, address in enumerate(addresses):
+            if places[i] != address:  # many are the same at each call
+                failed |= self._move(memories[i], address)
+                places[i] = address
+        failed |= self._execute(
+            self._primitive, self._stream, len(places), arguments
+        ) or self._wait(self._stream)
         if failed:
             raise RuntimeError(f"oneDNN failed to compute, with status {failed}")
 
-    def _describe(self, rows: int) -> tuple[list[c_void_p], Any]:
-        """Return what stands for the arguments of calls with so many rows."""
+    def _describe(self, rows: int) -> tuple[list[c_void_p], Any, list[int]]:
+        """Return what stands for the arguments of calls with so many rows.
+
+        It is a list of oneDNN's objects, the same for its functions, and the addresses
+        that the objects have.
+        """
         library, memories, described = self._library, [], []
         for dtype, shape, strides in self._layouts.values():
             shape = tuple(rows if length == ANY_NUMBER else length for length in shape)
@@ -343,7 +356,7 @@ class _Primitive:
             _call(library, "memory_desc_destroy", layout)
         self._memories += memories
         places = map(_Argument, (*self._layouts, SCRATCHPAD), memories)
-        return memories, (_Argument * len(memories))(*places)
+        return memories, (_Argument * len(memories))(*places), [0] * len(memories)
 
 
 class _Reorder(_Primitive):
@@ -398,16 +411,24 @@ class _Product(_Matmul):
         self,
         library: ctypes.CDLL,
         engine: c_void_p,
-        a: Layout,
-        b: Layout,
+        a_type: str,
+        n: int,
+        k: int,
+        a_is_transposed: bool,
+        b_type: str,
+        m: int,
+        b_is_transposed: bool,
         add: bool,
         has_bias: bool,
         function: int | None,
     ) -> None:
-        n, m = a[1][0], b[1][1]
-        layouts = {SOURCE: a, WEIGHTS: b, DESTINATION: (FLOAT32, (n, m), (m, 1))}
+        layouts = {
+            SOURCE: _layout(FACTORS[a_type], n, k, a_is_transposed),
+            WEIGHTS: _layout(FACTORS[b_type], k, m, b_is_transposed),
+            DESTINATION: _layout(FLOAT32, n, m),
+        }
         if has_bias:
-            layouts[BIAS] = FLOAT32, (1, m), (m, 1)
+            layouts[BIAS] = _layout(FLOAT32, 1, m)
         super().__init__(library, engine, layouts, add=add, function=function)
 
 
@@ -475,10 +496,10 @@ def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
 
 def _address(array: np.ndarray) -> int:
     """Return where a contiguous or transposed array lies."""
-    if not array.size or not array.flags.writeable:
+    try:
+        return addressof(c_char.from_buffer(array))  # three times as fast as the other
+    except (TypeError, ValueError):  # transposed, empty or not to be written
         return array.ctypes.data
-    contiguous: Any = array if array.flags.c_contiguous else array.T
-    return addressof(c_char.from_buffer(contiguous))  # three times as fast
 
 
 def _check_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
@@ -499,13 +520,17 @@ def _batch(dtype: int, rows: int, columns: int) -> Layout:
     return dtype, (1, rows, columns), (rows * columns, columns, 1)
 
 
-def _layout(matrix: np.ndarray) -> Layout:
-    """Return the layout of a contiguous or transposed matrix."""
-    (rows, columns), dtype = matrix.shape, FACTORS[matrix.dtype.char]
+def _is_transposed(matrix: np.ndarray) -> bool:
+    """Whether a matrix is a contiguous one, transposed, instead of contiguous."""
     if matrix.flags.c_contiguous:
-        return dtype, matrix.shape, (columns, 1)
+        return False
     assert matrix.flags.f_contiguous
-    return dtype, matrix.shape, (1, rows)
+    return True
+
+
+def _layout(dtype: int, rows: int, columns: int, transposed: bool = False) -> Layout:
+    """Return the layout of a contiguous or transposed matrix."""
+    return dtype, (rows, columns), (1, rows) if transposed else (columns, 1)
 
 
 def _attributes(

@@ -60,9 +60,9 @@ def test_decoding_shows_what_each_format_gains(measure, tmp_path):
     rows = measure.table("decoding", [tmp_path]).splitlines()[-3:]
     spread = "(1.25 to 1.75)"
     assert rows == [
-        "| base | ours | 1,234 |  |  |  |  | 100 |",
-        f"| base | ours-bf16 | 1,234 | 1.50 {spread} |  |  | 50.0% | 100 |",
-        f"| base | ctranslate2-int8 | 1,234 | 1.50 {spread} | 1.70 {spread} "
+        "| base | ours | 1,234 |  |  |  |  |  | 100 |",
+        f"| base | ours-bf16 | 1,234 | 1.50 {spread} |  |  |  | 50.0% | 100 |",
+        f"| base | ctranslate2-int8 | 1,234 | 1.50 {spread} |  | 1.70 {spread} "
         f"| 1.60 {spread} | 25.0% | 100 |",
     ]
 

@@ -15,7 +15,7 @@ import pytest
 
 from minitransformer.devices import open_device
 from minitransformer.engine.backend import _KERNELS
-from minitransformer.onednn import bfloat16, int8
+from minitransformer.onednn import bfloat16, float32, int8
 from minitransformer.onednn import library as onednn
 
 
@@ -370,11 +370,21 @@ class Library:
     [
         ("bf16", {}, "pip install 'minitransformer[onednn]' (found none)"),
         ("int8", {}, "pip install 'minitransformer[onednn]' (found none)"),
+        ("fp32-onednn", {}, "pip install 'minitransformer[onednn]' (found none)"),
+        ("fp32-onednn", {"libdnnl.so.3": ((3, 2), 0x03)}, "AVX2, got one"),
         ("bf16", {"libdnnl.so.2": ((2, 7), 0xE7)}, "3.2 or a later 3.x, got 2.7)"),
         ("bf16", {"libdnnl.so.3": ((3, 1), 0xE7)}, "3.2 or a later 3.x, got 3.1)"),
         ("bf16", {"libdnnl.so.3": None}, "(no such file)"),
-        ("bf16", {"libdnnl.so.3": ((3, 2), 0x67)}, "AMX or AVX-512 BF16, got one that"),
-        ("int8", {"libdnnl.so.3": ((3, 2), 0x27)}, "AMX or AVX-512 VNNI, got one that"),
+        (
+            "bf16",
+            {"libdnnl.so.3": ((3, 2), 0x67)},
+            "AMX or AVX-512 BF16, got one without",
+        ),
+        (
+            "int8",
+            {"libdnnl.so.3": ((3, 2), 0x27)},
+            "AMX or AVX-512 VNNI, got one without",
+        ),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(monkeypatch, precision, found, message):
@@ -389,7 +399,7 @@ def test_what_is_missing_is_said_in_a_line(monkeypatch, precision, found, messag
     monkeypatch.setattr(onednn.metadata, "files", files)
     monkeypatch.setattr(onednn, "find_library", lambda _: next(iter(found), None))
     monkeypatch.setattr(ctypes, "CDLL", load)
-    for kernels in (bfloat16, int8):
+    for kernels in (bfloat16, float32, int8):
         uncached = kernels.open_kernels.__wrapped__
         monkeypatch.setattr(kernels, "open_kernels", uncached)
     with pytest.raises(RuntimeError, match=f"--precision {precision}") as error:

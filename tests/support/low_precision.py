@@ -1,9 +1,11 @@
-"""What the tests of low precisions share: a small model, and matrices in a vector."""
+"""What the tests of oneDNN's kernels share: a model, matrices, and what stands in."""
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
+from minitransformer.onednn.library import EXP, RELU, OneDnn
 from minitransformer.settings.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -39,3 +41,41 @@ def parameters(rng, *shapes):
 def assert_near(got, expected, tolerance=1e-5):
     """Require differences below a share of the largest magnitude that is expected."""
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
+
+
+class StandIn:
+    """For oneDNN, where it or the processor's instructions are missing."""
+
+    @staticmethod
+    def rounded(x, out=None):
+        low = np.asarray(x).astype(ml_dtypes.bfloat16).view(np.uint16)
+        if out is not None:
+            out[...] = low
+        return low
+
+    @staticmethod
+    def product(a, b, out=None, *, bias=None, function=None):
+        if a.dtype == np.uint16:
+            a, b = (x.view(ml_dtypes.bfloat16) for x in (a, b))
+        wide = a.astype(np.float64), b.astype(np.float64)
+        product = np.matmul(*wide).astype(np.float32)
+        if bias is not None:
+            product += bias
+        if function is not None:
+            functions = {RELU: lambda x: np.maximum(x, 0), EXP: np.exp}
+            with np.errstate(over="ignore"):  # the library does not warn
+                product = functions[function](product)
+        return product if out is None else np.add(out, product, out=out)
+
+
+def library(precision):
+    """oneDNN, or what stands for it."""
+    try:
+        return OneDnn(precision)
+    except RuntimeError:
+        return StandIn()
+
+
+def rounded(x):
+    """The nearest bfloat16 numbers, as float64."""
+    return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)

@@ -1,0 +1,243 @@
+"""Products by oneDNN against those of float64, in each precision of floats."""
+
+import json
+
+import numpy as np
+import pytest
+
+import train
+import translate
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import PRIMITIVES
+from minitransformer.engine.backend import fused_kernel, register_kernels
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.onednn import bfloat16, float32, floats
+from minitransformer.onednn.library import EXP
+from support.in_process import run_main
+from support.low_precision import (
+    CONFIG,
+    FLAGS,
+    assert_near,
+    library,
+    parameters,
+    write_corpus,
+)
+from support.low_precision import rounded as nearest_bfloat16
+
+
+@pytest.fixture(params=["fp32-onednn", "bf16"])
+def precision(request):
+    return request.param
+
+
+@pytest.fixture
+def kernels(precision, monkeypatch):
+    """The kernels on any processor."""
+    module = {"fp32-onednn": float32, "bf16": bfloat16}[precision]
+    monkeypatch.setattr(module, "OneDnn", lambda *_: library(precision))
+    monkeypatch.setattr(floats, "MIN_SIZE", 1)
+    opened = module.open_kernels.__wrapped__()
+    register_kernels(np.ndarray, opened.find)
+    yield opened
+    register_kernels(np.ndarray, None)
+
+
+@pytest.fixture
+def rounded(precision):
+    """What is multiplied in place of an array, as float64."""
+    return nearest_bfloat16 if precision == "bf16" else np.float64
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(3, 5), (64, 64), (70, 33)])
+def test_linear_is_float64_products_of_rounded_numbers(kernels, rounded, n, m, relu):
+    rng = np.random.default_rng(n)
+    weight, bias = parameters(rng, (n, m), (m,))
+    x = rng.standard_normal((4, 9, n)).astype(np.float32)
+    kernel = fused_kernel("linear", (x, weight, bias), PRIMITIVES["linear"])
+    assert kernel == kernels.linear
+    out, vjp = kernel(x, weight, bias, relu=relu)
+    rows = rounded(x.reshape(-1, n))
+    expected = rows @ rounded(weight) + bias
+    g = rng.standard_normal(out.shape).astype(np.float32)
+    upstream = g.reshape(-1, m) * (expected > 0 if relu else 1)
+    expected = np.maximum(expected, 0) if relu else expected
+    assert_near(out.reshape(-1, m), expected)
+    add_dx, add_dweight, db = vjp(g)
+    dx = (rounded(upstream) @ rounded(weight).T).reshape(x.shape)
+    dweight = rows.T @ rounded(upstream)
+    for add, expected in ((add_dx, dx), (add_dweight, dweight)):
+        assert_near(add(None), expected)
+        total = np.ones(expected.shape, np.float32)
+        found = add(total)
+        assert np.shares_memory(found, total)
+        assert_near(found, 1 + expected)
+        assert found.shape == expected.shape
+        assert found.dtype == add(None).dtype == np.float32
+    assert_near(db, upstream.sum(axis=0))
+    assert out.dtype == db.dtype == np.float32
+    _, vjp = kernel(x, weight)
+    assert vjp(g)[2] is None
+
+
+def test_exponentials_are_those_of_float64_products(kernels, rounded):
+    rng = np.random.default_rng(0)
+    [table] = parameters(rng, (70, 9))
+    rows = rng.standard_normal((5, 9)).astype(np.float32)
+    kernel = fused_kernel("exponentials", (rows, table), None)
+    assert kernel == kernels.exponentials
+    found, _ = kernel(rows, table)
+    assert_near(found, np.exp(rounded(rows) @ rounded(table).T))
+
+
+def test_a_relu_lets_nothing_through_where_it_was_zero(kernels):
+    [weight] = parameters(np.random.default_rng(0), (4, 4))
+    weight[...] = np.eye(4)
+    x = np.array([[1, -1, 0, -0.0]], np.float32)
+    out, vjp = kernels.linear(x, weight, relu=True)
+    assert out.tolist() == [[1, 0, 0, 0]]
+    add_dx, *_ = vjp(np.ones((1, 4), np.float32))
+    assert add_dx(None).tolist() == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_the_loss_of_a_model_that_diverged_is_not_finite(kernels, bad):
+    """A kernel may turn NaN into another exponential."""
+    [weight] = parameters(np.random.default_rng(0), (5, 8))
+    x, targets = np.ones((2, 8), np.float32), np.array([1, 2])
+    x[1, 3] = bad
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    with np.errstate(all="ignore"):
+        loss, _ = kernels.projected_cross_entropy(x, weight, targets, **options)
+    assert not np.isfinite(loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_the_loss_follows_float64(kernels, rounded, smoothing, monkeypatch):
+    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", 5)
+    rng = np.random.default_rng(1)
+    [weight] = parameters(rng, (30, 8))
+    x = rng.standard_normal((30, 5, 8)).astype(np.float32)
+    targets = rng.integers(0, 30, (30, 5))
+    options = {"label_smoothing": smoothing, "padding_id": 0}
+    name = "projected_cross_entropy"
+    kernel = fused_kernel(name, (x, weight, targets), PRIMITIVES[name])
+    assert kernel == kernels.projected_cross_entropy
+    loss, vjp = kernel(x, weight, targets, **options)
+    wide = rounded(x), rounded(weight), targets
+    expected, expected_vjp = PRIMITIVES[name](*wide, **options)
+    assert loss == pytest.approx(float(expected), rel=1e-2 if smoothing else 1e-5)
+    two = np.float32(2)
+    for got, want in zip(vjp(two)[:2], expected_vjp(two)[:2], strict=True):
+        assert_near(got, want, 1e-2)
+        assert got.dtype == loss.dtype == np.float32
+
+
+def test_the_loss_multiplies_once_for_its_exponentials(kernels, monkeypatch):
+    """Unless the logits are so large that their maxima must be subtracted first."""
+    rng = np.random.default_rng(0)
+    [weight] = parameters(rng, (30, 8))
+    multiplied, product = [], kernels.product
+
+    def watched(a, b, out=None, **how):
+        multiplied.append((b.shape, how.get("function")))
+        return product(a, b, out, **how)
+
+    monkeypatch.setattr(kernels, "product", watched)
+    x, targets = np.ones((6, 8), np.float32), np.arange(1, 7)
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    for factor, expected in ((1, [EXP]), (1000, [EXP, None])):
+        multiplied.clear()
+        kernels.projected_cross_entropy(x * factor, weight, targets, **options)
+        assert [how for shape, how in multiplied if shape == (8, 30)] == expected
+
+
+def test_other_matrices_are_multiplied_in_float32(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    [weight] = parameters(rng, (64, 64))
+    x = np.zeros((2, 64), np.float32)
+    assert kernels.find("linear", (x, weight.copy())) is None
+    assert kernels.find("linear", (x, parameters(rng, (8, 8))[0])) is not None
+    assert kernels.find("attention", (x, weight)) is None
+    wide = weight.astype(np.float64)
+    assert kernels.find("linear", (x, wide.reshape(-1)[:].reshape(64, 64))) is None
+    monkeypatch.setattr(floats, "MIN_SIZE", 64 * 64)
+    assert kernels.find("linear", (x, weight)) is not None
+    assert kernels.find("linear", (x, weight[:63])) is None
+
+
+def test_a_gradient_of_the_model_follows_float32(kernels, precision):
+    rng = np.random.default_rng(2)
+    source, target = rng.integers(4, 90, (6, 9)), rng.integers(4, 90, (6, 8))
+    gradients = {}
+    for name in (precision, "fp32"):
+        model = Transformer(CONFIG, seed=1)
+        buffer = ParameterBuffer(model)
+        buffer.grad.fill(0)
+        training_loss(model, source, target, 0.1, None).backward()
+        gradients[name] = buffer.grad.astype(np.float64)
+        register_kernels(np.ndarray, None)
+    a, b = gradients.values()
+    least = 0.9995 if precision == "bf16" else 1 - 1e-9
+    assert a @ b / np.sqrt((a @ a) * (b @ b)) > least
+    assert (a != b).any()
+
+
+def test_a_run_learns_resumes_and_translates(kernels, precision, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    losses = {}
+    for name in ("fp32", precision, "again"):
+        asked = ["--precision", precision if name == "again" else name]
+        steps = "20" if name == "again" else "40"
+        run = ["--run", name, "--steps", steps, "--threads", 2]
+        code, _, errors = run_main(train.main, *FLAGS, *run, *asked)
+        assert code == 0, errors
+        if name == "again":
+            code, _, errors = run_main(train.main, "--resume", "again", "--steps", 40)
+            assert code == 0, errors
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        losses[name] = [r["loss"] for r in found if "loss" in r]
+    log = (tmp_path / precision / "train.log").read_text()
+    assert f"products in {precision}" in log
+    assert losses[precision] == losses["again"] != losses["fp32"]
+    tolerance = 0.02 if precision == "bf16" else 1e-4
+    assert losses[precision] == pytest.approx(losses["fp32"], rel=tolerance)
+    outputs = []
+    for asked in ("fp32", precision):
+        names = "--model", precision, "--precision", asked, "ab ba c ab"
+        code, out, errors = run_main(translate.main, *names)
+        assert code == 0, errors
+        outputs.append(out)
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_the_loss_of_large_logits_is_finite(kernels):
+    """Logits of 200, 0 and -200, whose exponentials no float32 can hold."""
+    weight = np.array([1, 0, -1], np.float32).reshape(3, 1)
+    x, targets = np.array([[200], [-200]], np.float32), np.array([1, 2])
+    options = {"label_smoothing": 0.0, "padding_id": 0}
+    loss, vjp = kernels.projected_cross_entropy(x, weight, targets, **options)
+    assert loss == 200  # the first row: token 0 is certain, and 1 was expected
+    dx, dweight, _ = vjp(np.float32(1))
+    assert dx.tolist() == [[1], [0]]
+    assert dweight.tolist() == [[200], [-200], [0]]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_numbers_that_are_held_exactly(kernels, rounded, smoothing):
+    rng = np.random.default_rng(1)
+    weight = rounded(rng.standard_normal(240)).astype(np.float32).reshape(30, 8)
+    x = rounded(rng.standard_normal((12, 8))).astype(np.float32)
+    targets = rng.integers(1, 30, 12)
+    options = {"label_smoothing": smoothing, "padding_id": 0}
+    loss, _ = kernels.projected_cross_entropy(x, weight, targets, **options)
+    logits = x.astype(float) @ weight.T.astype(float)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    q = np.full((12, 30), smoothing / 30)
+    q[np.arange(12), targets] += 1 - smoothing
+    assert loss == pytest.approx(-(q * log_probs).sum(), rel=1e-6)
