@@ -1,11 +1,12 @@
-"""Products of matrices of bfloat16 numbers and of integers by oneDNN's C interface.
+"""Products of float32, of bfloat16 and of integer matrices by oneDNN's C interface.
 
-oneDNN multiplies with AVX-512 BF16, AVX-512 VNNI and AMX. It compiles an operation,
-which it calls a primitive, for the shapes and layouts of its arrays, in about a third
-of a millisecond and 130 KB of memory. Each thread keeps the primitives that it has
-used. One for A B serves any number of rows of A, unless B has very many columns. The
-sum over all rows in A^T B, and a product whose rows have scales, are compiled for the
-number of rows. Of such numbers there should be few: `kernels.py` rounds them up.
+oneDNN multiplies with AVX2, AVX-512, AVX-512 BF16, AVX-512 VNNI and AMX. It compiles an
+operation, which it calls a primitive, for the shapes and layouts of its arrays, in
+about a third of a millisecond and 130 KB of memory. Each thread keeps the primitives
+that it has used. One for A B serves any number of rows of A, unless B has very many
+columns. The sum over all rows in A^T B, and a product whose rows have scales, are
+compiled for the number of rows. Of such numbers there should be few: `kernels.py`
+rounds them up.
 
 Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
 thread that asks for a product computes it: callers divide their work.
@@ -159,9 +160,10 @@ class OneDnn:
     ) -> np.ndarray:
         """Return A B in float32, added to `out` if that is given.
 
-        The matrices have bfloat16 numbers, and are contiguous or transposed. With a
-        bias, A B + bias is returned; with the `function` RELU, the maximum of that and
-        0; with EXP, the exponential. `out` and the bias are contiguous.
+        Both matrices have float32 or both have bfloat16 numbers, and they are
+        contiguous or transposed. With a bias, A B + bias is returned; with the
+        `function` RELU, the maximum of that and 0; with EXP, the exponential. `out` and
+        the bias are contiguous.
 
         Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
@@ -267,7 +269,8 @@ class ScaledMatrix:
         self.integers, self.scales = integers, scales
         # What 128 in all rows of the other factor adds, negated.
         self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
-        self.layout = _layout(INT8, *integers.shape, _is_transposed(integers))
+        (rows, columns), transposed = integers.shape, _is_transposed(integers)
+        self.layout = _layout(INT8, rows, columns, transposed)
         self.addresses = [*map(_address, (integers, self.offsets, scales))]
 
 
@@ -496,8 +499,9 @@ def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
 
 def _address(array: np.ndarray) -> int:
     """Return where a contiguous or transposed array lies."""
+    buffer: Any = array
     try:
-        return addressof(c_char.from_buffer(array))  # three times as fast as the other
+        return addressof(c_char.from_buffer(buffer))  # three times as fast as the other
     except (TypeError, ValueError):  # transposed, empty or not to be written
         return array.ctypes.data
 
