@@ -90,6 +90,8 @@ TESTS = {
     "minitransformer/translation/histories.py": "tests/model/test_kv_cache.py",
     "minitransformer/translation/incremental_decoding.py": f"{DECODING} {SEARCH}",
     "minitransformer/onednn/bfloat16.py": ONEDNN,
+    "minitransformer/onednn/float32.py": ONEDNN,
+    "minitransformer/onednn/floats.py": ONEDNN,
     "minitransformer/onednn/int8.py": ONEDNN,
     "minitransformer/onednn/kernels.py": ONEDNN,
     "minitransformer/text/batches.py": "tests/text/test_batches.py",

@@ -1,7 +1,7 @@
 """The array libraries, and the registry of fused kernels that replace operations.
 
 Most code calls the functions of the library that its arrays belong to, NumPy or CuPy.
-When a GPU is chosen, or bf16 on a processor, fused kernels are registered here, and
+When a GPU is chosen, or oneDNN on a processor, fused kernels are registered here, and
 operations look them up by the type of their arrays. The engine itself knows no GPU.
 """
 

@@ -5,7 +5,8 @@ inputs to 10 bits of mantissa. bf16 and fp16 are mixed precision: layers read a 
 copy of the weight matrices and compute 16-bit activations. The master parameters, their
 gradients and Adam's moments are float32, and softmax, statistics and loss are computed
 in float32. A run's checkpoints hold float32 parameters in every case. A processor has
-fp32 and, with some instructions, bf16 and int8 (`onednn/`): activations stay float32.
+fp32 and, by the library oneDNN, fp32-onednn and with some instructions bf16 and int8
+(`onednn/`): activations stay float32.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Products by oneDNN against those of float64, in each precision of floats."""
 
+import ctypes
 import json
 
 import numpy as np
@@ -14,7 +15,7 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.onednn import bfloat16, float32, floats
-from minitransformer.onednn.library import EXP
+from minitransformer.onednn.library import EXP, OneDnn
 from support.in_process import run_main
 from support.low_precision import (
     CONFIG,
@@ -25,6 +26,9 @@ from support.low_precision import (
     write_corpus,
 )
 from support.low_precision import rounded as nearest_bfloat16
+
+# What oneDNN's dnnl_primitive_desc_query calls dnnl_query_impl_info_str.
+IMPLEMENTATION = 8
 
 
 @pytest.fixture(params=["fp32-onednn", "bf16"])
@@ -241,3 +245,39 @@ def test_the_loss_of_numbers_that_are_held_exactly(kernels, rounded, smoothing):
     q = np.full((12, 30), smoothing / 30)
     q[np.arange(12), targets] += 1 - smoothing
     assert loss == pytest.approx(-(q * log_probs).sum(), rel=1e-6)
+
+
+def implementations(library):
+    """What oneDNN calls the code of each product that this thread has compiled."""
+    names = set()
+    for primitive in library._thread.primitives.values():
+        name, query = ctypes.c_char_p(), library._library.dnnl_primitive_desc_query
+        assert query(primitive._description, IMPLEMENTATION, 0, ctypes.byref(name)) == 0
+        names.add(name.value.decode())
+    return names
+
+
+def test_nothing_is_multiplied_by_reference_code(precision):
+    """It is there for oneDNN's own tests and takes thousands of times as long."""
+    try:
+        opened = OneDnn(precision)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    module = {"fp32-onednn": float32.Float32Kernels, "bf16": bfloat16.Bfloat16Kernels}
+    kernels = module[precision](opened)
+    rng = np.random.default_rng(0)
+    weight, bias, table = parameters(rng, (64, 80), (80,), (5000, 64))
+    x = rng.standard_normal((21, 64)).astype(np.float32)
+    for relu in (False, True):
+        out, vjp = kernels.linear(x, weight, bias, relu=relu)
+        add_dx, add_dweight, _ = vjp(out)
+        for add in (add_dx, add_dweight):
+            add(add(None))
+    kernels.exponentials(x, table)
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    for factor in (1, 1000):
+        targets = np.arange(1, 22)
+        kernels.projected_cross_entropy(factor * x, table, targets, **options)
+    found = implementations(opened)
+    assert len(found) > 0
+    assert not [name for name in found if "ref" in name], found

@@ -27,17 +27,24 @@ def library():
         pytest.skip(str(error))
 
 
-def wide(low):
-    return low.view(ml_dtypes.bfloat16).astype(np.float64)
+def wide(x):
+    return (x.view(ml_dtypes.bfloat16) if x.dtype == np.uint16 else x).astype(float)
 
 
-def matrix(rng, rows, columns):
-    x = rng.standard_normal((rows, columns)).astype(ml_dtypes.bfloat16)
-    return x.view(np.uint16)
+def matrix(rng, rows, columns, kind=np.uint16):
+    """Normal numbers: float32, or the bits of bfloat16."""
+    x = rng.standard_normal((rows, columns)).astype(np.float32)
+    return x.astype(ml_dtypes.bfloat16).view(kind) if kind == np.uint16 else x
 
 
-def assert_products(library, rng, n, k, m):
-    a, b, c, d = (matrix(rng, *x) for x in ((n, k), (k, m), (k, n), (m, k)))
+@pytest.fixture(params=[np.float32, np.uint16], ids=["float32", "bfloat16"])
+def kind(request):
+    return request.param
+
+
+def assert_products(library, rng, n, k, m, kind=np.uint16):
+    shapes = (n, k), (k, m), (k, n), (m, k)
+    a, b, c, d = (matrix(rng, *shape, kind) for shape in shapes)
     for left, right in ((a, b), (a, d.T), (c.T, b), (c.T, d.T)):
         got, expected = library.product(left, right), wide(left) @ wide(right)
         assert got.dtype == np.float32
@@ -56,8 +63,8 @@ def test_rounding_is_to_the_nearest_and_ties_to_even(library):
 @pytest.mark.parametrize(
     ("n", "k", "m"), [(1, 1, 1), (1, 7, 3), (5, 1, 4), (6, 9, 1), (33, 64, 70)]
 )
-def test_products_of_matrices_as_they_lie(library, n, k, m):
-    assert_products(library, np.random.default_rng(n), n, k, m)
+def test_products_of_matrices_as_they_lie(library, kind, n, k, m):
+    assert_products(library, np.random.default_rng(n), n, k, m, kind)
 
 
 def test_what_may_only_be_read_is_rounded_and_multiplied(library):
@@ -188,15 +195,16 @@ def test_threads_multiply_at_the_same_time(library):
     assert not wrong
 
 
-def test_products_are_added_to_what_is_given(library):
+def test_products_are_added_to_what_is_given(library, kind):
     rng = np.random.default_rng(0)
-    a, b, out = matrix(rng, 5, 7), matrix(rng, 7, 3), np.ones((5, 3), np.float32)
+    a, b = matrix(rng, 5, 7, kind), matrix(rng, 7, 3, kind)
+    out = np.ones((5, 3), np.float32)
     assert library.product(a, b, out) is out
     expected = 1 + wide(a) @ wide(b)
     assert np.abs(out - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_one_compiled_product_serves_any_number_of_rows(library, monkeypatch):
+def test_one_compiled_product_serves_any_number_of_rows(library, kind, monkeypatch):
     """Unless there are very many columns."""
     monkeypatch.setattr(onednn, "MAX_COLUMNS", 5)
     rng, compiled = np.random.default_rng(0), []
@@ -209,9 +217,9 @@ def test_one_compiled_product_serves_any_number_of_rows(library, monkeypatch):
     monkeypatch.setattr(onednn, "_Product", compile_one)
     for columns, times in ((5, 1), (6, 3)):
         compiled.clear()
-        b = matrix(rng, 7, columns)
+        b = matrix(rng, 7, columns, kind)
         for n in (3, 1, 40, 3):
-            a = matrix(rng, n, 7)
+            a = matrix(rng, n, 7, kind)
             expected = wide(a) @ wide(b)
             found = library.product(a, b)
             assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -220,10 +228,12 @@ def test_one_compiled_product_serves_any_number_of_rows(library, monkeypatch):
 
 @pytest.mark.parametrize("rows", [3, 4, 5, 8, 11])
 @pytest.mark.parametrize("add", [False, True])
-def test_sums_over_many_rows_are_taken_in_parts(library, rows, add, monkeypatch):
+def test_sums_over_many_rows_are_taken_in_parts(
+    library, kind, rows, add, monkeypatch
+):
     monkeypatch.setattr(onednn, "MAX_SUMMED", 4)
     rng = np.random.default_rng(rows)
-    a, b = matrix(rng, rows, 5), matrix(rng, rows, 6)
+    a, b = matrix(rng, rows, 5, kind), matrix(rng, rows, 6, kind)
     out = np.ones((5, 6), np.float32) if add else None
     expected = wide(a).T @ wide(b) + (1 if add else 0)
     found = library.product(a.T, b, out)
@@ -237,9 +247,9 @@ def test_sums_over_many_rows_are_taken_in_parts(library, rows, add, monkeypatch)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_function_is_applied_to_products_and_bias(library, with_bias):
+def test_a_function_is_applied_to_products_and_bias(library, kind, with_bias):
     rng = np.random.default_rng(0)
-    a, b = matrix(rng, 6, 7), matrix(rng, 7, 5)
+    a, b = matrix(rng, 6, 7, kind), matrix(rng, 7, 5, kind)
     bias = rng.standard_normal(5).astype(np.float32) if with_bias else None
     expected = wide(a) @ wide(b) + (0 if bias is None else bias)
     for function, meant in (
