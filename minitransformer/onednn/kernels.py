@@ -1,4 +1,4 @@
-"""What the kernels of all low precisions share: whose products they compute.
+"""What the kernels of all precisions share: whose products they compute.
 
 Shapes: N rows, n inputs.
 """
@@ -22,7 +22,6 @@ R = TypeVar("R")
 # products have to be compiled.
 ROWS_STEP = 64
 
-
 # The matrices that `Kernels.are_slow` multiplies have so many rows and columns.
 TRIAL_SIZE = 256
 
@@ -39,7 +38,7 @@ class Kernels(Generic[R]):
     ) -> Callable[..., Any] | None:
         """Return the kernel of an operation whose second array is a parameter.
 
-        Other matrices are multiplied in float32, and those for which that is faster.
+        NumPy multiplies other matrices, and those for which it is faster.
         """
         if name == "parameters_changed":
             return self.parameters_changed
@@ -67,7 +66,7 @@ class Kernels(Generic[R]):
         raise NotImplementedError
 
     def _is_faster(self, weight: np.ndarray) -> bool:
-        """Whether products with a matrix are faster here than in float32."""
+        """Whether products with a matrix are faster here than NumPy's."""
         raise NotImplementedError
 
     def _rounded_rows(self, x: np.ndarray) -> R:

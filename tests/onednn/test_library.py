@@ -228,9 +228,7 @@ def test_one_compiled_product_serves_any_number_of_rows(library, kind, monkeypat
 
 @pytest.mark.parametrize("rows", [3, 4, 5, 8, 11])
 @pytest.mark.parametrize("add", [False, True])
-def test_sums_over_many_rows_are_taken_in_parts(
-    library, kind, rows, add, monkeypatch
-):
+def test_sums_over_many_rows_are_taken_in_parts(library, kind, rows, add, monkeypatch):
     monkeypatch.setattr(onednn, "MAX_SUMMED", 4)
     rng = np.random.default_rng(rows)
     a, b = matrix(rng, rows, 5, kind), matrix(rng, rows, 6, kind)
