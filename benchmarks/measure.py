@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from harness import processor
-from train_speed import PYTORCH
+from train_speed import PRECISIONS, PYTORCH
 
 from minitransformer.devices import ONEDNN
 
@@ -129,10 +129,9 @@ def number(value: float) -> str:
 
 def training_rows(name: str, found: Figures) -> Iterator[Row]:
     best = found["best_of_pytorch"]
-    for kind in ("float32", "fp32-onednn", "bf16"):
-        side, prefix = f"ours-{kind}", f"{kind}_"
-        if kind == "float32":
-            side, prefix = "ours", ""
+    sides = {"float32": ("ours", "")}
+    sides |= {kind: (f"ours-{kind}", f"{kind}_") for kind in PRECISIONS}
+    for kind, (side, prefix) in sides.items():
         if side in found:
             over = found[f"{prefix}speed_over_best_of_pytorch"]
             yield (

@@ -67,8 +67,7 @@ class FloatKernels(Kernels[np.ndarray]):
 
             def add_dx(total: np.ndarray | None) -> np.ndarray:
                 total = None if total is None else total.reshape(count, shape[-1])
-                matrix = self._rounded_parameters(weight).T
-                return self.product(low[:count], matrix, total).reshape(shape)
+                return self.product(low[:count], matrix.T, total).reshape(shape)
 
             def add_dweight(total: np.ndarray | None) -> np.ndarray:
                 return self._sum_over_rows(rows, low, total)

@@ -57,7 +57,7 @@ QUERY_SCRATCHPAD, CALLERS = 136, 1
 
 # The element types of what is multiplied, by NumPy's characters for them: uint16 stands
 # for bfloat16.
-FACTORS = {"f": FLOAT32, "H": BFLOAT16, "b": INT8}
+FACTORS = {"f": FLOAT32, "H": BFLOAT16}
 
 # For each precision, the instructions that it needs and their bit in what
 # dnnl_get_effective_cpu_isa returns.
@@ -338,6 +338,7 @@ class _Primitive:
             self._primitive, self._stream, len(places), arguments
         ) or self._wait(self._stream)
         if failed:
+            del self._arguments[rows]  # whose addresses may not be those noted
             raise RuntimeError(f"oneDNN failed to compute, with status {failed}")
 
     def _describe(self, rows: int) -> tuple[list[c_void_p], Any, list[int]]:
