@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitransformer.engine.backend import register_kernels
-from minitransformer.engine.precision import low_precision_type
 from minitransformer.machine import num_cores
 from minitransformer.settings.options import UsageError
 
@@ -90,6 +89,7 @@ def open_device(
             register_kernels(np.ndarray, open_kernels(precision).find)
         return Device(name, np, precision or "fp32", None, num_threads or num_cores())
     from minitransformer.cuda import device, ops
+    from minitransformer.cuda.precision import low_precision_type
 
     cupy = device.select_gpu(name)
     chosen = device.choose_precision(precision, device.compute_capability(cupy))

@@ -65,7 +65,7 @@ TESTS = {
         "tests/engine/test_ops.py tests/model/test_reference.py "
         "tests/model/test_restricted_attention.py"
     ),
-    "minitransformer/engine/precision.py": "tests/engine/test_precision.py",
+    "minitransformer/cuda/precision.py": "tests/cuda/test_precision.py",
     "minitransformer/engine/random_streams.py": "tests/engine/test_random_streams.py",
     "minitransformer/cuda/philox.py": "tests/cuda/test_philox.py",
     "minitransformer/model/kv_cache.py": f"tests/model/test_kv_cache.py {SEARCH}",

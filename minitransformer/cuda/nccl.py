@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from minitransformer.cuda.device import select_gpu
+from minitransformer.cuda.precision import low_precision_type
 from minitransformer.engine.backend import Array
-from minitransformer.engine.precision import low_precision_type
 from minitransformer.settings.config import RanksConfig
 from minitransformer.settings.extras import import_extra
 from minitransformer.training.distributed import Communicator, Wait, World, poll

@@ -162,22 +162,26 @@ def embedding(
     def vjp(g: Array) -> tuple[Gradient, None, Gradient]:
         g = _dropout(g, dropout_mask)
 
-        def add_rows(total: Array | None) -> Array:  # other rows get nothing
-            total = xp.zeros(table.shape, dtype=np.float32) if total is None else total
+        def write_rows(out: Array | None, add: bool) -> Array:
+            out = xp.empty(table.shape, np.float32) if out is None else out
+            if not add:
+                out.fill(0)  # rows of other ids get nothing
             order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
             gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
-            kernel_args = total, g, ids, order, float(scale), ids.size, width
+            kernel_args = out, g, ids, order, float(scale), ids.size, width
             gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
-            return total
+            return out
 
-        def add_positions(total: Array | None) -> Array:  # only if they are learned
-            shape, length = positions.shape, ids_shape[-1]
-            total = xp.zeros(shape, dtype=np.float32) if total is None else total
+        def write_positions(out: Array | None, add: bool) -> Array:  # if learned
+            out = xp.empty(positions.shape, np.float32) if out is None else out
+            if not add:
+                out.fill(0)
+            length = ids_shape[-1]
             sums = _column_sums("column_sums", g.reshape(-1, length * width))
-            total[:length] += sums.reshape(-1, width)
-            return total
+            out[:length] += sums.reshape(-1, width)
+            return out
 
-        return add_rows, None, add_positions
+        return write_rows, None, write_positions
 
     return out, vjp
 
@@ -318,13 +322,12 @@ def _add_product(a: Array, b: Array, shape: tuple[int, ...], dtype: Any) -> Grad
     """
     xp, gpu = array_module(a), device.current()
 
-    def add_to(total: Array | None) -> Array:
-        out = xp.empty(shape, dtype) if total is None else xp.ascontiguousarray(total)
-        matrix = out.reshape(len(a), b.shape[1])
-        gpu.matmul(a, b, matrix, beta=0.0 if total is None else 1.0)
+    def write(out: Array | None, add: bool) -> Array:
+        out = xp.empty(shape, dtype) if out is None else xp.ascontiguousarray(out)
+        gpu.matmul(a, b, out.reshape(len(a), b.shape[1]), beta=float(add))
         return out
 
-    return add_to
+    return write
 
 
 def _column_sums(

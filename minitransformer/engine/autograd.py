@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
-# The gradient of an input: an array, or a function `add_to(total)` (see `primitive`).
-Gradient: TypeAlias = Array | Callable[[Array | None], Array]
+# The gradient of an input: an array, or a function `write(out, add)` (see `primitive`).
+Gradient: TypeAlias = Array | Callable[[Array | None, bool], Array]
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 
 PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
@@ -75,16 +75,18 @@ class Tensor:
     """An array, and the node of the operation that computed it, if one was recorded.
 
     A tensor without a node is a leaf. If it requires a gradient, `backward` adds the
-    gradient to `grad`, which is None at first unless the caller provides an array.
+    gradient to `grad`, which is None at first unless the caller provides an array. With
+    `overwrite`, the next gradient replaces what that array holds.
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "node", "requires_grad")
+    __slots__ = ("__weakref__", "data", "grad", "node", "overwrite", "requires_grad")
 
     def __init__(
         self, data: Array, requires_grad: bool = False, node: Node | None = None
     ) -> None:
         self.data = data
         self.grad: Array | None = None
+        self.overwrite = False
         self.node = node
         self.requires_grad = requires_grad or node is not None
 
@@ -164,14 +166,18 @@ def _accumulate(
 
     `others` are the arrays that `term` may share its memory with.
     """
-    total = parent.grad
-    if isinstance(parent, Node) and parent.shares_grad and total is not None:
+    total, add = parent.grad, parent.grad is not None
+    if isinstance(parent, Tensor):
+        add, parent.overwrite = add and not parent.overwrite, False
+    elif parent.shares_grad and total is not None:
         total, parent.shares_grad = total.copy(), False
     if callable(term):
-        parent.grad = term(total)
+        parent.grad = term(total, add)
+    elif add:
+        add_in_place = fused_kernel("accumulate", (total, term), operator.iadd)
+        parent.grad = add_in_place(total, term)
     elif total is not None:
-        add = fused_kernel("accumulate", (total, term), operator.iadd)
-        parent.grad = add(total, term)
+        total[...] = term
     elif not _overlaps(term, others):
         parent.grad = term
     elif isinstance(parent, Node):
@@ -222,11 +228,11 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns a gradient or
     None for each array parameter, also for one that was omitted. Gradients may be added
     to in place, so nothing else keeps them; they may share memory with `g` or with each
-    other. A gradient may also be a function `add_to(total)`, which adds it to an array
-    in place, or makes a new one if `total` is None, and returns that. `function` and
-    `vjp` change neither the inputs nor `g`, and `backward` calls each vjp once. A fused
-    kernel of the same name replaces the function for the arrays that it takes
-    (`backend.fused_kernel`).
+    other. A gradient may also be a function `write(out, add)`, which adds it to the
+    array `out` or replaces what `out` holds, or makes a new array if `out` is None, and
+    returns that. `function` and `vjp` change neither the inputs nor `g`, and `backward`
+    calls each vjp once. A fused kernel of the same name replaces the function for the
+    arrays that it takes (`backend.fused_kernel`).
     """
     name = function.__name__
     PRIMITIVES[name] = function

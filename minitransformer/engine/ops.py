@@ -9,7 +9,10 @@ N rows (the tokens of all sentences).
 from __future__ import annotations
 
 import math
+import operator
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
@@ -100,12 +103,13 @@ def linear(
         xp.maximum(out, 0, out=out)
     kept = out if relu else None  # the vjp must not keep what it does not need
 
-    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
+    def vjp(g: Array) -> tuple[Array, Gradient, Array | None]:
         g = g.reshape(len(rows), weight.shape[1])
         if kept is not None:
             g = g * (kept > 0)
         db = None if bias is None else _ones(xp, g, len(g)) @ g
-        return (g @ weight.T).reshape(shape), rows.T @ g, db
+        dweight = partial(add_product, rows.T, g)
+        return (g @ weight.T).reshape(shape), dweight, db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
@@ -136,18 +140,9 @@ def embedding(
         g = _apply_dropout(g, dropout_mask)
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
-
-        def add_rows(total: Array | None) -> Array:  # other rows get nothing
-            total = xp.zeros_like(table) if total is None else total
-            total[unique] += sums
-            return total
-
-        def add_positions(total: Array | None) -> Array:  # only if they are learned
-            total = xp.zeros_like(positions) if total is None else total
-            total[:length] += g.reshape(-1, *g.shape[-2:]).sum(axis=0)
-            return total
-
-        return add_rows, None, add_positions
+        of_positions = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
+        dpositions = partial(_add_at, slice(length), of_positions, positions)
+        return partial(_add_at, unique, sums, table), None, dpositions
 
     return out, vjp
 
@@ -327,7 +322,7 @@ def projected_cross_entropy(
     ones = _ones(xp, weight, vocab_size)
 
     loss = 0.0
-    drows, dweight = xp.empty_like(rows), xp.zeros_like(weight)
+    drows, dweight = xp.empty_like(rows), xp.empty_like(weight)
     chunk = rows_per_chunk(vocab_size)
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
@@ -345,8 +340,10 @@ def projected_cross_entropy(
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
         drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
-        dweight += exponentials.T @ (part * inverse_totals)
+        add_product(exponentials.T, part * inverse_totals, dweight, add=start > 0)
         del logits, exponentials
+    if not len(rows):
+        dweight.fill(0)
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
@@ -355,9 +352,8 @@ def projected_cross_entropy(
     dx = xp.zeros(x.shape, x.dtype)
     dx.reshape(-1, width)[used] = drows
 
-    def vjp(g: Array) -> tuple[Array, Array, None]:
-        # In place, since dweight is large: a second call would scale it once more.
-        return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
+    def vjp(g: Array) -> tuple[Array, Gradient, None]:
+        return xp.multiply(dx, g, out=dx), partial(add_scaled, dweight, g), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
 
@@ -368,6 +364,20 @@ def projected_cross_entropy(
 def rows_per_chunk(vocab_size: int) -> int:
     """Return for how many rows the loss computes logits at a time."""
     return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
+
+
+def add_product(a: Array, b: Array, out: Array | None, add: bool) -> Array:
+    """Add A B to `out`, or write it there or to a new array, as a gradient is."""
+    if add:
+        return operator.iadd(out, a @ b)
+    return array_module(a).matmul(a, b, out=out)
+
+
+def add_scaled(values: Array, factor: Array, out: Array | None, add: bool) -> Array:
+    """Add values times a factor, or write them, as a gradient is; they may change."""
+    place = values if add or out is None else out
+    product = array_module(values).multiply(values, factor, out=place)
+    return operator.iadd(out, product) if add else product
 
 
 def moderate(totals: Array) -> bool:
@@ -421,6 +431,17 @@ def split_heads(x: Array, num_heads: int) -> Array:
     """View [B, T, H d] as [B, H, T, d]."""
     width = x.shape[-1] // num_heads
     return x.reshape(*x.shape[:-1], num_heads, width).swapaxes(-2, -3)
+
+
+def _add_at(
+    index: Any, values: Array, like: Array, out: Array | None, add: bool
+) -> Array:
+    """Add values at an index, or write them and zeros elsewhere, as a gradient is."""
+    out = array_module(like).empty_like(like) if out is None else out
+    if not add:
+        out.fill(0)
+    out[index] += values
+    return out
 
 
 def _to_blocks(x: Array, size: int, left: int = 0, right: int = 0) -> Array:

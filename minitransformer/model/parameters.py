@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -119,14 +120,24 @@ class ParameterBuffer:
         if self.low_precision is not None:
             copies = self.views(self.low_precision)
             views.update({name: c for name, c in copies.items() if c.ndim == 2})
+        gradients = self.views(self.grad)
         for name, parameter in self.parameters.items():
-            parameter.data = views[name]
-        self.collect_gradients(self.grad)
+            parameter.data, parameter.grad = views[name], gradients[name]
 
-    def collect_gradients(self, vector: Array) -> None:
-        """Let `backward` add to the parts of `vector`, laid out like `grad`."""
-        for name, gradient in self.views(vector).items():
-            self.parameters[name].grad = gradient
+    @contextmanager
+    def new_gradient(self, vector: Array) -> Iterator[None]:
+        """Have `backward` replace what `vector`, laid out like `grad`, holds.
+
+        The first gradient of a parameter overwrites, and later ones are added. Where a
+        parameter gets none, there are zeros after the block.
+        """
+        gradients = self.views(vector)
+        for name, parameter in self.parameters.items():
+            parameter.grad, parameter.overwrite = gradients[name], True
+        yield
+        for name, parameter in self.parameters.items():
+            if parameter.overwrite:
+                gradients[name].fill(0)
 
     def data_changed(self) -> None:
         """Renew the 16-bit copy, and what was prepared for products with `data`."""

@@ -68,9 +68,9 @@ class Bfloat16Kernels(FloatKernels):
         return views[key][1]
 
     def _sum_over_rows(
-        self, a: np.ndarray, b: np.ndarray, total: np.ndarray | None
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
     ) -> np.ndarray:
-        return self.product(a.T, b, total)
+        return self.product(a.T, b, out, add)
 
     def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base

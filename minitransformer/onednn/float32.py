@@ -11,6 +11,7 @@ import functools
 
 import numpy as np
 
+from minitransformer.engine import ops
 from minitransformer.onednn.floats import FloatKernels
 from minitransformer.onednn.library import OneDnn
 
@@ -31,11 +32,11 @@ class Float32Kernels(FloatKernels):
         return matrix
 
     def _sum_over_rows(
-        self, a: np.ndarray, b: np.ndarray, total: np.ndarray | None
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
     ) -> np.ndarray:
         # NumPy multiplies: oneDNN would compile a product for each number of rows.
-        product: np.ndarray = a.T @ b
-        return product if total is None else np.add(total, product, out=total)
+        total: np.ndarray = ops.add_product(a.T, b, out, add)
+        return total
 
 
 @functools.cache

@@ -10,6 +10,8 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from minitransformer.engine import ops
@@ -65,14 +67,14 @@ class FloatKernels(Kernels[np.ndarray]):
             db = None if bias is None else np.ones(len(g), g.dtype) @ g
             low = self._rounded_rows(g)
 
-            def add_dx(total: np.ndarray | None) -> np.ndarray:
-                total = None if total is None else total.reshape(count, shape[-1])
-                return self.product(low[:count], matrix.T, total).reshape(shape)
+            def write_dx(out: np.ndarray | None, add: bool) -> np.ndarray:
+                out = None if out is None else out.reshape(count, shape[-1])
+                return self.product(low[:count], matrix.T, out, add).reshape(shape)
 
-            def add_dweight(total: np.ndarray | None) -> np.ndarray:
-                return self._sum_over_rows(rows, low, total)
+            def write_dweight(out: np.ndarray | None, add: bool) -> np.ndarray:
+                return self._sum_over_rows(rows, low, out, add)
 
-            return add_dx, add_dweight, db
+            return write_dx, write_dweight, db
 
         return out, vjp
 
@@ -104,7 +106,7 @@ class FloatKernels(Kernels[np.ndarray]):
         smoothing, confidence = label_smoothing / vocab_size, 1 - label_smoothing
         ones = np.ones(vocab_size, np.float32)
         low_weight = self._rounded_parameters(weight)
-        loss, drows, dweight = 0.0, np.empty_like(rows), np.zeros_like(weight)
+        loss, drows, dweight = 0.0, np.empty_like(rows), np.empty_like(weight)
         # A number of rows to which `padded_rows` adds none, but for the last chunk.
         chunk = ops.rows_per_chunk(vocab_size) // self.chunk_share
         chunk = max(chunk, MIN_ROWS_PER_CHUNK) // ROWS_STEP * ROWS_STEP
@@ -122,8 +124,10 @@ class FloatKernels(Kernels[np.ndarray]):
             product = self.product(low, low_weight)[:count]
             place = drows[start : start + chunk]
             np.multiply(product, inverse_totals[:count], out=place)
-            self.product(low.T, scaled, dweight)
+            self.product(low.T, scaled, dweight, add=start > 0)
             del found, exponentials, low
+        if not len(rows):
+            dweight.fill(0)
         if smoothing > 0:
             weight_sum, row_sum = ones @ weight, np.ones(len(rows), x.dtype) @ rows
             loss -= smoothing * float(row_sum @ weight_sum)
@@ -132,12 +136,9 @@ class FloatKernels(Kernels[np.ndarray]):
         dx = np.zeros(x.shape, x.dtype)
         dx.reshape(-1, width)[used] = drows
 
-        def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
-            return (
-                np.multiply(dx, g, out=dx),
-                np.multiply(dweight, g, out=dweight),
-                None,
-            )
+        def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, None]:
+            dw = partial(ops.add_scaled, dweight, g)
+            return np.multiply(dx, g, out=dx), dw, None
 
         return np.asarray(loss, dtype=x.dtype), vjp
 
@@ -176,9 +177,9 @@ class FloatKernels(Kernels[np.ndarray]):
         raise NotImplementedError
 
     def _sum_over_rows(
-        self, a: np.ndarray, b: np.ndarray, total: np.ndarray | None
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
     ) -> np.ndarray:
-        """Return A^T B of rounded rows, added to `total` if that is given.
+        """Return A^T B of rounded rows, as the gradient function `write(out, add)`.
 
         Shapes: a [N, n], b [N, m] -> [n, m]
         """

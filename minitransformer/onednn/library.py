@@ -154,11 +154,12 @@ class OneDnn:
         a: np.ndarray,
         b: np.ndarray,
         out: np.ndarray | None = None,
+        add: bool = False,
         *,
         bias: np.ndarray | None = None,
         function: int | None = None,
     ) -> np.ndarray:
-        """Return A B in float32, added to `out` if that is given.
+        """Return A B in float32, written to `out` or added to it if that is given.
 
         Both matrices have float32 or both have bfloat16 numbers, and they are
         contiguous or transposed. With a bias, A B + bias is returned; with the
@@ -168,10 +169,10 @@ class OneDnn:
         Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
         n, k, m = *a.shape, b.shape[1]
-        transposed, add = _is_transposed(a), out is not None
+        transposed = _is_transposed(a)
         if transposed and k > MAX_SUMMED and bias is None and function is None:
-            out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out)
-            return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out)
+            out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out, add)
+            return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out, add=True)
         if out is None:
             out = np.empty((n, m), np.float32)
         _check_product(a, b, out)

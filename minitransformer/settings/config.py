@@ -34,7 +34,7 @@ from minitransformer.settings.text_config import (
     corpus_number,
 )
 
-# The number formats of training (`engine/precision.py`): all but fp32-onednn on a GPU;
+# The number formats of training (`cuda/precision.py`): all but fp32-onednn on a GPU;
 # fp32, fp32-onednn and bf16 on a CPU.
 PRECISIONS = ("fp32", "fp32-onednn", "tf32", "bf16", "fp16")
 

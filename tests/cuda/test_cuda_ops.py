@@ -288,20 +288,20 @@ def test_a_gradient_that_is_not_finite_changes_nothing(gpu, bad):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_added_to_the_gradients_that_are_there(gpu, dtype):
+def test_products_replace_gradients_or_are_added_to_them(gpu, dtype):
     (x, weight), wide = converted(gpu, case("linear", 0)[0], DTYPES[dtype])
     out, vjp = fused.linear(x, weight)
     g = np.random.default_rng(9).standard_normal(out.shape).astype(DTYPES[dtype])
-    for add_to, expected in zip(
-        vjp(gpu.xp.asarray(g)),
-        PRIMITIVES["linear"](*wide)[1](g.astype(float))[:2],
-        strict=False,
-    ):
+    meant = map(as_array, PRIMITIVES["linear"](*wide)[1](g.astype(float))[:2])
+    for write, expected in zip(vjp(gpu.xp.asarray(g))[:2], meant, strict=True):
         before = np.random.default_rng(8).standard_normal(expected.shape)
-        before = before.astype(add_to(None).dtype)
-        total = gpu.xp.asarray(before)
-        assert add_to(total) is total
-        assert_close(to_host(total).astype(float), expected + before, dtype)
+        before = before.astype(write(None, False).dtype)
+        out = gpu.xp.asarray(before)
+        assert write(out, True) is out
+        assert_close(to_host(out).astype(float), expected + before, dtype)
+        out.fill(np.nan)
+        assert write(out, False) is out
+        assert_close(to_host(out).astype(float), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -28,12 +28,13 @@ def weighted_sum(a, b, c):
     def vjp(g):
         doubled = 2 * g
 
-        def add_to(total):
-            total = np.zeros_like(g) if total is None else total
-            total += 3 * g
-            return total
+        def write(out, add):
+            assert add <= (out is not None)
+            out = np.full_like(g, np.nan) if out is None else out
+            out[...] = out + 3 * g if add else 3 * g
+            return out
 
-        return doubled, doubled[...], add_to
+        return doubled, doubled[...], write
 
     return 2 * a + 2 * b + 3 * c, vjp
 
@@ -284,6 +285,23 @@ def test_gradients_add_up_in_the_callers_array():
         ops.sum_all(ops.multiply(x, x)).backward()
     assert x.grad is mine
     np.testing.assert_array_equal(mine, [14.0, 28.0])
+
+
+@pytest.mark.parametrize("order", [(0, 0, 1), (1, 0, 0), (0, 1, 0)])
+def test_the_first_gradient_overwrites_where_that_is_asked_for(order):
+    """Those that follow are added; the gradients are arrays and a function."""
+    weighted, x = weighted_sum_operation(), [leaf(1.0, 2.0), leaf(3.0, 4.0)]
+    mine = [np.full(2, np.nan) for _ in x]
+    for tensor, array in zip(x, mine, strict=True):
+        tensor.grad, tensor.overwrite = array, True
+    slopes = np.zeros(2)
+    np.add.at(slopes, list(order), [2.0, 2.0, 3.0])
+    for times in (1, 2):
+        weighted(*(x[i] for i in order)).backward(np.ones(2))
+        for tensor, array, slope in zip(x, mine, slopes, strict=True):
+            assert tensor.grad is array
+            assert not tensor.overwrite
+            assert array.tolist() == [times * slope] * 2
 
 
 class Counted(np.ndarray):

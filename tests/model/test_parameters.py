@@ -65,6 +65,20 @@ def test_parameters_move_into_vectors_that_are_given():
     assert_close(grad, [2, 2, 2, 3, 3, 3, 3, 2, 2, 2, 2])
 
 
+def test_a_new_gradient_replaces_the_vector():
+    module = Tied()
+    buffer, vector = ParameterBuffer(module), np.full(11, np.nan)
+    old = buffer.grad
+    with buffer.new_gradient(vector):
+        for _ in range(2):
+            ops.sum_all(module.first).backward()
+        assert np.isnan(vector[3:]).all()
+    np.testing.assert_array_equal(vector, [2] * 3 + [0] * 8)
+    ops.sum_all(module.inner[0].weight).backward()
+    np.testing.assert_array_equal(vector, [2] * 3 + [1] * 4 + [0] * 4)
+    assert not old.any()
+
+
 def test_gradients_have_the_type_of_the_parameters():
     module = Inner()
     module.weight.data = np.ones((2, 2), np.float32)

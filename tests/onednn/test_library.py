@@ -195,12 +195,13 @@ def test_threads_multiply_at_the_same_time(library):
     assert not wrong
 
 
-def test_products_are_added_to_what_is_given(library, kind):
+@pytest.mark.parametrize(("add", "before"), [(False, np.nan), (True, 1)])
+def test_products_replace_what_is_given_or_are_added(library, kind, add, before):
     rng = np.random.default_rng(0)
     a, b = matrix(rng, 5, 7, kind), matrix(rng, 7, 3, kind)
-    out = np.ones((5, 3), np.float32)
-    assert library.product(a, b, out) is out
-    expected = 1 + wide(a) @ wide(b)
+    out = np.full((5, 3), before, np.float32)
+    assert library.product(a, b, out, add) is out
+    expected = wide(a) @ wide(b) + add
     assert np.abs(out - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
@@ -227,16 +228,18 @@ def test_one_compiled_product_serves_any_number_of_rows(library, kind, monkeypat
 
 
 @pytest.mark.parametrize("rows", [3, 4, 5, 8, 11])
-@pytest.mark.parametrize("add", [False, True])
-def test_sums_over_many_rows_are_taken_in_parts(library, kind, rows, add, monkeypatch):
+@pytest.mark.parametrize("before", [None, np.nan, 1])
+def test_sums_over_many_rows_are_taken_in_parts(
+    library, kind, rows, before, monkeypatch
+):
     monkeypatch.setattr(onednn, "MAX_SUMMED", 4)
     rng = np.random.default_rng(rows)
     a, b = matrix(rng, rows, 5, kind), matrix(rng, rows, 6, kind)
-    out = np.ones((5, 6), np.float32) if add else None
-    expected = wide(a).T @ wide(b) + (1 if add else 0)
-    found = library.product(a.T, b, out)
+    out, add = before and np.full((5, 6), before, np.float32), before == 1
+    expected = wide(a).T @ wide(b) + add
+    found = library.product(a.T, b, out, add)
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
-    assert (found is out) == add
+    assert (found is out) == (out is not None)
     positive = library.product(
         a.T, b, bias=np.ones(6, np.float32), function=onednn.RELU
     )

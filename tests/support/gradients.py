@@ -2,5 +2,5 @@
 
 
 def as_array(gradient):
-    """Return a gradient as an array, also where it is a function that adds it."""
-    return gradient(None) if callable(gradient) else gradient
+    """Return a gradient as an array, also where it is a function that writes it."""
+    return gradient(None, False) if callable(gradient) else gradient

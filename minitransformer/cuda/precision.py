@@ -1,12 +1,11 @@
-"""The number formats of mixed precision: what `--precision` names.
+"""The number formats of a GPU: what `--precision` names there.
 
 fp32 is float32 throughout. tf32 is float32, too, but matrix products round their
 inputs to 10 bits of mantissa. bf16 and fp16 are mixed precision: layers read a 16-bit
 copy of the weight matrices and compute 16-bit activations. The master parameters, their
 gradients and Adam's moments are float32, and softmax, statistics and loss are computed
-in float32. A run's checkpoints hold float32 parameters in every case. A processor has
-fp32 and, by the library oneDNN, fp32-onednn and with some instructions bf16 and int8
-(`onednn/`): activations stay float32.
+in float32. A run's checkpoints hold float32 parameters in every case. On a processor
+activations stay float32, and products in other formats are oneDNN's (`onednn/`).
 """
 
 from __future__ import annotations

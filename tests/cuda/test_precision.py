@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from minitransformer.engine.precision import low_precision_type
+from minitransformer.cuda.precision import low_precision_type
 
 
 def test_only_mixed_precision_has_a_type_of_16_bits():
