@@ -226,6 +226,16 @@ def test_a_run_learns_resumes_and_translates(kernels, precision, tmp_path, monke
     assert outputs[0] == outputs[1] != ""
 
 
+def test_the_loss_of_padding_alone_is_zero(kernels):
+    [weight] = parameters(np.random.default_rng(0), (5, 4))
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    x, targets = np.ones((2, 3, 4), np.float32), np.zeros((2, 3), int)
+    loss, vjp = kernels.projected_cross_entropy(x, weight, targets, **options)
+    assert loss == 0
+    for gradient in map(as_array, vjp(np.float32(1))[:2]):
+        assert (gradient == 0).all()
+
+
 def test_the_loss_of_large_logits_is_finite(kernels):
     """Logits of 200, 0 and -200, whose exponentials no float32 can hold."""
     weight = np.array([1, 0, -1], np.float32).reshape(3, 1)
