@@ -108,7 +108,7 @@ def linear(
         if kept is not None:
             g = g * (kept > 0)
         db = None if bias is None else _ones(xp, g, len(g)) @ g
-        dweight = partial(add_product, rows.T, g)
+        dweight = partial(write_product, rows.T, g)
         return (g @ weight.T).reshape(shape), dweight, db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
@@ -141,8 +141,8 @@ def embedding(
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
         of_positions = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
-        dpositions = partial(_add_at, slice(length), of_positions, positions)
-        return partial(_add_at, unique, sums, table), None, dpositions
+        dpositions = partial(_write_at, slice(length), of_positions, positions)
+        return partial(_write_at, unique, sums, table), None, dpositions
 
     return out, vjp
 
@@ -340,7 +340,7 @@ def projected_cross_entropy(
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
         drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
-        add_product(exponentials.T, part * inverse_totals, dweight, add=start > 0)
+        write_product(exponentials.T, part * inverse_totals, dweight, add=start > 0)
         del logits, exponentials
     if not len(rows):
         dweight.fill(0)
@@ -353,7 +353,7 @@ def projected_cross_entropy(
     dx.reshape(-1, width)[used] = drows
 
     def vjp(g: Array) -> tuple[Array, Gradient, None]:
-        return xp.multiply(dx, g, out=dx), partial(add_scaled, dweight, g), None
+        return xp.multiply(dx, g, out=dx), partial(write_scaled, dweight, g), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
 
@@ -366,15 +366,15 @@ def rows_per_chunk(vocab_size: int) -> int:
     return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
 
 
-def add_product(a: Array, b: Array, out: Array | None, add: bool) -> Array:
-    """Add A B to `out`, or write it there or to a new array, as a gradient is."""
+def write_product(a: Array, b: Array, out: Array | None, add: bool) -> Array:
+    """Write A B to `out` or add it. It is a gradient once A and B are given."""
     if add:
         return operator.iadd(out, a @ b)
     return array_module(a).matmul(a, b, out=out)
 
 
-def add_scaled(values: Array, factor: Array, out: Array | None, add: bool) -> Array:
-    """Add values times a factor, or write them, as a gradient is; they may change."""
+def write_scaled(values: Array, factor: Array, out: Array | None, add: bool) -> Array:
+    """Write values times a factor or add them, as a gradient. The values may change."""
     place = values if add or out is None else out
     product = array_module(values).multiply(values, factor, out=place)
     return operator.iadd(out, product) if add else product
@@ -433,10 +433,8 @@ def split_heads(x: Array, num_heads: int) -> Array:
     return x.reshape(*x.shape[:-1], num_heads, width).swapaxes(-2, -3)
 
 
-def _add_at(
-    index: Any, values: Array, like: Array, out: Array | None, add: bool
-) -> Array:
-    """Add values at an index, or write them and zeros elsewhere, as a gradient is."""
+def _write_at(index: Any, values: Array, like: Array, out: Array, add: bool) -> Array:
+    """Write values at an index, and zeros elsewhere, or add them, as a gradient."""
     out = array_module(like).empty_like(like) if out is None else out
     if not add:
         out.fill(0)

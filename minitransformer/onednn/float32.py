@@ -35,7 +35,7 @@ class Float32Kernels(FloatKernels):
         self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
     ) -> np.ndarray:
         # NumPy multiplies: oneDNN would compile a product for each number of rows.
-        total: np.ndarray = ops.add_product(a.T, b, out, add)
+        total: np.ndarray = ops.write_product(a.T, b, out, add)
         return total
 
 

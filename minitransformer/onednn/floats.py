@@ -137,7 +137,7 @@ class FloatKernels(Kernels[np.ndarray]):
         dx.reshape(-1, width)[used] = drows
 
         def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, None]:
-            dw = partial(ops.add_scaled, dweight, g)
+            dw = partial(ops.write_scaled, dweight, g)
             return np.multiply(dx, g, out=dx), dw, None
 
         return np.asarray(loss, dtype=x.dtype), vjp
