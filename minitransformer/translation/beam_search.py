@@ -118,10 +118,10 @@ class BeamSearch:
         # The K best candidates that do not end become the live beams.
         live = np.where(ends, -np.inf, candidates)
         order = np.argsort(-live, kind="stable")[:, :beam_size]
-        log_probs, origins, chosen = (
-            np.take_along_axis(x, order, 1) for x in (live, origins, chosen)
-        )
-        extended = np.take_along_axis(self._tokens, origins[:, :, None], 1)
+        sentence = np.arange(len(live))[:, None]
+        kept = sentence, order
+        log_probs, origins, chosen = live[kept], origins[kept], chosen[kept]
+        extended = self._tokens[sentence, origins]
         tokens = np.concatenate([extended, chosen[:, :, None]], 2)
         at_limit = self._limits == length
         for b in np.flatnonzero(at_limit):
