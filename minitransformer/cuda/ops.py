@@ -32,7 +32,7 @@ from minitransformer.cuda.incremental_decoding import graph_decoder
 from minitransformer.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.engine.ops import LAYER_NORM_EPSILON, write_at
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in common.cu.
 MAX_WIDTH = 1024
@@ -173,13 +173,10 @@ def embedding(
             return out
 
         def write_positions(out: Array | None, add: bool) -> Array:  # if learned
-            out = xp.empty(positions.shape, np.float32) if out is None else out
-            if not add:
-                out.fill(0)
             length = ids_shape[-1]
             sums = _column_sums("column_sums", g.reshape(-1, length * width))
-            out[:length] += sums.reshape(-1, width)
-            return out
+            rows = sums.reshape(-1, width)
+            return write_at(slice(length), rows, positions_32, out, add)
 
         return write_rows, None, write_positions
 

@@ -141,8 +141,8 @@ def embedding(
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
         of_positions = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
-        dpositions = partial(_write_at, slice(length), of_positions, positions)
-        return partial(_write_at, unique, sums, table), None, dpositions
+        dpositions = partial(write_at, slice(length), of_positions, positions)
+        return partial(write_at, unique, sums, table), None, dpositions
 
     return out, vjp
 
@@ -380,6 +380,15 @@ def write_scaled(values: Array, factor: Array, out: Array | None, add: bool) -> 
     return operator.iadd(out, product) if add else product
 
 
+def write_at(index: Any, values: Array, like: Array, out: Array, add: bool) -> Array:
+    """Write values at an index, and zeros elsewhere, or add them, as a gradient."""
+    out = array_module(like).empty_like(like) if out is None else out
+    if not add:
+        out.fill(0)
+    out[index] += values
+    return out
+
+
 def moderate(totals: Array) -> bool:
     """Whether no exponential of these sums of rows can have overflowed or vanished.
 
@@ -431,15 +440,6 @@ def split_heads(x: Array, num_heads: int) -> Array:
     """View [B, T, H d] as [B, H, T, d]."""
     width = x.shape[-1] // num_heads
     return x.reshape(*x.shape[:-1], num_heads, width).swapaxes(-2, -3)
-
-
-def _write_at(index: Any, values: Array, like: Array, out: Array, add: bool) -> Array:
-    """Write values at an index, and zeros elsewhere, or add them, as a gradient."""
-    out = array_module(like).empty_like(like) if out is None else out
-    if not add:
-        out.fill(0)
-    out[index] += values
-    return out
 
 
 def _to_blocks(x: Array, size: int, left: int = 0, right: int = 0) -> Array:

@@ -71,10 +71,7 @@ class FloatKernels(Kernels[np.ndarray]):
                 out = None if out is None else out.reshape(count, shape[-1])
                 return self.product(low[:count], matrix.T, out, add).reshape(shape)
 
-            def write_dweight(out: np.ndarray | None, add: bool) -> np.ndarray:
-                return self._sum_over_rows(rows, low, out, add)
-
-            return write_dx, write_dweight, db
+            return write_dx, partial(self._sum_over_rows, rows, low), db
 
         return out, vjp
 
@@ -137,8 +134,8 @@ class FloatKernels(Kernels[np.ndarray]):
         dx.reshape(-1, width)[used] = drows
 
         def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, None]:
-            dw = partial(ops.write_scaled, dweight, g)
-            return np.multiply(dx, g, out=dx), dw, None
+            scaled = partial(ops.write_scaled, dweight, g)
+            return np.multiply(dx, g, out=dx), scaled, None
 
         return np.asarray(loss, dtype=x.dtype), vjp
 
