@@ -16,7 +16,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from minitransformer.devices import Device, check_device, connect_ranks, open_device
+from minitransformer.devices import (
+    Device,
+    check_device,
+    connect_ranks,
+    open_device,
+    parallel_model,
+)
 from minitransformer.machine import tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -63,12 +69,7 @@ from minitransformer.training.checks import (
     last_checkpoint,
 )
 from minitransformer.training.distributed import Communicator, checksum
-from minitransformer.training.evaluation import (
-    TranslationQuality,
-    quality_of_samples,
-    validate,
-)
-from minitransformer.training.forked import on_cores
+from minitransformer.training.evaluation import validate
 from minitransformer.training.launch import (
     LASTING_ERROR,
     STOP_SIGNALS,
@@ -79,7 +80,6 @@ from minitransformer.training.launch import (
 from minitransformer.training.log import drop_failed_output, logger
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import (
-    Adam,
     Optimizer,
     learning_rate,
     peak_learning_rate,
@@ -87,6 +87,7 @@ from minitransformer.training.optimizer import (
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import Progress, TrainingState, run_summary
+from minitransformer.translation.quality import TranslationQuality, quality_of_samples
 from minitransformer.translation.translator import Translator
 from minitransformer.workers import allow_forks
 
@@ -97,8 +98,9 @@ EXAMPLES = (
     "python train.py --resume            # continue the newest run",
 )
 NOTES = """\
-A preset replaces the defaults above. The run directory receives config.json,
-tokenizer.model, metrics.jsonl, train.log and checkpoints, which translate.py reads."""
+A preset replaces the defaults above: without --config it is tiny, with --from finetune.
+The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
+checkpoints, which translate.py reads."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -136,6 +138,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     try:
         args.processes = build(RanksConfig, {}, given(args, RanksConfig))
+        args.processes.check_device(args.device)
     except UsageError as error:
         parser.error(str(error))
     new_only = args.run or args.config or args.start or args.profile or args.dry_run
@@ -143,15 +146,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         names = "--run, --config, --from, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
     args.lasting = 1 if args.attempt is None else LASTING_ERROR
-    if args.processes.ranks > 1 and args.device != "cpu":
-        parser.error("--ranks starts processes on CPUs: use --gpus with --device cuda")
-    if args.processes.gpus > 1 and args.device != "cuda":
-        parser.error(f"--gpus expects --device cuda, got {args.device}")
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
     if not args.processes.is_default and (args.profile or args.dry_run):
-        alone = "--profile and --dry-run use one process"
-        parser.error(f"{alone}, without flags for several, as --ranks and --gpus are")
+        alone = "--profile and --dry-run run in one process: leave out"
+        parser.error(f"{alone} --ranks, --gpus, --restarts and --reduce-precision")
     return args
 
 
@@ -174,8 +173,17 @@ def new_config(args: argparse.Namespace) -> RunConfig:
         split: (str(pair.source.absolute()), str(pair.target.absolute()))
         for split, pair in found.items()
     }
-    configs = model, training, decoding, files, vocabulary
-    settings = RunConfig(name, *configs, text.weights, text.tag, start)
+    settings = RunConfig(
+        preset=name,
+        model=model,
+        training=training,
+        decoding=decoding,
+        text=files,
+        vocabulary=vocabulary,
+        weights=text.weights,
+        tags=text.tag,
+        start=start,
+    )
     settings.refuse_useless(args)
     return settings
 
@@ -204,26 +212,27 @@ def prepare(
     settings: RunConfig,
     resumes: bool,
     args: argparse.Namespace,
-    ranks: Communicator,
+    communicator: Communicator,
 ) -> Trainer:
     """Load or create everything that training needs, and begin the run directory."""
     training = settings.training
-    cores = args.threads or ranks.num_cores()
-    device = open_device(ranks.device(args.device), training.precision, cores)
+    cores = args.threads or communicator.num_cores()
+    device = open_device(communicator.device(args.device), training.precision, cores)
     if not resumes:
         run.require_empty()
     text = text_of(settings, args.cache)
-    start, news = last_checkpoint(run, settings) if resumes else None, ""
+    start, log_line = last_checkpoint(run, settings) if resumes else None, ""
     if start is None:
-        start, news = first_checkpoint(settings, text["train"], args.cache, cores)
+        start, log_line = first_checkpoint(settings, text["train"], args.cache, cores)
     state = TrainingState.from_json(start.state)
     check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
     shared |= {"threads": cores, "precision": device.precision, "text": state.text}
     shared |= {"weights": settings.weights, "vocabulary": start.tokenizer.checksum}
-    ranks.assert_equal({**shared, **vars(args.processes), "state": state.to_json()})
+    shared |= {**vars(args.processes), "state": state.to_json()}
+    communicator.assert_equal(shared)
     start.parameters.move_to(device.xp, device.low_precision)
-    ranks.broadcast(start.parameters.data)
+    communicator.broadcast(start.parameters.data)
     start.parameters.data_changed()
     corpora = {
         split: encoded_text(pair, start.tokenizer, args.cache, cores)
@@ -233,14 +242,16 @@ def prepare(
     check_long_input(settings, text, start.tokenizer)
     stream = BatchStream(corpora["train"], training, state.epoch, state.position)
     scale = LossScale(device.xp, device.precision, state.loss_scale)
-    log = logger(run, is_first=not ranks.rank)
+    log = logger(run, is_first=not communicator.rank)
     graphs = not (args.eager or args.profile)
-    parallel, adam = parallel_model(start, device, training, scale, ranks, graphs, log)
+    parallel, adam = parallel_model(
+        device, start, training, scale, communicator, graphs, log
+    )
     if start.moments is not None:
         adam.restore(state.step - state.skipped, *start.moments)
     run.begin(settings, start.tokenizer.model, resumes)
-    if news:
-        log(news)
+    if log_line:
+        log(log_line)
     run.truncate_metrics(state.step, bool(state.pending_validations))
     run.prune(training)
     return Trainer(
@@ -263,37 +274,14 @@ def first_checkpoint(
 ) -> tuple[Checkpoint, str]:
     """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
 
-    A run that begins --from another takes them over, and there is a line to log.
+    With --from, both come from that model. Also returns a line for the log, or "".
     """
     size, vocabulary = settings.model.vocab_size, settings.vocabulary
     learn = partial(cached_tokenizer, train, size, cache, cores, vocabulary)
     model = Transformer(settings.model, settings.training.seed)
-    tokenizer, news = take_over(settings, model, learn)
+    tokenizer, log_line = take_over(settings, model, learn)
     state = TrainingState.at_start(settings).to_json()
-    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), news
-
-
-def parallel_model(
-    start: Checkpoint,
-    device: Device,
-    training: TrainingConfig,
-    scale: LossScale,
-    ranks: Communicator,
-    graphs: bool,
-    log: Callable[[str], None],
-) -> tuple[ParallelModel, Optimizer]:
-    """Return what computes gradients on `device`, and the Adam that goes with it."""
-    model, parameters = start.model, start.parameters
-    if device.name == "cpu":
-        constants = training.beta1, training.beta2, training.epsilon, training.clip_norm
-        count = device.num_threads
-        threaded = on_cores(model, parameters, count, ranks)
-        return threaded, Adam(parameters.data, *constants, count, threaded.map)
-    from minitransformer.cuda.optimizer import GpuAdam  # only where CUDA is used
-    from minitransformer.cuda.training import GpuModel
-
-    gpu_model = GpuModel(model, parameters, scale, ranks, graphs, log)
-    return gpu_model, GpuAdam(parameters, training, scale)
+    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), log_line
 
 
 # Training (5.2 to 5.4)
@@ -321,7 +309,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.training, self.state = self.settings.training, self.progress.state
         self.model, self.parameters = self.parallel.model, self.parallel.parameters
-        self.ranks = self.parallel.communicator
+        self.communicator = self.parallel.communicator
         prefetches = self.parallel.asynchronous
         self.batches = Prefetcher(self.stream) if prefetches else self.stream
         self.peak = self.training.learning_rate or peak_learning_rate(
@@ -332,7 +320,7 @@ class Trainer:
     def describe(self) -> None:
         """Say what is about to be computed, and on what."""
         cost = run_summary(self.stream, self.text, self.corpora, self.parallel)
-        count, device = self.ranks.size, self.device.description
+        count, device = self.communicator.size, self.device.description
         device = f"{count} ranks, {device} each" if count > 1 else device
         self.log("\n".join((f"device      {device}", *cost)))
         if self.state.step:
@@ -341,7 +329,7 @@ class Trainer:
     def train(self) -> None:
         """Update until steps, minutes or patience are used up, or a signal stops it."""
         training, state = self.training, self.state
-        off = bool(self.ranks.rank) or not sys.stderr.isatty()
+        off = bool(self.communicator.rank) or not sys.stderr.isatty()
         bar = tqdm(total=training.steps, initial=state.step, unit="step", disable=off)
         self.parallel.reserve_memory(self.stream, training.label_smoothing)
         if state.pending_validations:
@@ -378,7 +366,7 @@ class Trainer:
         training, started = self.training, time.monotonic()
         step = self.state.step + 1
         batches = [next(self.batches) for _ in range(training.accumulate)]
-        loss = self.parallel.gradient(
+        loss = self.parallel.forward_backward(
             batches, training.label_smoothing, (training.seed, step)
         )
         rate = learning_rate(step, self.peak, training.warmup)
@@ -393,15 +381,15 @@ class Trainer:
     @property
     def ranks_wait_for_device(self) -> bool:
         """Whether a number from another rank arrives only after all queued work."""
-        return self.parallel.asynchronous and self.ranks.size > 1
+        return self.parallel.asynchronous and self.communicator.size > 1
 
     def sync_clock_and_stop(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
-        clock = 0.0 if self.ranks.rank else time.monotonic() - self.began
+        clock = 0.0 if self.communicator.rank else time.monotonic() - self.began
         received = [float(number == self.signal) for number in STOP_SIGNALS]
-        clock, *received = self.ranks.all_reduce_numbers([clock, *received])
+        clock, *received = self.communicator.all_reduce_numbers([clock, *received])
         self.state.seconds = clock
-        asked = [n for n, ranks in zip(STOP_SIGNALS, received, strict=True) if ranks]
+        asked = [n for n, count in zip(STOP_SIGNALS, received, strict=True) if count]
         self.stopped_by = max(asked, default=None)
 
     def synchronize(self) -> None:
@@ -413,17 +401,14 @@ class Trainer:
         """
         if self.ranks_wait_for_device:
             # Ends after --peer-timeout; the next line waits for a lost rank for ever.
-            self.ranks.all_reduce_numbers([0.0])
+            self.communicator.all_reduce_numbers([0.0])
         skipped = self.progress.synchronize()
         if self.ranks_wait_for_device:
             self.sync_clock_and_stop()
         if not skipped:
             return
-        first = self.parameters.first_nonfinite_gradient()
-        where = f" (the last: in {first})" if first else ""
-        got = f"got {skipped} not finite{where}"
-        update = self.progress.last_update
-        found = f"{update}: expected finite losses and gradients, {got}"
+        where = self.parameters.first_nonfinite_gradient()
+        found = self.progress.describe_skipped(skipped, where)
         if self.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
             raise ValueError(f"{found}; checkpoints are untouched, try {advice}")
@@ -432,8 +417,9 @@ class Trainer:
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""
         self.synchronize()
-        if self.ranks.size > 1:
-            self.ranks.assert_equal({"parameters": checksum(self.parameters.data)})
+        if self.communicator.size > 1:
+            parameters = checksum(self.parameters.data)
+            self.communicator.assert_equal({"parameters": parameters})
         values, line = self.progress.report()
         self.run.record(self.state.step, **values)
         self.log(line)
@@ -446,12 +432,7 @@ class Trainer:
         self.synchronize()
         training, state = self.training, self.state
         total = validate(self.parallel, self.corpora["val"], training.max_tokens)
-        values = {
-            "seconds": round(state.seconds, 3),
-            "validation_loss": total.loss,
-            "validation_perplexity": total.perplexity,
-            "validation_accuracy": total.accuracy,
-        }
+        values = {"seconds": round(state.seconds, 3), **total.metrics("validation")}
         text, bleu = "", -1.0
         if count := training.validate_bleu:
             quality = self.translate_split("val", count)
@@ -468,21 +449,23 @@ class Trainer:
             best_so_far = state.best_loss, state.best_bleu
             state.best_loss, state.best_bleu = total.loss, bleu
             saved = float(self.save_as(self.run.best, with_moments=False))
-            if self.ranks.all_reduce_numbers([saved]) == [0.0]:
+            if self.communicator.all_reduce_numbers([saved]) == [0.0]:
                 state.best_loss, state.best_bleu = best_so_far
 
     def translate_split(
         self, split: str, limit: int | None = None
     ) -> TranslationQuality:
         """Translate a split, or its first `limit` pairs; compare with references."""
-        samples, ranks = self.text[split].samples(limit), self.ranks
+        samples = self.text[split].samples(limit)
         pairs = [pair for part in samples.values() for pair in part]
-        mine = [source for source, _ in pairs[ranks.rank :: ranks.size]]
+        rank, size = self.communicator.rank, self.communicator.size
         threads = self.parallel.num_threads
         translator = Translator(self.model, self.tokenizer, threads)
-        lines = translator.translate(mine, self.settings.decoding)
-        parts = [json.loads(p) for p in ranks.all_gather(json.dumps(lines).encode())]
-        lines = [parts[i % ranks.size][i // ranks.size] for i in range(len(pairs))]
+        mine = [source for source, _ in pairs[rank::size]]
+        mine = translator.translate(mine, self.settings.decoding)
+        gathered = self.communicator.all_gather(json.dumps(mine).encode())
+        parts = [json.loads(part) for part in gathered]
+        lines = [parts[i % size][i // size] for i in range(len(pairs))]
         return quality_of_samples(lines, samples)
 
     def save(self) -> None:
@@ -496,7 +479,7 @@ class Trainer:
 
         Returns: whether it was written; False on the ranks above 0, which write none
         """
-        if self.ranks.rank:
+        if self.communicator.rank:
             return False
         state = self.state.to_json()
         saved = Checkpoint(self.model, self.tokenizer, self.parameters, state)
@@ -515,8 +498,12 @@ class Trainer:
     def finish(self) -> None:
         """Average the last checkpoints (6.1) and translate the test text."""
         run, training, val = self.run, self.training, self.corpora.get("val")
-        run_so_far = run, training, self.parallel, val, self.state, self.log
-        if set_final_parameters(*run_so_far, self.translate_split):
+
+        def bleu() -> float:
+            return self.translate_split("val", training.validate_bleu).bleu
+
+        so_far = run, training, self.parallel, val, self.state, self.log
+        if set_final_parameters(*so_far, bleu):
             self.saved &= self.save_as(run.averaged, with_moments=False)
         if "test" in self.text:
             test = self.translate_split("test")
@@ -525,7 +512,7 @@ class Trainer:
                 f"test        {test.exact:.1%} exact, BLEU {test.bleus} "
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
-        if not self.saved and not self.ranks.rank:
+        if not self.saved and not self.communicator.rank:
             raise OSError("the run has ended, but not all of it could be saved")
         self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")
 
@@ -546,14 +533,14 @@ def try_out(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_training(args: argparse.Namespace, ranks: Communicator) -> int:
+def run_training(args: argparse.Namespace, communicator: Communicator) -> int:
     """Begin a run or continue one; return the exit code."""
-    path, settings, resumes = choose_run(args, ranks.rank)
-    path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
-    run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
-    ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
+    path, settings, resumes = choose_run(args, communicator.rank)
+    path = Path(os.fsdecode(communicator.all_gather(bytes(path))[0]))
+    run = ReadOnlyRunDirectory(path) if communicator.rank else RunDirectory(path)
+    ids = [int(pid) for pid in communicator.all_gather(str(os.getpid()).encode())]
     with run.lock(ids):
-        trainer = prepare(run, settings, resumes, args, ranks)
+        trainer = prepare(run, settings, resumes, args, communicator)
 
         def stop(number: int) -> None:
             trainer.signal = number  # finish the step, save, exit
@@ -594,14 +581,15 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     drop_failed_output()
     if args.processes.needs_launcher:
         return start_ranks(args, arguments)
-    ranks = connect_ranks(args.device, args.processes)
-    if ranks.size == 1:
+    communicator = connect_ranks(args.device, args.processes)
+    if communicator.size == 1:
         with allow_forks():
-            return run_training(args, ranks)
-    name = f"rank {ranks.rank}: "
-    code = exit_code("train.py", lambda: run_training(args, ranks), name, args.lasting)
+            return run_training(args, communicator)
+    name = f"rank {communicator.rank}: "
+    run = partial(run_training, args, communicator)
+    code = exit_code("train.py", run, name, args.lasting)
     if code in (1, 2, LASTING_ERROR):
-        ranks.abort(code)
+        communicator.abort(code)
     return code
 
 

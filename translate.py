@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minitransformer.api import load
-from minitransformer.files import write_bytes
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is_model
 from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
@@ -52,7 +51,7 @@ EXAMPLES = (
 )
 NOTES = """\
 Beam search takes its defaults from the run that is loaded (of several, from the first);
-those above are for a checkpoint that no run has made. Flags override both.
+those above are for a checkpoint outside of a run. Flags override both.
 
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
@@ -83,7 +82,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--input", "-i", type=path_or_standard, metavar="FILE", help=source)
     target = "file of the translations, plain or .gz (default standard output)"
     add("--output", "-o", type=path_or_standard, metavar="FILE", help=target)
-    model = "run, checkpoint or shipped model (default newest run); repeat for ensemble"
+    model = "run, checkpoint, shipped model (default newest run or en-de); also several"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"
     add("--reference", type=Path, metavar="FILE", help=reference)
@@ -93,7 +92,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--score", type=Path, metavar="FILE", help=scored)
     tag = "tag that every line gets, such as <2de>, if the model learned several"
     add("--tag", metavar="TAG", help=tag)
-    beginning = "a line for each translation: what it begins with, cut anywhere"
+    beginning = "file whose line N is how translation N begins, possibly in mid-word"
     add("--prefix", type=Path, metavar="FILE", help=beginning)
     lexicon = "use only likely words, from a file of `minitransformer lexicon`"
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
@@ -109,7 +108,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     precision = "number format (default fp32; on a GPU bf16 if it can)"
     add("--precision", choices=(*PRECISIONS, "int8"), help=precision)
-    buffer = "most lines that are translated together (default 2000)"
+    buffer = "translate up to so many lines together (default 2000)"
     add("--buffer", type=positive, metavar="LINES", help=buffer)
     add_arguments(parser, TranslationConfig)
     args = parser.parse_intermixed_args(arguments)
@@ -201,12 +200,12 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
             done(len(lines))
     if not args.reference:
         return
-    from minitransformer.training import evaluation
+    from minitransformer.translation import quality
 
     references = list(read_lines(args.reference))
-    print(evaluation.translation_quality(outputs, references), file=sys.stderr)
+    print(quality.translation_quality(outputs, references), file=sys.stderr)
     if language := args.compound_split:
-        bleu = evaluation.compound_split_bleu(outputs, references, language)
+        bleu = quality.compound_split_bleu(outputs, references, language)
         print(f"BLEU {bleu:.2f}  tokenised, compounds split", file=sys.stderr)
 
 
@@ -236,20 +235,6 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
 
 
-# Attention (Figures 3 to 5)
-
-
-def write_attention(args: argparse.Namespace, translator: Translator) -> None:
-    from minitransformer.translation import attention_maps, attention_picture
-
-    line = args.sentence[0].replace("\n", " ")
-    maps = attention_maps.attention_maps(translator, line)
-    if args.attention.suffix == ".html":
-        write_bytes(args.attention, attention_maps.attention_page(maps).encode())
-    else:
-        attention_picture.draw_attention(maps, args.attention)
-
-
 # The command line
 
 
@@ -257,7 +242,7 @@ def work(args: argparse.Namespace) -> int:
     """Do what the flags ask for; return the exit code."""
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
     if args.compound_split:  # refused before hours of translation, not after them
-        from minitransformer.training.evaluation import import_moses
+        from minitransformer.translation.quality import import_moses
 
         import_moses(args.compound_split)
     translator = load_model(args)
@@ -266,7 +251,11 @@ def work(args: argparse.Namespace) -> int:
 
         serve(translator, args.host or "127.0.0.1", args.serve)
     elif args.attention:
-        write_attention(args, translator)
+        from minitransformer.translation import attention_maps, attention_picture
+
+        line = args.sentence[0].replace("\n", " ")
+        maps = attention_maps.attention_maps(translator, line)  # Figures 3 to 5
+        attention_picture.write_attention(maps, args.attention)
     else:
         with allow_forks():
             (write_scores if args.score else write_translations)(args, translator)

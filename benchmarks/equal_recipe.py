@@ -41,13 +41,13 @@ from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.lines import find_text
-from minitransformer.training.evaluation import translation_quality
 from minitransformer.training.optimizer import (
     Adam,
     learning_rate,
     peak_learning_rate,
 )
 from minitransformer.training.parallel import ThreadedModel
+from minitransformer.translation.quality import translation_quality
 from minitransformer.translation.translator import Translator
 
 
@@ -63,7 +63,9 @@ class Ours:
 
     def update(self, batch: Batch, rate: float) -> float:
         key = self.training.seed, self.adam.steps + 1
-        loss = self.threaded.gradient([batch], self.training.label_smoothing, key)
+        loss = self.threaded.forward_backward(
+            [batch], self.training.label_smoothing, key
+        )
         self.adam.update(self.parameters.grad, rate)
         return float(loss)
 

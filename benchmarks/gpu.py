@@ -85,7 +85,7 @@ def ours(args: argparse.Namespace) -> tuple[Step, Wait]:
         adam = GpuAdam(parameters, training, scale)
 
     def step(number: int) -> object:
-        loss = parallel.gradient([batch], 0.1, (1, number))
+        loss = parallel.forward_backward([batch], 0.1, (1, number))
         adam.step(parameters.grad, loss, 1e-4)
         return loss
 

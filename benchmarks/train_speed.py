@@ -94,7 +94,7 @@ def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9, None, threads, threaded.map)
 
     def step(batch: Batch) -> float:
-        loss = threaded.gradient([batch], 0.1, (1, adam.steps))
+        loss = threaded.forward_backward([batch], 0.1, (1, adam.steps))
         adam.update(parameters.grad, 1e-4)
         return loss
 

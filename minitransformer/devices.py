@@ -6,7 +6,7 @@ CUDA's part of the package is imported only where a GPU is asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,12 @@ from minitransformer.settings.options import UsageError
 
 if TYPE_CHECKING:
     from minitransformer.onednn.kernels import Kernels
-    from minitransformer.settings.config import RanksConfig
+    from minitransformer.runs.checkpoint import Checkpoint
+    from minitransformer.settings.config import RanksConfig, TrainingConfig
     from minitransformer.training.distributed import Communicator
+    from minitransformer.training.loss_scale import LossScale
+    from minitransformer.training.optimizer import Optimizer
+    from minitransformer.training.parallel import ParallelModel
 
 # The precisions of a processor that oneDNN multiplies in.
 ONEDNN = ("fp32-onednn", "bf16", "int8")
@@ -104,6 +108,36 @@ def open_kernels(precision: str) -> Kernels[Any]:
 
     modules = {"fp32-onednn": float32, "bf16": bfloat16, "int8": int8}
     return modules[precision].open_kernels()
+
+
+def parallel_model(
+    device: Device,
+    start: Checkpoint,
+    training: TrainingConfig,
+    scale: LossScale,
+    communicator: Communicator,
+    graphs: bool,
+    log: Callable[[str], None],
+) -> tuple[ParallelModel, Optimizer]:
+    """Return what computes gradients on a device, and the Adam that goes with it.
+
+    A GPU records its work as `graphs`, or launches it kernel by kernel.
+    """
+    model, parameters = start.model, start.parameters
+    if device.name == "cpu":
+        from minitransformer.training.forked import on_cores
+        from minitransformer.training.optimizer import Adam
+
+        count = device.num_threads
+        threaded = on_cores(model, parameters, count, communicator)
+        constants = training.beta1, training.beta2, training.epsilon
+        options = training.clip_norm, count, threaded.map
+        return threaded, Adam(parameters.data, *constants, *options)
+    from minitransformer.cuda.optimizer import GpuAdam
+    from minitransformer.cuda.training import GpuModel
+
+    gpu_model = GpuModel(model, parameters, scale, communicator, graphs, log)
+    return gpu_model, GpuAdam(parameters, training, scale)
 
 
 def connect_ranks(

@@ -95,8 +95,8 @@ NEW_ONLY = (
     "--run, --config, --from, --profile and --dry-run are for a new run, not --resume"
 )
 ALONE = (
-    "--profile and --dry-run use one process, without flags for several, "
-    "as --ranks and --gpus are"
+    "--profile and --dry-run run in one process: leave out --ranks, --gpus, "
+    "--restarts and --reduce-precision"
 )
 
 

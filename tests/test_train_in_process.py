@@ -30,10 +30,11 @@ from minitransformer.runs import average, checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import launch, progress
 from minitransformer.training.distributed import Communicator, World
-from minitransformer.training.evaluation import TokenStatistics, TranslationQuality
+from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
 from minitransformer.translation import lexicon
+from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, signals_put_back
 from support.ranks import run_ranks
 from support.scripts import TIMINGS
@@ -372,6 +373,7 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
         losses, bleus = iter((3.0, 4.0, 1.0, 1.0, 2.0)), iter((0.0, 7.5, 7.5, 3.0, 0.0))
 
         def translate_split(self, split, limit=None):
+            assert limit == (4 if split == "val" else None)
             bleu = next(bleus) if split == "val" else 0.0
             return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
 
@@ -467,13 +469,13 @@ def clock(monkeypatch):
     The clock of a computer may show any number at first.
     """
     now = [1000.0]
-    real = ThreadedModel.gradient
+    real = ThreadedModel.forward_backward
 
-    def gradient(*arguments):
+    def forward_backward(*arguments):
         now[0] += 10.00049
         return real(*arguments)
 
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
     for module in (train, progress):
         clock = SimpleNamespace(monotonic=lambda: now[0])
         monkeypatch.setattr(module, "time", clock)
@@ -546,16 +548,16 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
 
 def poison(monkeypatch, calls, name="decoder.0.feed_forward.bias_1"):
     """Put a NaN into the gradient of some updates, which are counted from 1."""
-    real, count = ThreadedModel.gradient, [0]
+    real, count = ThreadedModel.forward_backward, [0]
 
-    def gradient(self, *arguments):
+    def forward_backward(self, *arguments):
         loss = real(self, *arguments)
         count[0] += 1
         if count[0] in calls:
             self.parameters.views(self.parameters.grad)[name][3] = np.nan
         return loss
 
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
 
 
 def test_a_gradient_that_is_not_finite_stops_a_run(start, monkeypatch):
@@ -686,12 +688,12 @@ def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch
     def save(path, saved):
         raise OSError(ENOSPC, "No space left on device", str(path))
 
-    def gradient(self, *arguments, real=ThreadedModel.gradient):
+    def forward_backward(self, *arguments, real=ThreadedModel.forward_backward):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *arguments)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
     flags = ("--steps", 9, "--run", "run", "--on-save-error", "continue")
     with signals_put_back():
         out = start(*flags, code=128 + signal.SIGTERM)
@@ -715,15 +717,15 @@ def test_a_full_disk_behind_standard_output_costs_lines(start):
 
 @pytest.mark.parametrize("number", launch.STOP_SIGNALS)
 def test_a_signal_saves_and_stops(start, monkeypatch, number):
-    real, handlers = ThreadedModel.gradient, []
+    real, handlers = ThreadedModel.forward_backward, []
 
-    def gradient(self, batches, smoothing, key):
+    def forward_backward(self, batches, smoothing, key):
         if key[1] == 3:
             os.kill(os.getpid(), number)
             handlers.extend(signal.getsignal(n) for n in launch.STOP_SIGNALS[-2:])
         return real(self, batches, smoothing, key)
 
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
     flags = ("--run", "run", "--steps", 9, "--validate-every", 9, "--save-every", 9)
     with signals_put_back():
         signal.signal(number, signal.SIG_DFL)  # which nohup, for one, changes
@@ -738,9 +740,9 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
 
 
 def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
-    real, validate, before = ThreadedModel.gradient, train.Trainer.validate, []
+    real, validate, before = ThreadedModel.forward_backward, train.Trainer.validate, []
 
-    def gradient(self, batches, smoothing, key):
+    def forward_backward(self, batches, smoothing, key):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(self, batches, smoothing, key)
 
@@ -748,7 +750,7 @@ def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
         before.append(steps("run"))
         validate(self)
 
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
     monkeypatch.setattr(train.Trainer, "validate", observed)
     flags = ("--run", "run", "--steps", 9, "--validate-every", 1, "--save-every", 9)
     with signals_put_back():
@@ -760,9 +762,13 @@ def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
     ("more", "last"), [([], 6), (["--learning-rate", 1e-30, "--patience", 1], 4)]
 )
 def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch, more, last):
-    real, validate, stopping = ThreadedModel.gradient, train.Trainer.validate, [False]
+    real, validate, stopping = (
+        ThreadedModel.forward_backward,
+        train.Trainer.validate,
+        [False],
+    )
 
-    def gradient(self, batches, smoothing, key):
+    def forward_backward(self, batches, smoothing, key):
         if stopping[0] and key[1] == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, batches, smoothing, key)
@@ -772,7 +778,7 @@ def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch, more, 
             raise RuntimeError("killed")
         validate(self)
 
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
     monkeypatch.setattr(train.Trainer, "validate", killed)
     flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9, *more)
     start(*flags, "--run", "whole")
@@ -815,15 +821,15 @@ def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monke
     """Of an unbroken run, the checkpoints 4, 6 and 7 are averaged."""
     flags = ["--average", 3, "--keep-last", 3, "--steps", 7, "--run"]
     start(*flags, "unbroken")
-    real = ThreadedModel.gradient
+    real = ThreadedModel.forward_backward
 
-    def gradient(self, batches, smoothing, key):
+    def forward_backward(self, batches, smoothing, key):
         if key[1] in (3, 5):
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, batches, smoothing, key)
 
     stopped = 128 + signal.SIGTERM
-    monkeypatch.setattr(ThreadedModel, "gradient", gradient)
+    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
     start(*flags, "run", code=stopped)
     assert steps("run") == [2, 3]
     start("--resume", "run", code=stopped)
@@ -1380,7 +1386,7 @@ def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
 def test_only_ranks_on_gpus_wait_before_they_compare_numbers(asynchronous, size):
     trainer = train.Trainer.__new__(train.Trainer)
     trainer.parallel = SimpleNamespace(asynchronous=asynchronous)
-    trainer.ranks = SimpleNamespace(size=size)
+    trainer.communicator = SimpleNamespace(size=size)
     assert trainer.ranks_wait_for_device == (asynchronous and size == 2)
 
 
@@ -1395,7 +1401,7 @@ def test_ranks_on_gpus_wait_for_each_other_before_their_own_gpu():
 
     trainer = train.Trainer.__new__(train.Trainer)
     trainer.parallel = SimpleNamespace(asynchronous=True)
-    trainer.ranks, trainer.progress = Silent(), SimpleNamespace()
+    trainer.communicator, trainer.progress = Silent(), SimpleNamespace()
     with pytest.raises(RuntimeError, match="no answer"):
         trainer.synchronize()
 
@@ -1404,7 +1410,7 @@ def test_ranks_stop_by_the_largest_of_their_signals_and_by_rank_0s_clock(monkeyp
     monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 70.0))
 
     def work(ranks, numbers=(None, signal.SIGTERM, signal.SIGINT)):
-        trainer = SimpleNamespace(ranks=ranks, began=50.0 - ranks.rank)
+        trainer = SimpleNamespace(communicator=ranks, began=50.0 - ranks.rank)
         trainer.signal = numbers[ranks.rank]
         trainer.state = SimpleNamespace(seconds=0.0)
         train.Trainer.sync_clock_and_stop(trainer)

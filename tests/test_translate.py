@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 import translate
 from minitransformer.runs import checkpoint, shipped
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.translation import attention_maps, batch_translation
+from minitransformer.translation import (
+    attention_maps,
+    attention_picture,
+    batch_translation,
+)
 from minitransformer.translation.beam_search import Hypothesis
 from support.in_process import run_main, run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
@@ -280,7 +284,7 @@ def test_the_attention_of_a_sentence_is_that_of_one_line(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(translate, "load_model", lambda args: "model")
     monkeypatch.setattr(attention_maps, "attention_maps", lambda *x: asked.append(x))
-    monkeypatch.setattr(attention_maps, "attention_page", lambda maps: "page")
+    monkeypatch.setattr(attention_picture, "attention_page", lambda maps: "page")
     page = tmp_path / "x.html"
     assert run_main(translate.main, "--attention", page, "the\ncat")[0] == 0
     assert (asked, page.read_text()) == ([("model", "the cat")], "page")

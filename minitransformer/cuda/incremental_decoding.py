@@ -13,7 +13,7 @@ from minitransformer.cuda import device
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32
-from minitransformer.model.kv_cache import FIRST_CAPACITY, KeyValueCache, Places
+from minitransformer.model.kv_cache import FIRST_CAPACITY, CacheEntries, KeyValueCache
 from minitransformer.model.transformer import Transformer
 from minitransformer.translation.incremental_decoding import CachedDecoder
 
@@ -50,7 +50,7 @@ class FixedKeyValueCache(KeyValueCache):
             device.current().launch("append_to_cache", cache.dtype, grid, *kernel_args)
         return Tensor(self.keys), Tensor(self.values), self._mask
 
-    def select_beams(self, rows: Array, changed: Places | None = None) -> None:
+    def select_beams(self, rows: Array, changed: CacheEntries | None = None) -> None:
         keys, values = self.keys[rows], self.values[rows]
         if len(rows) == len(self.keys):
             self.keys[...], self.values[...] = keys, values

@@ -159,12 +159,12 @@ class GpuModel:
         All later batches then find the memory that they need.
         """
         for batch in stream.largest_batches():
-            self.gradient([batch], label_smoothing, (0,))
+            self.forward_backward([batch], label_smoothing, (0,))
 
-    def gradient(
+    def forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
-        """Queue what `ParallelModel.gradient` computes, times the loss scale.
+        """Queue what `ParallelModel.forward_backward` computes, times the loss scale.
 
         Raises: RuntimeError if the memory is too small for a single sentence pair.
         """
@@ -172,12 +172,12 @@ class GpuModel:
         self._stream.use()
         while True:
             try:
-                return self._gradient(batches, label_smoothing, key)
+                return self._forward_backward(batches, label_smoothing, key)
             except MemoryError:
                 pass  # leave this block: the error refers to arrays that must be freed
             self._halve(batches)
 
-    def _gradient(
+    def _forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
         ranks, num_tokens = self.communicator, sum(b.target_tokens for b in batches)

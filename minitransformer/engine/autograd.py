@@ -176,11 +176,11 @@ def _accumulate(
     elif add:
         add_in_place = fused_kernel("accumulate", (total, term), operator.iadd)
         parent.grad = add_in_place(total, term)
-    elif total is not None:
+    elif total is not None:  # a leaf's, to be overwritten
         total[...] = term
-    elif not _overlaps(term, others):
+    elif not _overlaps(term, others):  # nothing else uses this array
         parent.grad = term
-    elif isinstance(parent, Node):
+    elif isinstance(parent, Node):  # copied only if something is added
         parent.grad, parent.shares_grad = term, True
     else:
         parent.grad = term.copy()
@@ -226,13 +226,13 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     """Make a differentiable operation of a function on arrays.
 
     `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns a gradient or
-    None for each array parameter, also for one that was omitted. Gradients may be added
-    to in place, so nothing else keeps them; they may share memory with `g` or with each
-    other. A gradient may also be a function `write(out, add)`, which adds it to the
-    array `out` or replaces what `out` holds, or makes a new array if `out` is None, and
-    returns that. `function` and `vjp` change neither the inputs nor `g`, and `backward`
-    calls each vjp once. A fused kernel of the same name replaces the function for the
-    arrays that it takes (`backend.fused_kernel`).
+    None for each array parameter, omitted ones included. `backward` may add to a
+    returned array in place, so the vjp must not keep it; it may share memory with `g`
+    or with another gradient. A gradient may also be a function `write(out, add)`, which
+    adds it to the array `out` or replaces what `out` holds, or makes a new array if
+    `out` is None, and returns that. `function` and `vjp` change neither the inputs nor
+    `g`, and `backward` calls each vjp once. A fused kernel of the same name replaces
+    the function for the arrays that it takes (`backend.fused_kernel`).
     """
     name = function.__name__
     PRIMITIVES[name] = function

@@ -39,17 +39,18 @@ def register_kernels(array_type: type, find: FindKernel | None) -> None:
 
 
 def fused_kernel(
-    name: str, arrays: tuple[Array, ...], otherwise: Callable[..., Any]
+    name: str, arrays: tuple[Array, ...], fallback: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return what the device of `arrays` has in place of `otherwise`, or `otherwise`.
+    """Return the kernel that is registered for these arrays, or `fallback`.
 
-    `name` is an operation, or another function that a GPU computes in a way of its own,
-    such as `beam_search`. The first array of a registered type selects `find`.
+    `name` is an operation of `ops.py`, or one of a few functions that a device does in
+    its own way: accumulate, beam_search, checksum, exponentials, incremental_decoder,
+    logits_to_score, parameters_changed. The first array of a registered type decides.
     """
     for array in arrays:
         if find := _KERNELS.get(type(array)):
-            return find(name, arrays) or otherwise
-    return otherwise
+            return find(name, arrays) or fallback
+    return fallback
 
 
 def parameters_changed(parameters: Array) -> None:

@@ -38,7 +38,7 @@ SAFE_EXPONENT = 30
 SHORT_ROW = 32
 
 
-# Elementary operations, of which the model needs only dropout
+# Elementary operations: the model needs only dropout, tests of `autograd.py` the others
 
 
 @primitive
@@ -140,8 +140,11 @@ def embedding(
         g = _apply_dropout(g, dropout_mask)
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
-        of_positions = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
-        dpositions = partial(write_at, slice(length), of_positions, positions)
+
+        def dpositions(out: Array | None, add: bool) -> Array:  # if they are learned
+            sums = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
+            return write_at(slice(length), sums, positions, out, add)
+
         return partial(write_at, unique, sums, table), None, dpositions
 
     return out, vjp
@@ -367,21 +370,21 @@ def rows_per_chunk(vocab_size: int) -> int:
 
 
 def write_product(a: Array, b: Array, out: Array | None, add: bool) -> Array:
-    """Write A B to `out` or add it. It is a gradient once A and B are given."""
+    """Write A B to `out` or add it: a gradient, once `partial` has bound A and B."""
     if add:
         return operator.iadd(out, a @ b)
     return array_module(a).matmul(a, b, out=out)
 
 
 def write_scaled(values: Array, factor: Array, out: Array | None, add: bool) -> Array:
-    """Write values times a factor or add them, as a gradient. The values may change."""
+    """Write values times a factor or add them, as a gradient. Overwrites `values`."""
     place = values if add or out is None else out
     product = array_module(values).multiply(values, factor, out=place)
     return operator.iadd(out, product) if add else product
 
 
 def write_at(index: Any, values: Array, like: Array, out: Array, add: bool) -> Array:
-    """Write values at an index, and zeros elsewhere, or add them, as a gradient."""
+    """Set `out` to zero except `values` at an index, or add these there."""
     out = array_module(like).empty_like(like) if out is None else out
     if not add:
         out.fill(0)

@@ -18,8 +18,8 @@ from minitransformer.engine.backend import Array, array_module
 # The positions that a cache has room for at first. It doubles when it is full.
 FIRST_CAPACITY = 16
 
-# Positions and beams [any] whose keys and values change; nothing else does.
-Places: TypeAlias = tuple[np.ndarray, np.ndarray]
+# The positions and the beams of some entries: two index arrays [n].
+CacheEntries: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class KeyValueCache:
@@ -57,9 +57,9 @@ class KeyValueCache:
         return min(self.length, self._max_capacity)
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
-        """Add a position. Return all n keys and values, and a mask (here None).
+        """Add a position. Return all n keys and values, and a mask, None here.
 
-        The cache of a recorded search has unused positions, which a mask excludes.
+        A cache in a CUDA graph has a fixed size, so its mask hides unused positions.
 
         Shapes: key, value [B K, 1, H d] -> [B K, n, H d], mask [1, 1, 1, n]
         """
@@ -84,10 +84,10 @@ class KeyValueCache:
         """View the keys and values of the memory. Shapes: -> [B, S, H d]"""
         return self.memory_keys.swapaxes(0, 1), self.memory_values.swapaxes(0, 1)
 
-    def select_beams(self, rows: Array, changed: Places | None = None) -> None:
+    def select_beams(self, rows: Array, changed: CacheEntries | None = None) -> None:
         """Replace beam i by the beam in row `rows[i]`. Shapes: rows [B' K']
 
-        If it is known what is `changed` by that, the rest stays where it is.
+        `changed` lists the entries that differ; only these are copied. None copies all.
         """
         if changed is None or (len(changed[0]) and self.used < self.length):
             self.keys = self._selected(self.keys, rows)
@@ -147,7 +147,7 @@ class DecoderState:
         self.position = 0
 
     def select(
-        self, rows: Array, beam_size: int, changed: Places | None = None
+        self, rows: Array, beam_size: int, changed: CacheEntries | None = None
     ) -> None:
         """Continue with `rows` of the current beams, `beam_size` of each sentence.
 

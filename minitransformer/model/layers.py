@@ -43,9 +43,9 @@ class MultiHeadAttention(Module):
 
     Section 3.2.2. The projections have no bias, and one matrix holds those of all heads
     side by side. The query, key and value matrices are drawn with the Glorot bound of
-    one matrix that holds all three. Their own bounds are larger by sqrt(2); with these,
-    post-norm encoders were seen to make all words of a sentence alike before the
-    decoder learned to attend to them.
+    one matrix that holds all three. Separate bounds would be sqrt(2) larger. With them,
+    the encoder was seen to give all words of a sentence nearly the same vector before
+    the decoder learned to attend to them.
 
     `neighbourhood` (before, after) restricts self-attention to each position itself and
     that many positions before and after it (section 4).
@@ -102,7 +102,8 @@ class MultiHeadAttention(Module):
         rng: RandomStream | None,
         attention: Callable[..., Tensor] = ops.attention,
     ) -> Tensor:
-        """Attend to projected keys and values; those of a cache are all within reach.
+        """Attend to projected keys and values; a cache has only those within reach.
+
 
         Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
         """

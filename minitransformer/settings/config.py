@@ -281,6 +281,14 @@ class RanksConfig(Config):
         if self.reduce_precision != "fp32" and self.ranks > 1:
             raise UsageError("--reduce-precision is for --gpus, not --ranks")
 
+    def check_device(self, device: str) -> None:
+        """Raises: UsageError if the processes cannot compute on this device."""
+        if self.ranks > 1 and device != "cpu":
+            message = "--ranks starts processes on CPUs: use --gpus with --device cuda"
+            raise UsageError(message)
+        if self.gpus > 1 and device != "cuda":
+            raise UsageError(f"--gpus expects --device cuda, got {device}")
+
     @property
     def is_default(self) -> bool:
         """Whether no flag is for several processes."""

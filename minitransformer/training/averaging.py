@@ -13,7 +13,7 @@ from minitransformer.runs.checkpoint import load, recorded_cost
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.batches import ParallelCorpus
-from minitransformer.training.evaluation import TranslationQuality, validate
+from minitransformer.training.evaluation import validate
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.progress import TrainingState
 
@@ -29,7 +29,7 @@ def set_final_parameters(
     validation: ParallelCorpus | None,
     state: TrainingState,
     log: Callable[[str], None],
-    translate: Callable[[str, int], TranslationQuality],
+    validation_bleu: Callable[[], float],
 ) -> bool:
     """Set the parameters to those that the run ends with; return if they are new.
 
@@ -37,8 +37,8 @@ def set_final_parameters(
     the lowest validation loss, or for a larger n if `TIE` makes no difference of the
     two. The lowest loss becomes the state's `best_loss`. If that of the best model in
     the run's directory is lower still, the parameters are that model's. With `best_by`
-    "bleu", the highest BLEU of what `translate` makes of validation text decides
-    instead. With `average_by` "number", and without such text, n is `average`.
+    "bleu", the highest `validation_bleu` decides instead. With `average_by` "number",
+    and without such text, n is `average`.
 
     Differs: the paper averages a fixed number, as "number" does. While the loss still
     falls fast, a mean that reaches far back is worse than the last checkpoint.
@@ -68,7 +68,7 @@ def set_final_parameters(
 
     def cost() -> float:
         if by_bleu:
-            return -translate("val", training.validate_bleu).bleu
+            return -validation_bleu()
         return validate(parallel, corpus, training.max_tokens).loss
 
     def shown(value: float) -> str:

@@ -46,8 +46,8 @@ class Optimizer(Protocol):
     def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         """Update the parameters with learning rate `rate`, clipping the gradient.
 
-        If the gradient is not finite, no parameter changes; `Adam` asks the same of the
-        loss.
+        Without a finite gradient, no parameter changes. Nor does `Adam` change any
+        without a finite loss.
 
         Returns: the norm of the gradient before clipping, and whether everything was
         finite: scalars that a GPU may still be computing
@@ -130,8 +130,8 @@ class Adam:
 def gradient_norm(gradient: Array) -> float:
     """Return the Euclidean norm of the flat gradient.
 
-    In float32 it is infinite from 1.8e19 on, where a square, of which Adam's second
-    moment is a mean, may be infinite as well.
+    In float32 it overflows above 1.8e19, as the squares in Adam's second moment might:
+    a norm that is not finite skips the update.
     """
     with np.errstate(over="ignore"):
         return math.sqrt(float(gradient @ gradient))

@@ -48,7 +48,7 @@ class ParallelModel(Protocol):
     num_threads: int
     asynchronous: bool
 
-    def gradient(
+    def forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
         """Fill `parameters.grad` with the gradient of the mean loss of `batches`.
@@ -87,7 +87,7 @@ class ParallelModel(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Some pairs of a batch, and how to compute their loss and its gradient.
+    """Some pairs of a batch, for one pass through the model and back.
 
     `key` seeds their dropout noise; the gradient is multiplied by `weight`.
     """
@@ -97,7 +97,7 @@ class Part:
     key: tuple[int, ...]
     weight: float
 
-    def add_gradient(
+    def forward_backward(
         self, model: Transformer, when_complete: WhenComplete | None = None
     ) -> float:
         """Add the gradient to those of the parameters, and return the summed loss."""
@@ -110,10 +110,10 @@ class Part:
 class ThreadedModel:
     """A model and its replicas, one per thread, which share the parameters.
 
-    Each part of a batch draws its own dropout noise. There are as many parts as threads
-    of all ranks, or a multiple, unless there are fewer sentences. The same numbers of
-    threads and ranks therefore give the same results. Without dropout, other numbers
-    change only the last bits in float32; in bf16, these decide some roundings.
+    Each part of a batch draws its own dropout noise. The number of parts is a multiple
+    of the threads of all ranks, or that of the sentences if they are fewer. The same
+    numbers of threads and ranks therefore give the same results. Without dropout, other
+    numbers change only the last bits in float32; in bf16, these decide some roundings.
     """
 
     asynchronous = False
@@ -137,7 +137,7 @@ class ThreadedModel:
         self._open.enter_context(one_blas_thread())
         self._pool = self._open.enter_context(ThreadPoolExecutor(num_threads))
 
-    def gradient(
+    def forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
         num_tokens = sum(batch.target_tokens for batch in batches)
@@ -159,22 +159,22 @@ class ThreadedModel:
         """
         total, threads = 0.0, self.num_threads
 
-        def add_gradient(i: int) -> float:
+        def forward_backward(i: int) -> float:
             # With one thread, the last part completes the gradient of each parameter,
             # and its all-reduce starts while the backward pass goes on.
             is_last = threads == 1 and i == len(parts) - 1
             when_complete = self._all_reduce.complete if is_last else None
-            return parts[i].add_gradient(self.replicas[i % threads], when_complete)
+            return parts[i].forward_backward(self.replicas[i % threads], when_complete)
 
         with self.parameters.new_gradient(self.parameters.grad):
             for first in range(0, len(parts), threads):
                 indices = range(first, min(first + threads, len(parts)))
-                total += sum(self._pool.map(add_gradient, indices))
+                total += sum(self._pool.map(forward_backward, indices))
                 list(self._pool.map(self._add_replica_gradients, range(threads)))
         return total
 
     def _split(self, batch: Batch) -> list[Batch]:
-        """Divide a batch as the class says."""
+        """Divide a batch into parts, a multiple of the threads of all ranks."""
         tokens = max(batch.source.size, batch.target.size)
         ranks = self.communicator.size
         rounds = math.ceil(tokens / (self.tokens_at_once * ranks))

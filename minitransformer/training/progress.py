@@ -218,11 +218,16 @@ class Progress:
         skipped, self._skipped = state.skipped - self._skipped, state.skipped
         return skipped if not self.scale.dynamic or factor < 1 else 0
 
-    @property
-    def last_update(self) -> str:
-        """The step, epoch and batch of the last update, for a message."""
+    def describe_skipped(self, count: int, parameter: str | None) -> str:
+        """Say at which update it was noticed that `count` updates were skipped.
+
+        `parameter` has a gradient that is not finite, if one is known.
+        """
         state = self.state
-        return f"step {state.step:,}, epoch {state.epoch}, batch {state.position}"
+        update = f"step {state.step:,}, epoch {state.epoch}, batch {state.position}"
+        where = f" (the last: in {parameter})" if parameter else ""
+        expected = "expected finite losses and gradients"
+        return f"{update}: {expected}, got {count} not finite{where}"
 
     def report(self) -> tuple[dict[str, float], str]:
         """Return mean loss and speed as values and as a line; begin a new window."""

@@ -1,16 +1,28 @@
-"""Pictures of attention maps, drawn by matplotlib."""
+"""Attention maps in a file: a page, or a picture that matplotlib draws."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
+from minitransformer.files import write_bytes
 from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.extras import import_extra
-from minitransformer.translation.attention_maps import AttentionMaps
+from minitransformer.translation.attention_maps import AttentionMaps, attention_page
 
 # So many pixels need 400 MB while they are drawn.
 MAX_PIXELS = 100_000_000
+
+
+def write_attention(maps: AttentionMaps, output: Path) -> None:
+    """Write the maps as a page (.html) or a picture (.png, .svg).
+
+    Raises: as `draw_attention`
+    """
+    if output.suffix == ".html":
+        write_bytes(output, attention_page(maps).encode())
+    else:
+        draw_attention(maps, output)
 
 
 def draw_attention(maps: AttentionMaps, output: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from minitransformer.engine.backend import Array
 from minitransformer.settings.config import BOS_ID, EOS_ID
-from minitransformer.translation.candidates import best_candidates
+from minitransformer.translation.candidates import Candidates, best_candidates
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 
@@ -97,58 +97,78 @@ class BeamSearch:
         self._finished = [
             FinishedHypotheses(beam_size, alpha, nbest) for _ in sentences
         ]
-        self._limits = np.asarray(max_lengths)
+        self._max_lengths = np.asarray(max_lengths)
         self._tokens = np.full((len(sentences), 1, 1), BOS_ID)  # [B, K, 1 + length]
         self._log_probs = np.zeros((len(sentences), 1))  # [B, K]; K = 1 at first
 
     def step(self) -> list[tuple[int, list[Hypothesis]]]:
         """Do a step. Return what was found for sentences whose search has ended."""
         self.length += 1
-        decoder, finished, length = self._decoder, self._finished, self.length
-        beam_size, beams = self._beam_size, self._log_probs.shape[1]
-        weights = decoder.weights(self._tokens[:, :, -1].reshape(-1))
-        best = best_candidates(weights, self._log_probs, 2 * beam_size)
-        candidates, origins, chosen = best
-        ends = chosen == EOS_ID
-        finishing = ends & np.isfinite(candidates)
-        finishing[:, beam_size:] = False
-        for b, k in zip(*np.nonzero(finishing), strict=True):
+        beams = self._log_probs.shape[1]
+        weights = self._decoder.weights(self._tokens[:, :, -1].reshape(-1))
+        candidates = best_candidates(weights, self._log_probs, 2 * self._beam_size)
+        self._finish(candidates)
+        origins = self._extend(candidates)
+        done = self._done()
+        numbers = self.sentences.tolist()
+        ended = [(numbers[b], self._finished[b].best) for b in np.flatnonzero(done)]
+        left = np.flatnonzero(~done)
+        rows = left[:, None] * beams + origins[left]
+        self._tokens, self._log_probs = self._tokens[left], self._log_probs[left]
+        self.sentences = self.sentences[left]
+        self._max_lengths = self._max_lengths[left]
+        self._finished = [self._finished[b] for b in left]
+        if len(left):
+            self._decoder.select(rows.reshape(-1))
+        return ended
+
+    def _finish(self, candidates: Candidates) -> None:
+        """Keep as finished hypotheses those of the first K candidates that end."""
+        log_probs, origins, tokens = candidates
+        ends = (tokens == EOS_ID) & np.isfinite(log_probs)
+        for b, k in zip(*np.nonzero(ends[:, : self._beam_size]), strict=True):
             hypothesis = self._tokens[b, origins[b, k], 1:]
-            finished[b].add(hypothesis, candidates[b, k], length)
-        # The K best candidates that do not end become the live beams.
-        live = np.where(ends, -np.inf, candidates)
-        order = np.argsort(-live, kind="stable")[:, :beam_size]
+            self._finished[b].add(hypothesis, log_probs[b, k], self.length)
+
+    def _extend(self, candidates: Candidates) -> np.ndarray:
+        """Make live beams of the K best candidates that do not end.
+
+        Returns: the beams that they extend [B, K]
+        """
+        log_probs, origins, tokens = candidates
+        live = np.where(tokens == EOS_ID, -np.inf, log_probs)
+        order = np.argsort(-live, kind="stable")[:, : self._beam_size]
         sentence = np.arange(len(live))[:, None]
         kept = sentence, order
-        log_probs, origins, chosen = live[kept], origins[kept], chosen[kept]
-        extended = self._tokens[sentence, origins]
-        tokens = np.concatenate([extended, chosen[:, :, None]], 2)
-        at_limit = self._limits == length
+        extended = self._tokens[sentence, origins[kept]]
+        self._tokens = np.concatenate([extended, tokens[kept][:, :, None]], 2)
+        self._log_probs = live[kept]
+        return origins[kept]
+
+    def _done(self) -> np.ndarray:
+        """Return which sentences end here [B].
+
+        If one has reached its length and nothing of it has finished, its live beams are
+        the result.
+        """
+        finished, log_probs = self._finished, self._log_probs
+        at_limit = self._max_lengths == self.length
         for b in np.flatnonzero(at_limit):
             if not finished[b].count:
                 for k in np.flatnonzero(np.isfinite(log_probs[b])):
-                    finished[b].add(tokens[b, k, 1:], log_probs[b, k], length)
+                    hypothesis = self._tokens[b, k, 1:]
+                    finished[b].add(hypothesis, log_probs[b, k], self.length)
         # Log-probabilities only fall, so no descendant of a beam can score more.
-        reachable = log_probs[:, 0] / length_penalty(self._limits, self._alpha)
+        reachable = log_probs[:, 0] / length_penalty(self._max_lengths, self._alpha)
         to_beat = np.array([hypotheses.to_beat for hypotheses in finished])
-        done = at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
-        numbers = self.sentences.tolist()
-        ended = [(numbers[b], finished[b].best) for b in np.flatnonzero(done)]
-        left = np.flatnonzero(~done)
-        rows = left[:, None] * beams + origins[left]
-        self._tokens, self._log_probs = tokens[left], log_probs[left]
-        self.sentences, self._limits = self.sentences[left], self._limits[left]
-        self._finished = [finished[b] for b in left]
-        if len(left):
-            decoder.select(rows.reshape(-1))
-        return ended
+        return at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
 
     def join(self, other: BeamSearch) -> None:
         """Go on with the sentences of another search, too, whose length is the same."""
         self._decoder.join(other._decoder)
         self._finished += other._finished
         self.sentences = np.concatenate([self.sentences, other.sentences])
-        self._limits = np.concatenate([self._limits, other._limits])
+        self._max_lengths = np.concatenate([self._max_lengths, other._max_lengths])
         self._tokens = np.concatenate([self._tokens, other._tokens])
         self._log_probs = np.concatenate([self._log_probs, other._log_probs])
 

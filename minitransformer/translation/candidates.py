@@ -1,7 +1,7 @@
 """The weights of tokens, and the best candidates of a step of beam search.
 
-The weight of a token is its probability times a factor that all tokens after one beam
-share: mostly exp(logit), whose factor is the sum of all weights.
+Weights are probabilities that are not normalised, mostly exp(logit): divided by their
+sum, those of all tokens that may follow a beam are its softmax.
 
 Shapes: B sentences, K beams, V vocabulary.
 """
@@ -31,7 +31,8 @@ NOT_FINITE = "expected a model whose outputs are finite: this one's training div
 # About how many weights a processor's cache holds.
 VALUES_IN_CACHE = 1 << 17
 
-# Stands for the candidates where a constraint excludes them all.
+# A placeholder of log-probability -inf: there is something to index even if constraints
+# exclude all candidates.
 NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
 
 # The number of groups of tokens, whose maxima bound the best weights of a row.
@@ -59,10 +60,21 @@ class TokenWeights(NamedTuple):
     first: int
 
 
+class Candidates(NamedTuple):
+    """The best candidates of each sentence, best first: extended beams and tokens.
+
+    Shapes: log_probs, origins (the beams that they extend), tokens [B, count]
+    """
+
+    log_probs: np.ndarray
+    origins: np.ndarray
+    tokens: np.ndarray
+
+
 def token_weights(rows: Array, table: Array) -> TokenWeights:
     """Return the weights of the tokens that follow, whose vectors are in a table.
 
-    A kernel may take the exponentials inside of the product, of some rows at a time.
+    A kernel may compute the exponentials as part of the product, some rows at a time.
 
     Shapes: rows [N, D], table [V, D]
     """
@@ -126,7 +138,7 @@ def summed(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
 
 def best_candidates(
     blocks: Iterable[TokenWeights], log_probs: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> Candidates:
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
     Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
@@ -139,8 +151,7 @@ def best_candidates(
     extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
 
     Shapes: weights of [B K] beams in blocks, those of a sentence in one block,
-    log_probs [B, K] -> log-probabilities, beams that are extended, and tokens, each
-    [B, count]
+    log_probs [B, K] -> [B, count]
     """
     batch, beams = log_probs.shape
     found, first = [NO_CANDIDATE], 0
@@ -157,7 +168,8 @@ def best_candidates(
     position = starts[:-1, None] + np.arange(count)
     best = order[np.minimum(position, len(order) - 1)]
     missing = position >= starts[1:, None]
-    return np.where(missing, -np.inf, log_prob[best]), row[best] % beams, token[best]
+    best_log_probs = np.where(missing, -np.inf, log_prob[best])
+    return Candidates(best_log_probs, row[best] % beams, token[best])
 
 
 def _candidates(

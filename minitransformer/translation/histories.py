@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitransformer.model.kv_cache import Places
+from minitransformer.model.kv_cache import CacheEntries
 
 
 class Histories:
@@ -25,13 +25,13 @@ class Histories:
         own = np.arange(self._numbers.shape[1])
         self._numbers = np.concatenate([self._numbers, own[None]])
 
-    def select(self, rows: np.ndarray) -> Places | None:
+    def select(self, rows: np.ndarray) -> CacheEntries | None:
         """Replace beam i by the beam in row `rows[i]`.
 
-        Returns: the tokens and the beams i whose keys and values are others then, or
-        None if there are not as many beams as before
+        Returns: the entries of a cache that differ then (positions and beams), or None
+        if the number of beams has changed
 
-        Shapes: rows [beams] -> two arrays [any]
+        Shapes: rows [beams] -> two arrays [n]
         """
         before, self._numbers = self._numbers, self._numbers[:, rows]
         if len(rows) != before.shape[1]:

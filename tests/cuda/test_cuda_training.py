@@ -41,7 +41,7 @@ def test_a_model_returns_to_its_stream(stand_in):
     stream = stand_in.stream
     to_host(stand_in.xp.ones((2, 3), np.float32).T)
     assert stand_in.stream is not stream
-    model.gradient([batch], 0.1, (1, 1))
+    model.forward_backward([batch], 0.1, (1, 1))
     assert stand_in.stream is stream
 
 
@@ -61,7 +61,7 @@ def steps(model):
     batches = [trimmed(seed, *size) for seed, size in enumerate(sizes)]
     found = []
     for step, one in enumerate(batches):
-        loss = model.gradient([one], 0.1, (1, step))
+        loss = model.forward_backward([one], 0.1, (1, step))
         found.append((float(loss), to_host(model.parameters.grad).copy()))
     return found
 
@@ -149,12 +149,12 @@ def test_sums_of_gradients_begin_between_graphs_or_at_the_end(
 
     model = gpu_model(stand_in.xp, communicator=ranks, graphs=graphs)
     batch = trimmed(0, 8, 6, 4)
-    model.gradient([batch], 0.1, (1, 0))
+    model.forward_backward([batch], 0.1, (1, 0))
     events.clear()
     launched.clear()
     stand_in.calls.clear()
     monkeypatch.setattr(device.Device, "launch", noted)
-    model.gradient([batch], 0.1, (1, 0))
+    model.forward_backward([batch], 0.1, (1, 0))
     sums = [i for i, (name, _, _) in enumerate(events) if name == "sum"]
     assert len(sums) > 3
     assert sum(events[i][1] for i in sums) == len(model.parameters.grad)
@@ -173,13 +173,13 @@ def test_sums_of_gradients_begin_between_graphs_or_at_the_end(
 def test_ranks_that_compute_in_different_parts_agree(stand_in):
     batches = [small_batch(0, 7), small_batch(1, 2)]
     threaded = float64_model()
-    loss = threaded.gradient(batches, 0.1, (1, 1))
+    loss = threaded.forward_backward(batches, 0.1, (1, 1))
 
     def work(ranks):
         stand_in.xp.cuda.Device(ranks.rank).use()
         model = gpu_model(stand_in.xp, communicator=ranks, graphs=False)
         model.parts = 1 + ranks.rank
-        loss = model.gradient(batches, 0.1, (1, 1))
+        loss = model.forward_backward(batches, 0.1, (1, 1))
         return float(loss), to_host(model.parameters.grad)
 
     for other, found in run_ranks(3, work):
@@ -201,13 +201,13 @@ def few_rows(monkeypatch, most):
 def test_running_out_of_gpu_memory_halves_the_parts_of_batches(stand_in, monkeypatch):
     said = []
     whole = gpu_model(stand_in.xp)
-    loss = float(whole.gradient([small_batch(0, 13)], 0.1, (1, 1)))
+    loss = float(whole.forward_backward([small_batch(0, 13)], 0.1, (1, 1)))
     expected = to_host(whole.parameters.grad)
     few_rows(monkeypatch, 4)
     model = gpu_model(stand_in.xp, log=said.append)
     gc.collect()  # models of other tests free their memory, too
     stand_in.calls.clear()
-    found = float(model.gradient([small_batch(0, 13)], 0.1, (1, 1)))
+    found = float(model.forward_backward([small_batch(0, 13)], 0.1, (1, 1)))
     assert_close(found, loss, "float32")
     assert_close(to_host(model.parameters.grad), expected, "float32")
     assert model.parts == 4
@@ -222,7 +222,9 @@ def test_running_out_of_gpu_memory_halves_the_parts_of_batches(stand_in, monkeyp
 def test_a_sentence_too_long_for_the_memory_is_named(stand_in, monkeypatch):
     few_rows(monkeypatch, 0)
     with pytest.raises(RuntimeError, match=r"memory with 6 source and 4 target"):
-        gpu_model(stand_in.xp, log=[].append).gradient([small_batch(0, 3)], 0.1, (1, 1))
+        gpu_model(stand_in.xp, log=[].append).forward_backward(
+            [small_batch(0, 3)], 0.1, (1, 1)
+        )
 
 
 def test_graph_memory_frees_the_default_pool_to_make_room(stand_in, monkeypatch):
@@ -245,7 +247,7 @@ def test_positions_are_not_in_memory_that_graphs_use_again(stand_in):
     model = gpu_model(stand_in.xp)
     model.model.embedding.positions = Tensor(sinusoids(8, 8).astype(np.float32))
     for step, batch in enumerate((short[0], long, short[1])):
-        model.gradient([batch], 0.1, (1, step))
+        model.forward_backward([batch], 0.1, (1, step))
     table = to_host(model.model.embedding.positions.data)
     assert len(table) >= 40
     assert_close(table, sinusoids(len(table), 8), "float32")

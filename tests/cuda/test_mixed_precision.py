@@ -132,7 +132,7 @@ def reference(batches, config=CONFIG):
     model = active_model(config, "float64")
     parameters = ParameterBuffer(model)
     threaded = ThreadedModel(model, parameters, 1)
-    loss = threaded.gradient(batches, 0.1, (1, 1))
+    loss = threaded.forward_backward(batches, 0.1, (1, 1))
     threaded.close()
     return loss, parameters
 
@@ -152,7 +152,7 @@ def test_a_mixed_precision_step_follows_float64(stand_in, name):
     gpu_model, parameters, scale = model_on(open_device("cuda", name))
     for parts in (1, 3) if name == "fp32" else (1,):
         gpu_model.parts = parts
-        found = gpu_model.gradient(batches, 0.1, (1, 1))
+        found = gpu_model.forward_backward(batches, 0.1, (1, 1))
         assert float(found) == pytest.approx(loss, rel=STEP_TOLERANCES[name])
         gradient = to_host(parameters.grad).astype(float) / float(scale.factor)
         difference = gradient - expected.grad
@@ -207,7 +207,7 @@ def test_a_deep_step_with_graphs_follows_float64(request, where, name):
     gpu_model, parameters, scale = model_on(open_device("cuda", name), config)
     assert len(gpu_model._graphs) == 0
     for graphs in (1, 1):  # the first is recorded, the second replayed
-        found = float(gpu_model.gradient([one], 0.1, (1, 1)))
+        found = float(gpu_model.forward_backward([one], 0.1, (1, 1)))
         assert len(gpu_model._graphs) == graphs
         assert found == pytest.approx(loss, rel=STEP_TOLERANCES[name])
         difference = parameters.grad.get() / float(scale.factor) - expected.grad
@@ -296,15 +296,15 @@ def test_training_with_graphs_equals_training_without(run, stand_in, tmp_path):
 
 def poisoned(monkeypatch, step):
     """Make the gradient of one step infinite."""
-    gradient = GpuModel.gradient
+    forward_backward = GpuModel.forward_backward
 
     def infinite(self, batches, label_smoothing, key):
-        loss = gradient(self, batches, label_smoothing, key)
+        loss = forward_backward(self, batches, label_smoothing, key)
         if key[1:] == (step,):
             self.parameters.grad[3] = np.inf
         return loss
 
-    monkeypatch.setattr(GpuModel, "gradient", infinite)
+    monkeypatch.setattr(GpuModel, "forward_backward", infinite)
 
 
 def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(

@@ -19,7 +19,6 @@ from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters
 from minitransformer.training.distributed import Communicator
-from minitransformer.training.evaluation import TranslationQuality
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
 from support.models import CAT_LINES
@@ -76,6 +75,9 @@ class Ended:
         state = TrainingState({}, best_loss=loss, best_bleu=bleu).to_json()
         checkpoint.save(path, Checkpoint(model, self.tokenizer, parameters, state))
 
+    def validation_bleu(self):
+        return next(self.bleus)
+
     def end(self, average=4, validation=True, ranks=None, bleus=(), **settings):
         """Return whether there is a new mean, the parameters, the state and the log."""
         model, lines = Transformer(CONFIG), []
@@ -85,12 +87,7 @@ class Ended:
         training = TrainingConfig(average=average, max_tokens=20, **settings)
         val = corpus() if validation else None
         self.bleus = iter(bleus)
-
-        def translate(split, limit):
-            assert (split, limit) == ("val", 7)
-            return TranslationQuality(next(self.bleus), "", 0.0, "", 1.0, 0.0)
-
-        ended = run, training, parallel, val, state, lines.append, translate
+        ended = run, training, parallel, val, state, lines.append, self.validation_bleu
         new = set_final_parameters(*ended)
         self.best_bleu = state.best_bleu
         parallel.close()

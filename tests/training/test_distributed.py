@@ -106,7 +106,7 @@ def gradient(ranks, batches, threads=1):
     parameters = ParameterBuffer(net)
     threaded = ThreadedModel(net, parameters, threads, communicator=ranks)
     for _ in range(2):  # the second starts from zero
-        loss = threaded.gradient(batches, 0.1, (1, 1))
+        loss = threaded.forward_backward(batches, 0.1, (1, 1))
     threaded.close()
     return loss, parameters.grad.copy()
 
@@ -434,7 +434,7 @@ adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
 threaded = ThreadedModel(net, parameters, 1, communicator=ranks)
 losses, first = [], None
 for step in range(20):
-    loss = threaded.gradient([small_batch(step, 9)], 0.1, (1, step))
+    loss = threaded.forward_backward([small_batch(step, 9)], 0.1, (1, step))
     losses.append(loss)
     first = parameters.grad.copy() if first is None else first
     adam.update(parameters.grad, 1e-3)
@@ -827,7 +827,7 @@ def test_a_stalled_rank_is_reported(tmp_path, data):
     [
         (["--ranks", "2", "--device", "cuda"], "--ranks starts processes on CPUs"),
         (["--gpus", "2"], "--gpus expects --device cuda"),
-        (["--ranks", "2", "--profile"], "--profile and --dry-run use one process"),
+        (["--ranks", "2", "--profile"], "--profile and --dry-run run in one process"),
         (["--ranks", "0"], "argument --ranks: expected at least 1, got 0"),
         (["--restarts", "-1"], "argument --restarts: expected at least 0, got -1"),
         (["--peer-timeout", "0"], "argument --peer-timeout: expected above 0"),

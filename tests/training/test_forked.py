@@ -28,7 +28,7 @@ def updates(kind, count, steps=3, dropout=0.3, dtype="float64"):
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9, 1.0, count, computed.map)
     batches, losses = [small_batch(0, 7), small_batch(1, 2)], []
     for step in range(steps):
-        losses.append(computed.gradient(batches, 0.1, (1, step)))
+        losses.append(computed.forward_backward(batches, 0.1, (1, step)))
         adam.step(parameters.grad, losses[-1], 0.01)
     computed.close()
     views = parameters.views(parameters.data)
@@ -59,7 +59,7 @@ def test_there_may_be_fewer_sentences_than_processes():
         model = small_model()
         parameters = ParameterBuffer(model)
         computed = kind(model, parameters, count)
-        loss = computed.gradient([small_batch(0, 2)], 0.1, (1, 1))
+        loss = computed.forward_backward([small_batch(0, 2)], 0.1, (1, 1))
         found.append((loss, parameters.grad.copy()))
         computed.close()
     for a, b in zip(*found, strict=True):
@@ -74,7 +74,7 @@ def test_an_error_in_a_process_is_raised(monkeypatch):
     model = small_model()
     forked = ForkedModel(model, ParameterBuffer(model), 2)
     with pytest.raises(ValueError, match="expected another batch"):
-        forked.gradient([small_batch(0, 4)], 0.1, (1, 1))
+        forked.forward_backward([small_batch(0, 4)], 0.1, (1, 1))
     forked.close()
 
 
@@ -84,10 +84,10 @@ def test_parameters_that_others_change_are_seen(monkeypatch):
     parameters = ParameterBuffer(model)
     forked = ForkedModel(model, parameters, 2)
     batch = small_batch(0, 4)
-    before = forked.gradient([batch], 0.0, (1, 1))
+    before = forked.forward_backward([batch], 0.0, (1, 1))
     parameters.data[...] = 0
     parameters_changed(parameters.data)
-    after = forked.gradient([batch], 0.0, (1, 1))
+    after = forked.forward_backward([batch], 0.0, (1, 1))
     assert_close(after, np.log(model.config.vocab_size))
     assert before != after
     forked.close()

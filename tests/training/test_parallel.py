@@ -21,8 +21,10 @@ def gradient(batches, threads, dropout=0.0, dtype="float64", ranks=None):
     model = small_model(dropout, dtype)
     parameters = ParameterBuffer(model)
     threaded = ThreadedModel(model, parameters, threads, ranks)
-    threaded.gradient(batches, 0.1, (1, 1))
-    loss = threaded.gradient(batches, 0.1, (1, 1))  # the second starts from zero
+    threaded.forward_backward(batches, 0.1, (1, 1))
+    loss = threaded.forward_backward(
+        batches, 0.1, (1, 1)
+    )  # the second starts from zero
     threaded.close()
     return loss, parameters.grad.copy()
 
@@ -131,7 +133,7 @@ def test_a_bucket_is_summed_once_complete_while_the_others_are_not(monkeypatch):
     model = small_model()
     parameters = ParameterBuffer(model)
     threaded = ThreadedModel(model, parameters, 1, Recorder())
-    threaded.gradient([small_batch(0, 9)], 0.1, (1, 1))
+    threaded.forward_backward([small_batch(0, 9)], 0.1, (1, 1))
     threaded.close()
     assert len(started) > 3
     for bucket, at_start, _ in started:
