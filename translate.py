@@ -82,7 +82,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--input", "-i", type=path_or_standard, metavar="FILE", help=source)
     target = "file of the translations, plain or .gz (default standard output)"
     add("--output", "-o", type=path_or_standard, metavar="FILE", help=target)
-    model = "run, checkpoint, shipped model (default newest run or en-de); also several"
+    model = "run, checkpoint or shipped model (default newest run, else en-de); "
+    model += "repeat for an ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"
     add("--reference", type=Path, metavar="FILE", help=reference)

@@ -101,7 +101,7 @@ def violations(package):
     return found
 
 
-def test_every_room_imports_only_from_those_below_it():
+def test_every_room_imports_only_from_those_above_it():
     assert violations(PACKAGE) == []
 
 

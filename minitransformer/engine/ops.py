@@ -30,8 +30,7 @@ LAYER_NORM_EPSILON = 1e-6
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
-# If the largest logit of a row is nearer to 0 than this, the row's exponentials neither
-# overflow nor vanish: nothing has to be subtracted from the logits first.
+# Exponentials of numbers nearer to 0 than this neither overflow nor vanish in float32.
 SAFE_EXPONENT = 30
 
 # Rows of at most this many scores are transposed before their maxima are taken.
@@ -393,9 +392,9 @@ def write_at(index: Any, values: Array, like: Array, out: Array, add: bool) -> A
 
 
 def moderate(totals: Array) -> bool:
-    """Whether no exponential of these sums of rows can have overflowed or vanished.
+    """Whether the exponentials with these sums can be used as they are.
 
-    Those that are much smaller than the largest one of their row may have vanished.
+    If not, the maximum of each row has to be subtracted from the exponents first.
     """
     least, greatest = math.exp(-SAFE_EXPONENT), math.exp(SAFE_EXPONENT)
     return bool(((totals > least) & (totals < greatest)).all())

@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "minitransformer average averaged.safetensors A.safetensors B.safetensors",
             "python translate.py --model averaged.safetensors --input new.en",
         ),
-        "At its end, train.py itself averages the last --average checkpoints of a run.",
+        "At the end of a run, train.py itself averages up to --average checkpoints: as "
+        "many as validate best, or with --average-by number exactly so many.",
     )
     add = parser.add_argument
     add("output", type=Path, help="the checkpoint to write")

@@ -1,4 +1,4 @@
-"""All settings with their defaults and limits, as frozen dataclasses.
+"""The settings of a model, of training and of a run, with defaults and limits.
 
 The fields become flags: `d_model` becomes `--d-model`. The defaults are those of the
 paper's base model (sections 5 and 6.1, Table 3); `presets.py` has others.
@@ -208,11 +208,11 @@ class TrainingConfig(Config):
     )
     keep_last: int = option(10, "checkpoints kept, at least --average", at_least=1)
     average: int = option(
-        5, "most checkpoints that are averaged at the end of training", at_least=1
+        5, "average at most so many checkpoints at the end of training", at_least=1
     )
     average_by: str | None = option(
         None,
-        "average as many as make the best validation (default), or --average",
+        "average as many as validate best (default), or exactly --average",
         choices=("validation", "number"),
     )
     on_nonfinite: str = option(
