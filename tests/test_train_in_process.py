@@ -276,7 +276,7 @@ def test_a_run_begins_from_another_and_is_resumed(start, whole):
     error = start("--resume", "changed", code=1)
     assert f"{source}: it has changed since this run began from it" in error
     source.unlink()
-    assert f"found no file {source}" in start("--resume", "changed", code=1)
+    assert f"{source}: expected a run" in start("--resume", "changed", code=1)
     start("--resume", "tuned", "--steps", 5)  # which does not need it any more
 
 
@@ -287,7 +287,8 @@ def test_a_run_from_another_may_have_a_vocabulary_of_its_own(start, whole):
     assert checkpoint.load(Path("run/best.safetensors")).tokenizer.vocab_size == 11
     error = start("--from", whole[0], "--d-ff", 9, "--run", "other", code=2)
     assert f"--d-ff: expected 8, as in {whole[0]}, or nothing, got 9" in error
-    assert "found no file none" in start("--from", "none", "--run", "other", code=1)
+    error = start("--from", "none", "--run", "other", code=1)
+    assert "none: expected a run, a checkpoint or a shipped model (en-de)" in error
     assert not Path("other").exists()
 
 

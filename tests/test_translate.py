@@ -331,7 +331,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        ("--model none x", 1, "expected a checkpoint, found no file none"),
+        ("--model none x", 1, "none: expected a run, a checkpoint or a shipped model"),
         ("x", 1, "expected a training run in"),
         ("--model MODEL --input none", 1, "none"),
         ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),

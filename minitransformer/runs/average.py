@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "minitransformer average averaged.safetensors A.safetensors B.safetensors",
             "python translate.py --model averaged.safetensors --input new.en",
         ),
-        "At the end of a run, train.py itself averages up to --average checkpoints: as "
-        "many as validate best, or with --average-by number exactly so many.",
+        "At the end of a run, train.py itself averages up to --average checkpoints:\n"
+        "as many as validate best, or with --average-by number exactly so many.",
     )
     add = parser.add_argument
     add("output", type=Path, help="the checkpoint to write")

@@ -345,6 +345,9 @@ def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
             return shipped
     if not (path.is_file() or RunDirectory(path).has_checkpoint()):
         path = shipped_model(str(path)) or path
+    if not path.exists():
+        expected = f"a run, a checkpoint or a shipped model ({DEFAULT})"
+        raise FileNotFoundError(f"{path}: expected {expected}, found nothing")
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
 

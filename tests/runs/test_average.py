@@ -126,7 +126,8 @@ examples:
     minitransformer average averaged.safetensors A.safetensors B.safetensors
     python translate.py --model averaged.safetensors --input new.en
 
-At its end, train.py itself averages the last --average checkpoints of a run.
+At the end of a run, train.py itself averages up to --average checkpoints:
+as many as validate best, or with --average-by number exactly so many.
 """
 
 
