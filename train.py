@@ -169,10 +169,7 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
     found = find_text(text) if named else built_in_corpus(args.cache)
-    files = {
-        split: (str(pair.source.absolute()), str(pair.target.absolute()))
-        for split, pair in found.items()
-    }
+    files = {split: pair.paths for split, pair in found.items()}
     settings = RunConfig(
         preset=name,
         model=model,

@@ -60,7 +60,10 @@ def parameters_changed(parameters: Array) -> None:
 
 def to_host(array: Array) -> np.ndarray:
     """Return `array` as a NumPy array, copied only if it lives on a GPU."""
-    return array if isinstance(array, np.ndarray) else array.get()
+    if isinstance(array, np.ndarray):
+        return array
+    # CuPy's `get` forgets the stream in use if the array's memory has gaps.
+    return (array if array.flags.c_contiguous else array.copy()).get()
 
 
 def as_float32(array: Array) -> Array:

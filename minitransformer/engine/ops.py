@@ -449,13 +449,12 @@ def _to_blocks(x: Array, size: int, left: int = 0, right: int = 0) -> Array:
 
     Shapes: x [B, n, D] -> [B blocks, (left + 1 + right) size, D]
     """
-    xp = array_module(x)
-    batch, length, width = x.shape
-    count, keys = -(-length // size), (left + 1 + right) * size
-    padded = xp.zeros((batch, (count - 1) * size + keys, width), dtype=x.dtype)
-    padded[:, left * size : left * size + length] = x
-    windows = xp.lib.stride_tricks.sliding_window_view(padded, keys, axis=1)
-    return windows[:, ::size].swapaxes(-1, -2).reshape(-1, keys, width)
+    xp, (batch, length, width) = array_module(x), x.shape
+    count, parts = -(-length // size), left + 1 + right
+    blocks = xp.zeros((batch, count - 1 + parts, size, width), dtype=x.dtype)
+    blocks.reshape(batch, -1, width)[:, left * size : left * size + length] = x
+    neighbours = [blocks[:, i : i + count] for i in range(parts)]
+    return xp.concatenate(neighbours, axis=2).reshape(-1, parts * size, width)
 
 
 def _sum_blocks(blocks: Array, size: int, left: int, length: int) -> Array:

@@ -207,6 +207,11 @@ class TextPair:
         return f"{self.source}, {self.target}"
 
     @property
+    def paths(self) -> tuple[str, str]:
+        """The absolute paths of the source and of the target."""
+        return str(self.source.absolute()), str(self.target.absolute())
+
+    @property
     def parts(self) -> Mapping[int, TextPair]:
         """The texts of single corpora that this one consists of, by number from 1."""
         return {1: self}

@@ -126,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Print a model's parameters and the operations and hours of its training.",
         ("minitransformer cost --config big --steps 300000 --device 8xP100",),
         "Operations are estimated from time, as the paper does (section 6.1, footnote "
-        "5), and\ncounted from the matrix products. The preset of --config replaces the "
-        "defaults above.",
+        "5), and\ncounted from the matrix products. The preset of --config replaces "
+        "the defaults above.",
     )
     add = parser.add_argument
     add("--config", default="base", metavar="NAME", help="see train.py (default base)")

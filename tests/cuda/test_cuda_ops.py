@@ -573,6 +573,23 @@ def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
 
 
 @pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
+def test_every_kind_of_decoding_is_recorded(stand_in, name):
+    """With tokens in groups and others in none, whose weights are a view with gaps."""
+    config = TranslationConfig(beam=2, max_len_a=0, max_len_b=9, min_len=9)
+    model = Transformer(replace(TINY, vocab_size=300), seed=2)
+    for _, parameter in model.named_parameters():
+        parameter.data = stand_in.xp.asarray(parameter.data)
+    with kernels_for(stand_in.xp.ndarray):
+        if name == "sampled":
+            sample_ids(model, [[5, 9, 4]] * 3, replace(config, sample=True))
+        else:
+            constraints = None if name == "plain" else Constraints(config)
+            translate_ids(model, [[5, 9, 4]] * 3, config, constraints=constraints)
+    assert "captured" in stand_in.calls
+    assert stand_in.calls.count("launched") > 1
+
+
+@pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
 def test_translations_are_those_of_the_reference(gpu, name):
     sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
     config = TranslationConfig(beam=3, nbest=2, max_len_b=6)

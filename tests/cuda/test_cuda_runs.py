@@ -128,6 +128,15 @@ def gpu_run(folder, *flags):
     return [*data, *SMALL_RUN, *small, *shape, "--device", "cuda", *flags]
 
 
+def test_restricted_attention_is_trained_with_graphs(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = gpu_run(tmp_path, "--attention-window", 3, "--run", "run")
+    code, out, err = run_main(train.main, *flags)
+    assert code == 0, err
+    assert stand_in.calls.count("launched") >= 1
+    assert "kernel by kernel" not in out
+
+
 def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch):
     """In bfloat16 with graphs; then it is resumed on another GPU."""
     monkeypatch.chdir(tmp_path)

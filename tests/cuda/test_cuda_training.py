@@ -39,9 +39,17 @@ def test_a_model_returns_to_its_stream(stand_in):
     """CuPy leaves it for the null stream where it copies a strided array."""
     model, batch = gpu_model(stand_in.xp), small_batch(0, 3)
     stream = stand_in.stream
-    to_host(stand_in.xp.ones((2, 3), np.float32).T)
+    stand_in.xp.ones((2, 3), np.float32).T.get()
     assert stand_in.stream is not stream
     model.forward_backward([batch], 0.1, (1, 1))
+    assert stand_in.stream is stream
+
+
+def test_a_copy_to_the_host_keeps_the_stream(stand_in):
+    gpu_model(stand_in.xp)  # chooses a stream
+    strided = stand_in.xp.asarray(np.arange(6, dtype=np.float32).reshape(2, 3)).T
+    stream = stand_in.stream
+    assert to_host(strided).tolist() == [[0, 3], [1, 4], [2, 5]]
     assert stand_in.stream is stream
 
 

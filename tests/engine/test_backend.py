@@ -15,7 +15,7 @@ from support.cuda import kernels_for
 class OtherArray:
     """An array of another library, as CuPy's are."""
 
-    shape, size = (1,), 1
+    shape, size, flags = (1,), 1, types.SimpleNamespace(c_contiguous=True)
 
     def get(self):
         return np.arange(3)

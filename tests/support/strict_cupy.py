@@ -681,6 +681,8 @@ def functions():
     def of_arrays(name):
         def function(arrays, axis=0):
             task = getattr(np, name)
+            if len(arrays) > 8:  # CuPy may copy a list of their addresses
+                gpu.may_not_capture("a copy from the host")
             return compute(lambda *values: task(values, axis=axis), *arrays)
 
         return function
@@ -707,10 +709,6 @@ def functions():
     def full_host(function):
         return lambda *a, **k: compute(lambda: function(*a, **k))
 
-    windows = np.lib.stride_tricks.sliding_window_view
-    tricks = types.SimpleNamespace(
-        sliding_window_view=lambda a, *rest, **k: a._view(windows(a._host, *rest, **k))
-    )
     ufuncs = "add multiply maximum log exp sqrt isfinite less_equal".split()
     return {
         **{name: UFunc(name) for name in ufuncs},
@@ -737,7 +735,6 @@ def functions():
         "may_share_memory": lambda a, b: np.may_share_memory(a._host, b._host),
         "finfo": np.finfo,
         "inf": np.inf,
-        "lib": types.SimpleNamespace(stride_tricks=tricks),
         "RawModule": RawModule,
         "get_default_memory_pool": lambda: gpu.default_pool,
     }
