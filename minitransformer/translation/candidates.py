@@ -137,7 +137,7 @@ def summed(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
 
 
 def best_candidates(
-    blocks: Iterable[TokenWeights], log_probs: np.ndarray, count: int
+    chunks: Iterable[TokenWeights], log_probs: np.ndarray, count: int
 ) -> Candidates:
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
@@ -150,17 +150,17 @@ def best_candidates(
     second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
     extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
 
-    Shapes: weights of [B K] beams in blocks, those of a sentence in one block,
+    Shapes: weights of [B K] beams in chunks, those of a sentence in one chunk,
     log_probs [B, K] -> [B, count]
     """
     batch, beams = log_probs.shape
     found, first = [NO_CANDIDATE], 0
-    for weights in blocks:
-        of_block = log_probs[first : first + len(weights.sums) // beams]
-        rows, *rest = _candidates(weights, of_block, count)
+    for weights in chunks:
+        of_chunk = log_probs[first : first + len(weights.sums) // beams]
+        rows, *rest = _candidates(weights, of_chunk, count)
         found.append((rows + first * beams, *rest))
-        first += len(of_block)
-        del weights  # the next block takes their memory, which is in the cache
+        first += len(of_chunk)
+        del weights  # the next chunk takes their memory, which is in the cache
     row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
     sentence = row // beams
     order = np.lexsort((token, row, -log_prob, sentence))

@@ -208,9 +208,9 @@ class WatchedDecoder(IncrementalDecoder):
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         self.histories = np.concatenate([self.histories, tokens[:, None]], axis=1)
-        blocks = [as_float32(block) for block in self._decoder.step(tokens)]
-        xp = array_module(blocks[0])
-        logits = blocks[0] if len(blocks) == 1 else xp.concatenate(blocks)
+        chunks = [as_float32(chunk) for chunk in self._decoder.step(tokens)]
+        xp = array_module(chunks[0])
+        logits = chunks[0] if len(chunks) == 1 else xp.concatenate(chunks)
         exclude(logits, self.excluded(logits))
         yield logits
 

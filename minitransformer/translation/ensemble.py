@@ -50,11 +50,11 @@ class EnsembleDecoder(IncrementalDecoder):
 
     def step(self, tokens: np.ndarray) -> Iterator[Array]:
         steps = [member.step(tokens) for member in self._members]
-        for blocks in zip(*steps, strict=True):
-            xp = array_module(blocks[0])
-            for logits in blocks:
+        for chunks in zip(*steps, strict=True):
+            xp = array_module(chunks[0])
+            for logits in chunks:
                 ops.softmax_in_place(xp, logits)
-            total = functools.reduce(operator.add, blocks)
+            total = functools.reduce(operator.add, chunks)
             # The caller normalises the logits, so a sum serves as well as a mean.
             yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
 

@@ -21,7 +21,7 @@ from minitransformer.translation.histories import Histories
 
 # Logits of at least this many rows are computed at a time: enough for an efficient
 # product.
-MIN_ROWS_PER_BLOCK = 256
+MIN_ROWS_PER_CHUNK = 256
 
 
 class IncrementalDecoder:
@@ -30,8 +30,8 @@ class IncrementalDecoder:
     def step(self, tokens: np.ndarray) -> Iterable[Array]:
         """Feed the newest token of each beam and return the logits of the next one.
 
-        The first step feeds BOS to one beam of each sentence. The logits come in blocks
-        of rows, which the caller may overwrite; a sentence's are in one block.
+        The first step feeds BOS to one beam of each sentence. The logits come in chunks
+        of rows, which the caller may overwrite; a sentence's are in one chunk.
 
         Shapes: tokens [B K] -> [B K, V]
         """
@@ -61,8 +61,8 @@ class CachedDecoder(IncrementalDecoder):
     With a shortlist, it takes and returns positions in that list instead of token ids.
     """
 
-    # The logits of a block: the fewer, the less memory.
-    logits_per_block = 1 << 21
+    # The logits of a chunk: the fewer, the less memory.
+    logits_per_chunk = 1 << 21
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class CachedDecoder(IncrementalDecoder):
         )
 
     def _outputs(self, tokens: np.ndarray) -> Iterator[Array]:
-        """Feed tokens, and yield the outputs of the last layer in blocks of rows."""
+        """Feed tokens, and yield the outputs of the last layer in chunks of rows."""
         tokens = self._xp.asarray(tokens)
         if self._shortlist is not None:
             tokens = self._shortlist[tokens]
         outputs = self._model.decode_step(tokens, self._state)
         self._histories.add_token()
-        size = max(self.logits_per_block // len(self._table), MIN_ROWS_PER_BLOCK)
+        size = max(self.logits_per_chunk // len(self._table), MIN_ROWS_PER_CHUNK)
         size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
         for first in range(0, len(tokens), size):
             yield outputs[first : first + size]

@@ -52,9 +52,9 @@ def test_the_best_candidates_are_those_of_a_full_sort(
     # Moderate logits, small ones, and some whose exponentials are 0 or infinite.
     logits[:3] += np.array([[-50], [-300], [700]])
     expected = sorted_candidates(logits.astype(float), log_probs, count)
-    blocks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
+    chunks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
     with np.errstate(all="ignore"):  # as in a search
-        weights = map(exponentials, blocks)
+        weights = map(exponentials, chunks)
         found = best_candidates(weights, log_probs, count)
     for *columns, best in zip(*found, expected, strict=True):
         rows = zip(*(column.tolist() for column in columns), strict=True)

@@ -18,16 +18,16 @@ from support.models import SOURCE, confident_models, next_logits
     ("at_once", "at_least", "rows"),
     [(40, 1, [[3], [4, 2]]), (9, 1, [[2, 1], [2, 2, 2]]), (9, 5, [[3], [4, 2]])],
 )
-def test_logits_come_in_blocks_of_whole_sentences(monkeypatch, at_once, at_least, rows):
+def test_logits_come_in_chunks_of_whole_sentences(monkeypatch, at_once, at_least, rows):
     """At most 40 logits at once are those of four beams of nine tokens."""
     [model] = confident_models(1)
-    monkeypatch.setattr(CachedDecoder, "logits_per_block", at_once)
-    monkeypatch.setattr(incremental_decoding, "MIN_ROWS_PER_BLOCK", at_least)
+    monkeypatch.setattr(CachedDecoder, "logits_per_chunk", at_once)
+    monkeypatch.setattr(incremental_decoding, "MIN_ROWS_PER_CHUNK", at_least)
     decoder = incremental_decoder(model, SOURCE.repeat(3, axis=0), 2)
     first = list(decoder.step(np.array([BOS_ID] * 3)))
     decoder.select(np.array([0, 0, 1, 1, 2, 2]))
     second = list(decoder.step(np.array([8, 5] * 3)))
-    assert [[len(b) for b in blocks] for blocks in (first, second)] == rows
+    assert [[len(b) for b in chunks] for chunks in (first, second)] == rows
     assert_close(np.concatenate(first), [next_logits(model, [])] * 3)
     expected = [next_logits(model, [token]) for token in (8, 5)]
     assert_close(np.concatenate(second), expected * 3)
