@@ -55,6 +55,34 @@ def test_other_arrays_belong_to_cupy(monkeypatch):
     assert backend.to_host(OtherArray()).tolist() == [0, 1, 2]
 
 
+def test_what_has_gaps_is_copied_before_it_comes_to_the_host():
+    class Strided(OtherArray):
+        flags = types.SimpleNamespace(c_contiguous=False)
+        copies = 0
+
+        def copy(self):
+            Strided.copies += 1
+            return OtherArray()
+
+    assert backend.to_host(Strided()).tolist() == [0, 1, 2]
+    assert Strided.copies == 1
+
+
+def test_kernels_are_told_that_parameters_have_changed():
+    parameters, told = np.ones(3), []
+
+    def find(name, arrays):
+        assert arrays[0] is parameters
+        return told.append if name == "parameters_changed" else None
+
+    with kernels_for(np.ndarray, find=find):
+        backend.parameters_changed(parameters)
+    [found] = told
+    assert found is parameters
+    backend.parameters_changed(parameters)  # does nothing without kernels
+    assert len(told) == 1
+
+
 def test_kernels_that_are_not_registered_can_be_removed():
     backend.register_kernels(OtherArray, None)
     assert backend.fused_kernel("add", (OtherArray(),), fused_add) is fused_add

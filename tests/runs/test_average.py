@@ -1,6 +1,7 @@
 """The command that averages checkpoints."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -91,7 +92,12 @@ def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, ca
     first, last = (str(run.checkpoint(n)) for n in (100, 1000))
     before = run.checkpoint(100).read_bytes()
     assert main([first, last]) == 2
-    assert "expected an output and several checkpoints, got" in capsys.readouterr().err
+    assert (
+        f"expected an output and several checkpoints, got {first}, which exists, and "
+        "one checkpoint to average"
+    ) in capsys.readouterr().err
+    shutil.copy(first, tmp_path / "mean")
+    assert main([str(tmp_path / "mean"), first, last]) == 0
     run.config.write_text("settings")
     for own in (first, str(run.config)):
         assert main([own, str(run.path), "--last", "2"]) == 2
