@@ -205,8 +205,8 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
 
     references = list(read_lines(args.reference))
     print(quality.translation_quality(outputs, references), file=sys.stderr)
-    if language := args.compound_split:
-        bleu = quality.compound_split_bleu(outputs, references, language)
+    if args.compound_split is not None:
+        bleu = quality.compound_split_bleu(outputs, references, args.compound_split)
         print(f"BLEU {bleu:.2f}  tokenised, compounds split", file=sys.stderr)
 
 
@@ -242,7 +242,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
 def work(args: argparse.Namespace) -> int:
     """Do what the flags ask for; return the exit code."""
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
-    if args.compound_split:  # refused before hours of translation, not after them
+    if args.compound_split is not None:  # refused before hours of work, not after them
         from minitransformer.translation.quality import import_moses
 
         import_moses(args.compound_split)

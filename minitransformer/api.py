@@ -9,7 +9,6 @@ translate(model, ["The old man sees a dog."], beam=5)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 
@@ -48,6 +47,10 @@ def load(
     """
     if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
         raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
+    if not isinstance(device, str):
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {device!r}")
+    if not isinstance(shortlist, str | PathLike | None):
+        raise ValueError(f"shortlist: expected the path of a file, got {shortlist!r}")
     tune_allocator()
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
@@ -92,8 +95,6 @@ def translate(
         raise ValueError(f"expected a model that `load` returned, got {translator!r}")
     lines = list_of_text("lines", lines)
     prefixes = None if prefix is None else list_of_text("prefixes", prefix)
-    if unknown := options.keys() - {field.name for field in fields(TranslationConfig)}:
-        raise ValueError(f"expected options of TranslationConfig, got {min(unknown)}")
     config = TranslationConfig.changed(translator.decoding, options)
     for name in options.keys() & {"nbest", "alignment"}:
         raise ValueError(f"{name}: does nothing here, use Translator.hypotheses")

@@ -15,6 +15,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -98,7 +99,26 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                     path.rmdir()  # unless something has been put into it meanwhile
                 _complete(partial, path)
     finally:
-        _remove(partial)
+        with suppress(OSError):  # what went wrong before says more
+            _remove(partial)
+
+
+@contextmanager
+def replaced_together(folder: Path) -> Iterator[Path]:
+    """Make a folder, whose files move to `folder` after the block.
+
+    They replace those of the same names, all of which are removed first: if the process
+    is killed then, files are missing, but none is left beside others that it does not
+    belong to. Until the block has ended, nothing is replaced.
+    """
+    make_folder(folder)
+    with tempfile.TemporaryDirectory(".partial", ".", folder) as name:
+        yield Path(name)
+        made = sorted(Path(name).iterdir())
+        for path in made:
+            (folder / path.name).unlink(missing_ok=True)
+        for path in made:
+            replace(path, folder / path.name)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -191,7 +211,8 @@ def build_once(
                 _remove(path)
                 _complete(partial, path)
         finally:
-            _remove(partial)
+            with suppress(OSError):
+                _remove(partial)
     return read(path)
 
 

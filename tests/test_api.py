@@ -9,6 +9,7 @@ import pytest
 
 import minitransformer
 from minitransformer.__main__ import main
+from minitransformer.settings.decoding_config import TranslationConfig
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_run
 from support.scripts import ROOT, SHORT
@@ -67,6 +68,8 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
     ("lines", "options", "message"),
     [
         ("one", {}, "expected a list of lines"),
+        (None, {}, "expected a list of lines, got None"),
+        (["one"], {"prefix": 5}, "expected a list of prefixes, got 5"),
         (["one", None], {}, "expected a list of lines, got None in it"),
         (["one"], {"prefix": [2]}, "expected a list of prefixes, got 2 in it"),
         (["one"], {"beams": 2}, "expected options of TranslationConfig, got beams"),
@@ -84,6 +87,14 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
 def test_wrong_arguments_are_refused(model_path, lines, options, message):
     with pytest.raises(ValueError, match=message):
         minitransformer.translate(minitransformer.load(model_path), lines, **options)
+
+
+def test_settings_that_do_not_exist_and_prefixes_in_one_string_are_refused(model_path):
+    translator = minitransformer.load(model_path)
+    with pytest.raises(ValueError, match="options of TranslationConfig, got nbset"):
+        TranslationConfig.changed(translator.decoding, {"nbset": 2})
+    with pytest.raises(ValueError, match="expected a list of prefixes, got one string"):
+        translator.hypotheses(["a", "b"], translator.decoding, prefixes="ab")
 
 
 def test_lines_may_come_from_any_iterable(model_path):
@@ -145,6 +156,10 @@ def test_what_is_no_model_is_refused():
     for path in (5, None, ["en-de"]):
         with pytest.raises(ValueError, match="expected a path or a name of a model"):
             minitransformer.load(path)
+    with pytest.raises(ValueError, match="device: expected cpu, cuda or cuda:N, got N"):
+        minitransformer.load("en-de", device=None)
+    with pytest.raises(ValueError, match="shortlist: expected the path of a file, got"):
+        minitransformer.load("en-de", shortlist=3)
     with pytest.raises(ValueError, match="expected a model that `load` returned"):
         minitransformer.translate("en-de", ["the cat"])
 

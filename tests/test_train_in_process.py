@@ -916,6 +916,15 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
     assert f"the {name} text has changed" in error
 
 
+def test_a_corpus_cannot_be_added_to_a_run(start, whole):
+    def change(config):
+        config["text"]["train 2"] = config["text"]["train"]
+
+    edited(whole[0], change)
+    error = start("--resume", "run", "--steps", 8, code=1)
+    assert "the training text has changed" in error
+
+
 @pytest.mark.parametrize(
     ("longer", "flags", "message"),
     [

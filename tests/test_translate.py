@@ -200,11 +200,12 @@ def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
     assert code == 0
     assert out.split("\n")[:-1] == output
     assert err.endswith("  tokenised, compounds split\n")
-    code, out, err = run_translate(
-        capfd, *flags, "--compound-split", "xx", *CAT_LINES[:4]
-    )
-    assert (code, out) == (2, "")  # before anything is translated
-    assert "--compound-split: expected one of" in err
+    for language in ("xx", ""):
+        code, out, err = run_translate(
+            capfd, *flags, "--compound-split", language, *CAT_LINES[:4]
+        )
+        assert (code, out) == (2, "")  # before anything is translated
+        assert "--compound-split: expected one of" in err
 
 
 def test_sentences_are_lines_and_are_translated_so_many_together(tmp_path):

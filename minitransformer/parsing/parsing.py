@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from minitransformer.files import write_bytes
+from minitransformer.files import replaced_together, write_bytes
 from minitransformer.parsing.trees import (
     Leaf,
     Span,
@@ -62,7 +62,8 @@ def linearise(
     splits have one name, or if a file that is read would be written. Nothing has been
     written then.
     """
-    matches = [re.fullmatch(r"([^=/]+)(?:=([1-9]\d*))?", split) for split in splits]
+    form = r"([^=/]+)(?:=([1-9]\d{0,17}))?"
+    matches = [re.fullmatch(form, split) for split in splits]
     for split, match in zip(splits, matches, strict=True):
         if not match:
             raise UsageError(f"--split: expected NAME or NAME=COUNT, got {split}")
@@ -82,15 +83,19 @@ def linearise(
         raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
     if labels:
         divided[0] = with_constituents(divided[0], labels)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, part in zip(names, divided, strict=True):
-        sentences = [words(tree) for tree in part]
-        _write(folder / f"{name}.words", map(" ".join, sentences))
-        if with_numbers:
-            _write(folder / f"{name}.numbered", map(number_words, sentences))
-        _write(folder / f"{name}.tree", (linearise_tree(t, with_numbers) for t in part))
-        _write(folder / f"{name}.mrg", map(bracket_tree, part))
-        print(f"{name}: {len(part):,} trees, {sum(map(len, sentences)):,} words")
+    sizes = []
+    with replaced_together(folder) as new:
+        for name, part in zip(names, divided, strict=True):
+            sentences = [words(tree) for tree in part]
+            _write(new / f"{name}.words", map(" ".join, sentences))
+            if with_numbers:
+                _write(new / f"{name}.numbered", map(number_words, sentences))
+            lines = (linearise_tree(tree, with_numbers) for tree in part)
+            _write(new / f"{name}.tree", lines)
+            _write(new / f"{name}.mrg", map(bracket_tree, part))
+            count = sum(map(len, sentences))
+            sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
+    print("\n".join(sizes))
 
 
 def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:

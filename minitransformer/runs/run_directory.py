@@ -71,6 +71,7 @@ class RunDirectory:
                 ) from error
             for leftovers in (".*.partial", ".tmp*"):
                 sweep(self.path, leftovers)
+            self._process_ids.unlink(missing_ok=True)  # it may be a link
             write_bytes(self._process_ids, json.dumps(list(processes)).encode())
             try:
                 yield
@@ -90,7 +91,8 @@ class RunDirectory:
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""
         with suppress(OSError, ValueError, RecursionError):  # it is missing or damaged
-            ids = json.loads(self._process_ids.read_bytes())
+            with open(self._process_ids, "rb", opener=open_no_link) as file:
+                ids = json.loads(file.read())
             if isinstance(ids, list) and all(type(x) is int and x > 0 for x in ids):
                 return ids
         return []
@@ -115,6 +117,7 @@ class RunDirectory:
         """
         if not resumes:
             self.require_empty()
+            self._unsaved.unlink(missing_ok=True)  # it may be a link
             self._unsaved.touch()
         if not resumes or self.read_config() != settings:
             write_bytes(self.config, settings.to_json().encode())
@@ -173,9 +176,12 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl that are complete: objects with a step.
 
-        Raises: ValueError if there is no metrics.jsonl.
+        Raises: ValueError if there is neither metrics.jsonl nor config.json, which a
+        run has before its first metrics.
         """
         if not self.metrics.is_file():
+            if self.config.is_file():
+                return []
             raise ValueError(f"expected a run directory, found no {self.metrics}")
         records = []
         for line in self.metrics.read_bytes().splitlines():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from minitransformer.settings.options import (
@@ -131,8 +131,10 @@ class TranslationConfig(DecodingConfig):
     ) -> TranslationConfig:
         """Return defaults with what flags, a program or a request ask for instead.
 
-        Raises: UsageError if a value is out of range or does nothing.
+        Raises: UsageError if a value is unknown, out of range or does nothing.
         """
+        if unknown := values.keys() - {field.name for field in fields(cls)}:
+            raise UsageError(f"expected options of {cls.__name__}, got {min(unknown)}")
         if values.get("sample") and "beam" in values:
             raise UsageError("beam: does nothing with sample")
         return build(cls, vars(defaults), values)

@@ -194,7 +194,7 @@ def _receive(url: str, part: Path) -> None:
         if response.status != 206:
             have = 0  # the server sends the whole file again
         length = response.headers.get("Content-Length")
-        total = have + int(length) if length is not None else None
+        total = have + int(length) if (length or "").isdecimal() else None
         with (
             open(part, "ab" if have else "wb") as file,
             tqdm.wrapattr(

@@ -32,11 +32,15 @@ class StoredIds:
     def read(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Concatenate slices of the file. Shapes: starts, lengths [B] -> [total]"""
         file, width, parts = self._file, self._dtype.itemsize, list[bytes]()
+        size = int(lengths.sum()) * width
         with self._lock:
             for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
                 file.seek(start * width)
                 parts.append(file.read(length * width))
-        return np.frombuffer(b"".join(parts), self._dtype)
+        if len(found := b"".join(parts)) < size:
+            expected = f"expected {size:,} bytes, read {len(found):,}"
+            raise ValueError(f"{file.name}: {expected}: it was cut off while in use")
+        return np.frombuffer(found, self._dtype)
 
 
 class Ragged:

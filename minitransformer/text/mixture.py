@@ -86,7 +86,7 @@ def _pairs_of(files: Mapping[str, Sequence[str]], cache: Path) -> dict[str, Text
         return text_pairs(files)
     except FileNotFoundError as error:
         if {Path(x).parent.name for pair in files.values() for x in pair} != {FOLDER}:
-            where = "if the text was moved, change its place in the run's config.json"
+            where = "if a run's text was moved, change its place in config.json"
             raise FileNotFoundError(f"{error}; {where}") from error
         return built_in_corpus(cache)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
+from minitransformer.files import replaced_together
 from minitransformer.settings.options import Parser, UsageError, exit_code, positive
 from minitransformer.text.lines import TextPair, open_output, read_lines, require_unread
 
@@ -128,13 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"expected no {old}: training would read it instead of {name}.gz"
                 )
             require_unread("folder", args.folder / f"{name}.gz", *read)
-        args.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as files:  # all are replaced together, at the end
+        with replaced_together(args.folder) as folder:
             for split, chosen in splits.items():
                 for side, language in enumerate(languages):
-                    place = args.folder / f"{split}.{language}.gz"
-                    file = files.enter_context(open_output(place))
-                    file.writelines(pair[side] + "\n" for pair in chosen)
+                    with open_output(folder / f"{split}.{language}.gz") as file:
+                        file.writelines(pair[side] + "\n" for pair in chosen)
         left_out = len(pairs) - sum(map(len, splits.values()))
         sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
         print(f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs")

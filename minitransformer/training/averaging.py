@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def set_final_parameters(
         return f"BLEU {-value:.2f}" if by_bleu else f"loss {value:.4f}"
 
     means = running_means(paths)
-    to_beat = 0.0 if ranks.rank else _cost_to_beat(run, training.best_by)
+    to_beat, kept = (0.0, None) if ranks.rank else _to_beat(run, training.best_by)
     [lowest] = ranks.all_reduce_numbers([to_beat])
     chosen, number = None, 0
     for n in range(1, count + 1):
@@ -86,8 +87,7 @@ def set_final_parameters(
         if found < lowest or (n > 1 and found < lowest + TIE):
             lowest, number = min(found, lowest), n
             chosen = None if mean is None else mean.copy()
-    if not number and not ranks.rank and run.has_checkpoint():
-        kept = run.preferred_checkpoint()
+    if not number and kept is not None:
         chosen = load(kept).parameters.data
         known = f"{kept.name}, validation {shown(lowest)}"
         log(f"averaged    none is better than {known}")
@@ -101,12 +101,19 @@ def set_final_parameters(
     return number > 0
 
 
-def _cost_to_beat(run: RunDirectory, best_by: str | None) -> float:
-    """Return the `recorded_cost` of the best model in the directory, or infinity.
+def _to_beat(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:
+    """Return the `recorded_cost` of the best model in the directory, and the model.
 
-    An older average that is no better than the best checkpoint is removed.
+    An older average that is no better than the best checkpoint is removed. A damaged
+    file is passed over. Without either, the cost is infinite, and the model is the last
+    checkpoint, if there is one.
     """
-    best, averaged = (recorded_cost(x, best_by) for x in (run.best, run.averaged))
-    if averaged >= best:
+    costs = {path: recorded_cost(path, best_by) for path in (run.averaged, run.best)}
+    if costs[run.averaged] >= costs[run.best]:
         run.averaged.unlink()
-    return min((x for x in (best, averaged) if not math.isnan(x)), default=math.inf)
+        del costs[run.averaged]
+    readable = [path for path, cost in costs.items() if not math.isnan(cost)]
+    if not readable:
+        return math.inf, next(reversed(run.checkpoints()), None)
+    kept = min(readable, key=lambda path: costs[path])
+    return costs[kept], kept

@@ -96,7 +96,8 @@ def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
         for number, part in pair.parts.items():
             name = f"{split} {number}" if number > 1 else split
             digest = part.digest()
-            if state.text.setdefault(name, digest) != digest:
+            is_added = split == "train" and state.step and name not in state.text
+            if is_added or state.text.setdefault(name, digest) != digest:
                 raise ValueError(
                     f"{part}: the {SPLITS.get(split, split)} text has changed "
                     "since this run began, so the run cannot be resumed"

@@ -55,7 +55,7 @@ def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
 
     Runs of earlier versions did not count tokens: theirs are speed times time.
 
-    Raises: ValueError if there is no metrics.jsonl.
+    Raises: ValueError as `RunDirectory.read_metrics`.
     """
     records, tokens, seconds = [], 0.0, 0.0
     for line in run.read_metrics():
@@ -168,7 +168,7 @@ def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -
     """Draw the screen every `every` seconds until Ctrl-C, or once for a file."""
     while True:
         width = shutil.get_terminal_size((100, 24)).columns
-        if not sys.stdout.isatty():
+        if sys.stdout is None or not sys.stdout.isatty():
             print(screen(runs, what, width))
             return
         print("\x1b[2J\x1b[H" + screen(runs, what, width), flush=True)

@@ -28,6 +28,10 @@ SPECIAL = np.array(sorted((PAD_ID, UNK_ID, BOS_ID, EOS_ID)))
 # The most links, of a target token to a source token, that training looks at.
 MAX_LINKS = 1 << 24
 
+# What a file that is no lexicon may cause, also one with tensors of types that NumPy
+# has not.
+UNUSABLE = OSError, SafetensorError, ValueError, TypeError, AttributeError
+
 
 class Lexicon:
     """The likely translations of each token, and the most frequent target tokens.
@@ -80,7 +84,7 @@ class Lexicon:
             tokens = np.concatenate([ids, frequent])
             if ((tokens < 0) | (tokens >= vocab_size)).any():
                 raise ValueError(f"expected token ids below {vocab_size}")
-        except (OSError, SafetensorError, ValueError) as error:
+        except UNUSABLE as error:
             raise ValueError(f"{path}: not a usable lexicon: {error}") from error
         return cls(translations, frequent)
 

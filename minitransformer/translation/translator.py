@@ -283,6 +283,7 @@ def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
 
 def _one_each(prefixes: Sequence[str] | None, lines: Sequence[str]) -> Sequence[str]:
     """Return the prefix of each line, empty ones if there are none."""
+    prefixes = None if prefixes is None else list_of_text("prefixes", prefixes)
     if prefixes is not None and len(prefixes) != len(lines):
         expected = f"expected a prefix for each of {len(lines)} lines"
         raise ValueError(f"{expected}, got {len(prefixes)}")
@@ -293,6 +294,8 @@ def list_of_text(name: str, given: Iterable[str]) -> list[str]:
     """Raises: ValueError if what is given is one string, or has other things."""
     if isinstance(given, str):
         raise ValueError(f"expected a list of {name}, got one string")
+    if not isinstance(given, Iterable):
+        raise ValueError(f"expected a list of {name}, got {given!r}")
     found = list(given)
     if others := [thing for thing in found if not isinstance(thing, str)]:
         raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")

@@ -360,6 +360,7 @@ def test_numbers_stand_before_words_and_tags(tmp_path):
             "expected different names, got a twice",
         ),
         ("linearise out penn --split a=1 b=x", 2, "expected NAME or NAME=COUNT, got b"),
+        (f"linearise out penn --split a={10**19}", 2, "expected NAME or NAME=COUNT"),
         ("linearise out none", 1, "none"),
         ("score penn gold", 1, "gold: expected as many trees as in penn, got 1"),
         ("restore penn gold", 1, "expected as many lines in gold as in penn"),

@@ -10,7 +10,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from minitransformer import files
 from minitransformer.runs import run_directory, shipped
@@ -168,6 +170,24 @@ def test_a_lock_that_is_no_file_is_refused(tmp_path, kind):
     with pytest.raises(OSError, match=r"\.lock"), RunDirectory(tmp_path).lock([7]):
         pass
     assert not other.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+@pytest.mark.parametrize("name", [".processes", ".unsaved"])
+def test_a_planted_link_or_pipe_is_removed_and_not_followed(tmp_path, name, kind):
+    place, other = tmp_path / "run" / name, tmp_path / "other"
+    place.parent.mkdir()
+    run = RunDirectory(place.parent)
+    other.write_text("precious")
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to(other)
+    assert run.processes() == []
+    with run.lock([7]):
+        run.begin(RUN, b"", False)
+        assert run.processes() == [7]
+        assert run.is_unsaved()
+        assert place.is_file()
+        assert not place.is_symlink()
+    assert other.read_text() == "precious"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
@@ -356,6 +376,49 @@ def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
     run.truncate_metrics(2)
     found = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert found == [{"step": step, "loss": 0.5} for step in (0, 1, 2, 2)]
+
+
+def test_a_run_that_begins_with_a_validation_writes_that_again(tmp_path):
+    run = RunDirectory(tmp_path)
+    lines = [
+        {"step": 2, "validation_loss": 3.0},
+        {"step": 4, "loss": 2.0},
+        {"step": 4, "validation_loss": 1.0},
+    ]
+    for line in lines:
+        run.append(run.metrics, json.dumps(line))
+    run.truncate_metrics(4)
+    assert run.read_metrics() == lines
+    run.truncate_metrics(4, validates=True)
+    assert run.read_metrics() == lines[:2]
+
+
+def test_a_run_has_no_metrics_at_first(tmp_path):
+    run = RunDirectory(tmp_path)
+    with pytest.raises(ValueError, match=r"expected a run directory, found no .*metr"):
+        run.read_metrics()
+    run.config.write_text("{}")
+    assert run.read_metrics() == []
+
+
+@pytest.mark.parametrize("by_bleu", [False, True])
+@pytest.mark.parametrize("is_better", [False, True])
+def test_an_older_average_gives_way_to_a_better_model(tmp_path, by_bleu, is_better):
+    """By what the run goes by; the other measure says the opposite."""
+    run = RunDirectory(tmp_path)
+    training = TrainingConfig(best_by="bleu" if by_bleu else None)
+    text = {**TEXT, "val": ("val.en", "val.de")}
+    settings = RunConfig("tiny", ModelConfig(), training, DECODING, text)
+    run.config.write_text(settings.to_json())
+    better, worse = {"best_loss": 1.0}, {"best_loss": 2.0}
+    if by_bleu:
+        better, worse = {**worse, "best_bleu": 9.0}, {**better, "best_bleu": 8.0}
+    states = (better, worse) if is_better else (worse, better)
+    for path, state in zip((run.best, run.averaged), states, strict=True):
+        save_file({"x": np.zeros(1)}, path, {"state": json.dumps(state)})
+    run.checkpoint(3).write_bytes(b"")
+    expected = run.best if is_better else run.averaged
+    assert run.preferred_checkpoint() == expected
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):

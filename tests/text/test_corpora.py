@@ -41,6 +41,12 @@ def test_a_file_arrives_and_is_not_fetched_again(server, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+def test_a_length_that_is_no_number_is_unknown(server, tmp_path):
+    server.length = "abc"
+    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+
+
 def test_an_interrupted_download_resumes_where_it_ended(server, tmp_path):
     server.cut = 1000
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")

@@ -56,3 +56,14 @@ def test_starts_that_cannot_be_are_refused(starts):
 def test_the_longest_sequence_has_one_id_less_than_two_to_the_31():
     starts = np.array([0, (1 << 31) - 1])
     assert Ragged(np.zeros(0), starts).lengths.tolist() == [(1 << 31) - 1]
+
+
+def test_a_file_that_was_cut_off_is_named(tmp_path):
+    path = tmp_path / "ids"
+    path.write_bytes(np.arange(20, dtype=np.uint16).tobytes())
+    rows = Ragged(StoredIds(path, "uint16"), np.array([0, 12, 20]))
+    path.write_bytes(bytes(30))
+    assert rows.concatenate(np.array([0])).tolist() == [0] * 12
+    message = r"ids: expected 40 bytes, read 30: it was cut off while in use"
+    with pytest.raises(ValueError, match=message):
+        rows.pad(np.array([0, 1]))

@@ -356,5 +356,5 @@ def test_a_run_on_the_built_in_corpus_outlives_the_cache(tmp_path, monkeypatch):
     assert again["train"].source.is_relative_to(tmp_path / "new")
     assert again["train"].digest() == digest
     files["val"] = (str(tmp_path / "mine"), files["val"][1])
-    with pytest.raises(FileNotFoundError, match="if the text was moved"):
+    with pytest.raises(FileNotFoundError, match="if a run's text was moved"):
         text_of(settings, tmp_path / "new")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitransformer import files
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import split
 from minitransformer.text.lines import find_text
@@ -81,6 +82,28 @@ def test_a_split_that_fails_leaves_all_files_of_the_one_before(
     monkeypatch.setattr(split, "open_output", fails)
     assert main([*command, "--val", "3", "--test", "4", "--seed", "2"]) == 1
     assert {p.name: p.read_bytes() for p in (tmp_path / "data").iterdir()} == before
+
+
+@pytest.mark.parametrize("renamed", range(6))
+def test_files_of_two_splits_never_stand_together(tmp_path, monkeypatch, renamed):
+    """Whatever was renamed when the process ended; lines would not belong together."""
+    listed, data = tmp_path / "pairs.tsv", tmp_path / "data"
+    listed.write_text("".join(f"a {i}.\tb {i}.\n" for i in range(40)))
+    command = [str(listed), str(data), "--source", "de", "--target", "en"]
+    assert main([*command, "--val", "3", "--test", "4"]) == 0
+    old = {p.name: p.read_bytes() for p in data.iterdir()}
+    real, left = files.replace, iter(range(renamed))
+
+    def ends(partial, path):
+        if path.parent == data and next(left, None) is None:
+            raise KeyboardInterrupt
+        real(partial, path)
+
+    monkeypatch.setattr(files, "replace", ends)
+    assert main([*command, "--val", "3", "--test", "4", "--seed", "2"]) == 130
+    found = {p.name: p.read_bytes() for p in data.iterdir()}
+    assert len(found) == renamed
+    assert all(old[name] != content for name, content in found.items())
 
 
 def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):

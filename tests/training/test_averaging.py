@@ -126,6 +126,15 @@ def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
     assert len(ended.end(average=9)[-1]) == 5
 
 
+def test_a_damaged_average_does_not_end_the_run(ended):
+    ended.save(ended.run.best, ended.saved[1], min(ended.losses) - 0.1)
+    ended.run.averaged.write_bytes(b"")
+    new, parameters, _, lines = ended.end()
+    assert not new
+    np.testing.assert_array_equal(parameters, ended.saved[1])
+    assert lines[-1].startswith("averaged    none is better than best.safetensors")
+
+
 def test_of_equally_good_means_that_of_more_is_taken(ended):
     """The fourth checkpoint from the end is moved to where it hardly changes a mean."""
     three, loss = mean_of_last(ended, 3), ended.losses[2]

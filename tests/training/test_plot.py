@@ -1,6 +1,7 @@
 """Plots of runs: what is read from metrics.jsonl, and what is drawn."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,6 +96,17 @@ def test_the_terminal_shows_the_last_values(run, capsys):
     assert lines[2].split() == ["validation", "loss", "4.5", "▁"]
     assert lines[3].split() == ["validation", "bleu", "1", "▁"]
     assert len(lines) == 4
+
+
+def test_a_run_without_metrics_is_at_step_0(tmp_path, capsys):
+    RunDirectory(tmp_path).config.write_text("{}")
+    assert plot.main([str(tmp_path), "--live"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}  step 0  0 s\n"
+
+
+def test_without_standard_output_nothing_is_drawn(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert plot.main([str(run.path), "--live"]) == 0
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")

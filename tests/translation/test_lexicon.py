@@ -1,5 +1,7 @@
 """Translation probabilities, and translating with a shortlist of tokens."""
 
+import json
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -142,6 +144,21 @@ def test_a_foreign_file_is_refused(tmp_path, ids, starts, frequent, message):
     path.write_text("no")
     with pytest.raises(ValueError, match="not a usable lexicon"):
         Lexicon.load(path, 2)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F8_E4M3"])
+def test_numbers_that_numpy_has_not_are_refused(tmp_path, kind):
+    path = tmp_path / "l.safetensors"
+    Lexicon(Ragged(np.array([0]), np.array([0, 1])), np.array([0])).save(path)
+    size = 2 if kind == "BF16" else 1
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["ids"] = {"dtype": kind, "shape": [4 // size], "data_offsets": [0, 4]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(ValueError, match="not a usable lexicon"):
+        Lexicon.load(path, 1)
 
 
 def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
