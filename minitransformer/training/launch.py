@@ -92,12 +92,16 @@ def end_at_second_signal() -> None:
 
 
 class RankProcesses:
-    """The processes of all ranks, started once. `failed` names the first that failed.
+    """The processes of all ranks, started once.
+
+    `failed` names the first that failed; `interrupted` tells whether a signal ended all
+    at once, as it does before they have begun.
 
     Each process has a session of its own, so that Ctrl-C reaches the launcher alone.
     """
 
     failed: str | None = None
+    interrupted = False
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self._processes = processes
@@ -120,7 +124,7 @@ class RankProcesses:
                 code = max(code or 0 for code in codes)
                 break
             if len(signals) > 1 or (signals and not asked and not self._ask_to_stop()):
-                code = 128 + signals[-1]
+                self.interrupted, code = True, 128 + signals[-1]
                 break
             asked = bool(signals)
         self._terminate()
@@ -297,6 +301,8 @@ def launch_training(
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 ranks = start_ranks([*command, *flags], config, Path(folder))
                 code = ranks.wait(signals)
+            if ranks.interrupted:
+                print("train.py: error: interrupted", file=sys.stderr)
             if signals and code:
                 return 128 + signals[-1]
             if code in (USAGE_ERROR, LASTING_ERROR, *DONE):
