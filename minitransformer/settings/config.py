@@ -49,7 +49,11 @@ class ModelConfig(Config):
     help_group: ClassVar[str] = "the model (section 3)"
 
     vocab_size: int = option(
-        37_000, "word pieces in the joint vocabulary", at_least=8, alias="--bpe-size"
+        37_000,
+        "word pieces in the joint vocabulary",
+        at_least=8,
+        at_most=1_000_000,
+        alias="--bpe-size",
     )
     encoder_layers: int = option(6, "layers of the encoder", at_least=1)
     decoder_layers: int = option(6, "layers of the decoder", at_least=1)

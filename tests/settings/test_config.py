@@ -75,7 +75,8 @@ def test_flags_are_known_by_other_names():
     [
         (ModelConfig, {"d_model": 10}, "expected a multiple of num_heads"),
         (ModelConfig, {"d_model": 10, "d_k": 2}, "expected a multiple of num_heads"),
-        (ModelConfig, {"vocab_size": 2**31}, r"expected a model of less than 2\^40"),
+        (ModelConfig, {"d_ff": 2**31}, r"expected a model of less than 2\^40"),
+        (ModelConfig, {"vocab_size": 2**20}, "vocab_size: expected at most 1000000"),
         (ModelConfig, {"d_model": "64"}, "d_model: expected int, got '64'"),
         (ModelConfig, {"positions": "rotary"}, "sinusoidal, learned, got rotary"),
         (ModelConfig, {"dropout": float("nan")}, "dropout: expected a number"),
