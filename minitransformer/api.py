@@ -47,8 +47,6 @@ def load(
     """
     if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
         raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
-    if not isinstance(device, str):
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {device!r}")
     if not isinstance(shortlist, str | PathLike | None):
         raise ValueError(f"shortlist: expected the path of a file, got {shortlist!r}")
     tune_allocator()
@@ -94,8 +92,7 @@ def translate(
     if not isinstance(translator, Translator):
         raise ValueError(f"expected a model that `load` returned, got {translator!r}")
     lines = list_of_text("lines", lines)
-    prefixes = None if prefix is None else list_of_text("prefixes", prefix)
     config = TranslationConfig.changed(translator.decoding, options)
     for name in options.keys() & {"nbest", "alignment"}:
         raise ValueError(f"{name}: does nothing here, use Translator.hypotheses")
-    return translator.translate(lines, config, prefixes=prefixes)
+    return translator.translate(lines, config, prefixes=prefix)

@@ -15,7 +15,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -86,21 +85,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises: OSError naming `path` if it cannot be written.
     """
     make_folder(path.parent)
-    partial = _partial_name(path)
-    try:
-        with name_errors(path, partial):
-            sweep(path.parent, f".{glob.escape(path.name[:50])}.{UNIQUE}.partial")
-            partial.mkdir()
-            with ExitStack() as locks:
-                with suppress(OSError):  # a file system without locks
-                    locks.enter_context(file_lock(partial, wait=False))
-                yield partial
-                with suppress(FileNotFoundError):
-                    path.rmdir()  # unless something has been put into it meanwhile
-                _complete(partial, path)
-    finally:
-        with suppress(OSError):  # what went wrong before says more
-            _remove(partial)
+    with _partial_folder(path) as partial:
+        yield partial
+        with suppress(FileNotFoundError):
+            path.rmdir()  # unless something has been put into it meanwhile
+        _complete(partial, path)
 
 
 @contextmanager
@@ -112,9 +101,9 @@ def replaced_together(folder: Path) -> Iterator[Path]:
     belong to. Until the block has ended, nothing is replaced.
     """
     make_folder(folder)
-    with tempfile.TemporaryDirectory(".partial", ".", folder) as name:
-        yield Path(name)
-        made = sorted(Path(name).iterdir())
+    with _partial_folder(folder / "new") as partial:
+        yield partial
+        made = sorted(partial.iterdir())
         for path in made:
             (folder / path.name).unlink(missing_ok=True)
         for path in made:
@@ -333,6 +322,26 @@ def _follow_links(path: Path) -> Path:
 def _partial_name(path: Path) -> Path:
     """Return a name that nobody can predict, of at most 255 bytes."""
     return path.with_name(f".{path.name[:50]}.{os.urandom(8).hex()}.partial")
+
+
+@contextmanager
+def _partial_folder(path: Path) -> Iterator[Path]:
+    """Make a folder beside `path`, which is locked, and removed after the block.
+
+    Raises: OSError naming `path` if it cannot be made.
+    """
+    partial = _partial_name(path)
+    try:
+        with name_errors(path, partial):
+            sweep(path.parent, f".{glob.escape(path.name[:50])}.{UNIQUE}.partial")
+            partial.mkdir()
+            with ExitStack() as locks:
+                with suppress(OSError):  # a file system without locks
+                    locks.enter_context(file_lock(partial, wait=False))
+                yield partial
+    finally:
+        with suppress(OSError):  # what went wrong before says more
+            _remove(partial)
 
 
 def _create(path: Path) -> int:

@@ -223,7 +223,7 @@ def find_gpu(name: str) -> tuple[ModuleType, int]:
 
     Raises: UsageError if the name is unknown, RuntimeError if there is no such GPU.
     """
-    kind, _, index = name.partition(":")
+    kind, _, index = str(name).partition(":")  # from Python, it may be anything
     if kind != "cuda" or (index and not index.isdigit()):
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {name!r}")
     try:

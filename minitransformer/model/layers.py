@@ -104,7 +104,6 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         """Attend to projected keys and values; a cache has only those within reach.
 
-
         Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
         """
         options = {"num_heads": self.num_heads, "rate": self.dropout, "rng": rng}

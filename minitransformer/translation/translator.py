@@ -67,7 +67,7 @@ class Translator:
         lines: Sequence[str],
         config: DecodingConfig,
         first_line: int = 1,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
     ) -> list[str]:
         """Return the best translation of each line."""
         prefixes = _one_each(prefixes, lines)
@@ -79,7 +79,7 @@ class Translator:
         lines: Sequence[str],
         config: DecodingConfig,
         first_line: int = 1,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the `config.nbest` best translations of each line, best first.
 
@@ -281,13 +281,15 @@ def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
     ]
 
 
-def _one_each(prefixes: Sequence[str] | None, lines: Sequence[str]) -> Sequence[str]:
+def _one_each(prefixes: Iterable[str] | None, lines: Sequence[str]) -> list[str]:
     """Return the prefix of each line, empty ones if there are none."""
-    prefixes = None if prefixes is None else list_of_text("prefixes", prefixes)
-    if prefixes is not None and len(prefixes) != len(lines):
+    if prefixes is None:
+        return [""] * len(lines)
+    found = list_of_text("prefixes", prefixes)
+    if len(found) != len(lines):
         expected = f"expected a prefix for each of {len(lines)} lines"
-        raise ValueError(f"{expected}, got {len(prefixes)}")
-    return [""] * len(lines) if prefixes is None else prefixes
+        raise ValueError(f"{expected}, got {len(found)}")
+    return found
 
 
 def list_of_text(name: str, given: Iterable[str]) -> list[str]:
