@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,12 +36,13 @@ class NcclCommunicator(Communicator):
     def __init__(self, world: World, address: str, config: RanksConfig) -> None:
         super().__init__(world)
         self._cupy = select_gpu(f"cuda:{world.local_rank}")
-        distributed = importlib.import_module("cupyx.distributed")
         self.timeout, self._config = config.peer_timeout, config
         host, _, port = address.rpartition(":")
         where = {"host": host, "port": int(port)} if address else {"use_mpi": True}
         if not address:  # CuPy would do without, and look for rank 0 on each machine
             import_extra("mpi4py.MPI", "mpi", "ranks started by MPI need mpi4py")
+        with _no_mpi() if address else contextlib.nullcontext():
+            distributed = importlib.import_module("cupyx.distributed")
         try:
             with _forked_processes():
                 self._group = distributed.init_process_group(
@@ -118,6 +120,24 @@ class NcclCommunicator(Communicator):
         runtime = self._cupy.cuda.runtime
         poll(lambda: runtime.eventQuery(event.ptr) != NOT_READY, self.timeout)
         runtime.eventSynchronize(event.ptr)  # raises the error, if there was one
+
+
+@contextlib.contextmanager
+def _no_mpi() -> Iterator[None]:
+    """Have CuPy believe that mpi4py is not installed, unless it is imported already.
+
+    CuPy imports it where it is installed. Where no MPI is, that raises RuntimeError,
+    which CuPy does not expect; where one is, this rank would start it for nothing.
+    """
+    name = "mpi4py.MPI"
+    hidden = name not in sys.modules
+    if hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager

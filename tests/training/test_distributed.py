@@ -1,6 +1,7 @@
 """Several ranks compute what one computes, and end if one of them dies or stalls."""
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -385,6 +386,49 @@ def test_nccl_all_reduces_on_a_stream_of_its_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)  # not installed
     with pytest.raises(RuntimeError, match=r"need mpi4py: pip install"):
         connect_ranks("cuda", RanksConfig(peer_timeout=1), under_mpi)
+
+
+# What `import cupyx.distributed` does of all that CuPy 14.2 does there.
+CUPYX_DISTRIBUTED = """
+try:
+    from mpi4py import MPI
+except ImportError:
+    MPI = None
+
+class Group:
+    def stop(self): pass
+
+def init_process_group(size, rank, **where):
+    assert MPI is None, "an MPI that nobody asked for"
+    return Group()
+"""
+
+
+@pytest.mark.parametrize("mpi", ["raise RuntimeError('cannot load MPI library')", ""])
+def test_nccl_needs_no_mpi_where_ranks_have_an_address(monkeypatch, tmp_path, mpi):
+    """mpi4py is installed: without an MPI, or with one, which is not started."""
+    for file, text in {
+        "mpi4py/MPI": mpi,
+        "cupyx/distributed": CUPYX_DISTRIBUTED,
+    }.items():
+        path = tmp_path / f"{file}.py"
+        path.parent.mkdir()
+        path.with_name("__init__.py").touch()
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("mpi4py", "mpi4py.MPI", "cupyx", "cupyx.distributed"):
+        monkeypatch.setitem(sys.modules, name, None)  # to be restored after the test
+        del sys.modules[name]
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(Stream=lambda **_: None))
+    module = importlib.import_module("minitransformer.cuda.nccl")
+    monkeypatch.setattr(module, "select_gpu", lambda name: cupy)
+    environ = launch.rank_environment(1, 2, 4000)
+    connect_ranks("cuda", RanksConfig(), environ)
+    assert "mpi4py.MPI" not in sys.modules
+    if mpi:  # which ranks that MPI started do need
+        under_mpi = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+        with pytest.raises(RuntimeError, match=r"install .*cannot load MPI library"):
+            connect_ranks("cuda", RanksConfig(), under_mpi)
 
 
 def test_waiting_for_other_ranks_times_out():
