@@ -2,6 +2,7 @@
 
 import json
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import train
-from minitransformer.cuda.device import choose_precision
+from minitransformer.cuda.device import choose_precision, set_tf32
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.cuda.training import GpuModel
 from minitransformer.devices import open_device
@@ -203,6 +204,8 @@ def test_a_deep_step_with_graphs_follows_float64(request, where, name):
         cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
         if not cupy.cuda.is_available():
             pytest.skip("no GPU")
+        # The real device outlives this test: the next one may compute in float32.
+        request.addfinalizer(partial(set_tf32, False))
     config, one, loss, expected = request.getfixturevalue(f"step_of_{where}")
     gpu_model, parameters, scale = model_on(open_device("cuda", name), config)
     assert len(gpu_model._graphs) == 0

@@ -17,7 +17,7 @@ def kept(stand_in, tmp_path, monkeypatch):
     return tmp_path / "cupy" / verdicts.FILE
 
 
-def ask(difference=0.0, error=None):
+def ask(difference=0.0, error=None, dtype=HALF):
     """Ask as a new process does; return the verdict, and whether it was compared."""
     device._device.cache_clear()
     gpu, compared = device.current(), []
@@ -26,11 +26,11 @@ def ask(difference=0.0, error=None):
         compared.append(True)
         if error:
             raise error
-        plain = gpu.xp.asarray(np.full(3, 10, HALF))
-        yield plain, plain + difference
+        plain = gpu.xp.asarray(np.full(3, 10, dtype))
+        yield plain, plain + dtype.type(difference)
 
-    agree = verdicts.agrees(gpu, "a path", HALF, results, "without it")
-    assert verdicts.agrees(gpu, "a path", HALF, results, "without it") == agree
+    agree = verdicts.agrees(gpu, "a path", dtype, results, "without it")
+    assert verdicts.agrees(gpu, "a path", dtype, results, "without it") == agree
     return agree, bool(compared)
 
 
@@ -47,13 +47,21 @@ def test_a_difference_is_kept_and_told_by_every_process(kept):
             assert ask(0.5) == (False, compared)
 
 
-@pytest.mark.parametrize(("difference", "agree"), [(0.0625, True), (0.125, False)])
-def test_results_may_differ_in_the_last_places(kept, difference, agree):
-    """By 8 units of 2^-10, relative to the largest number, which is 10."""
+@pytest.mark.parametrize(
+    ("dtype", "difference", "agree"),
+    [
+        (HALF, 10 * 6 * 2**-10, True),
+        (HALF, 10 * 10 * 2**-10, False),
+        (np.dtype(np.float32), 10 * 14 * 2**-23, True),
+        (np.dtype(np.float32), 10 * 18 * 2**-23, False),
+    ],
+)
+def test_results_may_differ_in_the_last_places(kept, dtype, difference, agree):
+    """By 8 units, in float32 by 16, relative to the largest number, which is 10."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdicts.warnings, "warn", lambda *a, **k: None)
-        assert ask(difference) == (agree, True)
-        assert ask(np.nan)[0] == agree
+        assert ask(difference, dtype=dtype) == (agree, True)
+        assert ask(np.nan, dtype=dtype)[0] == agree
 
 
 def test_an_error_is_no_verdict_to_keep(kept):
