@@ -1,63 +1,325 @@
 #!/usr/bin/env bash
-# Is this engine right on this GPU, and how fast?
+# Is this engine right on this GPU, and how fast? Made for a GPU that is rented by the
+# minute: what matters most comes first, and nothing is installed.
 #
-#     bash benchmarks/gpu.sh             all of it, in some 20 minutes
-#     bash benchmarks/gpu.sh tests       kernels and whole steps against float64
-#     bash benchmarks/gpu.sh train       the built-in corpus, trained and translated
-#     bash benchmarks/gpu.sh limits ...  what each part of a step must take, and takes:
-#                                        roofline.py, which takes the rest as arguments
-#     bash benchmarks/gpu.sh speed ...   gpu.py, which takes the rest as arguments
+#     bash benchmarks/gpu.sh prepare [FOLDER | FILE.tsv.gz]...  before, on any machine
+#     bash benchmarks/gpu.sh [STAGE]...                         on the GPU
 #
-# It needs a checkout, CuPy, PyTorch and what the tests need, but no installed package.
-set -euo pipefail
-cd "$(dirname "$0")/.."
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-python=${PYTHON:-python3}
+# "prepare" puts text, its vocabulary and its ids into .gpu/, which goes along with the
+# checkout. FOLDER holds train.en and train.de, plain or .gz, and the first one val and
+# test*, too; FILE has pairs of lines with a tab between. Without either it is the
+# built-in corpus.
+#
+# Each stage has its own limit, all have one deadline, and one that fails or hangs does
+# not stop the next. $OUT gets log.txt with all output, and the files that stages write:
+# at most eight. $OUT/kernel_cache.tgz holds the compiled kernels; as
+# .gpu/kernel_cache.tgz it saves the next run their compilation.
+#
+#   DEADLINE  seconds for everything (450)
+#   STAGES    stages, if none is an argument (env tests train speed translate profile
+#             compiled; also decoding multi30k nccl sanitize)
+#   LIMIT     the most seconds that a stage may have (its own limit, as in `plan`)
+#   GRACE     seconds from the signal to end until the one that kills (8)
+#   OUT       where results go (.gpu/out)
+#   WORK      where runs and compiled kernels are kept (a folder in /tmp)
+#   PYTHON    the interpreter (python3)
+#   SOURCE, TARGET  languages of the text (en, de)
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 TQDM_DISABLE=1
+export OUT=${OUT:-$PWD/.gpu/out} WORK=${WORK:-/tmp/minitransformer-gpu-$UID}
+export CUPY_CACHE_DIR=$WORK/kernel_cache
+python=${PYTHON:-python3} run=$WORK/run log=$OUT/log.txt
+source=${SOURCE:-en} target=${TARGET:-de}
+languages=(--source "$source" --target "$target" --cache .gpu/cache)
+timing=(--shapes base-25000 --rounds 1 --repeats 3 --steps 15)
 
-"$python" -c '
+# plan STAGE: its limit in seconds, and how many of its last lines are shown
+plan() {
+  case $1 in
+    env) echo 60 12 ;;
+    tests) echo 150 25 ;;
+    train) echo 140 26 ;;
+    speed) echo 90 14 ;;
+    translate) echo 60 16 ;;
+    profile) echo 75 75 ;;
+    compiled) echo 170 8 ;;
+    decoding) echo 90 8 ;;
+    multi30k) echo 400 20 ;;
+    nccl) echo 40 6 ;;
+    sanitize) echo 150 16 ;;
+    *) return 1 ;;
+  esac
+}
+
+# --- before, without a GPU
+
+prepare() {
+  set -euo pipefail
+  local flags="" from
+  if [ $# = 0 ]; then
+    "$python" -c '
+import pathlib
+from minitransformer.text.grammar.corpus import built_in_corpus
+built_in_corpus(pathlib.Path(".gpu/built-in"))
+'
+    set -- .gpu/built-in/*/
+    flags="--vocab-size 4000" # it has not enough words for the 37,000 of base
+  fi
+  collect .gpu/text "$@"
+  rm -rf .gpu/built-in
+  echo "$flags" >.gpu/flags
+  # shellcheck disable=SC2086 # flags are words
+  "$python" train.py --config base --data .gpu/text "${languages[@]}" --dry-run $flags
+  for from in "$@"; do
+    if [ "$(basename "$from")" = multi30k ]; then
+      collect .gpu/multi30k "$from"
+      "$python" train.py --config multi30k --data .gpu/multi30k "${languages[@]}" \
+        --dry-run
+    fi
+  done
+  du -sh .gpu
+}
+
+# collect TO FROM...: the training text of all, with the first val and test*
+collect() {
+  local to=$1 column=0 language split from
+  shift
+  rm -rf "$to"
+  mkdir -p "$to"
+  for language in "$source" "$target"; do
+    column=$((column + 1))
+    for from in "$@"; do
+      case $from in
+        *.tsv | *.tsv.gz) gzip -cdf "$from" | cut -f "$column" ;;
+        *) one_file "$from" train "$language" ;;
+      esac
+    done | gzip -n >"$to/train.$language.gz"
+    for split in val test; do
+      one_file "$1" "$split" "$language" | gzip -n >"$to/$split.$language.gz"
+    done
+  done
+}
+
+# one_file FOLDER SPLIT LANGUAGE: the lines of the first file with such a name
+one_file() {
+  local file
+  for file in "$1/$2"*".$3" "$1/$2"*".$3.gz"; do
+    if [ -f "$file" ]; then
+      gzip -cdf "$file"
+      return
+    fi
+  done
+  echo "gpu.sh: error: expected $2*.$3 or $2*.$3.gz in $1" >&2
+  return 1
+}
+
+# --- the stages, each in a process of its own
+
+env() { # the card, the versions, and all kernels compiled at once
+  local asked=name,driver_version,memory.total,clocks.sm,power.limit
+  nvidia-smi --query-gpu=$asked --format=csv,noheader
+  "$python" -c '
+import importlib.metadata as metadata, platform, re
+wanted = "numpy|cupy|torch$|triton|nvidia-(cublas|cuda|nccl)|ml.dtypes|sentencepiece"
+found = sorted((str(d.name), d.version) for d in metadata.distributions())
+found = [name for name in found if re.match(wanted, name[0])]
+print("python", platform.python_version(), *(word for pair in found for word in pair))
+'
+  echo "float32 0 bfloat16 0 bfloat16 1 float16 0 float16 1" |
+    xargs -n 2 -P 5 "$python" -c '
+import sys, time
+began = time.monotonic()
+from minitransformer.cuda import device
+device.select_gpu("cuda")
+device.current()._function("dropout", sys.argv[1], sys.argv[2] == "1")
+print("kernels", *sys.argv[1:], f"compiled in {time.monotonic() - began:.1f} s")
+'
+}
+
+tests() { # against float64, those on the GPU alone
+  need_gpu || return
+  "$python" -m pytest -q -p no:cacheprovider -W default --tb=short -rf \
+    -k "([gpu or base_on_a_gpu) and not another_machine" tests/cuda
+}
+
+need_gpu() { # tests would be left out without one, and none would fail
+  "$python" -c '
 import sys
 from minitransformer.devices import check_device
 from minitransformer.settings.options import exit_code
 sys.exit(exit_code("gpu.sh", lambda: check_device("cuda")))
 '
-
-tests() {
-  echo "== kernels, and steps of training, against float64"
-  "$python" -m pytest -q -p no:cacheprovider -W default -k "gpu" \
-    tests/cuda
 }
 
 train() {
-  echo "== the built-in corpus"
-  work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
-  flags=(--run "$work/run" --cache "$work/cache")
-  "$python" train.py --device cuda "${flags[@]}" | grep -v '^step .* lr '
-  sentence="The old man gives the small child a red apple."
-  for device in cuda cpu; do
-    "$python" translate.py --device "$device" --model "$work/run" "$sentence"
-  done
-  # The run goes on on the processor.
-  "$python" train.py --device cpu --resume "$work/run" --cache "$work/cache" \
-    --steps 2510 --minutes 60 --precision fp32 | tail -n 2
-}
-
-limits() {
-  echo "== what a step must at least take, and takes"
-  "$python" benchmarks/roofline.py --measure "$@"
+  local flags=() code=0
+  [ -f .gpu/flags ] || bash benchmarks/gpu.sh prepare
+  read -ra flags <.gpu/flags
+  rm -rf "$run"
+  # Post-norm may diverge at the rate that so short a warm-up would reach by itself.
+  "$python" train.py --device cuda --config base --data .gpu/text "${languages[@]}" \
+    ${flags[@]+"${flags[@]}"} --run "$run" --minutes 1.25 --warmup 1500 \
+    --learning-rate 7e-4 --log-every 25 --validate-every 500 --validate-bleu 100 \
+    --average 1 || code=$?
+  if ! grep -E '^graphs|^memory .*not enough' "$run/train.log" &&
+    grep -q '^step ' "$run/train.log"; then
+    echo "graphs      used"
+  fi
+  sed -nE 's/^ *"([^:]*):.*: (true|false),?$/verdict     \1: \2/p' \
+    "$CUPY_CACHE_DIR"/*verdicts.json
+  return "$code"
 }
 
 speed() {
-  echo "== speed"
-  "$python" benchmarks/gpu.py "$@"
+  "$python" benchmarks/gpu.py "${timing[@]}" --sides ours ours-eager pytorch \
+    >"$OUT/speed.json"
 }
 
-if [ $# -gt 0 ]; then
-  "$@"
-else
-  code=0
-  for part in tests train limits speed; do # what fails does not hide the rest
-    bash benchmarks/gpu.sh "$part" || code=$?
+compiled() { # torch.compile takes a minute or two to start
+  "$python" benchmarks/gpu.py "${timing[@]}" --sides compiled ours >"$OUT/compiled.json"
+}
+
+decoding() {
+  "$python" benchmarks/gpu.py --shapes --sides ours-decoding pytorch-decoding \
+    --rounds 1 --repeats 3
+}
+
+translate() { # the test set, and its first lines on the processor, too
+  local precision began code=0 few=(head -n 40)
+  gzip -cd ".gpu/text/test.$source.gz" >"$WORK/test.source"
+  gzip -cd ".gpu/text/test.$target.gz" >"$WORK/test.target"
+  "${few[@]}" "$WORK/test.source" >"$WORK/few.source"
+  for precision in bf16 fp32; do
+    began=$SECONDS
+    "$python" translate.py --device cuda --precision $precision --model "$run" \
+      --input "$WORK/test.source" --reference "$WORK/test.target" \
+      --output "$WORK/$precision" || code=$?
+    echo "$precision: $(wc -l <"$WORK/$precision") lines in $((SECONDS - began)) s"
   done
-  exit "$code"
-fi
+  "$python" translate.py --model "$run" --input "$WORK/few.source" \
+    --output "$WORK/cpu" || code=$?
+  for precision in bf16 fp32; do
+    echo "$precision:" "$("${few[@]}" "$WORK/$precision" | diff - "$WORK/cpu" |
+      grep -c '^<') of 40 lines are not the processor's"
+  done
+  paste -d '\n' "$WORK/few.source" "$WORK/bf16" | head -n 6
+  return "$code"
+}
+
+profile() {
+  local code=0
+  "$python" benchmarks/roofline.py --measure || code=$?
+  "$python" benchmarks/profile_step.py || code=$?
+  return "$code"
+}
+
+multi30k() { # the preset, trained to its end
+  rm -rf "$WORK/multi30k"
+  "$python" train.py --device cuda --config multi30k --data .gpu/multi30k \
+    "${languages[@]}" --run "$WORK/multi30k" --log-every 500
+  cp "$WORK/multi30k/metrics.jsonl" "$OUT/multi30k.jsonl"
+}
+
+nccl() { # a group of one: does NCCL load, and does CuPy take what it is given?
+  "$python" -c '
+import cupy
+from minitransformer.cuda.nccl import NcclCommunicator
+from minitransformer.settings.config import RanksConfig
+from minitransformer.training.distributed import World
+
+config = RanksConfig(reduce_precision="bf16")
+ranks = NcclCommunicator(World(0, 1, 0, 1), "127.0.0.1:29777", config)
+numbers = cupy.arange(1003, dtype="f4") / 7
+expected = float(numbers.sum())
+ranks.start_gradient_all_reduce(numbers)()
+ranks.start_all_reduce(numbers)()
+ranks.broadcast(numbers)
+print("NCCL: sum", float(numbers.sum()) / expected, "of about 1")
+'
+}
+
+sanitize() {
+  local code=0 test=("$python" -m pytest -q -x -p no:cacheprovider -W default
+    tests/cuda/test_attention.py)
+  compute-sanitizer --tool memcheck "${test[@]}" -k "[gpu and bfloat16 and tensor" ||
+    code=$?
+  compute-sanitizer --tool racecheck "${test[@]}" -k "[gpu-many and bfloat16" || code=$?
+  return "$code"
+}
+
+# --- the order of things
+
+say() { echo "$*" | tee -a "$log"; }
+
+# Run a stage, all of whose output goes to the log, and show the last lines.
+stage() {
+  local limit lines left began=$SECONDS before code=0
+  read -r limit lines <<<"$(plan "$1")"
+  left=$((${DEADLINE:-450} - SECONDS - ${GRACE:-8}))
+  if [ "$left" -lt "${GRACE:-8}" ]; then
+    say "== $1: no time is left"
+    failed+=" $1"
+    return
+  fi
+  if [ "$limit" -gt "${LIMIT:-$limit}" ]; then limit=$LIMIT; fi
+  if [ "$limit" -gt "$left" ]; then limit=$left; fi
+  say "== $1: at $began s, $limit s at most"
+  before=$(wc -c <"$log")
+  timeout -s INT -k "${GRACE:-8}" "$limit" bash benchmarks/gpu.sh --stage "$1" \
+    >>"$log" 2>&1 </dev/null &
+  group=$!
+  wait "$group" || code=$?
+  kill -KILL -- "-$group" 2>/dev/null # what the stage may have left behind
+  tail -c "+$((before + 1))" "$log" | tail -n "$lines" | cut -c 1-200
+  say "== $1: code $code after $((SECONDS - began)) s"
+  if [ "$code" != 0 ]; then failed+=" $1"; fi
+}
+
+# Keep what is worth keeping, after each stage, since the next may be the last.
+keep() {
+  local name
+  for name in metrics.jsonl train.log config.json; do
+    if [ -f "$run/$name" ]; then cp -f "$run/$name" "$OUT/"; fi
+  done
+  tar -czf "$OUT/kernel_cache.tgz" -C "$WORK" kernel_cache
+  if [ "$(wc -c <"$OUT/kernel_cache.tgz")" -gt 15000000 ]; then
+    rm "$OUT/kernel_cache.tgz" # what is too large does not come back from every host
+  fi
+  if [ "$(wc -c <"$log")" -gt 15000000 ]; then
+    tail -c 8000000 "$log" >"$WORK/end" && mv "$WORK/end" "$log"
+  fi
+}
+
+main() {
+  local names=("$@") name failed="" group=""
+  if [ $# = 0 ]; then
+    read -ra names <<<"${STAGES:-env tests train speed translate profile compiled}"
+  fi
+  for name in "${names[@]}"; do
+    if ! plan "$name" >/dev/null; then
+      echo "gpu.sh: error: expected a stage, got $name" >&2
+      exit 2
+    fi
+  done
+  mkdir -p "$OUT" "$CUPY_CACHE_DIR"
+  : >"$log"
+  if [ -f .gpu/kernel_cache.tgz ]; then tar -xzf .gpu/kernel_cache.tgz -C "$WORK"; fi
+  set -m # a group of processes for each stage, which ends as a whole
+  trap '[ -z "$group" ] || kill -KILL -- "-$group" 2>/dev/null; exit 130' INT TERM
+  for name in "${names[@]}"; do
+    stage "$name"
+    keep
+  done
+  if [ -n "$failed" ]; then
+    say "== failed:$failed"
+    exit 1
+  fi
+  say "== all is well after $SECONDS s"
+}
+
+case ${1:-} in
+  --stage) "$2" ;;
+  prepare) "$@" ;;
+  *) main "$@" ;;
+esac

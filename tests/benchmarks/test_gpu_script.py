@@ -1,0 +1,150 @@
+"""benchmarks/gpu.sh gives every stage its turn, whatever fails or hangs."""
+
+import gzip
+import os
+import shutil
+import subprocess
+import tarfile
+import time
+
+import pytest
+
+from support.scripts import ROOT
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("timeout") is None, reason="needs bash and timeout of GNU"
+)
+
+STAGES = ["env", "tests", "train", "speed", "translate", "profile", "compiled"]
+
+# In place of Python: one stage fails, one hangs, one hangs and will not end, and one
+# leaves a process behind. Kernels that were compiled are a file in CuPy's cache.
+PYTHON = """#!/usr/bin/env bash
+echo "python $*" | cut -c 1-100
+touch "$CUPY_CACHE_DIR/$(basename "$0")"
+case $* in
+  *"-m pytest"*) exec sleep 60 ;;
+  *train.py*) mkdir -p "$WORK/run"; echo "step 1 loss 7" | tee "$WORK/run/train.log" ;;
+  *"sides compiled"*) trap "" INT; for i in {1..60}; do sleep 1; done ;;
+  *translate.py*) exit 3 ;;
+  *roofline.py*) sleep 60 & echo "left $!"; exit 0 ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpu_sh(tmp_path):
+    """Run a copy of the script with stubs; return its code, output and seconds."""
+    for name in ("benchmarks", ".gpu/text", "bin"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / "benchmarks" / "gpu.sh", tmp_path / "benchmarks")
+    for name in ("python", "nvidia-smi"):
+        (tmp_path / "bin" / name).write_text(PYTHON)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / ".gpu/flags").write_text("--vocab-size 99\n")
+    for name in ("test.en.gz", "test.de.gz"):
+        (tmp_path / ".gpu/text" / name).write_bytes(gzip.compress(b"a line\n"))
+    environ = {k: v for k, v in os.environ.items() if k not in ("STAGES", "SOURCE")}
+    environ |= {"PYTHON": str(tmp_path / "bin/python"), "WORK": str(tmp_path / "work")}
+    environ |= {"OUT": str(tmp_path / "out"), "LIMIT": "1", "GRACE": "1"}
+    environ["PATH"] = f"{tmp_path}/bin:{environ['PATH']}"
+
+    def start(*arguments, **settings):
+        began = time.monotonic()
+        done = subprocess.run(
+            ["bash", "benchmarks/gpu.sh", *arguments],
+            cwd=tmp_path,
+            env=environ | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, time.monotonic() - began
+
+    return start
+
+
+def codes(output):
+    """What the script says of each stage that ended."""
+    lines = [line.split() for line in output.splitlines() if line.startswith("== ")]
+    return {line[1].strip(":"): int(line[3]) for line in lines if line[2] == "code"}
+
+
+def test_every_stage_has_its_turn(gpu_sh, tmp_path):
+    code, output, seconds = gpu_sh()
+    assert code == 1
+    assert codes(output) == {
+        "env": 0,
+        "tests": 124,  # of `timeout`, after the first signal
+        "train": 0,
+        "speed": 0,
+        "translate": 3,
+        "profile": 0,
+        "compiled": 137,  # after the second
+    }
+    assert output.splitlines()[-1] == "== failed: tests translate compiled"
+    assert seconds < 15
+    found = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    expected = {"log.txt", "train.log", "speed.json", "compiled.json"}
+    assert found.keys() == expected | {"kernel_cache.tgz"}
+    log = (tmp_path / "out/log.txt").read_text()
+    assert "step 1 loss 7\ngraphs      used" in log
+    assert "--vocab-size 99 --run" not in output  # lines are cut at 200 characters
+    left = int(log.split("left ")[1].split()[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(left, 0)
+
+
+def test_the_deadline_bounds_all_stages(gpu_sh):
+    code, output, seconds = gpu_sh("tests", "compiled", "env", DEADLINE="4")
+    assert code == 1
+    assert codes(output)["tests"] == 124
+    assert "== env: no time is left" in output
+    assert seconds < 6
+
+
+def test_compiled_kernels_come_back(gpu_sh, tmp_path):
+    assert gpu_sh("speed")[0] == 0
+    cache = tmp_path / "out/kernel_cache.tgz"
+    with tarfile.open(cache) as archive:
+        assert "kernel_cache/python" in archive.getnames()
+    cache.rename(tmp_path / ".gpu/kernel_cache.tgz")
+    shutil.rmtree(tmp_path / "work")
+    code, output, _ = gpu_sh(STAGES="decoding")
+    assert code == 0
+    assert output.splitlines()[-1].startswith("== all is well after ")
+    assert (tmp_path / "work/kernel_cache/python").exists()
+
+
+def test_an_unknown_stage_is_refused_before_any_runs(gpu_sh, tmp_path):
+    expected = "gpu.sh: error: expected a stage, got tset\n"
+    assert gpu_sh("env", "tset")[:2] == (2, expected)
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_of_folders_and_files_is_put_together(gpu_sh, tmp_path):
+    first, second = tmp_path / "multi30k", tmp_path / "second"
+    for folder, splits in ((first, ["train", "val", "test_2016"]), (second, ["train"])):
+        folder.mkdir()
+        for split in splits:
+            for language in ("en", "de"):
+                line = f"{folder.name} {split} {language}\n".encode()
+                (folder / f"{split}.{language}.gz").write_bytes(gzip.compress(line))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("one\teins\twho wrote it\n")
+    code, output, _ = gpu_sh("prepare", str(first), str(second), str(pairs))
+    assert code == 0, output
+    assert "--config base --data .gpu/text --source en --target de" in output
+    assert "--config multi30k --data .gpu/multi30k" in output
+    read = {
+        path.name: gzip.decompress(path.read_bytes()).decode()
+        for path in (tmp_path / ".gpu/text").iterdir()
+    }
+    assert read["train.de.gz"] == "multi30k train de\nsecond train de\neins\n"
+    assert read["train.en.gz"] == "multi30k train en\nsecond train en\none\n"
+    assert read["test.de.gz"] == "multi30k test_2016 de\n"
+    assert len(read) == 6
+    code, output, _ = gpu_sh("prepare", str(second))
+    assert code == 1
+    assert "expected val*.en or val*.en.gz in" in output
