@@ -16,6 +16,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from minitransformer.cli import (
+    Parser,
+    add_arguments,
+    drop_failed_output,
+    exit_code,
+    positive,
+)
 from minitransformer.devices import (
     Device,
     check_device,
@@ -42,15 +49,7 @@ from minitransformer.settings.config import (
     TrainingConfig,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import (
-    Parser,
-    UsageError,
-    add_arguments,
-    build,
-    exit_code,
-    given,
-    positive,
-)
+from minitransformer.settings.options import UsageError, build, given
 from minitransformer.settings.presets import find_preset
 from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
@@ -77,7 +76,7 @@ from minitransformer.training.launch import (
     launch_training,
     stop_signals_handled,
 )
-from minitransformer.training.log import drop_failed_output, logger
+from minitransformer.training.log import logger
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import (
     Optimizer,

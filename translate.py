@@ -11,19 +11,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minitransformer.api import load
+from minitransformer.cli import (
+    Parser,
+    add_arguments,
+    exit_code,
+    path_or_standard,
+    positive,
+)
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is_model
 from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.settings.options import (
-    Parser,
-    add_arguments,
-    exit_code,
-    flag_name,
-    given,
-    path_or_standard,
-    positive,
-)
+from minitransformer.settings.options import flag_name, given
 from minitransformer.text.lines import (
     check_files,
     open_output,

@@ -30,6 +30,7 @@ from collections.abc import Callable
 import numpy as np
 from harness import Result, medians, ratio, report, run_side
 
+from minitransformer.cli import exit_code
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.cuda.training import GpuModel
 from minitransformer.devices import open_device
@@ -37,7 +38,7 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import build, exit_code
+from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.ids import Ragged

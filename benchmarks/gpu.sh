@@ -147,7 +147,7 @@ need_gpu() { # tests would be left out without one, and none would fail
   "$python" -c '
 import sys
 from minitransformer.devices import check_device
-from minitransformer.settings.options import exit_code
+from minitransformer.cli import exit_code
 sys.exit(exit_code("gpu.sh", lambda: check_device("cuda")))
 '
 }

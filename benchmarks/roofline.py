@@ -31,6 +31,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from minitransformer.cli import exit_code
 from minitransformer.cuda import attention, blaslt, device, ops
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.cuda.philox import PhiloxStream
@@ -40,7 +41,7 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
-from minitransformer.settings.options import build, exit_code
+from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.training.loss_scale import LossScale
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from minitransformer.settings import VERSION
+
 if TYPE_CHECKING:
     from minitransformer.api import load, translate
     from minitransformer.model.transformer import Transformer
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from minitransformer.text.tokenizer import Tokenizer
     from minitransformer.translation.translator import Translator
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Public name: the module that it comes from, imported when it is first asked for.
 _HOMES = {

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minitransformer.settings.options import exit_code, package_version, suggestion
+from minitransformer.cli import exit_code, package_version
+from minitransformer.settings.options import suggestion
 
 # The commands, where their `main` is, and what they do. The two scripts are files of
 # their own, at the top of a source tree and in the folder `scripts` of a wheel.
@@ -23,7 +24,6 @@ COMMANDS = {
     "lexicon": ("translation.lexicon", "learn likely translations, for --shortlist"),
     "export": ("translation.export", "write a model in 16 bits or for CTranslate2"),
     "parse": ("parsing.parsing", "trees to text and back, and their scores"),
-    "completion": ("completion", "complete commands and flags in a shell"),
 }
 
 

@@ -15,28 +15,38 @@ import pytest
 from support.scripts import ROOT
 
 PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
-TO_RUNS = {"settings", "files", "machine", "workers", "engine", "text", "model", "runs"}
+TO_RUNS = {
+    "cli",
+    "settings",
+    "files",
+    "machine",
+    "workers",
+    "engine",
+    "text",
+    "model",
+    "runs",
+}
 EVERYTHING = {*TO_RUNS, "onednn", "training", "translation", "parsing", "cuda"}
-EVERYTHING |= {"devices", "api"}
+EVERYTHING |= {"devices", "api", "cli"}
 MAY_IMPORT = {
     "settings": set(),
+    "cli": {"settings"},
     "files": set(),
     "machine": set(),
     "workers": set(),
     "engine": {"settings", "files"},
-    "text": {"settings", "files"},
+    "text": {"cli", "settings", "files"},
     "onednn": {"engine", "machine", "workers"},
     "model": {"engine", "settings"},
     "runs": TO_RUNS,
     "training": TO_RUNS,
     "translation": TO_RUNS,
-    "parsing": {"text", "settings", "files"},
+    "parsing": {"text", "cli", "settings", "files"},
     "cuda": {*TO_RUNS, "training", "translation"},
     "devices": EVERYTHING,
     "api": EVERYTHING,
-    "completion": {*EVERYTHING, "__main__"},
     "__init__": EVERYTHING,
-    "__main__": EVERYTHING,
+    "__main__": {*EVERYTHING, "__init__"},
 }
 
 
@@ -49,7 +59,9 @@ def module_names(tree, files):
             package = "minitransformer." * (node.level > 0)
             yield from (f"{package}{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from re.findall(r"\bminitransformer(?:\.\w+)+", node.value)
+            yield from re.findall(
+                r"^minitransformer$|\bminitransformer(?:\.\w+)+", node.value
+            )
             if "." in node.value and node.value.lstrip(".") in files:
                 yield f"minitransformer.{node.value.lstrip('.')}"
 
@@ -135,6 +147,7 @@ def test_every_room_is_in_the_table():
         ("engine/backend.py", "HOME = 'cuda.ops'", "engine.backend imports cuda.ops"),
         ("files.py", "from .cuda import ops", "files imports cuda.ops"),
         ("settings/presets.py", "import minitransformer", "imports __init__"),
+        ("cli.py", "NAME = 'minitransformer'", "cli imports __init__"),
         (
             "engine/backend.py",
             "from minitransformer.engine.ops import linear",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from minitransformer.cli import CommandParser, Parser, exit_code, positive
 from minitransformer.files import replaced_together, write_bytes
 from minitransformer.parsing.trees import (
     Leaf,
@@ -29,13 +30,7 @@ from minitransformer.parsing.trees import (
     spans,
     words,
 )
-from minitransformer.settings.options import (
-    CommandParser,
-    Parser,
-    UsageError,
-    exit_code,
-    positive,
-)
+from minitransformer.settings.options import UsageError
 from minitransformer.text.lines import TextPair, open_output, require_unread
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).

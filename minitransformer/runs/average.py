@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.checkpoint import Checkpoint, load, save
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.options import Parser, UsageError, exit_code, positive
+from minitransformer.settings.options import UsageError
 from minitransformer.text.lines import require_unread
 
 

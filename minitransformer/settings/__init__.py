@@ -1,1 +1,3 @@
-"""Settings: every default and its range, flags made from them, named presets."""
+"""Settings of everything, as frozen dataclasses, and named sets of them."""
+
+VERSION = "0.1.0"

@@ -30,8 +30,9 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
+from minitransformer.cli import Parser, exit_code
 from minitransformer.files import atomic_write, file_lock, replace
-from minitransformer.settings.options import Parser, exit_code
+from minitransformer.settings import VERSION
 
 ATTEMPTS = 5
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
@@ -186,7 +187,7 @@ def fetch(download: Download, path: Path) -> None:
 def _receive(url: str, part: Path) -> None:
     """Append to `part` what it lacks of the file at `url` (an HTTP range request)."""
     have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "minitransformer"}
+    headers = {"User-Agent": f"minitransformer/{VERSION}"}
     if have:
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(url, headers=headers)

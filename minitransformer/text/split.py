@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.files import replaced_together
-from minitransformer.settings.options import Parser, UsageError, exit_code, positive
+from minitransformer.settings.options import UsageError
 from minitransformer.text.lines import TextPair, open_output, read_lines, require_unread
 
 Pair: TypeAlias = tuple[str, str]

@@ -11,18 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 
+from minitransformer.cli import Parser, add_arguments, exit_code, positive
 from minitransformer.engine import ops
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
-from minitransformer.settings.options import (
-    Parser,
-    UsageError,
-    add_arguments,
-    build,
-    exit_code,
-    given,
-    positive,
-)
+from minitransformer.settings.options import UsageError, build, given
 from minitransformer.settings.presets import find_preset
 
 # The speed that the paper takes a GPU to sustain (footnote 5). Units: TFLOP/s

@@ -16,16 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from minitransformer.cli import Parser, exit_code, positive, printable
 from minitransformer.runs.pictures import write_picture
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
-from minitransformer.settings.options import (
-    Parser,
-    UsageError,
-    exit_code,
-    positive,
-    printable,
-)
+from minitransformer.settings.options import UsageError
 
 # What can be plotted: a title with the unit, and the metrics that are drawn together,
 # by their names in metrics.jsonl, each with what the legend says of it.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minitransformer.cli import Parser, exit_code
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.files import atomic_folder
 from minitransformer.model.layers import AddAndNorm, sinusoids
@@ -23,7 +24,6 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
-from minitransformer.settings.options import Parser, exit_code
 from minitransformer.text.lines import require_unread
 
 NOTES = """\

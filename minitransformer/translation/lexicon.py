@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.files import atomic_write
 from minitransformer.runs.checkpoint import write_tensors
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from minitransformer.settings.options import Parser, exit_code, positive
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import Tokenizer

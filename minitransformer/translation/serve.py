@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from minitransformer.settings import VERSION
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError, suggestion
 from minitransformer.translation.attention_maps import attention_maps
@@ -176,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     timeout = REQUEST_TIMEOUT
-    server_version = "minitransformer"
+    server_version = f"minitransformer/{VERSION}"
     sys_version = ""
 
     def do_POST(self) -> None:

@@ -10,16 +10,12 @@ import pytest
 
 import train
 import translate
+from minitransformer import cli
+from minitransformer.cli import ELSEWHERE, Parser, add_arguments
 from minitransformer.settings import options
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
-from minitransformer.settings.options import (
-    ELSEWHERE,
-    Parser,
-    UsageError,
-    add_arguments,
-    build,
-)
+from minitransformer.settings.options import UsageError, build
 from minitransformer.settings.presets import PRESETS, find_preset
 from minitransformer.settings.text_config import TextConfig
 
@@ -29,7 +25,7 @@ ALL = (ModelConfig, TrainingConfig, DecodingConfig)
 def parse(*flags):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for cls in (TextConfig, *ALL):
-        options.add_arguments(parser, cls)
+        cli.add_arguments(parser, cls)
     return parser.parse_args(flags)
 
 
@@ -152,10 +148,10 @@ def test_a_corpus_of_one_language_is_for_others_beside_it():
 
 
 def test_a_positive_argument_has_at_most_nine_digits():
-    assert options.positive("999999999") == 999_999_999
+    assert cli.positive("999999999") == 999_999_999
     for text in ("1000000000", "0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="at most nine digits"):
-            options.positive(text)
+            cli.positive(text)
 
 
 def test_heads_of_any_width_need_no_multiple():
@@ -400,7 +396,7 @@ def test_running_out_of_memory_is_an_error_of_one_line(capsys):
     def work():
         raise MemoryError("Out of memory allocating 512 bytes")
 
-    assert options.exit_code("train.py", work) == 1
+    assert cli.exit_code("train.py", work) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "out of memory, try a lower --max-tokens" in line
 
@@ -409,7 +405,7 @@ def test_control_characters_and_lone_surrogates_are_not_printed(capsys):
     def work():
         raise ValueError("a tensor \x1b[2J\nü, a file \udcff")
 
-    assert options.exit_code("train.py", work) == 1
+    assert cli.exit_code("train.py", work) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line == r"train.py: error: a tensor \x1b[2J\nü, a file \udcff"
 
@@ -418,7 +414,7 @@ def test_ctrl_c_is_reported(capsys):
     def work():
         raise KeyboardInterrupt
 
-    assert options.exit_code("train.py", work) == 130
+    assert cli.exit_code("train.py", work) == 130
     assert capsys.readouterr().err == "train.py: error: interrupted\n"
 
 
@@ -426,7 +422,7 @@ def test_a_name_that_is_no_utf8_can_be_printed(monkeypatch):
     written = io.BytesIO()
     with io.TextIOWrapper(written, encoding="utf-8") as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
-        assert options.exit_code("train.py", lambda: print("run \udcff")) == 0
+        assert cli.exit_code("train.py", lambda: print("run \udcff")) == 0
         stdout.flush()
         assert written.getvalue() == b"run \\udcff\n"
 

@@ -27,6 +27,7 @@ import sentencepiece
 
 import train
 import translate
+from minitransformer.cli import printable
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.parsing import trees
@@ -43,7 +44,7 @@ from minitransformer.settings.config import (
     TrainingConfig,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError, build, given, printable
+from minitransformer.settings.options import UsageError, build, given
 from minitransformer.settings.presets import find_preset
 from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text import cache

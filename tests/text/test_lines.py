@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minitransformer.settings.options import NamedOutput
+from minitransformer.cli import OutputStream
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import lines as text
 from minitransformer.text.lines import TextPair, read_available_lines, read_lines
@@ -142,7 +142,7 @@ def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capf
     with pytest.raises(ValueError, match="expected a file to write, got the folder"):
         text.open_output(tmp_path).__enter__()
     with open("/dev/full", "w") as full, monkeypatch.context() as patches:
-        patches.setattr("sys.stdout", NamedOutput(full))
+        patches.setattr("sys.stdout", OutputStream(full, "standard output"))
         failing = pytest.raises(OSError, match="No space")
         with failing as caught, text.open_output(None) as out:
             out.write("x")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minitransformer.cli import OutputStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.config import (
     UNK_ID,
@@ -23,7 +24,6 @@ from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair
 from minitransformer.text.mixture import MixedText
 from minitransformer.training.cost import training_flops, training_memory
-from minitransformer.training.log import LossyStream
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import (
@@ -203,7 +203,7 @@ class Closing(io.StringIO):
 
 def test_a_lossy_stream_drops_what_fails_and_goes_on():
     inner = Closing()
-    stream = LossyStream(inner)
+    stream = OutputStream(inner)
     for line in ("one", "broken", "two"):
         print(line, file=stream, flush=True)
     assert inner.getvalue() == "one\n\ntwo\n"

@@ -1,0 +1,317 @@
+"""The command line: parsers made from settings, exit codes, the standard streams."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import io
+import os
+import sys
+import typing
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast
+
+from minitransformer.settings import VERSION
+from minitransformer.settings.options import (
+    Config,
+    UsageError,
+    checked,
+    flag_name,
+    suggestion,
+    value_type,
+)
+
+METAVARS = {int: "N", float: "X", str: "NAME"}
+NUMBERS = {int: "a whole number", float: "a number"}
+
+# Flags of other toolkits, and those that do here what they do there.
+ELSEWHERE = {
+    "--arch": "--config",
+    "--batch-size": "--max-tokens --decode-tokens",
+    "--checkpoint": "--model --resume",
+    "--early-stopping": "--patience",
+    "--epochs": "--steps",
+    "--finetune-from-model": "--from",
+    "--fp16": "--precision",
+    "--gpu": "--device",
+    "--max-epoch": "--steps",
+    "--mini-batch": "--max-tokens --decode-tokens",
+    "--normalize": "--alpha",
+    "--path": "--model",
+    "--restore-file": "--resume",
+    "--restrict-lexicon": "--shortlist",
+    "--score-reference": "--score",
+    "--train-steps": "--steps",
+    "--valid-sets": "--val-source",
+}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and suggest a known flag."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        for kind in NUMBERS:
+            self.register("type", kind, functools.partial(_number, kind))
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self._refuse_unknown(*self.parse_known_args(args, namespace))
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments with the one list of words among them or after `--`."""
+        args, words = list(sys.argv[1:] if args is None else args), []
+        if "--" in args:
+            place = args.index("--")
+            args, words = args[:place], args[place + 1 :]
+        found = self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
+        [action] = self._get_positional_actions()
+        setattr(found, action.dest, [*getattr(found, action.dest), *words])
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line, without the list of all flags before it."""
+        self.exit(2, f"{self.prog}: error: {printable(message)}\n")
+
+    def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
+        if unknown:
+            flag = next((x for x in unknown if x.startswith("-")), unknown[0])
+            flag = flag.partition("=")[0]
+            own = self._option_string_actions
+            same = [x for x in ELSEWHERE.get(flag, "").split() if x in own]
+            hint = f"; did you mean {same[0]}?" if same else suggestion(flag, own)
+            self.error(f"unrecognized argument {flag}{hint}")
+        return namespace
+
+
+class Parser(CommandParser):
+    """The parser of a whole command.
+
+    The help begins with `summary` and ends with `examples`, which are commands, and a
+    paragraph of `notes`. With `usual` flags, `--help` shows these alone, and
+    `--help-all` shows every flag.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        summary: str,
+        examples: tuple[str, ...],
+        notes: str = "",
+        usual: tuple[str, ...] = (),
+    ) -> None:
+        lines = "\n".join(f"    {example}" for example in examples)
+        super().__init__(
+            prog=prog,
+            description=summary,
+            epilog=f"examples:\n{lines}" + (f"\n\n{notes}" if notes else ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._usual = usual
+        if usual:
+            every = "show all flags, by topic, and exit"
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=every)
+        hidden = argparse.SUPPRESS  # each command has it, and none needs to say so
+        shown = package_version()
+        self.add_argument("--version", action="version", version=shown, help=hidden)
+
+    def format_help(self) -> str:
+        """Return the help, which leaves out the flags that are not usual."""
+        shown = {"-h", "--help-all", *self._usual}
+        for action in self._actions if self._usual else ():
+            if action.option_strings and not shown & {*action.option_strings}:
+                action.help = argparse.SUPPRESS
+        return super().format_help()
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser._usual = ()
+        parser.print_help()
+        parser.exit()
+
+
+def package_version() -> str:
+    """Return the name and the version of the package."""
+    return f"minitransformer {VERSION}"
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, cls: type[Config], without: tuple[str, ...] = ()
+) -> None:
+    """Add a flag for each field of `cls`, but for those in `without`.
+
+    They are in a group with the title `cls.help_group`; the fields that `cls` inherits
+    are in the group of the class that has declared them. A field of type bool becomes a
+    flag that takes no value.
+    """
+    seen = set(without)
+    for part in reversed(cls.__mro__):
+        if not (issubclass(part, Config) and dataclasses.is_dataclass(part)):
+            continue
+        group = parser.add_argument_group(part.help_group)
+        hints = typing.get_type_hints(part)
+        for f in dataclasses.fields(part):
+            if f.name not in seen:
+                names = filter(None, (flag_name(f.name), f.metadata["alias"]))
+                group.add_argument(*names, **_flag(f, hints[f.name]))
+                seen.add(f.name)
+
+
+def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """Return what `add_argument` needs to know of a field's flag."""
+    kind, optional, several = value_type(hint)
+    settings = {"dest": f.name, "default": argparse.SUPPRESS, **f.metadata["flag"]}
+    if kind is bool:
+        names = "dest", "default", "help"
+        return {name: settings[name] for name in names} | {"action": "store_true"}
+    settings["type"] = functools.partial(_read_flag, f, kind)
+    if not settings["choices"]:
+        settings["metavar"] = settings["metavar"] or METAVARS.get(kind)
+    if several:
+        settings |= {"nargs": "+", "action": "extend"}
+    elif not optional:
+        settings["help"] += f" (default {f.default})"
+    return settings
+
+
+def _read_flag(f: dataclasses.Field[Any], kind: type, text: str) -> Any:
+    """Read and check a value of a field's flag, so that an error names the flag."""
+    try:
+        return checked(f, kind, _number(kind, text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _number(kind: type, text: str) -> Any:
+    """Read an argument of type int or float."""
+    try:
+        return kind(text)
+    except ValueError:
+        message = f"expected {NUMBERS[kind]}, got {text[:40]!r}"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1, as the `type` of an argument."""
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            "expected a whole number of at least 1 and at most nine digits, "
+            f"got {text[:40]!r}"
+        )
+    return int(text)
+
+
+def path_or_standard(text: str) -> Path | None:
+    """Read a path, as the `type` of an argument; `-` is standard input or output."""
+    return None if text == "-" else Path(text)
+
+
+def exit_code(
+    prog: str, work: Callable[[], int | None], who: str = "", lasting_error: int = 1
+) -> int:
+    """Do the work of a command, report an error in one line, return the exit code.
+
+    That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage,
+    130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
+    `who`, such as a rank, is put before the message. An error that would come again,
+    such as damaged data, may have another code than 1.
+    """
+    code = 1
+    stdout = open_standard_streams()
+    try:
+        result = work() or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return result
+    except KeyboardInterrupt:
+        message, code = "interrupted", 130
+    except (ValueError, RuntimeError, OverflowError) as error:
+        message = str(error)
+        if isinstance(error, ValueError):
+            code = 2 if isinstance(error, UsageError) else lasting_error
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and error.filename:  # no socket
+            return 141
+        place = f"{error.filename}: " if error.strerror and error.filename else ""
+        message = f"{place}{error.strerror or error}"
+    except MemoryError as error:
+        advice = "try a lower --max-tokens to train, --decode-tokens to translate"
+        message = f"out of memory, {advice}: {error}"
+    finally:
+        sys.stdout = stdout
+    print(f"{prog}: error: {who}{printable(message)}", file=sys.stderr)
+    return code
+
+
+class OutputStream:
+    """A standard stream whose writes fail with its `name` in the error.
+
+    Without a name, what cannot be written is dropped: a closed terminal, or a full
+    disk, then costs lines and not the training.
+    """
+
+    def __init__(self, stream: TextIO, name: str = "") -> None:
+        self._stream, self._name = stream, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._stream, attribute)
+
+    def write(self, text: str) -> int:
+        with self._failing():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._failing():
+            self._stream.flush()
+
+    @contextmanager
+    def _failing(self) -> typing.Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            if not self._name or not isinstance(error, OSError):
+                return
+            # At its exit, Python would fail to write the rest once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            error.filename = self._name
+            raise
+
+
+def open_standard_streams() -> TextIO:
+    """Name standard output in errors of writing, and open streams that are closed.
+
+    Otherwise the next file to be opened would get the number of a closed stream, and
+    what libraries print; and `print` would write errors to standard output.
+
+    Returns: standard output as it was
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):  # names of files may be no UTF-8
+        stdout.reconfigure(errors="backslashreplace")
+    if stdout is not None:
+        sys.stdout = cast(TextIO, OutputStream(stdout, "standard output"))
+    return stdout
+
+
+def drop_failed_output() -> None:
+    """Let no print to standard output or standard error fail from now on."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    streams = OutputStream(sys.stdout), OutputStream(sys.stderr)
+    sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], streams)
+
+
+def printable(text: str) -> str:
+    """Escape line feeds, and what else could confuse a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
