@@ -188,5 +188,6 @@ def test_tests_mirror_the_rooms():
         "test_train_windows",
         "test_translate",
         "test_house",
+        "test_golden",
     }
     assert {path.stem for path in TESTS.glob("test_*.py")} <= beside
