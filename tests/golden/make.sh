@@ -57,9 +57,11 @@ python "$checkout/train.py" --run features $common $files --encoder-layers 1 \
     --alpha 1.0 --max-len-b 20
 
 # Two checkpoints have Adam's moments, to be resumed from.
-rm -f */.lock */.processes {plain,early,mixture}/best.safetensors
+rm -f */.lock */.processes */best.safetensors
 find . -name 'step-*' ! -path ./plain/step-00002000.safetensors \
     ! -path ./early/step-00000060.safetensors -delete
+tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
+    --format=ustar -cf - early features mixture plain text | xz -9e > runs.tar.xz
 
 # What they are expected to give: translations, and twenty more updates.
 mkdir input
@@ -101,46 +103,37 @@ import threadpoolctl
 from safetensors.numpy import load_file
 
 
+def lines(path):
+    return Path(path).read_text(encoding="utf-8").splitlines()
+
+
 def translations(model):
-    inputs = Path(f"input/{model}").read_text(encoding="utf-8").splitlines()
-    outputs = Path(f"input/{model}.json").read_text(encoding="utf-8").splitlines()
-    best = [json.loads(line)["translations"][0] for line in outputs]
-    return [[s, t["text"], t["score"]] for s, t in zip(inputs, best, strict=True)]
+    best = [json.loads(x)["translations"][0] for x in lines(f"input/{model}.json")]
+    return [[s, t["text"], t["score"]] for s, t in zip(lines(f"input/{model}"), best)]
 
 
 def updates(name, first):
     """What the updates from `first` on recorded, and the parameters after them."""
-    found, validation = [], {}
-    for line in Path(f"resumed/{name}/metrics.jsonl").read_text().splitlines():
-        values = json.loads(line)
-        if values["step"] >= first and "loss" in values:
-            names = "step", "loss", "gradient_norm", "target_tokens"
-            found.append({name: values[name] for name in names})
-        elif values["step"] >= first:
-            names = "validation_loss", "validation_accuracy", "validation_bleu"
-            validation = {name: values[name] for name in names}
-    path = f"resumed/{name}/step-{first + 19:08}.safetensors"
-    parameters = {
-        name: tensor
-        for name, tensor in sorted(load_file(path).items())
-        if name != "tokenizer" and not name.startswith("adam.")
-    }
+    recorded = [json.loads(x) for x in lines(f"resumed/{name}/metrics.jsonl")]
+    recorded = [x for x in recorded if x["step"] >= first]
+    names = "step", "loss", "gradient_norm", "target_tokens"
+    measures = "validation_loss", "validation_accuracy", "validation_bleu"
+    tensors = load_file(f"resumed/{name}/step-{first + 19:08}.safetensors")
+    tensors = {n: x for n, x in sorted(tensors.items())
+               if n != "tokenizer" and not n.startswith("adam.")}
     return {
-        "updates": found,
-        "validation": validation,
-        "checksums": {
-            name: hashlib.sha256(tensor.tobytes()).hexdigest()[:16]
-            for name, tensor in parameters.items()
-        },
-        "norms": {
-            name: float(np.linalg.norm(tensor.astype(np.float64)))
-            for name, tensor in parameters.items()
-        },
+        "updates": [{n: x[n] for n in names} for x in recorded if "loss" in x],
+        "validation": [{n: x[n] for n in measures} for x in recorded if "loss" not in x][-1],
+        "checksums": {n: hashlib.sha256(x.tobytes()).hexdigest()[:16]
+                      for n, x in tensors.items()},
+        "norms": {n: float(np.linalg.norm(x.astype(np.float64)))
+                  for n, x in tensors.items()},
     }
 
 
 [blas] = (x for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas")
 simd = np.show_config(mode="dicts")["SIMD Extensions"]
+models = "plain", "mixture", "features", "en-de"
 expected = {
     "made by": "0.1.0 at fdf4fd8",
     "fingerprint": {
@@ -149,16 +142,9 @@ expected = {
         "simd": " ".join([*simd["baseline"], *simd["found"]]),
     },
     "resumed": {"plain": updates("plain", 2001), "early": updates("early", 61)},
-    "translations": {
-        model: translations(model) for model in ("plain", "mixture", "features", "en-de")
-    },
-    "files": {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for folder in ("text", "plain", "early", "mixture", "features")
-        for path in sorted(Path(folder).iterdir())
-    },
+    "translations": {model: translations(model) for model in models},
+    "archive": hashlib.sha256(Path("runs.tar.xz").read_bytes()).hexdigest(),
 }
-text = json.dumps(expected, indent=1, ensure_ascii=False) + "\n"
+text = json.dumps(expected, ensure_ascii=False, separators=(",", ":")) + "\n"
 Path("expected.json").write_text(text, encoding="utf-8")
 END
-rm -r input resumed cache
