@@ -31,6 +31,7 @@ import numpy as np
 from harness import Result, medians, ratio, report, run_side
 
 from minitransformer.cli import exit_code
+from minitransformer.commands.cost import SECONDS_PER_STEP, paper_flops
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.cuda.training import GpuModel
 from minitransformer.devices import open_device
@@ -42,7 +43,7 @@ from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.ids import Ragged
-from minitransformer.training.cost import SECONDS_PER_STEP, paper_flops, training_flops
+from minitransformer.training.cost import training_flops
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam, Optimizer
 from minitransformer.training.parallel import ParallelModel, ThreadedModel

@@ -19,7 +19,7 @@ COMMANDS = {
     "average": ("runs.average", "average the parameters of checkpoints"),
     "corpora": ("text.corpora", "download a public corpus"),
     "split": ("text.split", "split sentence pairs into train, val and test"),
-    "cost": ("training.cost", "parameters, operations and hours of a model"),
+    "cost": ("commands.cost", "parameters, operations and hours of a model"),
     "plot": ("training.plot", "plot loss, BLEU and speed of runs"),
     "lexicon": ("translation.lexicon", "learn likely translations, for --shortlist"),
     "export": ("translation.export", "write a model in 16 bits or for CTranslate2"),

@@ -44,9 +44,10 @@ MAY_IMPORT = {
     "parsing": {"text", "cli", "settings", "files"},
     "cuda": {*TO_RUNS, "training", "translation"},
     "devices": EVERYTHING,
+    "commands": EVERYTHING,
     "api": EVERYTHING,
     "__init__": EVERYTHING,
-    "__main__": {*EVERYTHING, "__init__"},
+    "__main__": {*EVERYTHING, "__init__", "commands"},
 }
 
 
