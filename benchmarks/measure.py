@@ -6,11 +6,12 @@
 
 Each benchmark writes a JSON file into docs/figures, in a folder named after the
 processor. From all these files, the tables between the markers of docs/results.md, such
-as `<!-- table training -->` and `<!-- end -->`, are made; --tables does only that. A
-benchmark does not begin while other processes are at work, and its figures are not kept
-if others used more than 5% of the processors meanwhile. Everything takes two to three
-hours on two cores, most of which PyTorch compiles: --modes may leave that out, and the
-best mode is then the best of those measured.
+as `<!-- table training -->` and `<!-- end -->`, are made; --tables does only that, and
+`python benchmarks/charts.py` draws the charts. A benchmark does not begin while other
+processes are at work, and its figures are not kept if others used more than 5% of the
+processors meanwhile. Everything takes two to three hours on two cores, most of which
+PyTorch compiles: --modes may leave that out, and the best mode is then the best of
+those measured.
 """
 
 from __future__ import annotations
@@ -24,14 +25,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from harness import processor
-from train_speed import PRECISIONS, PYTORCH
-
-from minitransformer.devices import ONEDNN
+from train_speed import PYTORCH
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs/results.md", ROOT / "docs/figures"
@@ -118,6 +117,8 @@ def require_idle(name: str, share: float) -> None:
 
 # The tables
 
+KINDS = ("float32", "bf16", "int8")
+
 
 def spread(ratio: Figures) -> str:
     return f"{ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['greatest']:.2f})"
@@ -127,23 +128,73 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def training_rows(name: str, found: Figures) -> Iterator[Row]:
+def machine(found: Figures) -> str:
+    """Return the processor's name with what it multiplies fastest with."""
+    name, _, instructions = found["processor"].partition(" (")
+    name = name.replace("(R)", "").replace(" Processor", "")
+    for instruction, words in (
+        ("amx", "AMX"),
+        ("avx512_bf16", "AVX-512 BF16"),
+        ("avx512", "AVX-512"),
+        ("avx2", "AVX2"),
+    ):
+        if instruction in instructions:
+            return f"{name}, {words}"
+    return str(name)
+
+
+def speed(found: Figures, side: str) -> float:
+    return float(found[side]["tokens_per_second"])
+
+
+def fastest(found: Figures, sides: Iterable[str]) -> str:
+    return max((x for x in sides if x in found), key=lambda side: speed(found, side))
+
+
+def best_kind(found: Figures) -> tuple[str, str]:
+    """Return this engine's fastest precision, and the side that has its figures."""
+    sides = {"ours" if kind == "float32" else f"ours-{kind}": kind for kind in KINDS}
+    side = fastest(found, sides)
+    return sides[side], side
+
+
+def training_ratios(found: Figures) -> dict[str, Figures]:
+    """Return this engine's speed over each other toolkit's, the best mode of both."""
+    kind, _ = best_kind(found)
+    prefix = "" if kind == "float32" else f"{kind}_"
+    ratios = {"PyTorch": found[f"{prefix}speed_over_best_of_pytorch"]}
+    if "marian" in found:
+        ratios["Marian"] = found[f"{prefix}speed_over_marian"]
+    return ratios
+
+
+def decoding_ratios(found: Figures) -> dict[str, Figures]:
+    kind, _ = best_kind(found)
+    over = found["speed_over" if kind == "float32" else f"{kind}_speed_over"]
+    others = {"PyTorch": "pytorch", "CTranslate2": "ctranslate2"}
+    return {
+        name: over[fastest(found, [side for side in over if side.startswith(stem)])]
+        for name, stem in others.items()
+    }
+
+
+def training_row(found: Figures) -> Row:
+    kind, side = best_kind(found)
     best = found["best_of_pytorch"]
-    sides = {"float32": ("ours", "")}
-    sides |= {kind: (f"ours-{kind}", f"{kind}_") for kind in PRECISIONS}
-    for kind, (side, prefix) in sides.items():
-        if side in found:
-            over = found[f"{prefix}speed_over_best_of_pytorch"]
-            yield (
-                found["shape"],
-                kind,
-                number(found[side]["tokens_per_second"]),
-                mode_name(best),
-                number(found[best]["tokens_per_second"]),
-                spread(over),
-                number(found[side]["peak_memory_mb"]),
-                number(found[best]["peak_memory_mb"]),
-            )
+    ratios = training_ratios(found)
+    plain = found["speed_over_pytorch"].get("pytorch")
+    return (
+        machine(found),
+        found["shape"],
+        f"{number(speed(found, side))} ({kind})",
+        f"{number(speed(found, best))} ({mode_name(best)})",
+        spread(ratios["PyTorch"]),
+        spread(plain) if plain else "",
+        spread(ratios["Marian"]) if "Marian" in ratios else "",
+        f"{number(found[side]['peak_memory_mb'])}, "
+        f"{number(found[best]['peak_memory_mb'])}",
+        found["date"],
+    )
 
 
 def mode_name(side: str) -> str:
@@ -154,105 +205,102 @@ def mode_name(side: str) -> str:
     return ", ".join(parts)
 
 
-def mode_rows(name: str, found: Figures) -> Iterator[Row]:
-    yield (
-        found["shape"],
-        *(number(found[x]["tokens_per_second"]) if x in found else "" for x in PYTORCH),
-        f"{found['share_of_matrix_products']['median']:.2f}",
+def decoding_row(found: Figures) -> Row:
+    kind, side = best_kind(found)
+    over = found["speed_over"]
+    other = fastest(found, [x for x in over if x.startswith("ctranslate2")])
+    ratios = decoding_ratios(found)
+    return (
+        machine(found),
+        found["name"].partition("-")[2],
+        f"{number(speed(found, side))} ({kind})",
+        f"{number(speed(found, other))} ({other.partition('-')[2]})",
+        spread(ratios["CTranslate2"]),
+        spread(over["ctranslate2-float32"]),
+        spread(ratios["PyTorch"]),
+        f"{number(found[side]['peak_memory_mb'])}, "
+        f"{number(found[other]['peak_memory_mb'])}",
+        found["date"],
     )
 
 
-def decoding_rows(name: str, found: Figures) -> Iterator[Row]:
-    model = name.partition("-")[2]
-    over = found["speed_over"]
-    others = [found.get(f"{kind}_speed_over", {}) for kind in ONEDNN]
-    for side in ("ours", *over):
-        yield (
-            model,
-            side,
-            number(found[side]["tokens_per_second"]),
-            spread(over[side]) if side in over else "",
-            *(spread(ratios[side]) if side in ratios else "" for ratios in others),
-            f"{found['same'][side]:.1%}" if side in over else "",
-            number(found[side]["peak_memory_mb"]),
-        )
-
-
-def startup_rows(name: str, found: Figures) -> Iterator[Row]:
-    yield (
+def startup_row(found: Figures) -> Row:
+    return (
+        machine(found),
         f"{found['seconds']:.2f} s",
         f"{found['least']:.2f} to {found['greatest']:.2f} s",
         f"{found['numpy_alone']:.2f} s",
+        found["date"],
     )
 
 
-# Of each table: which figures it shows, its head and its rows.
-TABLES: dict[str, tuple[str, Row, Callable[[str, Figures], Iterator[Row]]]] = {
+# Of each table: which figures it shows, its head, and how a row is made.
+TABLES: dict[str, tuple[str, Row, Callable[[Figures], Row]]] = {
     "training": (
         "train-",
         (
+            "processor",
             "shape",
-            "this engine in",
-            "tokens/s",
-            "PyTorch's best mode",
-            "tokens/s",
-            "ratio",
-            "MB",
-            "PyTorch's MB",
+            "here",
+            "PyTorch",
+            "over PyTorch",
+            "both float32",
+            "over Marian",
+            "MB: here, PyTorch",
+            "day",
         ),
-        training_rows,
-    ),
-    "modes": (
-        "train-",
-        ("shape", "float32", "bf16", "compiled", "compiled, bf16", "products"),
-        mode_rows,
+        training_row,
     ),
     "decoding": (
         "decode-",
         (
+            "processor",
             "model",
-            "decoder",
-            "tokens/s",
-            "float32 over it",
-            *(f"{precision} over it" for precision in ONEDNN),
-            "same",
-            "MB",
+            "here",
+            "CTranslate2",
+            "over CTranslate2",
+            "both float32",
+            "over PyTorch",
+            "MB: here, CTranslate2",
+            "day",
         ),
-        decoding_rows,
+        decoding_row,
     ),
-    "startup": ("startup", ("median", "range", "`import numpy`"), startup_rows),
+    "startup": (
+        "startup",
+        ("processor", "median", "range", "`import numpy`", "day"),
+        startup_row,
+    ),
 }
 
 
-def table(name: str, folders: Sequence[Path]) -> str:
-    """Return a table of one kind, with a paragraph and its rows for each processor."""
-    prefix, head, rows = TABLES[name]
-    parts = []
-    for folder in folders:
-        found = {
-            path.stem: json.loads(path.read_text())
-            for key in BENCHMARKS
-            if key.startswith(prefix) and (path := folder / f"{key}.json").exists()
-        }
-        if not found:
-            continue
-        first, days = next(iter(found.values())), {x["date"] for x in found.values()}
-        when = " to ".join(sorted({min(days), max(days)}))
-        machine = f"{first['processor']}, {first['numpy_products']}, {when}:"
-        lines = [head, ["---"] * len(head)]
-        lines += [row for key, figures in found.items() for row in rows(key, figures)]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"{machine}\n\n{body}")
-    return "\n\n".join(parts) or "Not measured yet."
+def read_figures(prefix: str, figures: Path = FIGURES) -> list[Figures]:
+    """Return what benchmarks of one kind have measured, in the order of BENCHMARKS."""
+    return [
+        {"name": name, **json.loads(path.read_text(encoding="utf-8"))}
+        for folder in sorted(path for path in figures.glob("*") if path.is_dir())
+        for name in BENCHMARKS
+        if name.startswith(prefix) and (path := folder / f"{name}.json").exists()
+    ]
+
+
+def table(name: str, figures: Path = FIGURES) -> str:
+    """Return a table of one kind, without columns that nothing was measured for."""
+    prefix, head, row = TABLES[name]
+    rows = [row(found) for found in read_figures(prefix, figures)]
+    if not rows:
+        return "Not measured yet."
+    kept = [i for i in range(len(head)) if any(line[i] for line in rows)]
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line[i] for i in kept)} |" for line in lines)
 
 
 def with_tables(page: str, figures: Path = FIGURES) -> str:
     """Return the text of the page with new tables between its markers."""
-    folders = sorted(path for path in figures.glob("*") if path.is_dir())
 
     def renewed(match: re.Match[str]) -> str:
-        name = match[1]
-        return f"<!-- table {name} -->\n\n{table(name, folders)}\n\n<!-- end -->"
+        made = table(match[1], figures)
+        return f"<!-- table {match[1]} -->\n\n{made}\n\n<!-- end -->"
 
     return re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", renewed, page, flags=re.S)
 

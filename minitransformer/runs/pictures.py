@@ -19,7 +19,8 @@ def write_picture(figure: Any, path: Path, dpi: int) -> None:
     An SVG shown by a browser is dark where pages are. Units: dpi dots an inch
     """
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=dpi, format=path.suffix[1:])
+    undated = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(drawn, dpi=dpi, format=path.suffix[1:], metadata=undated)
     data = drawn.getvalue()
     if path.suffix == ".svg":
         data = data.replace(b"</style>", DARK + b"</style>", 1)

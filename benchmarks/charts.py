@@ -1,0 +1,159 @@
+"""Draw the charts of docs/results.md from the figures in docs/figures.
+
+    python benchmarks/charts.py
+
+Speeds come from measure.py. `table3.json` has mean and standard deviation of what
+table3.py prints, and `growth.json` is what scaling.py prints.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from measure import FIGURES, decoding_ratios, machine, read_figures, training_ratios
+from table3 import PAPER
+
+from minitransformer.runs.pictures import write_picture
+
+PICTURES = FIGURES.parent / "img"
+COLORS = {"PyTorch": "#d1603d", "Marian": "#5b8e3e", "CTranslate2": "#3b6fb6"}
+HERE, THERE = "#3b6fb6", "#d1603d"
+# Text stays text, which can be searched and is drawn in a font that the reader has.
+STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "charts",
+}
+AXES = {
+    "length": "tokens a sentence",
+    "batch-tokens": "tokens a batch",
+    "vocabulary": "vocabulary",
+    "depth": "layers",
+    "output-length": "output length",
+    "beam": "beam",
+    "decoding-depth": "decoder layers",
+}
+
+
+def speed(pyplot: Any) -> Any:
+    """Speed here over other toolkits', a group of bars for each processor and shape."""
+    kinds = {
+        "training": ("train-", training_ratios),
+        "decoding": ("decode-", decoding_ratios),
+    }
+    found = {title: read_figures(prefix) for title, (prefix, _) in kinds.items()}
+    sizes = [len(figures) for figures in found.values()]
+    figure, plots = pyplot.subplots(
+        len(kinds), 1, figsize=(5.4, 0.46 * sum(sizes) + 1.6), height_ratios=sizes
+    )
+    for plot, (title, (_, ratios)) in zip(plots, kinds.items(), strict=True):
+        labels = []
+        for place, figures in enumerate(found[title]):
+            shape = figures["name"].partition("-")[2]
+            labels.append(f"{machine(figures)}\n{shape}")
+            over = ratios(figures)
+            height = 0.8 / len(over)
+            for number, (name, ratio) in enumerate(over.items()):
+                y = place + (number - (len(over) - 1) / 2) * height
+                median = ratio["median"]
+                label = name if place == 0 else None
+                plot.barh(y, median, height, color=COLORS[name], label=label)
+                plot.plot([ratio["least"], ratio["greatest"]], [y, y], "k", lw=0.8)
+                end = ratio["greatest"] + 0.04
+                plot.text(end, y, f"{median:.2f}", va="center", fontsize=8)
+        plot.axvline(1, color="black", linewidth=0.8, linestyle=":")
+        plot.set_yticks(range(len(labels)), labels, fontsize=8)
+        plot.invert_yaxis()
+        plot.set_xlim(0, 4)
+        plot.set_title(f"{title}, times as fast as", loc="left")
+        plot.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.02, 0.93))
+    return figure
+
+
+def published(row: str) -> dict[str, float]:
+    _, perplexity, bleu, _ = PAPER[row]
+    return {"perplexity": perplexity, "bleu": bleu}
+
+
+def table3(pyplot: Any) -> Any:
+    """Differences of each row of Table 3 from base, here and in the paper."""
+    rows = json.loads((FIGURES / "table3.json").read_text(encoding="utf-8"))["rows"]
+    base = rows.pop("base")
+    figure, plots = pyplot.subplots(1, 2, figsize=(6.4, 3.4), sharey=True)
+    panels = [
+        ("perplexity", "perplexity, % of base's"),
+        ("bleu", "BLEU, less base's"),
+    ]
+    for plot, (key, title) in zip(plots, panels, strict=True):
+
+        def against(value: float, mean: float, key: str = key) -> float:
+            return 100 * value / mean if key == "perplexity" else value - mean
+
+        for place, (row, result) in enumerate(rows.items()):
+            mean, *deviation = result[key]
+            here = against(mean, base[key][0])
+            paper = against(published(row)[key], published("base")[key])
+            plot.plot([here, paper], [place, place], color="0.75", zorder=0)
+            labels = ("here", "paper") if place == 0 else (None, None)
+            plot.plot(here, place, "o", color=HERE, label=labels[0])
+            plot.plot(paper, place, "s", color=THERE, mfc="none", label=labels[1])
+            text = f"{mean:.2f}" + "".join(f" ± {x:.2f}" for x in deviation)
+            plot.text(here, place - 0.18, text, fontsize=7, ha="center")
+        level = 100 if key == "perplexity" else 0
+        plot.axvline(level, color="black", linewidth=0.8, linestyle=":")
+        mean, deviation = base[key]
+        heading = f"{title}\n({mean:.2f} ± {deviation:.2f})"
+        plot.set_title(heading, loc="left", fontsize=9)
+        plot.margins(x=0.2)
+    plots[0].set_yticks(range(len(rows)), [PAPER[row][0] for row in rows])
+    plots[0].set_ylim(len(rows) - 0.5, -0.7)
+    plots[1].legend(frameon=False, loc="lower left", fontsize=8)
+    return figure
+
+
+def growth(pyplot: Any) -> Any:
+    """Time along each axis of scaling.py, over that of the axis's first point."""
+    found = json.loads((FIGURES / "growth.json").read_text(encoding="utf-8"))["axes"]
+    kinds = {"a training step": list(AXES)[:4], "decoding": list(AXES)[4:]}
+    figure, plots = pyplot.subplots(1, 2, figsize=(6.4, 3.2), sharey=True)
+    for plot, (title, axes) in zip(plots, kinds.items(), strict=True):
+        plot.plot([1, 16], [1, 16], color="0.75", linestyle=":")
+        for number, axis in enumerate(axes):
+            values, seconds = next(iter(found[axis].values())), found[axis]["seconds"]
+            x = [value / values[0] for value in values]
+            y = [second / seconds[0] for second in seconds]
+            plot.loglog(x, y, "o-", color=f"C{number}", markersize=4)
+            text = f"{AXES[axis]}: {found[axis]['exponent']:.2f}"
+            place = {"va": "center", "ha": "left", "fontsize": 8}
+            plot.text(x[-1] * 1.15, y[-1], text, color=f"C{number}", **place)
+        plot.set_title(f"{title}, time over the first", loc="left", fontsize=9)
+        plot.set_xlabel("times as many")
+        plot.set_xlim(0.9, 190)
+        plot.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+        plot.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+        plot.minorticks_off()
+    return figure
+
+
+CHARTS = {"speed": speed, "table3": table3, "growth": growth}
+
+
+def draw(folder: Path = PICTURES) -> None:
+    """Write every chart into a folder as SVG."""
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    with pyplot.rc_context(STYLE):
+        for name, chart in CHARTS.items():
+            figure = chart(pyplot)
+            figure.tight_layout()
+            write_picture(figure, folder / f"{name}.svg", dpi=150)
+            pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    draw()
