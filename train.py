@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -53,10 +54,10 @@ from minitransformer.settings.options import UsageError, build, given
 from minitransformer.settings.presets import find_preset
 from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
-from minitransformer.text.cache import cached_tokenizer
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.find import find_text, text_of
 from minitransformer.text.grammar.corpus import built_in_corpus
-from minitransformer.text.lines import TextPair, find_text
-from minitransformer.text.mixture import encoded_text, text_of
+from minitransformer.text.lines import TextPair
 from minitransformer.text.own_vocabulary import with_size_of_file
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
@@ -86,7 +87,7 @@ from minitransformer.training.optimizer import (
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import Progress, TrainingState, run_summary
-from minitransformer.translation.quality import TranslationQuality, quality_of_samples
+from minitransformer.translation.quality import TranslationQuality, translation_quality
 from minitransformer.translation.translator import Translator
 from minitransformer.workers import allow_forks
 
@@ -163,7 +164,7 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
     vocabulary = build(VocabularyConfig, preset, given(args, VocabularyConfig))
-    sizes = with_size_of_file(given(args, ModelConfig), vocabulary, text.tag)
+    sizes = with_size_of_file(given(args, ModelConfig), vocabulary)
     model, start = choose_model(args.start, preset, sizes)
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
@@ -176,8 +177,6 @@ def new_config(args: argparse.Namespace) -> RunConfig:
         decoding=decoding,
         text=files,
         vocabulary=vocabulary,
-        weights=text.weights,
-        tags=text.tag,
         start=start,
     )
     settings.refuse_useless(args)
@@ -224,14 +223,14 @@ def prepare(
     check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
     shared |= {"threads": cores, "precision": device.precision, "text": state.text}
-    shared |= {"weights": settings.weights, "vocabulary": start.tokenizer.checksum}
+    shared["vocabulary"] = start.tokenizer.checksum
     shared |= {**vars(args.processes), "state": state.to_json()}
     communicator.assert_equal(shared)
     start.parameters.move_to(device.xp, device.low_precision)
     communicator.broadcast(start.parameters.data)
     start.parameters.data_changed()
     corpora = {
-        split: encoded_text(pair, start.tokenizer, args.cache, cores)
+        split: encoded_corpus(pair, start.tokenizer, args.cache, cores)
         for split, pair in text.items()
     }
     check_positions(settings, corpora)
@@ -432,8 +431,8 @@ class Trainer:
         text, bleu = "", -1.0
         if count := training.validate_bleu:
             quality = self.translate_split("val", count)
-            text, bleu = f"  BLEU {quality.bleus}", quality.bleu
-            values |= quality.metrics("validation")
+            text, bleu = f"  BLEU {quality.bleu:.2f}", quality.bleu
+            values["validation_bleu"] = bleu
         self.run.record(state.step, **values)
         better = state.count_validation(total.loss, bleu, training.best_by)
         self.log(
@@ -452,8 +451,7 @@ class Trainer:
         self, split: str, limit: int | None = None
     ) -> TranslationQuality:
         """Translate a split, or its first `limit` pairs; compare with references."""
-        samples = self.text[split].samples(limit)
-        pairs = [pair for part in samples.values() for pair in part]
+        pairs = list(itertools.islice(self.text[split].lines(), limit))
         rank, size = self.communicator.rank, self.communicator.size
         threads = self.parallel.num_threads
         translator = Translator(self.model, self.tokenizer, threads)
@@ -462,7 +460,7 @@ class Trainer:
         gathered = self.communicator.all_gather(json.dumps(mine).encode())
         parts = [json.loads(part) for part in gathered]
         lines = [parts[i % size][i // size] for i in range(len(pairs))]
-        return quality_of_samples(lines, samples)
+        return translation_quality(lines, [target for _, target in pairs])
 
     def save(self) -> None:
         """Write a checkpoint to resume from; delete the oldest ones."""
@@ -503,9 +501,9 @@ class Trainer:
             self.saved &= self.save_as(run.averaged, with_moments=False)
         if "test" in self.text:
             test = self.translate_split("test")
-            self.run.record(self.state.step, **test.metrics("test"), exact=test.exact)
+            self.run.record(self.state.step, test_bleu=test.bleu, exact=test.exact)
             self.log(
-                f"test        {test.exact:.1%} exact, BLEU {test.bleus} "
+                f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
                 f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
             )
         if not self.saved and not self.communicator.rank:

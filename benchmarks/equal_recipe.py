@@ -40,7 +40,7 @@ from minitransformer.settings.presets import PRESETS
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.lines import find_text
+from minitransformer.text.find import find_text
 from minitransformer.training.optimizer import (
     Adam,
     learning_rate,

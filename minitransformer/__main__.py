@@ -18,6 +18,7 @@ COMMANDS = {
     "translate": ("translate.py", "translate, score and serve (section 6.1)"),
     "average": ("runs.average", "average the parameters of checkpoints"),
     "corpora": ("text.corpora", "download a public corpus"),
+    "mix": ("commands.mix", "make one corpus of several"),
     "split": ("text.split", "split sentence pairs into train, val and test"),
     "cost": ("commands.cost", "parameters, operations and hours of a model"),
     "plot": ("training.plot", "plot loss, BLEU and speed of runs"),

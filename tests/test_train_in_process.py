@@ -15,7 +15,6 @@ import sys
 from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -33,7 +32,6 @@ from minitransformer.training.distributed import Communicator, World
 from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.parallel import ThreadedModel
 from minitransformer.training.progress import TrainingState
-from minitransformer.translation import lexicon
 from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, signals_put_back
 from support.ranks import run_ranks
@@ -916,13 +914,13 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
     assert f"the {name} text has changed" in error
 
 
-def test_a_corpus_cannot_be_added_to_a_run(start, whole):
+def test_a_run_that_mixed_corpora_is_not_resumed(start, whole):
     def change(config):
         config["text"]["train 2"] = config["text"]["train"]
 
     edited(whole[0], change)
     error = start("--resume", "run", "--steps", 8, code=1)
-    assert "the training text has changed" in error
+    assert "expected a run of one corpus, got a mixture by an older version" in error
 
 
 @pytest.mark.parametrize(
@@ -1080,7 +1078,7 @@ def test_ranks_compare_what_they_would_train(text, place, capsys):
 def test_threads_are_the_cores_of_a_rank(
     text, place, monkeypatch, capsys, flags, cores, expected
 ):
-    places = {"open_device": 2, "cached_tokenizer": 3, "encoded_text": 3}
+    places = {"open_device": 2, "cached_tokenizer": 3, "encoded_corpus": 3}
     calls = [observed(monkeypatch, name) for name in places]
     translators = observed(monkeypatch, "Translator")
     settings = [*text, *MODEL, *EVERY, "--steps", 1, "--run", "run"]
@@ -1212,8 +1210,6 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     assert Path("run", "tokenizer.model").read_bytes() == found.tokenizer.model
     settings = json.loads(Path("run", "config.json").read_text())["vocabulary"]
     assert (settings["tokenizer"], settings["user_symbols"]) == (str(own), ["<x>"])
-    tagged = train.new_config(parse(*flags, "--tag", "<y>"))
-    assert tagged.model.vocab_size == 14
     (place / "none").write_text("no vocabulary")
     for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
         code, _, error = run_main(train.main, *flags, "--tokenizer", file)
@@ -1223,84 +1219,6 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     start("--resume", "run", "--tokenizer", own, "--user-symbols", "<x>,<x>")
     error = start("--resume", "run", "--tokenizer", own.name, code=2)
     assert "--tokenizer: cannot change in a resumed run" in error
-
-
-# Several corpora
-
-FRENCH = "x ab ab x x"
-
-
-@pytest.fixture(scope="module")
-def corpora(text, tmp_path_factory):
-    """Flags that name the text, and other text of which there are no test files."""
-    folder = tmp_path_factory.mktemp("corpora")
-    for split, count in (("train", 10), ("val", 2)):
-        for side, line in (("en", "c c ab"), ("fr", FRENCH)):
-            (folder / f"{split}.{side}").write_text(f"{line}\n" * count)
-    data = [text[0], text[1], str(folder), "--source", "en", "--target", "de", "fr"]
-    tags = ["--tag", "<2de>", "<2fr>", "--weights", "1", "2"]
-    return [*data, *tags, *MODEL, *EVERY, "--vocab-size", "15", "--threads", "2"]
-
-
-def test_a_mixture_trains_and_is_resumed(text, corpora, place):
-    def run(*flags, code=0):
-        found, out, error = run_main(train.main, *flags, *text[-2:])
-        assert found == code, error
-        return error or out
-
-    often = "--validate-bleu 4 --validate-every 6 --save-every 6".split()
-    flags = [*corpora, *often, "--learning-rate", 0.03]
-    out = run(*flags, "--steps", 30, "--run", "whole")
-    run(*flags, "--steps", 12, "--run", "run")
-    run("--resume", "run", "--steps", 30)
-    assert_same_results("whole", "run")
-    lines = [line for line in out.splitlines() if line.startswith("corpus ")]
-    assert [line.partition(": ")[2] for line in lines] == [
-        "24 pairs, 12 an epoch (33.3%)", "10 pairs, 24 an epoch (66.7%)",
-    ]  # fmt: skip
-    assert ("tag <2de>:" in lines[0], "tag <2fr>:" in lines[1]) == (True, True)
-    found = state("run", 30)
-    assert (found["tags"], found["epoch"] > 1) == (["<2de>", "<2fr>"], True)
-    assert sorted(found["text"]) == ["test", "train", "train 2", "val", "val 2"]
-
-    # The BLEU of each corpus is that of what translate.py prints with its tag.
-    folder, model = Path(text[1]), Path("run/step-00000030.safetensors")
-    sources = (folder / "val.en").read_text().splitlines()[:2]
-    german = translations(model, ["--tag", "<2de>", *sources])
-    french = translations(model, ["<2fr> c c ab"] * 2)
-    scores = [
-        sacrebleu.corpus_bleu(*x).score
-        for x in ((german, [VAL[:2]]), (french, [[FRENCH] * 2]))
-    ]
-    both = sacrebleu.corpus_bleu(german + french, [[*VAL[:2], *[FRENCH] * 2]]).score
-    for name, score in (("_1", scores[0]), ("_2", scores[1]), ("", both)):
-        assert values("run", f"validation_bleu{name}")[30] == pytest.approx(score)
-    expected = f"BLEU {both:.2f} (corpus 1 {scores[0]:.2f}, corpus 2 {scores[1]:.2f})"
-    assert expected in out
-    assert (both > 0, "corpus" not in out[out.index("\ntest ") :]) == (True, True)
-
-    code, out, error = run_main(lexicon.main, "run", "lexicon", *text[-2:])
-    assert (code, out, error) == (0, "wrote lexicon from 34 pairs\n", "")
-
-    place = Path(corpora[2], "val.fr")
-    before = place.read_text()
-    place.write_text("changed\nx\n")
-    error = run("--resume", "run", "--steps", 24, code=1)
-    assert "val.fr: the validation text has changed" in error
-    place.write_text(before)
-    error = run("--resume", "run", "--weights", 1, 1, code=2)
-    assert "--weights: cannot change in a resumed run" in error
-
-
-def test_ranks_share_a_mixture(text, corpora, place, monkeypatch):
-    flags = ["--vocab-size", 15, "--steps", 4, "--learning-rate", 0.01, "--run"]
-    code, _, error = run_main(train.main, *corpora, *text[-2:], *flags, "one")
-    assert code == 0, error
-    compared = rank_run(corpora, monkeypatch, 2, *text[-2:], *flags, "two")
-    assert_close_results("one", "two")
-    vocabulary = Path("two", "tokenizer.model").read_bytes()
-    said = {"weights": (1, 2), "vocabulary": crc32(vocabulary)}
-    assert compared[1][0].items() >= said.items()
 
 
 # Several ranks

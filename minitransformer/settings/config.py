@@ -31,7 +31,6 @@ from minitransformer.settings.options import (
 from minitransformer.settings.text_config import (
     TextConfig,
     VocabularyConfig,
-    corpus_number,
 )
 
 # The number formats of training (`cuda/precision.py`): all but fp32-onednn on a GPU;
@@ -316,10 +315,10 @@ RESUMABLE = (
 class RunConfig:
     """All settings of a training run, which its directory's config.json stores.
 
-    `text` has the source and the target file of each split (train, val, test). Those of
-    further corpora are numbered ("train 2"). `weights` and `tags` are those of each
-    corpus, or empty; the tags are symbols of the vocabulary, too. `start` names the
-    checkpoint that the run began with, if any, and has a digest of it.
+    `text` has the source and the target file of each split (train, val, test). `start`
+    names the checkpoint that the run began with, if any, and has a digest of it. In
+    `is_mixture` it is read whether an older version mixed several corpora; such a run
+    translates, but cannot be resumed.
     """
 
     preset: str
@@ -328,22 +327,16 @@ class RunConfig:
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    weights: tuple[int, ...] = ()
-    tags: tuple[str, ...] = ()
     start: tuple[str, str] | None = None
+    is_mixture: bool = False
 
     def __post_init__(self) -> None:
-        count = max(map(corpus_number, self.text), default=1)
-        vocabulary = self.vocabulary.with_symbols(self.tags)
-        object.__setattr__(self, "vocabulary", vocabulary)
-        if {len(self.weights), len(self.tags)} - {0, count}:
-            raise ValueError(f"expected weights and tags of {count} corpora")
         if self.training.best_by and not self.has_validation_text:
             raise UsageError("--best-by expects validation text, found none")
 
     @property
     def has_validation_text(self) -> bool:
-        return any(name.partition(" ")[0] == "val" for name in self.text)
+        return "val" in self.text
 
     def refuse_useless(self, namespace: argparse.Namespace) -> None:
         """Refuse flags that change nothing beside these settings.
@@ -360,7 +353,9 @@ class RunConfig:
                 )
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        stored = dataclasses.asdict(self)
+        del stored["is_mixture"]
+        return json.dumps(stored, indent=2) + "\n"
 
     def resumed(self, namespace: argparse.Namespace) -> RunConfig:
         """Apply the flags that a resumed run may change (RESUMABLE).
@@ -394,11 +389,6 @@ class RunConfig:
             for pair in (files["train"], *files.values()):
                 if [type(name) for name in pair] != [str, str]:
                     raise TypeError(f"text: expected names of two files, got {pair}")
-            weights, tags = stored.get("weights", []), stored.get("tags", [])
-            if not all(type(x) is int and 0 < x <= 10_000 for x in weights):
-                raise TypeError(f"weights: expected whole numbers, got {weights}")
-            if not all(type(x) is str for x in tags):
-                raise TypeError(f"tags: expected texts, got {tags}")
             start = stored.get("start")
             if start is not None and [type(part) for part in start] != [str, str]:
                 raise TypeError(f"start: expected a place and a digest, got {start}")
@@ -409,9 +399,8 @@ class RunConfig:
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in files.items()},
                 VocabularyConfig(**stored.get("vocabulary", {})),  # not in older runs
-                tuple(weights),
-                tuple(tags),
                 start and (start[0], start[1]),
+                "train 2" in files or bool(stored.get("tags")),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from minitransformer.settings.options import Config, flag_name, option
+from minitransformer.settings.options import Config, UsageError, flag_name, option
 
 # What no symbol of a user may be: the special pieces, bytes, nothing, or what has a
 # space (U+2581 in SentencePiece) or a comma in it.
@@ -19,10 +18,10 @@ RESERVED = re.compile(
 
 
 def check_symbols(flag: str, symbols: Iterable[str]) -> None:
-    """Raises: ValueError if a symbol cannot be a piece of the vocabulary."""
+    """Raises: UsageError if a symbol cannot be a piece of the vocabulary."""
     for symbol in symbols:
         if RESERVED.fullmatch(symbol) or not symbol.isprintable():
-            raise ValueError(
+            raise UsageError(
                 f"{flag}: expected a symbol without space or comma, none of <pad>, "
                 f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
             )
@@ -64,42 +63,21 @@ class VocabularyConfig(Config):
                     flag = flag_name(name)
                     raise ValueError(f"{flag} does nothing with --tokenizer")
 
-    def with_symbols(self, symbols: Iterable[str]) -> VocabularyConfig:
-        """Return these settings with more symbols; an empty one counts for nothing."""
-        added = (*self.user_symbols, *filter(None, symbols))
-        return dataclasses.replace(self, user_symbols=added)
-
 
 @dataclass(frozen=True)
 class TextConfig(Config):
-    """The text to learn from: folders, single files, or the built-in corpus.
-
-    Of several corpora, each has a folder, two languages, a weight and a tag of its own;
-    one folder or one language stands for all.
-    """
+    """The text to learn from: a folder, single files, or the built-in corpus."""
 
     help_group: ClassVar[str] = "the text to learn from (default: the built-in corpus)"
 
-    data: tuple[str, ...] = option(
-        (),
-        "folders of train.LANG, val.LANG, test*.LANG, plain or .gz",
+    data: str | None = option(
+        None,
+        "folder of train.LANG, val.LANG, test*.LANG, plain or .gz (of several, "
+        "`minitransformer mix` makes one)",
         metavar="FOLDER",
     )
-    source: tuple[str, ...] = option(
-        (), "source language in --data, of all folders or of each", metavar="LANG"
-    )
-    target: tuple[str, ...] = option(
-        (), "target language in --data, of all folders or of each", metavar="LANG"
-    )
-    weights: tuple[int, ...] = option(
-        (),
-        "how often pairs of each corpus occur, such as 3 1 (default as in the text)",
-        at_least=1,
-        at_most=10_000,
-    )
-    tag: tuple[str, ...] = option(
-        (), 'symbol before the source lines of each corpus, such as "<2de>"'
-    )
+    source: str | None = option(None, "source language in --data", metavar="LANG")
+    target: str | None = option(None, "target language in --data", metavar="LANG")
     train_source: str | None = option(None, "source of training text", metavar="FILE")
     train_target: str | None = option(None, "target of training text", metavar="FILE")
     val_source: str | None = option(None, "source of validation text", metavar="FILE")
@@ -110,12 +88,11 @@ class TextConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         named = {split: pair for split, pair in self._pairs().items() if any(pair)}
-        given = self.data, self.source, self.target, self.weights, self.tag
+        given = self.data, self.source, self.target
         if named:
             if any(given):
                 raise ValueError(
-                    "--data, --source, --target, --weights and --tag do not go with "
-                    "file names"
+                    "--data, --source and --target do not go with file names"
                 )
             for split in ("train", *named):
                 if None in named.get(split, (None,)):
@@ -123,25 +100,12 @@ class TextConfig(Config):
         elif self.data and not (self.source and self.target):
             raise ValueError("--data expects --source and --target, such as en and de")
         elif any(given) and not self.data:
-            raise ValueError("--source, --target, --weights and --tag need --data")
-        for name in ("data", "source", "target"):
-            if (got := len(getattr(self, name))) not in (0, 1, len(self.corpora)):
-                expected = f"expected 1 or {len(self.corpora)}, one for each corpus"
-                raise ValueError(f"--{name}: {expected}, got {got}")
-        for name in ("weights", "tag"):
-            if (got := len(getattr(self, name))) not in (0, len(self.corpora)):
-                expected = f"expected {len(self.corpora)}, one for each corpus"
-                raise ValueError(f"--{name}: {expected}, got {got}")
-        # Beside others, a corpus may be of one language: text that is to be copied.
-        if self.data and all(source == target for _, source, target in self.corpora):
+            raise ValueError("--source and --target need --data")
+        elif self.data and self.source == self.target:
             raise ValueError(
                 "--source and --target: expected two languages, got "
-                f"{self.source[0]} for both"
+                f"{self.source} for both"
             )
-        if len(self.weights) == 1:
-            raise ValueError("--weights does nothing with one corpus")
-        if self.tag:
-            check_symbols("--tag", filter(None, self.tag) if any(self.tag) else [""])
 
     def _pairs(self) -> dict[str, tuple[str | None, str | None]]:
         return {
@@ -151,26 +115,6 @@ class TextConfig(Config):
         }
 
     @property
-    def corpora(self) -> list[tuple[str, str, str]]:
-        """The folder, source and target language of each corpus in --data."""
-        named = self.data, self.source, self.target
-        count = max(map(len, named))
-        return list(
-            zip(*(x * count if len(x) == 1 else x for x in named), strict=False)
-        )
-
-    @property
     def files(self) -> dict[str, tuple[str, str]]:
         """The source and target file of each split, if single files are named."""
         return {split: (s, t) for split, (s, t) in self._pairs().items() if s and t}
-
-
-def corpus_number(split: str) -> int:
-    """Return the number of the corpus that a split is of: "val 2" is of 2, "val" of 1.
-
-    Raises: ValueError if it is named otherwise.
-    """
-    number = split.partition(" ")[2]
-    if number and not re.fullmatch("[1-9][0-9]{0,3}", number):
-        raise ValueError(f"expected a split such as train or val 2, got {split!r}")
-    return int(number or 1)

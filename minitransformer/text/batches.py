@@ -70,14 +70,6 @@ class ParallelCorpus:
         longest = np.maximum(self.source.lengths, self.target.lengths)
         return np.flatnonzero(longest + 1 <= max_length).astype(INDEX)
 
-    def rounds(self, pairs: np.ndarray, seed: int, epoch: int) -> list[np.ndarray]:
-        """Return the pairs of an epoch, in parts whose batches follow one another."""
-        return [pairs]
-
-    def summary(self, pairs: np.ndarray) -> list[str]:
-        """Return log lines about how an epoch is drawn, unless it is all pairs."""
-        return []
-
     def batch_by_length(
         self, pairs: np.ndarray, max_tokens: int, rng: np.random.Generator | None = None
     ) -> list[np.ndarray]:
@@ -170,13 +162,9 @@ class BatchStream:
         self._shuffle()
 
     def _shuffle(self) -> None:
-        seed, tokens = self.training.seed, self.training.max_tokens
-        rng = np.random.default_rng((seed, self.epoch))
-        self._batches = [
-            batch
-            for pairs in self.corpus.rounds(self.pairs, seed, self.epoch)
-            for batch in self.corpus.batch_by_length(pairs, tokens, rng)
-        ]
+        rng = np.random.default_rng((self.training.seed, self.epoch))
+        tokens = self.training.max_tokens
+        self._batches = self.corpus.batch_by_length(self.pairs, tokens, rng)
 
     def __len__(self) -> int:
         """The number of batches in this epoch."""

@@ -181,7 +181,6 @@ def _encode(
 ) -> None:
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
     folder.mkdir()
-    [tag] = tokenizer.encode([text.tag], num_threads)
     ends = {"source": 0, "target": 0}
     pairs = blank = 0
     checksums: dict[str, int] = {}
@@ -199,10 +198,8 @@ def _encode(
             tokenizer.encode([pair[column] for pair in complete], num_threads)
             for column in (0, 1)
         )
-        # Of a line of invisible characters, such as U+200B, no piece but the tag's
-        # is left.
-        encoded = zip(*sides, strict=True)
-        kept = [ids for ids in encoded if len(ids[0]) > len(tag) and ids[1]]
+        # Of a line of invisible characters, such as U+200B, no piece is left.
+        kept = [ids for ids in zip(*sides, strict=True) if all(ids)]
         blank += len(chunk) - len(kept)
         pairs += len(kept)
         for column, side in enumerate(ends):

@@ -23,7 +23,6 @@ from typing import BinaryIO, TextIO, cast
 
 from minitransformer.files import atomic_write
 from minitransformer.settings.options import UsageError
-from minitransformer.settings.text_config import TextConfig
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
 # times as much memory.
@@ -194,14 +193,10 @@ def with_lines_beside(
 
 @dataclass(frozen=True)
 class TextPair:
-    """Parallel text: two files whose lines are translations of each other.
-
-    A tag, if there is one, is put before each source line that is not blank.
-    """
+    """Parallel text: two files whose lines are translations of each other."""
 
     source: Path
     target: Path
-    tag: str = ""
 
     def __str__(self) -> str:
         return f"{self.source}, {self.target}"
@@ -211,14 +206,9 @@ class TextPair:
         """The absolute paths of the source and of the target."""
         return str(self.source.absolute()), str(self.target.absolute())
 
-    @property
-    def parts(self) -> Mapping[int, TextPair]:
-        """The texts of single corpora that this one consists of, by number from 1."""
-        return {1: self}
-
     def digest(self) -> str:
-        """Return a digest of tag and content, independent of the names of the files."""
-        total = hashlib.blake2b(self.tag.encode(), digest_size=16)
+        """Return a digest of the content, independent of the names of the files."""
+        total = hashlib.blake2b(digest_size=16)
         for path in (self.source, self.target):
             part = hashlib.blake2b(digest_size=16)
             with open_text(path) as file:
@@ -239,18 +229,7 @@ class TextPair:
                     f"expected as many lines in {shorter} as in {longer}, got {number} "
                     f"and {total}"
                 )
-            yield f"{self.tag} {s}" if self.tag and s.strip() else s, t
-
-    def samples(self, limit: int | None = None) -> dict[int, list[tuple[str, str]]]:
-        """Return pairs by the number of their corpus: all, or `limit` in equal shares.
-
-        A corpus with fewer pairs than its share gives all that it has.
-        """
-        found = {}
-        for i, (number, part) in enumerate(self.parts.items()):
-            share = None if limit is None else (limit + i) // len(self.parts)
-            found[number] = list(itertools.islice(part.lines(), share))
-        return found
+            yield s, t
 
 
 def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
@@ -305,56 +284,3 @@ def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
         if not Path(path).is_file():
             raise FileNotFoundError(f"expected a text file, found none at {path}")
     return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}
-
-
-def find_text(config: TextConfig) -> dict[str, TextPair]:
-    """Find the pairs of files that settings name, or that are in folders they name.
-
-    The splits of the second corpus are called "train 2", "val 2" and "test 2".
-
-    Raises: ValueError if there is no training text or a side of a split is missing,
-    FileNotFoundError if a file that is named does not exist.
-    """
-    if config.files:
-        return text_pairs(config.files)
-    found = {}
-    for number, (name, source, target) in enumerate(config.corpora, start=1):
-        folder, suffix = Path(name), f" {number}" if number > 1 else ""
-        if not folder.is_dir():
-            raise ValueError(f"--data: expected a folder, found none at {folder}")
-        for split in ("train", "val", "test"):
-            if pair := find_pair(folder, split, source, target):
-                found[split + suffix] = pair
-            elif split == "train":
-                raise ValueError(
-                    f"expected train.{source} and train.{target}, plain or .gz, found "
-                    f"none in {folder}"
-                )
-    return found
-
-
-def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
-    """Find `stem*.source` and `stem*.target` in a folder, plain or .gz.
-
-    Of several pairs, the one without further letters is taken, or the first of `test*`.
-
-    Raises: ValueError if only one side exists, or if several pairs may be meant.
-    """
-    sides: list[dict[str, Path]] = []
-    for language in (source, target):
-        found: dict[str, Path] = {}
-        for suffix in (f".{language}", f".{language}.gz"):
-            for path in sorted(folder.glob(f"{stem}*{suffix}")):
-                found.setdefault(path.name.removesuffix(suffix), path)
-        sides.append(found)
-    if both := sorted(sides[0].keys() & sides[1].keys()):
-        if len(both) > 1 and both[0] != stem != "test":
-            raise ValueError(
-                f"expected one pair of files {stem}.{source} and {stem}.{target} in "
-                f"{folder}, got {', '.join(both)}"
-            )
-        return TextPair(sides[0][both[0]], sides[1][both[0]])
-    for side, missing in zip(sides, (target, source), strict=True):
-        for path in side.values():
-            raise ValueError(f"expected {stem}*.{missing} beside {path}, found none")
-    return None

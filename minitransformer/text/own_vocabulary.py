@@ -38,8 +38,8 @@ def read_own_vocabulary(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
         raise ValueError(
             f"{path}: expected a SentencePiece model, got other bytes"
         ) from error
-    for symbol, [*_, last] in zip(symbols, tokenizer.encode(symbols), strict=True):
-        if tokenizer.pieces([last]) != [symbol]:
+    for symbol in symbols:
+        if not tokenizer.keeps_whole(symbol):
             raise ValueError(f"{path}: expected a model that can keep {symbol} whole")
     return tokenizer
 
@@ -53,7 +53,7 @@ def own_symbols(tokenizer: Tokenizer) -> set[str]:
 
 
 def with_size_of_file(
-    values: Mapping[str, Any], vocabulary: VocabularyConfig, tags: Sequence[str]
+    values: Mapping[str, Any], vocabulary: VocabularyConfig
 ) -> dict[str, Any]:
     """Return settings of a model with the vocabulary size of --tokenizer, if given.
 
@@ -64,8 +64,7 @@ def with_size_of_file(
         return dict(values)
     if "vocab_size" in values:
         raise UsageError("--vocab-size does nothing with --tokenizer")
-    symbols = vocabulary.with_symbols(tags).user_symbols
-    own = read_own_vocabulary(Path(vocabulary.tokenizer), symbols)
+    own = read_own_vocabulary(Path(vocabulary.tokenizer), vocabulary.user_symbols)
     return {**values, "vocab_size": own.vocab_size}
 
 

@@ -157,6 +157,11 @@ class Tokenizer:
         except (TypeError, RuntimeError) as error:
             raise _surrogate_error([text]) from error
 
+    def keeps_whole(self, symbol: str) -> bool:
+        """Whether a text is one piece wherever it stands, as a user symbol is."""
+        [ids] = self.encode([symbol])
+        return self.pieces(ids[-1:]) == [symbol]
+
     def written(self) -> list[str]:
         """Return the text of each piece; special symbols and bytes have none."""
         p, pieces = self._processor, self.all_pieces()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -78,13 +79,13 @@ def check_long_input(
     limit = min(decoding.max_input, positions - 1)  # one is EOS's
     translated = ("val", settings.training.validate_bleu), ("test", None)
     for split, count in translated if decoding.long_input == "error" else ():
-        for pairs in text[split].samples(count).values() if split in text else ():
-            lines = tokenizer.encode([source for source, _ in pairs])
-            if (longest := max(map(len, lines), default=0)) > limit:
-                raise UsageError(
-                    f"--long-input error: expected at most {limit} word pieces in a "
-                    f"line of the {SPLITS[split]} text, got {longest}"
-                )
+        pairs = islice(text[split].lines(), count) if split in text else ()
+        lines = tokenizer.encode([source for source, _ in pairs])
+        if (longest := max(map(len, lines), default=0)) > limit:
+            raise UsageError(
+                f"--long-input error: expected at most {limit} word pieces in a line "
+                f"of the {SPLITS[split]} text, got {longest}"
+            )
 
 
 def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
@@ -93,12 +94,9 @@ def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
     Raises: ValueError if a split has changed.
     """
     for split, pair in text.items():
-        for number, part in pair.parts.items():
-            name = f"{split} {number}" if number > 1 else split
-            digest = part.digest()
-            is_added = split == "train" and state.step and name not in state.text
-            if is_added or state.text.setdefault(name, digest) != digest:
-                raise ValueError(
-                    f"{part}: the {SPLITS.get(split, split)} text has changed "
-                    "since this run began, so the run cannot be resumed"
-                )
+        digest = pair.digest()
+        if state.text.setdefault(split, digest) != digest:
+            raise ValueError(
+                f"{pair}: the {SPLITS.get(split, split)} text has changed since this "
+                "run began, so the run cannot be resumed"
+            )

@@ -60,9 +60,8 @@ class Window:
 class TrainingState:
     """What a run needs to continue, besides the parameters and Adam's moments.
 
-    `text` has the digest of each split's text, of each corpus in it. `tags` are those
-    of the corpora, an empty one for a corpus without, and `decoding` has the settings
-    that translations of the model begin with. The next batch is number `position` of
+    `text` has the digest of each split's text, and `decoding` the settings that
+    translations of the model begin with. The next batch is number `position` of
     `epoch`; a validation of this step is pending if the run was stopped before it.
     `best_loss` and `best_bleu` are those of the best model that could be saved; a BLEU
     that was not measured is -1, as in older states. `lowest_cost` is the lowest loss,
@@ -86,15 +85,13 @@ class TrainingState:
     learning_rate: float = 0.0
     gradient_norm: Array = 0.0
     loss_scale: tuple[float, int] | None = None
-    tags: list[str] = field(default_factory=list)
     decoding: dict[str, Any] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
 
     @classmethod
     def at_start(cls, settings: RunConfig) -> TrainingState:
         """Return the state before the first update."""
-        tags, decoding = sorted({*settings.tags}), dataclasses.asdict(settings.decoding)
-        return cls({}, tags=tags, decoding=decoding)
+        return cls({}, decoding=dataclasses.asdict(settings.decoding))
 
     def used_up(self, training: TrainingConfig) -> str | None:
         """Return the limit that ends the run, if one is reached, resumes included."""
@@ -128,9 +125,6 @@ class TrainingState:
         """
         try:
             text, scale = stored["text"], stored["loss_scale"]
-            tags = list(stored.get("tags", []))
-            if not all(isinstance(tag, str) for tag in tags):
-                raise ValueError(f"tags {reprlib.repr(tags)}")
             if isinstance(text, str):  # older states have that of the training text
                 text = {"train": text}
             if scale is not None:
@@ -140,7 +134,7 @@ class TrainingState:
             added = {name: getattr(cls, name) for name in ADDED}
             numbers = _numbers(cls, {**added, **stored})
             decoding = dict(stored.get("decoding", {}))
-            others = {"loss_scale": scale, "tags": tags, "window": window}
+            others = {"loss_scale": scale, "window": window}
             state = cls(dict(text), decoding=decoding, **others, **numbers)
             if state.skipped > state.step:
                 raise ValueError(f"{state.skipped} skipped of {state.step}")
@@ -151,7 +145,7 @@ class TrainingState:
 
 def _numbers(cls: type, stored: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `cls` that are numbers. Raises: KeyError, ValueError"""
-    others = {"text", "loss_scale", "tags", "decoding", "window"}
+    others = {"text", "loss_scale", "decoding", "window"}
     names = {f.name for f in dataclasses.fields(cls)} - others
     return {name: _number(name, stored[name]) for name in names}
 
@@ -288,7 +282,6 @@ def run_summary(
         f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
         f"blank, {len(corpus) - len(stream.pairs):,} longer than "
         f"{stream.training.max_length} tokens",
-        *corpus.summary(stream.pairs),
         *_unknown_pieces(stream),
         f"held out    for validation {_files(text, corpora, 'val')}; "
         f"for the test {_files(text, corpora, 'test')}",

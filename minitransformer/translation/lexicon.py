@@ -161,8 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         # Imported here, because to translate with a lexicon takes none of it.
+        from minitransformer.text.cache import encoded_corpus
+        from minitransformer.text.find import text_of
         from minitransformer.text.lines import require_unread
-        from minitransformer.text.mixture import encoded_text, text_of
 
         run = RunDirectory(args.run)
         settings = run.read_config()
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require_unread("file", args.file, *run.own_files(), *text)
         train = text_of(settings, args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
-        corpus = encoded_text(train, tokenizer, args.cache)
+        corpus = encoded_corpus(train, tokenizer, args.cache)
         size, count = tokenizer.vocab_size, args.translations
         train_lexicon(corpus, size, count, args.frequent).save(args.file)
         print(f"wrote {args.file} from {len(corpus):,} pairs")

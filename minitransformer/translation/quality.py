@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 
 from minitransformer.settings.extras import import_extra
@@ -19,8 +18,7 @@ class TranslationQuality:
     `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
     text, with its signatures; `length` is how many words the translations have for each
     word of the references, as BLEU counts them, and `exact` is the share equal to the
-    reference. `by_corpus` has the BLEU of each corpus by its number, if there are
-    several.
+    reference.
     """
 
     bleu: float
@@ -29,18 +27,6 @@ class TranslationQuality:
     chrf_signature: str
     length: float
     exact: float
-    by_corpus: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def bleus(self) -> str:
-        """BLEU as text, that of each corpus after it."""
-        each = ", ".join(f"corpus {n} {bleu:.2f}" for n, bleu in self.by_corpus.items())
-        return f"{self.bleu:.2f}" + f" ({each})" * bool(each)
-
-    def metrics(self, split: str) -> dict[str, float]:
-        """Return BLEU by its names in metrics.jsonl; test_bleu_2 is of corpus 2."""
-        each = {f"{split}_bleu_{n}": bleu for n, bleu in self.by_corpus.items()}
-        return {f"{split}_bleu": self.bleu, **each}
 
     def __str__(self) -> str:
         return (
@@ -72,23 +58,6 @@ def translation_quality(
         counted.sys_len / max(counted.ref_len, 1),
         sum(t == r for t, r in pairs) / len(references),
     )
-
-
-def quality_of_samples(
-    translations: Sequence[str], samples: Mapping[int, Sequence[tuple[str, str]]]
-) -> TranslationQuality:
-    """Compare translations with the targets of pairs, all together and by corpus."""
-    references = [target for pairs in samples.values() for _, target in pairs]
-    quality, each = translation_quality(translations, references), {}
-    parts = {number: pairs for number, pairs in samples.items() if pairs}
-    if len(parts) == 1:  # its BLEU is that of all
-        return quality
-    left = iter(translations)
-    for number, pairs in parts.items():
-        mine = list(itertools.islice(left, len(pairs)))
-        targets = [target for _, target in pairs]
-        each[number] = translation_quality(mine, targets).bleu
-    return replace(quality, by_corpus=each)
 
 
 def compound_split_bleu(

@@ -1,7 +1,9 @@
-"""Tags: what a model that learned from several corpora expects before a source line.
+"""Tags: what a model of several corpora expects before a source line.
 
 A tag is a symbol such as `<2de>` that says which corpus a translation should resemble,
-for example one in German (as in Johnson et al., 2017). Beyond the paper.
+for example one in German (as in Johnson et al., 2017). Beyond the paper. Older runs,
+which mixed corpora while training, recorded their tags, so that a line without one is
+refused; in a corpus by `minitransformer mix`, tags are part of the text.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ from minitransformer.text.tokenizer import Tokenizer
 
 
 class Tags:
-    """The tags that a model knows, and the one that is put before every line, if any.
+    """The tags that a model recorded, and the one put before every line, if any.
 
     An empty tag among those that are known stands for lines without a tag.
 
-    Raises: UsageError if the model does not know the tag that was chosen.
+    Raises: UsageError if the model does not know the tag that was chosen: if it is not
+    recorded or, where none is, no symbol of the vocabulary.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, known: Sequence[str] = (), chosen: str | None = None
     ) -> None:
+        if chosen and not known and tokenizer.keeps_whole(chosen):
+            known = [chosen]
         if chosen is not None and chosen not in known:
-            expected = ", ".join(map(repr, known)) or "none, as this model has no tags"
+            expected = ", ".join(map(repr, known)) or "a symbol of the vocabulary"
             raise UsageError(f"--tag: expected {expected}, got {chosen!r}")
         self.names, self._chosen = ", ".join(filter(None, known)), chosen
         encoded = zip(known, tokenizer.encode(known), strict=True)

@@ -18,6 +18,7 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.settings.options import UsageError, build
 from minitransformer.settings.presets import PRESETS, find_preset
 from minitransformer.settings.text_config import TextConfig
+from minitransformer.text.find import text_of
 
 ALL = (ModelConfig, TrainingConfig, DecodingConfig)
 
@@ -137,16 +138,6 @@ def test_wrong_values_are_refused(cls, values, message):
         options.build(cls, {}, values)
 
 
-def test_a_corpus_of_one_language_is_for_others_beside_it():
-    def corpora(*targets):
-        config = TextConfig(data=("a", "b"), source=("en", "de"), target=targets)
-        return [languages for _, *languages in config.corpora]
-
-    assert corpora("de") == [["en", "de"], ["de", "de"]]
-    with pytest.raises(ValueError, match="expected two languages, got en for both"):
-        corpora("en", "de")
-
-
 def test_a_positive_argument_has_at_most_nine_digits():
     assert cli.positive("999999999") == 999_999_999
     for text in ("1000000000", "0", "-1", "1.5", "\N{SUPERSCRIPT TWO}", ""):
@@ -216,27 +207,19 @@ def test_a_run_config_needs_the_names_of_training_files(text):
         RunConfig.from_json(json.dumps({**stored, "text": text}))
 
 
-TWO_CORPORA = {"train": ["a", "b"], "train 2": ["c", "d"]}
-
-
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"weights": [0, 1]}, "weights: expected whole numbers"),
-        ({"weights": [10_001, 1]}, "weights: expected whole numbers"),
-        ({"weights": [1.5, 1]}, "weights: expected whole numbers"),
-        ({"weights": [1]}, "expected weights and tags of 2 corpora"),
-        ({"tags": ["<x>"]}, "expected weights and tags of 2 corpora"),
-        ({"tags": [5, 6]}, "tags: expected texts"),
-    ],
+    "values",
+    [{"tags": ["<x>"]}, {"text": {"train": ["a", "b"], "train 2": ["c", "d"]}}],
 )
-def test_each_corpus_has_a_weight_and_a_tag(values, message):
-    stored = {**json.loads(run_config().to_json()), "text": TWO_CORPORA}
-    good = {**stored, "weights": [10_000, 1], "tags": ["<x>", "<y>"]}
-    found = RunConfig.from_json(json.dumps(good))
-    assert (found.weights, found.tags) == ((10_000, 1), ("<x>", "<y>"))
-    with pytest.raises(ValueError, match=message):
-        RunConfig.from_json(json.dumps({**stored, **values}))
+def test_a_run_that_mixed_corpora_is_read_but_gives_no_text_to_train_on(
+    tmp_path, values
+):
+    stored = {**json.loads(run_config().to_json()), "weights": [], "tags": []}
+    assert RunConfig.from_json(json.dumps(stored)) == run_config()
+    found = RunConfig.from_json(json.dumps({**stored, **values}))
+    assert found.model == run_config().model
+    with pytest.raises(ValueError, match=r"one corpus, got a mixture .* --from RUN"):
+        text_of(found, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ from minitransformer.settings.presets import find_preset
 from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text import cache
 from minitransformer.text.batches import BatchStream
+from minitransformer.text.find import text_of
 from minitransformer.text.lines import (
     TextPair,
     read_available_lines,
     read_lines,
     text_pairs,
 )
-from minitransformer.text.mixture import text_of
 from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.split import read_pairs
 from minitransformer.text.tokenizer import Tokenizer

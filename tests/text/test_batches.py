@@ -1,6 +1,5 @@
 """Encoded text, and batches of sentences of similar lengths."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -247,13 +246,11 @@ def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
     assert tokenizer.decode(ids) == LINES[:100]
 
 
-@pytest.mark.parametrize("tag", ["", "<bt>"])
 @pytest.mark.parametrize("invisible", ["\u200b", "\ufeff", "\x01"])
-def test_lines_of_invisible_characters_are_blank(tmp_path, tokenizer, invisible, tag):
+def test_lines_of_invisible_characters_are_blank(tmp_path, tokenizer, invisible):
     pair = write_pair(
         tmp_path, f"the cat\n{invisible}\nthe mat\n", f"1\n2\n{invisible}"
     )
-    pair = replace(pair, tag=tag)
     corpus = encoded_corpus(pair, tokenizer, tmp_path / "cache")
     assert (len(corpus), corpus.dropped_blank) == (1, 2)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from minitransformer.cli import OutputStream
-from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import lines as text
 from minitransformer.text.lines import TextPair, read_available_lines, read_lines
 
@@ -180,45 +179,3 @@ def test_lengths_of_files_are_compared_and_pipes_left_alone(tmp_path):
         text.compare_lengths(two, one)
     with pytest.raises(FileNotFoundError):
         text.compare_lengths(None, tmp_path / "none")
-
-
-def test_text_is_found_in_a_folder(tmp_path):
-    for name in (
-        "train.en.gz",
-        "train.de",
-        "val.en",
-        "val.de",
-        "test_x.en",
-        "test_x.en.gz",
-        "test_x.de",
-        "test_y.en",
-        "test_y.de",
-    ):
-        (tmp_path / name).write_bytes(b"")
-    config = TextConfig(data=str(tmp_path), source="en", target="de")
-    found = text.find_text(config)
-    assert found["train"] == TextPair(tmp_path / "train.en.gz", tmp_path / "train.de")
-    assert found["test"].source.name == "test_x.en"
-    (tmp_path / "val.de").unlink()
-    with pytest.raises(ValueError, match=r"expected val\*\.de beside .*val\.en"):
-        text.find_text(config)
-    missing = TextConfig(data=str(tmp_path), source="fr", target="it")
-    with pytest.raises(ValueError, match=r"expected train\.fr and train\.it"):
-        text.find_text(missing)
-
-
-def test_of_several_pairs_the_plain_name_is_taken_and_no_other_guessed(tmp_path):
-    def touch(*names):
-        for name in names:
-            for language in ("en", "de"):
-                (tmp_path / f"{name}.{language}").write_text("a\n")
-
-    config = TextConfig(data=str(tmp_path), source="en", target="de")
-    touch("train1", "train2", "test_b", "test_a")
-    expected = r"one pair of files train\.en and train\.de in .*, got train1, train2"
-    with pytest.raises(ValueError, match=expected):
-        text.find_text(config)
-    touch("train")
-    found = text.find_text(config)
-    assert found["train"].source.name == "train.en"
-    assert found["test"].source.name == "test_a.en"

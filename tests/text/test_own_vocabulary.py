@@ -135,21 +135,21 @@ def test_other_ids_are_refused_where_they_are_not_changed():
 
 def test_a_missing_file_is_named(file):
     with pytest.raises(FileNotFoundError, match=r"own\.model"):
-        with_size_of_file({}, VocabularyConfig(tokenizer=str(file)), [])
+        with_size_of_file({}, VocabularyConfig(tokenizer=str(file)))
 
 
 def test_the_file_decides_the_size_of_the_vocabulary(file):
     file.write_bytes(trained())
     own = VocabularyConfig(tokenizer=str(file), user_symbols=("<a>",))
     size = read_own_vocabulary(file).vocab_size
-    assert with_size_of_file({"d_ff": 4}, own, ["<b>", ""]) == {
+    assert with_size_of_file({"d_ff": 4}, own) == {
         "d_ff": 4,
-        "vocab_size": size + 2,
+        "vocab_size": size + 1,
     }
     with pytest.raises(UsageError, match="--vocab-size does nothing with --tokenizer"):
-        with_size_of_file({"vocab_size": 80}, own, [])
+        with_size_of_file({"vocab_size": 80}, own)
     learned = VocabularyConfig()
-    assert with_size_of_file({"vocab_size": 80}, learned, ["<b>"]) == {"vocab_size": 80}
+    assert with_size_of_file({"vocab_size": 80}, learned) == {"vocab_size": 80}
 
 
 # What is learned
@@ -264,19 +264,17 @@ def test_symbols_are_divided_by_commas_and_each_counts_once():
     assert VocabularyConfig(user_symbols="<a>") == VocabularyConfig(
         user_symbols=["<a>"]
     )
-    assert config.with_symbols(["<b>", "", "<d>"]).user_symbols[-2:] == ("<c>", "<d>")
 
 
 def test_older_configurations_learn_as_they_did(tmp_path):
     configs = ModelConfig(), TrainingConfig(), DecodingConfig()
     run = RunConfig("base", *configs, {"train": ("a", "b")})
     stored = json.loads(run.to_json())
-    for name in ("vocabulary", "weights", "tags"):
-        del stored[name]
+    del stored["vocabulary"]
     del stored["training"]["best_by"]
     assert RunConfig.from_json(json.dumps(stored)) == run
     unigram = replace(run, vocabulary=VocabularyConfig(vocab_type="unigram"))
     (tmp_path / "config.json").write_text(unigram.to_json())
     _, preset = find_preset(str(tmp_path / "config.json"))
     assert preset["vocab_type"] == "unigram"
-    assert not preset.keys() & {"weights", "tags", "train"}
+    assert not preset.keys() & {"train"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minitransformer import files
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import split
-from minitransformer.text.lines import find_text
+from minitransformer.text.find import find_text
 from minitransformer.text.split import main, split_pairs
 
 words = st.sampled_from("abcdefghij")

@@ -14,15 +14,12 @@ from minitransformer.cli import OutputStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.config import (
     UNK_ID,
-    ModelConfig,
-    RunConfig,
     TrainingConfig,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair
-from minitransformer.text.mixture import MixedText
 from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ThreadedModel
@@ -52,7 +49,7 @@ STATE = TrainingState(
 DECODING = dataclasses.asdict(DecodingConfig())
 
 # What older states may lack.
-MAY_BE_MISSING = {"gradient_norm", "best_bleu", "tags", "decoding"}
+MAY_BE_MISSING = {"gradient_norm", "best_bleu", "decoding"}
 MAY_BE_MISSING |= {"pending_validations", "lowest_cost"}
 
 
@@ -83,23 +80,14 @@ def test_a_state_survives_json():
     assert all_skipped.step == all_skipped.skipped
 
 
-def test_a_run_begins_with_the_tags_of_its_corpora_once_and_in_order():
-    settings = RunConfig(
-        "x", ModelConfig(), TrainingConfig(), DecodingConfig(),
-        dict.fromkeys(("train", "train 2", "train 3", "train 4"), ("a", "b")),
-        tags=("<b>", "<a>", "", "<b>"),
-    )  # fmt: skip
-    assert TrainingState.at_start(settings).tags == ["", "<a>", "<b>"]
-
-
 def test_an_older_state_has_the_digest_of_the_training_text_alone():
     assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
 
 
-def test_an_older_state_has_no_best_bleu_no_tags_and_no_decoding():
-    older = stored(best_bleu=None, tags=None, decoding=None, pending_validations=None)
+def test_an_older_state_has_no_best_bleu_and_no_decoding():
+    older = stored(best_bleu=None, decoding=None, pending_validations=None)
     state = TrainingState.from_json(older)
-    assert (state.best_bleu, state.tags, state.decoding) == (-1.0, [], {})
+    assert (state.best_bleu, state.decoding) == (-1.0, {})
     assert state.pending_validations == 0
     assert DecodingConfig.of_run(older) == DecodingConfig.of_run(None)
 
@@ -172,8 +160,6 @@ def test_other_settings_of_decoding_are_refused(wrong):
         {"window": []},
         {"target": -1.0},
         {"loss": math.nan},
-        {"tags": 5},
-        {"tags": [5]},
         {"text": 5},
         {"text": [1, 2]},
     ],
@@ -263,11 +249,10 @@ def test_the_start_says_what_validation_and_test_text_there_is():
     model = small_model()
     threaded = ThreadedModel(model, ParameterBuffer(model), 1)
     pair = TextPair(Path("a/val.en"), Path("a/val.de"))
-    both = MixedText(pair.source, pair.target, corpora={1: pair, 2: pair}, weights=())
     for text, told in (
         ({}, ("none", "none")),
         ({"val": pair}, ("a/val.en, a/val.de, 2 pairs", "none")),
-        ({"test": both}, ("none", "a/val.en, a/val.de, a/val.en, a/val.de, 2 pairs")),
+        ({"test": pair}, ("none", "a/val.en, a/val.de, 2 pairs")),
     ):
         lines = run_summary(stream, text, dict.fromkeys(text, stream.corpus), threaded)
         expected = "held out    for validation {}; for the test {}"

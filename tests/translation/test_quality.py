@@ -3,7 +3,6 @@
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from minitransformer.translation import quality
 from minitransformer.translation.quality import compound_split_bleu, translation_quality
 from support.closeness import assert_close
 
@@ -28,24 +27,6 @@ def test_the_length_is_counted_in_words_and_punctuation():
     assert shorter.length == (4 + 3) / (7 + 4)
     assert "length 63.6% of the references" in str(shorter)
     assert translation_quality(["a"], [""]).length == 1
-
-
-def test_each_corpus_has_a_bleu_of_its_own_and_one_alone_is_measured_once(monkeypatch):
-    pairs = [("", reference) for reference in REFERENCES]
-    measured = []
-
-    def counting(translations, references):
-        measured.append(list(translations))
-        return translation_quality(translations, references)
-
-    monkeypatch.setattr(quality, "translation_quality", counting)
-    assert quality.quality_of_samples(OUTPUTS, {1: pairs}).by_corpus == {}
-    assert measured == [OUTPUTS]
-    two = {1: pairs[:2], 2: [], 3: pairs[2:]}
-    each = quality.quality_of_samples(OUTPUTS, two).by_corpus
-    assert each.keys() == {1, 3}
-    assert each[1] == BLEU().corpus_score(OUTPUTS[:2], [REFERENCES[:2]]).score
-    assert measured[1:] == [OUTPUTS, OUTPUTS[:2], OUTPUTS[2:]]
 
 
 @pytest.mark.parametrize(("outputs", "references"), [(["a"], []), ([], [])])

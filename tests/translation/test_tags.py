@@ -117,8 +117,17 @@ def test_an_unknown_tag_is_refused(tokenizer):
         Tags(tokenizer, KNOWN, "<2x>")
     with pytest.raises(UsageError, match="expected '<2de>', '<2fr>', got ''"):
         Tags(tokenizer, KNOWN, "")
-    with pytest.raises(UsageError, match="expected none, as this model has no tags"):
-        Tags(tokenizer, [], "<2de>")
+
+
+def test_a_model_without_recorded_tags_has_those_of_its_vocabulary(tokenizer):
+    """Its corpus was made by `minitransformer mix`: tags are part of the text."""
+    translator = Translator(small_model(), tokenizer, tags=Tags(tokenizer, [], "<2de>"))
+    expected = tokenizer.encode(["<2de> the cat"])
+    for line in ("the cat", "<2de> the cat"):
+        assert translator.encode([line], DecodingConfig(), 1) == [expected]
+    for wrong in ("<2x>", "the cat", ""):
+        with pytest.raises(UsageError, match="--tag: expected a symbol of the vocab"):
+            Tags(tokenizer, [], wrong)
 
 
 def test_scores_are_of_tagged_lines_and_of_targets_without_tag(tokenizer, monkeypatch):

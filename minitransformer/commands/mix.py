@@ -1,0 +1,111 @@
+"""Make one corpus of several, with tags and repetitions (beyond the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.files import atomic_folder
+from minitransformer.settings.options import UsageError
+from minitransformer.settings.text_config import check_symbols
+from minitransformer.text.find import find_splits
+from minitransformer.text.lines import TextPair, open_output
+
+Part = tuple[TextPair, int, str]  # how often it is repeated, and its tag
+
+
+def write_split(
+    folder: Path, split: str, languages: Sequence[str], parts: Sequence[Part]
+) -> int:
+    """Write one after the other, a tag before source lines; return how many pairs."""
+    count = 0
+    source, target = (folder / f"{split}.{language}.gz" for language in languages)
+    with open_output(source) as sources, open_output(target) as targets:
+        for text, repeat, tag in parts:
+            for s, t in (pair for _ in range(repeat) for pair in text.lines()):
+                sources.write(f"{tag} {s}\n" if tag and s.strip() else f"{s}\n")
+                targets.write(f"{t}\n")
+                count += 1
+    return count
+
+
+def one_for_each(flag: str, values: Sequence, count: int) -> list:
+    """Return a value for each corpus, where one alone stands for all.
+
+    Raises: UsageError if there are neither one nor `count`.
+    """
+    if len(values) not in (1, count):
+        expected = f"expected 1 or {count}, one for each corpus"
+        raise UsageError(f"{flag}: {expected}, got {len(values)}")
+    return list(values) * (count if len(values) == 1 else 1)
+
+
+def mix(
+    folder: Path,
+    corpora: Sequence[Path],
+    sources: Sequence[str],
+    targets: Sequence[str],
+    repeats: Sequence[int],
+    tags: Sequence[str],
+) -> str:
+    """Write the corpus; return a line that says what is in it.
+
+    Raises: UsageError if the numbers of values do not fit, ValueError if a corpus has
+    no training text or the folder is not empty.
+    """
+    count = max(map(len, (corpora, sources, targets, repeats, tags)))
+    named = {"CORPUS": corpora, "--source": sources, "--target": targets}
+    named |= {"--repeat": repeats, "--tag": tags}
+    each = [one_for_each(flag, values, count) for flag, values in named.items()]
+    check_symbols("--tag", filter(None, tags))
+    languages = ["-".join(dict.fromkeys(side)) for side in (sources, targets)]
+    if languages[0] == languages[1]:
+        expected = "--source and --target: expected two languages"
+        raise UsageError(f"{expected}, got {languages[0]} for both")
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: expected a new or an empty folder")
+    splits: dict[str, list[Part]] = {"train": [], "val": [], "test": []}
+    for place, source, target, repeat, tag in zip(*each, strict=True):
+        for split, text in find_splits(place, source, target).items():
+            splits[split].append((text, repeat if split == "train" else 1, tag))
+    with atomic_folder(folder) as partial:
+        sizes = [
+            f"{write_split(partial, split, languages, parts):,} {split}"
+            for split, parts in splits.items()
+            if parts
+        ]
+    source, target = languages
+    flags = f"--data {folder} --source {source} --target {target}"
+    return f"{', '.join(sizes)} pairs, for train.py {flags}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer mix",
+        "Make one corpus of several, with tags and repetitions.",
+        (
+            "minitransformer mix data/both data/en-de data/en-fr --source en "
+            "--target de fr --repeat 1 3 --tag '<2de>' '<2fr>'",
+            "python train.py --data data/both --source en --target de-fr",
+        ),
+        "A corpus is a folder of train.LANG, and of val.LANG and test*.LANG if any.\n"
+        "One folder, language or number stands for all corpora.",
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="where the corpus goes, a new or an empty folder")
+    add("corpora", type=Path, nargs="+", metavar="CORPUS", help="a folder of text")
+    for side in ("source", "target"):
+        language = f"{side} language, of all corpora or of each"
+        add(f"--{side}", nargs="+", required=True, metavar="LANG", help=language)
+    often = "how often the training pairs of each corpus are written (default once)"
+    add("--repeat", type=positive, nargs="+", default=[1], metavar="N", help=often)
+    before = "what is put before the source lines of each corpus; '' for nothing"
+    add("--tag", nargs="+", default=[""], metavar="TAG", help=before)
+    args = parser.parse_args(arguments)
+
+    def work() -> None:
+        languages = args.source, args.target
+        print(mix(args.folder, args.corpora, *languages, args.repeat, args.tag))
+
+    return exit_code(parser.prog, work)

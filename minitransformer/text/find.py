@@ -1,0 +1,90 @@
+"""Find the files of each split: by settings, and again when a run is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minitransformer.settings.config import RunConfig
+from minitransformer.settings.text_config import TextConfig
+from minitransformer.text.grammar.corpus import FOLDER, built_in_corpus
+from minitransformer.text.lines import TextPair, text_pairs
+
+
+def find_text(config: TextConfig) -> dict[str, TextPair]:
+    """Find the pairs of files that settings name, or that are in the folder they name.
+
+    Raises: ValueError if there is no training text or a side of a split is missing,
+    FileNotFoundError if a file that is named does not exist.
+    """
+    if config.data is None or config.source is None or config.target is None:
+        return text_pairs(config.files)
+    return find_splits(Path(config.data), config.source, config.target)
+
+
+def find_splits(folder: Path, source: str, target: str) -> dict[str, TextPair]:
+    """Find the pairs of files in a folder: train, and val and test if there are any.
+
+    Raises: ValueError if there is no training text or a side of a split is missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"expected a folder of text, found none at {folder}")
+    found = {}
+    for split in ("train", "val", "test"):
+        if pair := find_pair(folder, split, source, target):
+            found[split] = pair
+        elif split == "train":
+            raise ValueError(
+                f"expected train.{source} and train.{target}, plain or .gz, found "
+                f"none in {folder}"
+            )
+    return found
+
+
+def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
+    """Find `stem*.source` and `stem*.target` in a folder, plain or .gz.
+
+    Of several pairs, the one without further letters is taken, or the first of `test*`.
+
+    Raises: ValueError if only one side exists, or if several pairs may be meant.
+    """
+    sides: list[dict[str, Path]] = []
+    for language in (source, target):
+        found: dict[str, Path] = {}
+        for suffix in (f".{language}", f".{language}.gz"):
+            for path in sorted(folder.glob(f"{stem}*{suffix}")):
+                found.setdefault(path.name.removesuffix(suffix), path)
+        sides.append(found)
+    if both := sorted(sides[0].keys() & sides[1].keys()):
+        if len(both) > 1 and both[0] != stem != "test":
+            raise ValueError(
+                f"expected one pair of files {stem}.{source} and {stem}.{target} in "
+                f"{folder}, got {', '.join(both)}"
+            )
+        return TextPair(sides[0][both[0]], sides[1][both[0]])
+    for side, missing in zip(sides, (target, source), strict=True):
+        for path in side.values():
+            raise ValueError(f"expected {stem}*.{missing} beside {path}, found none")
+    return None
+
+
+def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
+    """Return the pair of files of each split of a run.
+
+    Files of the built-in corpus that no longer exist are made again in `cache`.
+
+    Raises: FileNotFoundError if another file does not exist, ValueError if the run
+    mixed several corpora while training, as older versions did.
+    """
+    if settings.is_mixture:
+        raise ValueError(
+            "expected a run of one corpus, got a mixture by an older version: join the "
+            "corpora by `minitransformer mix`, and go on by train.py --from RUN"
+        )
+    try:
+        return text_pairs(settings.text)
+    except FileNotFoundError as error:
+        paths = (Path(path) for pair in settings.text.values() for path in pair)
+        if {path.parent.name for path in paths} != {FOLDER}:
+            where = "if a run's text was moved, change its place in config.json"
+            raise FileNotFoundError(f"{error}; {where}") from error
+        return built_in_corpus(cache)
