@@ -4,9 +4,6 @@ Fixtures import what they need themselves, so that a fault in one room of the pa
 fails the tests of that room alone.
 """
 
-import inspect
-import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -34,14 +31,6 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-# What a test names that Windows has not, or allows to administrators alone.
-POSIX = re.compile(
-    r"/proc|/dev/|chmod|chown|flock|Forked|forked|fsync|geteuid|HANGUP|killpg|mkfifo|"
-    r"needs_mpi|os\.kill|os\.pipe|os\.umask|SIG[A-Z]+|symlink_to|\"(bash|env)\"|"
-    r"IsADirectoryError|before_the_renaming|two_processes_cannot_train"
-)
-
-
 def pytest_configure():
     """Let programs that tests start heed signals, even if these tests ignore them.
 
@@ -53,14 +42,6 @@ def pytest_configure():
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
         signal.signal(hangup, lambda number, frame: None)
-
-
-def pytest_collection_modifyitems(items):
-    """On Windows, leave out the tests that are for other systems."""
-    skip = pytest.mark.skip(reason="not on Windows")
-    for item in items if not hasattr(os, "fork") else ():
-        if POSIX.search(inspect.getsource(item.function)):
-            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

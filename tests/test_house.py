@@ -186,7 +186,6 @@ def test_tests_mirror_the_rooms():
     beside |= {"test_train", "test_train_flags", "test_train_in_process"}
     beside |= {
         "test_train_reference",
-        "test_train_windows",
         "test_translate",
         "test_house",
         "test_golden",
