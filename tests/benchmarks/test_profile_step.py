@@ -1,0 +1,71 @@
+"""benchmarks/profile_step.py: products on the stand-in, and a table of kernels."""
+
+import importlib
+import types
+
+import pytest
+
+from minitransformer.cuda import device
+from minitransformer.settings.config import ModelConfig
+from support.scripts import ROOT
+
+SMALL = ModelConfig(
+    vocab_size=40, d_model=16, d_ff=24, num_heads=2, encoder_layers=2, decoder_layers=1
+)
+
+
+@pytest.fixture
+def profile_step(monkeypatch):
+    pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("profile_step")
+
+
+def test_each_product_is_timed(stand_in, profile_step, monkeypatch):
+    for name, value in {"REPEATS": 2, "BUSY": 8, "RANDOM": 100}.items():
+        monkeypatch.setattr(profile_step, name, value)
+    head, *lines, last = profile_step.measure_products(device.current(), SMALL, 24)
+    assert head.split()[-2:] == ["us", "TFLOP/s"]
+    assert [line[:18].strip() for line in lines] == [
+        *("projection", "K, V in one", "Q, K, V in one"),
+        *("feed-forward 1", "feed-forward 2", "logits"),
+    ]
+    assert [line.split()[-9:-6] for line in lines][-1] == ["24", "16", "40"]
+    assert last.startswith("wider products would save ")
+
+
+def test_what_wider_products_save(profile_step):
+    """Q, K, V of three self-attentions, and K, V of one attention to the memory."""
+    times = {
+        name: dict.fromkeys(profile_step.PASSES, value)
+        for name, value in (
+            ("projection", 30.0),
+            ("K, V in one", 50.0),
+            ("Q, K, V in one", 60.0),
+        )
+    }
+    assert profile_step.saved(times, SMALL) == pytest.approx(3 * (3 * 30 + 10) / 1e3)
+
+
+def test_kernels_are_summed_by_name(profile_step):
+    def event(name, start, end, device_type="DeviceType.CUDA"):
+        span = types.SimpleNamespace(
+            start=start, end=end, elapsed_us=lambda: end - start
+        )
+        return types.SimpleNamespace(
+            name=name, device_type=device_type, time_range=span
+        )
+
+    events = [
+        event("sums", 100, 300),
+        event("gemm", 300, 1300),
+        event("sums", 1400, 1600),
+        event("step", 0, 9000, "DeviceType.CPU"),
+    ]
+    _, *lines, last = profile_step.kernel_table(events, 2, 10)
+    assert [line.split() for line in lines] == [
+        ["gemm", "0", "0.500", "1000.0"],
+        ["sums", "1", "0.200", "200.0"],
+    ]
+    assert last == "a step 0.75 ms, of which kernels take 0.70 ms"
+    assert len(profile_step.kernel_table(events, 2, 1)) == 3
