@@ -3,7 +3,8 @@
     python benchmarks/train_speed.py --shape d256
     python benchmarks/train_speed.py --shape multi30k --data data/multi30k
 
-Each side runs in a process of its own, in alternating rounds. The medians and the
+Each side runs in a process of its own, in alternating rounds. Marian is a side where
+the package pymarian is installed. The medians and the
 ratios within a round are printed as JSON. PyTorch's side is `nn.Transformer` (without a
 final norm, with dropout where this engine has it) with fused Adam, the same embedding
 and label-smoothed loss, and padding masks where there is padding. It runs in four
@@ -25,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +56,7 @@ VOCAB_SIZE = 8000
 PYTORCH = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
 PRECISIONS = ("fp32-onednn", "bf16")  # besides that of "ours", NumPy's float32
 OURS = ("ours", *(f"ours-{precision}" for precision in PRECISIONS))
-SIDES = (*OURS, "products", *PYTORCH)
+SIDES = (*OURS, "products", *PYTORCH, "marian")
 Step = Callable[[Batch], float]
 
 
@@ -206,6 +208,11 @@ def product_operands(config: ModelConfig, batch: Batch) -> Products:
 def measure(args: argparse.Namespace) -> None:
     """Run one side and print its figures."""
     config, batches = workload(args)
+    if args.side == "marian":
+        from marian_training import marian
+
+        print(json.dumps(marian(config, batches, args.warmup, args.threads)))
+        return
     if args.side == "products":
         step = products(config, args.threads)
     else:
@@ -249,7 +256,9 @@ def main() -> None:
         measure(args)
         return
     possible = [precision for precision in PRECISIONS if can_compute_in(precision)]
-    sides = "ours", *(f"ours-{x}" for x in possible), "products", *args.modes
+    sides = ["ours", *(f"ours-{x}" for x in possible), "products", *args.modes]
+    if find_spec("pymarian"):
+        sides.append("marian")
     found = alternate(__file__, sides, sys.argv[1:], args.rounds)
     speeds = {side: medians(found[side])["tokens_per_second"] for side in args.modes}
     best = max(speeds, key=speeds.__getitem__)
@@ -259,6 +268,13 @@ def main() -> None:
         for x in possible
         for side, other in (("ours", "float32"), (best, "best_of_pytorch"))
         for name, key in (("speed", "tokens_per_second"), ("memory", "peak_memory_mb"))
+    }
+    over_marian = {
+        f"{kind}speed_over_marian": ratio(
+            found[side], found["marian"], "tokens_per_second"
+        )
+        for kind, side in zip(["", *(f"{x}_" for x in possible)], sides, strict=False)
+        if "marian" in found
     }
     report(
         "train_speed",
@@ -274,6 +290,7 @@ def main() -> None:
         share_of_matrix_products=ratio(ours, found["products"], "tokens_per_second"),
         memory_over_pytorch=ratio(ours, found[best], "peak_memory_mb"),
         **by_precision,
+        **over_marian,
     )
 
 
