@@ -70,19 +70,18 @@ def in_one_kernel(
     width = next(width for width in WIDTHS if width >= max(d_k, d_v))
     tile = (4 if width == WIDTHS[0] else 2) * (16 // q.dtype.itemsize)
     inputs = [xp.ascontiguousarray(x) if _has_gaps(x) else x for x in (q, k, v)]
-    strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
     rest: list[Any] = []
     for x in inputs:
-        rest += [x, *(np.int64(stride // x.itemsize) for stride in x.strides[:2])]
-    rest += [mask, *strides, MASKED_SCORE, 1 / math.sqrt(d_k), *shape[1:], d_k, d_v]
+        rest += [x, *(stride // x.itemsize for stride in x.strides[:2])]
+    rest += _rows_of_mask(xp, mask, shape)
+    rest += [MASKED_SCORE, 1 / math.sqrt(d_k), queries, keys, d_k, d_v]
     rest += dropout_mask
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     statistics = xp.empty((2, *shape[:-1]), np.float32)
-    blocks = batch * num_heads
     launch = functools.partial(
         gpu.launch, block=TILE_THREADS, tensor_cores=tensor_cores
     )
-    grid = blocks, -(-queries // tile)
+    grid = num_heads, batch, -(-queries // tile)
     launch(f"attention_{width}", q.dtype, grid, out, statistics, *rest)
 
     def vjp(g: Array) -> tuple[Array, Array, Array, None]:
@@ -90,10 +89,26 @@ def in_one_kernel(
         dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
         dq_sums = xp.empty(q.shape, np.float32) if keys > tile else None
         outputs = dq, dk, dv, dq_sums, statistics, g, out
-        launch(f"attention_backward_{width}", q.dtype, blocks, *outputs, *rest)
+        launch(f"attention_backward_{width}", q.dtype, grid[:2], *outputs, *rest)
         return dq, dk, dv, None
 
     return out, vjp
+
+
+def _rows_of_mask(
+    xp: Any, mask: Array | None, shape: tuple[int, ...]
+) -> tuple[Array | None, int, int, int]:
+    """Return the mask, whose elements for a query's keys lie side by side, and strides.
+
+    Those are along sentences, heads and queries; 0 repeats the mask.
+    """
+    if mask is None:
+        return None, 0, 0, 0
+    if xp.broadcast_to(mask, shape).strides[-1] != 1:
+        mask = xp.ascontiguousarray(
+            xp.broadcast_to(mask, (*mask.shape[:-1], shape[-1]))
+        )
+    return mask, *xp.broadcast_to(mask, shape).strides[:-1]
 
 
 def _has_gaps(x: Array) -> bool:

@@ -84,6 +84,61 @@ def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu):
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize("length", [1, 12, 16, 17, 28, 32, 33])
+@pytest.mark.parametrize("width", [64, 128])
+def test_sentences_that_fill_tiles_and_that_do_not(host_gpu, length, width):
+    """Only what exists of a tile is computed, in steps of 16 rows and keys."""
+    case = 2, length, length, width, width, 0.0, "padding"
+    for dtype, tensor_cores in [("float32", 0), ("bfloat16", 0), ("bfloat16", 1)]:
+        results = zip(*run(host_gpu, case, dtype, bool(tensor_cores)), strict=True)
+        for got, expected in results:
+            assert_close(got, expected, dtype)
+
+
+def test_rows_that_do_not_exist_are_not_read(host_gpu):
+    """Beyond the sentences of 12 and 20 tokens lies NaN, of which nothing is seen."""
+    rng, xp = np.random.default_rng(1), host_gpu.xp
+    wide, found = [], []
+    for length in (12, 20, 20, 12):
+        x = np.full((2, 40, 2 * 64), np.nan, np.float16)
+        x[:, :length] = rng.standard_normal((2, length, 128))
+        wide.append(x[:, :length].astype(float))
+        found.append(xp.asarray(x)[:, :length])
+    *qkv, g = found
+    for tensor_cores in (False, True):
+        dropout, shape = draw_mask((2, 2, 12, 20), 0.0, None), (2, 2, 12, 20)
+        out, vjp = attention.in_one_kernel(*qkv, None, shape, dropout, tensor_cores)
+        expected, expected_vjp = PRIMITIVES["attention"](*wide[:3], None, num_heads=2)
+        results = zip(
+            [out, *vjp(g)[:3]], [expected, *expected_vjp(wide[3])[:3]], strict=True
+        )
+        for got, exact in results:
+            assert_close(to_host(got).astype(float), exact, "float16")
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 9, 7), (1, 1, 9, 1), (9, 7), (2, 3, 1, 7)])
+def test_masks_in_any_layout(host_gpu, shape):
+    """Stored the other way round: the keys of a query do not lie side by side."""
+    rng, xp = np.random.default_rng(2), host_gpu.xp
+    lengths = 9, 7, 7, 9
+    arrays = [rng.standard_normal((2, n, 3 * 8)).astype(np.float32) for n in lengths]
+    mask = rng.random((*shape[:-2], shape[-1], shape[-2])) < 0.7
+    dropout = draw_mask((2, 3, 9, 7), 0.0, None)
+    *qkv, g = map(xp.asarray, arrays)
+    allowed = xp.asarray(mask).swapaxes(-1, -2)
+    out, vjp = attention.in_one_kernel(*qkv, allowed, (2, 3, 9, 7), dropout, False)
+    *wide, exact_g = (x.astype(float) for x in arrays)
+    options = {"num_heads": 3}
+    expected, expected_vjp = PRIMITIVES["attention"](
+        *wide, mask.swapaxes(-1, -2), **options
+    )
+    results = zip(
+        [out, *vjp(g)[:3]], [expected, *expected_vjp(exact_g)[:3]], strict=True
+    )
+    for got, exact in results:
+        assert_close(to_host(got).astype(float), exact, "float32")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_wider_than_the_kernels_go_to_products(gpu, dtype):
     case = 1, 5, 6, 130, 131, 0.0, "padding"

@@ -37,6 +37,7 @@ constexpr int VECTOR = 16 / sizeof(real);  // elements of a 16-byte vector
 constexpr int MAX_WIDTH = 1024;            // of a row that a warp holds in registers
 constexpr int MAX_VECTORS = MAX_WIDTH / (WARP * VECTOR);  // of such a row, a thread
 constexpr float LOWEST = -3.402823466e38f;
+constexpr float LOG2_E = 1.442695041f;  // exp(x) = exp2(x LOG2_E), and exp2 is fast
 
 
 __device__ i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }

@@ -1,23 +1,36 @@
 // Products of small matrices in shared memory, for attention.
 //
-// A block computes C = A B, or adds it to C, with sums in float. There are two bodies of
-// the same arithmetic: one in plain C++, and one for tensor cores, where TENSOR_CORES
-// names their type (f16 or bf16). Python compares the second with the first before it
-// is used on a device.
+// A block computes C = A B^T with sums in float. There are two bodies of the same
+// arithmetic: one in plain C++, and one for tensor cores, where TENSOR_CORES names their
+// type (f16 or bf16). Python compares the second with the first before it is used on a
+// device. Sizes that a product may have at most are constants: so loops unroll, and
+// nothing is divided at run time.
 
 constexpr int TILE_THREADS = 128;  // of a block that multiplies tiles
 
 // Round up to the 16 columns that tensor cores take at a time.
 __device__ int whole_steps(int width) { return (width + 15) / 16 * 16; }
 
-// A matrix in shared memory: element (i, k) of itself or of its transpose.
-template <bool TRANSPOSED>
+// How many of the SIZE rows of a tile are computed where `count` exist.
+template <int SIZE>
+__device__ int rows_used(int count) {
+  return min(SIZE, whole_steps(count));
+}
+
+// Two neighbours of a row, read or written at once.
+template <typename T>
+struct alignas(2 * sizeof(T)) Pair {
+  T first, second;
+};
+
+// A matrix in shared memory: element (i, k) of itself or of its transpose. Rows are LINE
+// elements apart, whole vectors.
+template <int LINE, bool TRANSPOSED>
 struct Tile {
   const real* elements;
-  int line;  // from a row to the next
 
-  __device__ real at(int i, int k) const {
-    return TRANSPOSED ? elements[k * line + i] : elements[i * line + k];
+  __device__ const real* at(int i, int k) const {
+    return elements + (TRANSPOSED ? k * LINE + i : i * LINE + k);
   }
 };
 
@@ -27,85 +40,209 @@ struct Tile {
 #define MMA(type)                                            \
   "mma.sync.aligned.m16n8k16.row.col.f32." QUOTE(type) "." QUOTE(type) \
   ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#define LDMATRIX(kind) \
+  "ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];"
 
-// c += a b in a warp: a is 16 x 16, b 16 x 8 and c 16 x 8. With g = lane / 4 and
+// c += a b^T in a warp: a is 16 x 16, b 8 x 16 and c 16 x 8. With g = lane / 4 and
 // t = lane % 4 * 2, a lane holds of a: rows g and g + 8 of columns t and t + 1, then the
-// same of columns t + 8 and t + 9; of b: column g of rows t and t + 1, then of rows
+// same of columns t + 8 and t + 9; of b: row g of columns t and t + 1, then of columns
 // t + 8 and t + 9; of c: columns t and t + 1 of row g, then of row g + 8.
-__device__ void multiply_fragments(float (&c)[4], const u32 (&a)[4],
-                                   const u32 (&b)[2]) {
+__device__ void multiply_fragments(float* c, const u32 (&a)[4], u32 b_0, u32 b_1) {
 #ifdef HOST_KERNELS
-  host_mma<real>(c, a, b);
+  host_mma<real>(c, a, b_0, b_1);
 #else
   asm volatile(MMA(TENSOR_CORES)
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_0), "r"(b_1));
 #endif
 }
 
-// Two numbers of 16 bits, the first in the lower half.
-__device__ u32 packed(real low, real high) {
-  unsigned short bits[2];
-  bits[0] = *(unsigned short*)&low, bits[1] = *(unsigned short*)&high;
-  return bits[0] | (u32)bits[1] << 16;
+// Read the 16 x 16 elements from (i, k) on, as `multiply_fragments` wants its a, or for
+// FOR_B two of its b: rows 0 to 7, then 8 to 15. Each lane gives the address of one of
+// the rows of four matrices of 8 x 8.
+template <bool FOR_B, int LINE, bool TRANSPOSED>
+__device__ void load_fragments(u32 (&x)[4], Tile<LINE, TRANSPOSED> tile, int i, int k) {
+  int lane = threadIdx.x % WARP, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
+  i += FOR_B ? third : second, k += FOR_B ? second : third;
+  const real* row = TRANSPOSED ? tile.at(i, k + lane % 8) : tile.at(i + lane % 8, k);
+#ifdef HOST_KERNELS
+  host_ldmatrix(x, row, TRANSPOSED);
+#else
+  u32 address = __cvta_generic_to_shared(row);
+  if (TRANSPOSED)
+    asm volatile(LDMATRIX(".trans")
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address) : "memory");
+  else
+    asm volatile(LDMATRIX("")
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address) : "memory");
+#endif
 }
 
 #endif
 
-// c = a b, or c + a b with `adds`. All threads of the block take part, and wait before
-// and after where they need to.
-// Shapes: c [rows, columns], rows `line` apart; a [rows, depth], b [depth, columns].
-// For tensor cores rows, columns and depth are multiples of 16.
-template <bool A_TRANSPOSED, bool B_TRANSPOSED>
-__device__ void multiply_tiles(float* c, int line, Tile<A_TRANSPOSED> a,
-                               Tile<B_TRANSPOSED> b, int rows, int columns, int depth,
-                               bool adds) {
+// A matrix of sums, which are spread over the registers of a block. For tensor cores,
+// each warp has 16 rows and some groups of 16 columns of them.
+template <int ROWS, int COLUMNS>
+struct Sums {
 #ifdef TENSOR_CORES
-  int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4 * 2;
-  int across = columns / 8, count = rows / 16 * across;
-  for (int i = threadIdx.x / WARP; i < count; i += TILE_THREADS / WARP) {
-    int row = i / across * 16 + g, column = i % across * 8;
-    float* upper = c + row * line + column + t;
-    float* lower = upper + 8 * line;
-    float sum[4] = {};
-    if (adds) sum[0] = upper[0], sum[1] = upper[1], sum[2] = lower[0], sum[3] = lower[1];
-    for (int k = t; k < depth; k += 16) {
-      u32 left[4], right[2];
-      for (int j = 0; j < 4; j++) {
-        int r = row + j % 2 * 8, s = k + j / 2 * 8;
-        left[j] = packed(a.at(r, s), a.at(r, s + 1));
+  static constexpr int WARPS_A_ROW = TILE_THREADS / WARP / (ROWS / 16);
+  static constexpr int GROUPS = (COLUMNS / 16 + WARPS_A_ROW - 1) / WARPS_A_ROW;
+  float sum[GROUPS][8] = {};  // two fragments of 8 columns for each group
+
+  __device__ static int row() { return threadIdx.x / WARP / WARPS_A_ROW * 16; }
+
+  __device__ static int column(int group) {
+    return (threadIdx.x / WARP % WARPS_A_ROW * GROUPS + group) * 16;
+  }
+
+  // Add a b^T. Threads wait before and after where they need to. Of DEPTH columns of a
+  // and b, `depth` are there; of the rows, `rows` of a and `columns` of b.
+  // Shapes: a [ROWS, DEPTH], b [COLUMNS, DEPTH]; the sizes in use are multiples of 16
+  template <int DEPTH, typename A, typename B>
+  __device__ void add(A a, B b, int rows, int columns, int depth) {
+    if (row() >= rows || column(0) >= columns) return;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k += 16) {
+      if (k >= depth) break;
+      u32 left[4], right[4];
+      load_fragments<false>(left, a, row(), k);
+#pragma unroll
+      for (int group = 0; group < GROUPS; group++) {
+        load_fragments<true>(right, b, column(group), k);
+        multiply_fragments(sum[group], left, right[0], right[1]);
+        multiply_fragments(sum[group] + 4, left, right[2], right[3]);
       }
-      for (int j = 0; j < 2; j++) {
-        int s = k + j * 8;
-        right[j] = packed(b.at(s, column + g), b.at(s + 1, column + g));
-      }
-      multiply_fragments(sum, left, right);
     }
-    upper[0] = sum[0], upper[1] = sum[1], lower[0] = sum[2], lower[1] = sum[3];
+  }
+
+  // Call visit(row, column, x, y) for each pair of neighbours in the first `rows` rows.
+  template <typename Visit>
+  __device__ void each(int rows, Visit visit) {
+    if (row() >= rows || column(0) >= COLUMNS) return;
+    int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < GROUPS * 4; i++) {
+      float* pair = sum[i / 4] + i % 4 * 2;
+      visit(row() + g + i % 2 * 8, column(i / 4) + t + i % 4 / 2 * 8, pair[0], pair[1]);
+    }
   }
 #else
-  for (int i = threadIdx.x; i < rows * columns; i += TILE_THREADS) {
-    int row = i / columns, column = i % columns;
-    float sum = adds ? c[row * line + column] : 0.0f;
-    for (int k = 0; k < depth; k++)
-      sum += (float)a.at(row, k) * (float)b.at(k, column);
-    c[row * line + column] = sum;
+  static constexpr int PAIRS = (ROWS * COLUMNS / 2 + TILE_THREADS - 1) / TILE_THREADS;
+  float sum[PAIRS][2] = {};
+
+  template <int DEPTH, typename A, typename B>
+  __device__ void add(A a, B b, int rows, int columns, int depth) {
+    each(rows, [&](int row, int column, float& x, float& y) {
+      if (column >= columns) return;
+      for (int k = 0; k < depth; k++) {
+        float left = (float)*a.at(row, k);
+        x += left * (float)*b.at(column, k), y += left * (float)*b.at(column + 1, k);
+      }
+    });
+  }
+
+  template <typename Visit>
+  __device__ void each(int rows, Visit visit) {
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+      int place = (i * TILE_THREADS + threadIdx.x) * 2, row = place / COLUMNS;
+      if (row < rows) visit(row, place % COLUMNS, sum[i][0], sum[i][1]);
+    }
   }
 #endif
+
+  // Write the first `rows` rows to shared memory, rows LINE elements apart.
+  template <int LINE, typename T>
+  __device__ void store(T* tile, int rows) {
+    each(rows, [&](int row, int column, float x, float y) {
+      *(Pair<T>*)(tile + row * LINE + column) = {(T)x, (T)y};
+    });
+  }
+};
+
+// Eight neighbours of a row in shared memory.
+__device__ void load_8(float (&x)[8], const float* row) {
+  for (int i = 0; i < 8; i += 4) {
+    float4 four = *(const float4*)(row + i);
+    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+  }
 }
 
-// Read `ROWS` rows of a matrix from row `first` on, with zeros beyond its end and in the
-// columns up to `padded`.
-// Shapes: tile [ROWS, line], rows [count, width], `stride` elements apart
-template <int ROWS>
-__device__ void load_tile(real* tile, int line, const real* rows, i64 stride, int first,
-                          int count, int width, int padded) {
-  int across = padded / VECTOR;
-  for (int i = threadIdx.x; i < ROWS * across; i += TILE_THREADS) {
-    int row = i / across, column = i % across * VECTOR;
-    float value[VECTOR] = {};
-    if (first + row < count && column < width)
-      load(value, rows + (first + row) * stride, column, width);
-    store(tile + row * line, column, padded, value);
+__device__ void store_8(real* row, const float (&x)[8]) {
+  for (int i = 0; i < 8; i += VECTOR) {
+    Vector vector;
+    for (int j = 0; j < VECTOR; j++) vector.element[j] = (real)x[i + j];
+    *(Vector*)(row + i) = vector;
+  }
+}
+
+// The sum and the maximum over THREADS neighbours of a warp.
+template <int THREADS>
+__device__ float sum_of(float x) {
+#pragma unroll
+  for (int step = THREADS / 2; step > 0; step /= 2)
+    x += __shfl_xor_sync(0xffffffff, x, step);
+  return x;
+}
+
+template <int THREADS>
+__device__ float max_of(float x) {
+#pragma unroll
+  for (int step = THREADS / 2; step > 0; step /= 2)
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
+  return x;
+}
+
+// Whether rows of a matrix are whole vectors at addresses that allow reading them so.
+__device__ bool in_vectors(const real* rows, int stride, int width) {
+  return (size_t)rows % sizeof(Vector) == 0 && (stride | width) % VECTOR == 0;
+}
+
+// Read the first `used` of `left` rows of a matrix, with zeros beyond its end and in the
+// columns up to a multiple of 16. Numbers are copied as they are.
+// Shapes: tile [ROWS, WIDTH], LINE apart; rows [left, width], `stride` apart
+template <int ROWS, int WIDTH, int LINE>
+__device__ void load_tile(real* tile, const real* rows, int stride, int used, int left,
+                          int width) {
+  constexpr int ACROSS = WIDTH / VECTOR, STEP = TILE_THREADS / ACROSS;
+  int first = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * VECTOR;
+  bool vectors = in_vectors(rows, stride, width);
+  if (column >= whole_steps(width)) return;
+#pragma unroll
+  for (int row = first; row < first + ROWS; row += STEP) {
+    if (row >= used) break;
+    const real* from = rows + (row * stride + column);
+    real* to = tile + (row * LINE + column);
+    bool there = row < left && column < width;
+    if (vectors) {
+      *(uint4*)to = there ? *(const uint4*)from : uint4{};
+    } else {
+      for (int j = 0; j < VECTOR; j++)
+        to[j] = there && column + j < width ? from[j] : (real)0.0f;
+    }
+  }
+}
+
+// Write the rows of a tile to the first of the `left` rows of a matrix.
+// Shapes: as in `load_tile`
+template <int ROWS, int WIDTH, int LINE>
+__device__ void store_tile(real* rows, int stride, const real* tile, int left,
+                           int width) {
+  constexpr int ACROSS = WIDTH / VECTOR, STEP = TILE_THREADS / ACROSS;
+  int first = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * VECTOR;
+  bool vectors = in_vectors(rows, stride, width);
+  if (column >= width) return;
+#pragma unroll
+  for (int row = first; row < first + ROWS; row += STEP) {
+    if (row >= left) break;
+    real* to = rows + (row * stride + column);
+    const real* from = tile + (row * LINE + column);
+    if (vectors) {
+      *(uint4*)to = *(const uint4*)from;
+    } else {
+      for (int j = 0; j < VECTOR && column + j < width; j++) to[j] = from[j];
+    }
   }
 }

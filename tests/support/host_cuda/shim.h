@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
@@ -264,7 +265,7 @@ struct __half {
 // c += a b over a warp, as the manual of PTX shows mma.m16n8k16: the warp's numbers are
 // put together to whole matrices. Each lane takes part.
 template <typename real>
-void host_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+void host_mma(float* c, const unsigned (&a)[4], unsigned b_0, unsigned b_1) {
   static float left[32][16][16], right[32][16][8];  // of each warp of a block
   auto number = [](unsigned word, int half) {
     uint16_t bits = half ? word >> 16 : word & 0xffff;
@@ -281,12 +282,34 @@ void host_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   }
   for (int i = 0; i < 4; i++) {
     int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
-    right[warp][row][group] = number(b[i / 2], i & 1);
+    right[warp][row][group] = number(i < 2 ? b_0 : b_1, i & 1);
   }
   host::wait(host::warps[warp]);
   for (int i = 0; i < 4; i++) {
     int row = group + (i < 2 ? 0 : 8), column = in_group * 2 + (i & 1);
     for (int k = 0; k < 16; k++) c[i] += left[warp][row][k] * right[warp][k][column];
+  }
+  host::wait(host::warps[warp]);
+}
+
+// Read four matrices of 8 x 8 numbers of 16 bits, as the manual of PTX shows
+// ldmatrix.x4: lanes 8 m to 8 m + 7 give the addresses of the rows of matrix m, and each
+// lane takes two neighbours of a row of each matrix, or of its transpose.
+template <typename real>
+void host_ldmatrix(unsigned (&x)[4], const real* row, bool transposed) {
+  static const real* rows[32][32];  // of each warp of a block
+  if ((uintptr_t)row % 16) abort();
+  int warp = host::running->place / 32, lane = host::running->place % 32;
+  rows[warp][lane] = row;
+  host::wait(host::warps[warp]);
+  for (int m = 0; m < 4; m++) {
+    uint16_t bits[2];
+    for (int i = 0; i < 2; i++) {
+      int down = lane / 4, across = lane % 4 * 2 + i;
+      if (transposed) std::swap(down, across);
+      memcpy(&bits[i], rows[warp][8 * m + down] + across, 2);
+    }
+    x[m] = bits[0] | (unsigned)bits[1] << 16;
   }
   host::wait(host::warps[warp]);
 }
