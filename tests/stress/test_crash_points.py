@@ -1,19 +1,11 @@
 """A crash at any file operation: work goes on, and nothing that was promised is lost.
 
-The file operations of a training, a resume, a cache, downloads and outputs are
-recorded. Each folder that a crash may leave after any of them is laid out, and work
-goes on there.
+The file operations of a training, a resume, a cache and outputs are recorded. Each
+folder that a crash may leave after any of them is laid out, and work goes on there.
 """
 
 import contextlib
-import gzip
 import io
-import json
-import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,15 +14,12 @@ import train
 import translate
 from minitransformer.runs import average, checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.text import corpora
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.corpora import CORPORA, Download, Part, PublicCorpus
 from minitransformer.text.grammar import corpus as grammar
 from minitransformer.text.lines import TextPair
-from support.corpus_server import archive, running_server, sha256
 from support.crash_points import crashes, recording, replay
 from support.models import CAT_LINES
-from support.scripts import SHORT, TIMINGS, with_tests_on_path, write_random_text
+from support.scripts import SHORT, TIMINGS, write_random_text
 
 FLAGS = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
@@ -195,20 +184,6 @@ def test_a_resume(training, tmp_path, monkeypatch, sample):
     print(f"resume: {report}")
 
 
-def test_a_resume_deletes_the_checkpoints_that_a_crash_spared(training, tmp_path):
-    """The crash comes after the last save, and before the oldest is deleted."""
-    recorder = training.recorder
-    at = [when for when, x in recorder.promises if x and x[0].startswith("step-")][-1]
-    crash = next(
-        x for x in crashes(recorder.start, recorder.operations) if x.done == at
-    )
-    crash.tree.lay_out(tmp_path)
-    directory = RunDirectory(tmp_path / "runs" / "a")
-    assert len(directory.checkpoints()) == 3
-    training.resume(tmp_path)
-    assert names(directory.path) == training.names
-
-
 def promised(recorder, done):
     return [value for when, value in recorder.promises if when <= done and value]
 
@@ -243,66 +218,19 @@ def test_the_cache(tmp_path, monkeypatch, sample):
     print(f"cache: {replay(recorder, tmp_path / 'crash', check, sample)}")
 
 
-# Downloads
-
-
-@pytest.mark.parametrize("digests", [True, False], ids=["digests", "no digests"])
-@pytest.mark.parametrize("sample", HOW_MANY)
-def test_downloads(tmp_path, monkeypatch, sample, digests):
-    """A connection breaks once; the members of an archive are joined."""
-    rng = np.random.default_rng(0)
-    words = ["".join(map(chr, rng.integers(97, 123, 9))) for _ in range(4000)]
-    text = "".join(f"{word}\n" for word in words).encode()
-    content = archive({"t.en": text, "t.de": text[::-1].lstrip() + b"\n"})
-    digest = sha256(content) if digests else None
-    download = Download("https://host/x.tgz", digest)
-    part = Part(download, {"en": "t.en", "de": "t.de"}, 4000)
-    files = (Download("https://host/plain.gz", sha256(content)),) if digests else ()
-    corpus = PublicCorpus(files, {"train": (part,)})
-    monkeypatch.setitem(CORPORA, "multi30k", corpus)
-    monkeypatch.setattr(corpora, "FIRST_DELAY", 0.0)
-    monkeypatch.setattr(corpora, "BLOCK", 4096)
-    monkeypatch.setattr(corpora, "UNSYNCED", 16_000)
-    (tmp_path / "recorded").mkdir()
-    with running_server() as server:
-        server.files["/x.tgz"] = server.files["/plain.gz"] = content
-
-        def fetch(root):
-            run(corpora.main, "multi30k", root / "data", "--mirror", server.url)
-
-        def check(root, promises):
-            fetch(root)
-            assert names(root) == expected
-            for name in expected:
-                if name.endswith(("plain.gz", ".tgz")):
-                    assert (root / name).read_bytes() == content
-            for side in ("en", "de"):
-                joined = (root / "data" / f"train.{side}.gz").read_bytes()
-                plain = gzip.decompress(joined)
-                assert plain == (text if side == "en" else text[::-1].lstrip() + b"\n")
-
-        server.cut = len(content) // 2
-        with recording(tmp_path / "recorded") as recorder:
-            fetch(tmp_path / "recorded")
-        expected = names(tmp_path / "recorded")
-        report = replay(recorder, tmp_path / "crash", check, sample)
-    print(f"download: {report}")
-
-
 # What translate.py and `average` write
 
 
 @pytest.mark.parametrize("old", [b"old\n", None], ids=["replaced", "new"])
 @pytest.mark.parametrize("sample", HOW_MANY)
-@pytest.mark.parametrize("what", ["translate", "score", "attention", "average"])
+@pytest.mark.parametrize("what", ["translate", "attention", "average"])
 def test_an_output(model_path, tmp_path, sample, old, what):
     root = tmp_path / "recorded"
     root.mkdir()
     name = "out.html" if what == "attention" else "out"
     if old is not None:
         (root / name).write_bytes(old)
-    for side in ("en", "de"):
-        (tmp_path / side).write_text("".join(f"{line}\n" for line in CAT_LINES[:20]))
+    (tmp_path / "en").write_text("".join(f"{line}\n" for line in CAT_LINES[:20]))
     model = ("--model", model_path, "--threads", "1")
     text = ("--input", tmp_path / "en")
 
@@ -310,8 +238,6 @@ def test_an_output(model_path, tmp_path, sample, old, what):
         out = folder / name
         if what == "translate":
             run(translate.main, *model, *text, *SHORT, "--output", out)
-        elif what == "score":
-            run(translate.main, *model, *text, "--score", tmp_path / "de", "-o", out)
         elif what == "attention":
             run(translate.main, *model, CAT_LINES[0], "--attention", out)
         else:
@@ -368,101 +294,3 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
                 unnoticed += [(name, str(recorder.operations[x])) for x in numbers]
     print(f"calls of fsync whose lack was noticed: {noticed}")
     assert not unnoticed
-
-
-SYSTEM_CALLS = (
-    "openat,write,pwrite64,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
-    "rmdir,link,linkat,symlink,symlinkat,fsync,fdatasync,ftruncate,truncate,open,creat,"
-    "writev,pwritev,sendfile,copy_file_range,fallocate"
-)
-KINDS = {
-    "openat": "open",
-    "fsync": "sync",
-    "unlinkat": "unlink",
-    "mkdirat": "mkdir",
-    "renameat": "rename",
-    "renameat2": "rename",
-}
-TRACED_RUN = """
-import json, sys
-from pathlib import Path
-import train
-from support.crash_points import narrate, recording
-with recording(Path(sys.argv[1])) as recorder:
-    assert train.main(sys.argv[2:]) == 0
-print("operations", json.dumps(narrate(recorder)))
-"""
-
-
-@pytest.mark.stress
-def test_the_kernel_saw_the_same_operations(tmp_path):
-    """strace lists the system calls below the folder: none more, in the same order."""
-    if shutil.which("strace") is None:
-        pytest.skip("no strace")
-    root, log = tmp_path / "root", tmp_path / "log"
-    root.mkdir()
-    where = "--run", str(root / "runs" / "a"), "--cache", str(root / "cache")
-    flags = [str(root), *write_random_text(tmp_path), *FLAGS, *where]
-    strace = ["strace", "-f", "-y", "-s", "0", "-e", f"trace={SYSTEM_CALLS}"]
-    ended = subprocess.run(
-        [*strace, "-o", str(log), sys.executable, "-c", TRACED_RUN, *flags],
-        env=with_tests_on_path(),
-        capture_output=True,
-        text=True,
-    )
-    if "ptrace" in ended.stderr:
-        pytest.skip("strace may not trace here")
-    assert ended.returncode == 0, ended.stderr
-    recorded = json.loads(ended.stdout.partition("operations ")[2])
-    traced = read_trace(log.read_text(), root)
-    assert len(traced) > 100
-    assert recorded == traced
-    print(f"operations that strace saw, too: {len(traced)}")
-
-
-def whole_calls(trace):
-    """Yield the lines of strace; what another thread interrupted is joined again."""
-    unfinished = {}
-    for line in trace.splitlines():
-        thread, _, call = line.partition(" ")
-        if call.endswith(" <unfinished ...>"):
-            unfinished[thread] = call.removesuffix(" <unfinished ...>")
-            continue
-        if resumed := re.match(r" *<\.\.\. \w+ resumed>", call):
-            call = unfinished.pop(thread) + call[resumed.end() :]
-        yield call.strip()
-    assert not unfinished
-
-
-def read_trace(trace, root):
-    """Return the operations below a folder as `narrate` writes them."""
-    lines, known = [], {"."}
-    for line in whole_calls(trace):
-        call = re.match(r"(\w+)\((.*)\) += (-?\d+)", line)
-        if call is None or int(call[3]) < 0:
-            continue
-        found = re.findall(r'"([^"]*)"|\d+<([^>]*)>', call[2])
-        full = [name or opened for name, opened in found]
-        below = [Path(x) for x in full if x == str(root) or x.startswith(f"{root}/")]
-        if not below:
-            continue
-        names = [str(path.relative_to(root)) for path in below]
-        kind = KINDS.get(call[1], call[1])
-        if kind == "unlink" and "AT_REMOVEDIR" in call[2]:
-            kind = "rmdir"
-        if kind == "open":
-            if "O_CREAT" not in call[2] or names[-1] in known:
-                assert "O_TRUNC" not in call[2]
-                continue
-            kind = "create"
-        if kind in ("create", "mkdir", "rename"):
-            known.add(names[-1])
-        if kind in ("unlink", "rmdir", "rename"):
-            known.discard(names[0])
-        if kind == "write":
-            size = int(call[3])
-            if lines and lines[-1][:2] == [kind, *names]:
-                size += int(lines.pop()[2])
-            names.append(str(size))
-        lines.append([kind, *names])
-    return lines

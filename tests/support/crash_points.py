@@ -112,13 +112,6 @@ class Tree:
                     left.append((number, f"{path}{name}/"))
         return found
 
-    def path(self, number: int) -> str:
-        """Return the path of a file or folder that has one name."""
-        if number == ROOT:
-            return "."
-        ((folder, name),) = (at for at, x in self.entries.items() if x == number)
-        return os.path.normpath(f"{self.path(folder)}/{name}")
-
     def lay_out(self, root: Path) -> None:
         """Make `root` a folder that holds this tree, and nothing else."""
         shutil.rmtree(root, ignore_errors=True)
@@ -318,30 +311,6 @@ def recording(root: Path) -> Iterator[Recorder]:
     for operation in recorder.operations:
         again.do(operation)
     assert again.files() == recorder._look().files(), "an operation was missed"
-
-
-def narrate(recorder: Recorder) -> list[list[str]]:
-    """Return the kind and the paths of each operation; writes also have their size.
-
-    Writes that follow each other in one file are one.
-    """
-    tree, lines = recorder.start.copy(), list[list[str]]()
-    for operation in recorder.operations:
-        if operation.kind in ("unlink", "rmdir", "rename"):
-            before = tree.path(operation.file)
-        tree.do(operation)
-        if operation.kind in ("unlink", "rmdir"):
-            lines.append([operation.kind, before])
-        elif operation.kind == "rename":
-            lines.append([operation.kind, before, tree.path(operation.file)])
-        elif operation.kind == "write":
-            line, size = ["write", tree.path(operation.file)], len(operation.data)
-            if lines and lines[-1][:2] == line:
-                size += int(lines.pop()[2])
-            lines.append([*line, str(size)])
-        else:
-            lines.append([operation.kind, tree.path(operation.file)])
-    return lines
 
 
 @dataclass(frozen=True)
