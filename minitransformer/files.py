@@ -1,15 +1,8 @@
-"""Files that are written atomically or built once, and locks between processes.
-
-Windows differs: it locks and syncs no folders, and an open file can be neither deleted,
-renamed nor replaced, so that it needs no lock to be safe from `sweep`.
-"""
+"""Files and folders that are whole or not there, caches built once, and locks."""
 
 from __future__ import annotations
 
-import errno
 import glob
-import importlib
-import itertools
 import json
 import os
 import shutil
@@ -17,26 +10,18 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 T = TypeVar("T")
 
-# Where macOS names open files, without links; on Linux this leads to /proc.
-OPEN_FILES = Path("/dev/fd")
+# How long a lock is waited for before the user is told of it. Units: seconds
+SILENT_SECONDS = 2.0
 
-# How often a lock is tried, and after how many attempts the user is told of it.
-POLL_INTERVAL = 0.05  # seconds
-SILENT_ATTEMPTS = 40
-
-# What unfinished files and folders have in their names, as a pattern.
-UNIQUE = "[0-9a-f]" * 16
+# When an unfinished file was left by a process that was killed: nobody has written to
+# it for so long. Units: seconds
+LEFTOVER_AGE = 24 * 3600.0
 
 
 @contextmanager
@@ -52,28 +37,22 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         old: os.stat_result | None = path.stat()
     except FileNotFoundError:
         old = None
-    target = _follow_links(path)
-    is_open = target.is_symlink() or target.parent == OPEN_FILES
+    is_open = str(path.absolute()).startswith(("/dev/", "/proc/"))
     if is_open or (old and not stat.S_ISREG(old.st_mode)):
         with name_errors(path), open(path, "ab") as file:
             yield file
         return
-    partial = _partial_name(target)
-    try:
-        with name_errors(path, partial):
-            sweep(target.parent, f".{glob.escape(target.name[:50])}.{UNIQUE}.partial")
-            with open(_create(partial), "wb") as file:
-                if old:
-                    _copy_permissions(old, file)
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                if not fcntl:
-                    file.close()
-                replace(partial, target)  # while it is locked
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+    target = Path(os.path.realpath(path))
+    with _partial_name(target) as partial, name_errors(path, partial):
+        with open(partial, "xb") as file:
+            if old:
+                with suppress(OSError, AttributeError):  # only root gives a file away
+                    os.chown(partial, old.st_uid, old.st_gid)
+                os.chmod(partial, stat.S_IMODE(old.st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        replace(partial, target)
 
 
 @contextmanager
@@ -85,29 +64,80 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises: OSError naming `path` if it cannot be written.
     """
     make_folder(path.parent)
-    with _partial_folder(path) as partial:
+    with _partial_name(path) as partial, name_errors(path, partial):
+        partial.mkdir()
         yield partial
         with suppress(FileNotFoundError):
             path.rmdir()  # unless something has been put into it meanwhile
         _complete(partial, path)
 
 
-@contextmanager
-def replaced_together(folder: Path) -> Iterator[Path]:
-    """Make a folder, whose files move to `folder` after the block.
+def require_new(folder: Path) -> None:
+    """Raises: ValueError if a folder that is to be made exists and is not empty."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: expected a new or an empty folder")
 
-    They replace those of the same names, all of which are removed first: if the process
-    is killed then, files are missing, but none is left beside others that it does not
-    belong to. Until the block has ended, nothing is replaced.
+
+def build_once(
+    path: Path, build: Callable[[Path], None], read: Callable[[Path], T]
+) -> T:
+    """Return `read(path)`; if there is nothing to read, `build(name)` makes it first.
+
+    It is a file or folder, which is built under a temporary name and then renamed. Of
+    several processes one builds while the others wait. `read` raises FileNotFoundError
+    if it is missing, or ValueError if it is damaged and has to be built again.
     """
-    make_folder(folder)
-    with _partial_folder(folder / "new") as partial:
-        yield partial
-        made = sorted(partial.iterdir())
-        for path in made:
-            (folder / path.name).unlink(missing_ok=True)
-        for path in made:
-            replace(path, folder / path.name)
+    with suppress(FileNotFoundError, ValueError):
+        return read(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(path.with_name(f".{path.name}.lock")):
+        try:
+            return read(path)  # another process has built it
+        except FileNotFoundError:
+            pass
+        except ValueError as error:
+            print(f"{error}; it is made again", file=sys.stderr)
+        sweep(path.parent, f".{path.name[:50]}.*partial")
+        with _partial_name(path) as partial, name_errors(path):
+            build(partial)
+            _remove(path)
+            _complete(partial, path)
+    return read(path)
+
+
+@contextmanager
+def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold a lock that only one process can hold; a crash releases it.
+
+    The file at `path` stands for the lock, and stays afterwards.
+
+    Raises: TimeoutError if another process holds it and `wait` is False.
+    """
+    from filelock import FileLock  # here, since most commands are to start at once
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=SILENT_SECONDS if wait else 0)
+    except TimeoutError:
+        if not wait:
+            raise
+        print(f"waiting for another process, which locks {path}", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def sweep(folder: Path, pattern: str, age: float = 0.0) -> None:
+    """Delete unfinished files and folders of processes that were killed.
+
+    Units: `age` is how long nobody must have written to them, in seconds
+    """
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime >= age:
+                _remove(path)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -127,9 +157,10 @@ def sync(path: Path) -> None:
 
     Windows cannot do this for folders, nor for files that are open for reading only.
     """
-    if not fcntl and path.is_dir():
+    windows = os.name == "nt"
+    if windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDONLY if fcntl else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -145,20 +176,8 @@ def make_folder(path: Path, exist_ok: bool = True) -> None:
 
 
 def replace(partial: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, and sync the new name to disk.
-
-    On Windows this waits some seconds for a program that has the old file open.
-
-    Raises: OSError if it cannot be renamed.
-    """
-    for attempt in itertools.count():
-        try:
-            os.replace(partial, path)
-            break
-        except PermissionError:
-            if fcntl or attempt == SILENT_ATTEMPTS:
-                raise
-        time.sleep(POLL_INTERVAL)
+    """Rename a file or folder to `path`, and sync the new name to disk."""
+    os.replace(partial, path)
     sync(path.parent)
 
 
@@ -173,188 +192,20 @@ def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
         raise
 
 
-def build_once(
-    path: Path, build: Callable[[Path], None], read: Callable[[Path], T]
-) -> T:
-    """Return `read(path)`; if there is nothing to read, `build(name)` makes it first.
-
-    It is a file or folder, which is built under a temporary name and then renamed. Of
-    several processes one builds while the others wait. `read` raises FileNotFoundError
-    if it is missing, or ValueError if it is damaged and has to be built again.
-    """
-    with suppress(FileNotFoundError, ValueError):
-        return read(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(path.with_name(f".{path.name}.lock"), wait=True, create=True):
-        try:
-            return read(path)  # another process has built it
-        except FileNotFoundError:
-            pass
-        except ValueError as error:
-            print(f"{error}; it is made again", file=sys.stderr)
-        partial = _partial_name(path)
-        sweep(path.parent, f".{path.name[:50]}.*partial")
-        try:
-            with name_errors(path):
-                build(partial)
-                _remove(path)
-                _complete(partial, path)
-        finally:
-            with suppress(OSError):
-                _remove(partial)
-    return read(path)
-
-
 @contextmanager
-def file_lock(path: Path, wait: bool, create: bool = False) -> Iterator[None]:
-    """Hold a lock that only one process can hold; a crash releases it.
+def _partial_name(path: Path) -> Iterator[Path]:
+    """Yield a name that nobody can predict, of which nothing is left after the block.
 
-    The lock is on a folder, or on a file, which `create` makes if it is missing. On
-    Windows a file beside the folder, which exists as long as the lock, stands for it.
-
-    Raises: TimeoutError if another process holds it and `wait` is False, OSError if
-    `path` is a symbolic link or no regular file.
+    What killed processes left beside `path` long ago is deleted first.
     """
-    if not fcntl and path.is_dir():
-        folder = path.resolve()
-        beside = folder.parent / f".{folder.name}.lock"
-        try:
-            with file_lock(beside, wait, create=True):
-                yield
-        finally:
-            with suppress(OSError):  # another process waits for it
-                beside.unlink()
-        return
-    while True:
-        if path.is_dir():
-            descriptor = os.open(path, os.O_RDONLY)
-        else:
-            descriptor = open_no_link(path, os.O_RDWR | create * os.O_CREAT)
-        try:
-            with name_errors(path):
-                _acquire(descriptor, path, wait)
-            if _is_open_as(descriptor, path):  # nobody has deleted it meanwhile
-                yield
-                return
-        finally:
-            os.close(descriptor)
-
-
-def open_no_link(path: Path | str, flags: int) -> int:
-    """Open a regular file as `os.open` does; do not follow a link or wait for a pipe.
-
-    Raises: OSError if it is a link or no regular file.
-    """
-    if hasattr(os, "O_NOFOLLOW"):
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
-    elif os.path.islink(path):
-        raise OSError(errno.ELOOP, "expected no symbolic link", str(path))
-    descriptor = os.open(path, flags, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path}: expected a regular file")
-    return descriptor
-
-
-def sweep(folder: Path, pattern: str) -> None:
-    """Delete the unfinished files and folders of processes that were killed.
-
-    On Windows, only a file that is closed but not yet renamed is in danger from this.
-    """
-    for path in folder.glob(pattern):
-        with suppress(OSError):
-            if not fcntl:
-                _remove(path)
-                continue
-            with file_lock(path, wait=False):  # its writer holds a lock
-                _remove(path)
-
-
-def _acquire(descriptor: int, path: Path, wait: bool) -> None:
-    for attempt in itertools.count():
-        try:
-            _lock(descriptor)
-            return
-        except BlockingIOError:
-            if not wait:
-                raise TimeoutError(f"{path}: another process holds this lock") from None
-        if attempt == SILENT_ATTEMPTS:
-            print(f"waiting for another process, which locks {path}", file=sys.stderr)
-        time.sleep(POLL_INTERVAL)
-
-
-def _lock(descriptor: int) -> None:
-    """Lock an open file. Raises: BlockingIOError if another process has locked it."""
-    if fcntl:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    msvcrt = importlib.import_module("msvcrt")
+    start = path.name[:50]  # names have at most 255 bytes
+    sweep(path.parent, f".{glob.escape(start)}.{'[0-9a-f]' * 16}.partial", LEFTOVER_AGE)
+    partial = path.with_name(f".{start}.{os.urandom(8).hex()}.partial")
     try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except PermissionError as error:
-        raise BlockingIOError(*error.args) from error
-
-
-def _is_open_as(descriptor: int, path: Path) -> bool:
-    if not fcntl:
-        return True
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _follow_links(path: Path) -> Path:
-    """Return the file that symbolic links lead to, or a link of /proc to an open file.
-
-    /dev/stdout is such a link: even if standard output is a file, the link's text need
-    not be its name.
-    """
-    while path.is_symlink():
-        folder = os.path.realpath(path.parent)
-        path = Path(folder, path.name)
-        if folder.startswith("/proc/"):
-            break
-        path = Path(folder, os.readlink(path))
-    return path
-
-
-def _partial_name(path: Path) -> Path:
-    """Return a name that nobody can predict, of at most 255 bytes."""
-    return path.with_name(f".{path.name[:50]}.{os.urandom(8).hex()}.partial")
-
-
-@contextmanager
-def _partial_folder(path: Path) -> Iterator[Path]:
-    """Make a folder beside `path`, which is locked, and removed after the block.
-
-    Raises: OSError naming `path` if it cannot be made.
-    """
-    partial = _partial_name(path)
-    try:
-        with name_errors(path, partial):
-            sweep(path.parent, f".{glob.escape(path.name[:50])}.{UNIQUE}.partial")
-            partial.mkdir()
-            with ExitStack() as locks:
-                with suppress(OSError):  # a file system without locks
-                    locks.enter_context(file_lock(partial, wait=False))
-                yield partial
+        yield partial
     finally:
         with suppress(OSError):  # what went wrong before says more
             _remove(partial)
-
-
-def _create(path: Path) -> int:
-    """Create a file and lock it, so that `sweep` sees that its writer is alive."""
-    while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        if not fcntl:
-            return descriptor
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)  # a sweep was faster than the lock
 
 
 def _complete(partial: Path, path: Path) -> None:
@@ -363,15 +214,6 @@ def _complete(partial: Path, path: Path) -> None:
         sync(part)
     sync(partial)
     replace(partial, path)
-
-
-def _copy_permissions(old: os.stat_result, file: BinaryIO) -> None:
-    if not fcntl:
-        return
-    with suppress(OSError):  # only root may give a file away
-        os.fchown(file.fileno(), old.st_uid, old.st_gid)
-    with suppress(OSError):  # a file system without modes
-        os.fchmod(file.fileno(), old.st_mode & 0o777)
 
 
 def _remove(path: Path) -> None:

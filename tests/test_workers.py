@@ -173,7 +173,7 @@ def test_signals_are_left_to_the_parent():
 @forks
 def test_workers_keep_no_file_locked(tmp_path):
     path = tmp_path / "lock"
-    with file_lock(path, wait=False, create=True):
+    with file_lock(path, wait=False):
         workers = Workers(abs, 1)
         assert list(workers.map([-1])) == [1]  # it has started
     with file_lock(path, wait=False):

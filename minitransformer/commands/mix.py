@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
-from minitransformer.files import atomic_folder
+from minitransformer.files import atomic_folder, require_new
 from minitransformer.settings.options import UsageError
 from minitransformer.settings.text_config import check_symbols
 from minitransformer.text.find import find_splits
@@ -63,8 +63,7 @@ def mix(
     if languages[0] == languages[1]:
         expected = "--source and --target: expected two languages"
         raise UsageError(f"{expected}, got {languages[0]} for both")
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: expected a new or an empty folder")
+    require_new(folder)
     splits: dict[str, list[Part]] = {"train": [], "val": [], "test": []}
     for place, source, target, repeat, tag in zip(*each, strict=True):
         for split, text in find_splits(place, source, target).items():

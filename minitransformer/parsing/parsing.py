@@ -11,12 +11,12 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from minitransformer.cli import CommandParser, Parser, exit_code, positive
-from minitransformer.files import replaced_together, write_bytes
+from minitransformer.files import make_folder, write_bytes
 from minitransformer.parsing.trees import (
     Leaf,
     Span,
@@ -78,18 +78,21 @@ def linearise(
         raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
     if labels:
         divided[0] = with_constituents(divided[0], labels)
-    sizes = []
-    with replaced_together(folder) as new:
-        for name, part in zip(names, divided, strict=True):
-            sentences = [words(tree) for tree in part]
-            _write(new / f"{name}.words", map(" ".join, sentences))
-            if with_numbers:
-                _write(new / f"{name}.numbered", map(number_words, sentences))
-            lines = (linearise_tree(tree, with_numbers) for tree in part)
-            _write(new / f"{name}.tree", lines)
-            _write(new / f"{name}.mrg", map(bracket_tree, part))
-            count = sum(map(len, sentences))
-            sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
+    contents, sizes = dict[str, list[str]](), []
+    for name, part in zip(names, divided, strict=True):
+        sentences = [words(tree) for tree in part]
+        contents[f"{name}.words"] = [*map(" ".join, sentences)]
+        if with_numbers:
+            contents[f"{name}.numbered"] = [*map(number_words, sentences)]
+        contents[f"{name}.tree"] = [linearise_tree(tree, with_numbers) for tree in part]
+        contents[f"{name}.mrg"] = [*map(bracket_tree, part)]
+        count = sum(map(len, sentences))
+        sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
+    make_folder(folder)
+    for name in contents:  # so that a crash leaves none beside others of another run
+        (folder / name).unlink(missing_ok=True)
+    for name, lines in contents.items():
+        write_bytes(folder / name, "".join(f"{line}\n" for line in lines).encode())
     print("\n".join(sizes))
 
 
@@ -224,10 +227,6 @@ def score_files(gold: Path, test: Path, cutoff: int) -> tuple[Score, Score]:
         if len(words(right)) <= cutoff:
             shorter = shorter.plus(result)
     return everything, shorter
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,12 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minitransformer import files
 from minitransformer.files import (
     file_lock,
     json_of,
     make_folder,
-    open_no_link,
     sweep,
     sync,
     write_bytes,
@@ -26,6 +24,10 @@ from minitransformer.files import (
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
 from minitransformer.runs.shipped import DEFAULT, shipped_model
 from minitransformer.settings.config import RunConfig, TrainingConfig
+
+# The files of a run that are replaced as a whole, besides the checkpoints of steps.
+OWN = [*"config.json metrics.jsonl tokenizer.model".split()]
+OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
 
 
 class RunDirectory:
@@ -37,11 +39,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.json"
-        self.metrics = path / "metrics.jsonl"
-        self.tokenizer = path / "tokenizer.model"
-        self.best = path / f"best{SUFFIX}"
-        self.averaged = path / f"averaged{SUFFIX}"
+        self.config, self.metrics, self.tokenizer = (path / x for x in OWN[:3])
+        self.best, self.averaged = (path / x for x in OWN[3:])
         self._lock, self._process_ids = path / ".lock", path / ".processes"
         self._unsaved = path / ".unsaved"  # until there is a checkpoint to resume from
 
@@ -57,21 +56,15 @@ class RunDirectory:
         is_theirs = self.path.exists() and not any(self.path.iterdir())
         make_folder(self.path)
         with ExitStack() as stack:
-            if not files.fcntl:  # Windows, which deletes no file that is locked
-                stack.callback(self.remove_if_empty, is_theirs)
             try:
-                # The folder's lock holds even if somebody deletes the file .lock. The
-                # file's lock also holds between machines on a network file system.
-                stack.enter_context(file_lock(self.path, wait=False))
-                stack.enter_context(file_lock(self._lock, wait=False, create=True))
+                stack.enter_context(file_lock(self._lock, wait=False))
             except TimeoutError as error:
                 ids = ", ".join(map(str, self.processes())) or "unknown"
                 raise ValueError(
                     f"{self.path}: another training is running here, process {ids}"
                 ) from error
-            for leftovers in (".*.partial", ".tmp*"):
-                sweep(self.path, leftovers)
-            self._process_ids.unlink(missing_ok=True)  # it may be a link
+            for own in (*OWN, f"step-*{SUFFIX}"):
+                sweep(self.path, f".{own}.*.partial")
             write_bytes(self._process_ids, json.dumps(list(processes)).encode())
             try:
                 yield
@@ -91,8 +84,7 @@ class RunDirectory:
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""
         with suppress(OSError, ValueError, RecursionError):  # it is missing or damaged
-            with open(self._process_ids, "rb", opener=open_no_link) as file:
-                ids = json.loads(file.read())
+            ids = json.loads(self._process_ids.read_bytes())
             if isinstance(ids, list) and all(type(x) is int and x > 0 for x in ids):
                 return ids
         return []
@@ -117,7 +109,6 @@ class RunDirectory:
         """
         if not resumes:
             self.require_empty()
-            self._unsaved.unlink(missing_ok=True)  # it may be a link
             self._unsaved.touch()
         if not resumes or self.read_config() != settings:
             write_bytes(self.config, settings.to_json().encode())
@@ -166,7 +157,7 @@ class RunDirectory:
         """
         data = f"{line}\n".encode(errors="backslashreplace")
         try:
-            with open(path, "ab", buffering=0, opener=open_no_link) as file:
+            with open(path, "ab", buffering=0) as file:
                 if (written := file.write(data)) < len(data):
                     file.truncate(file.tell() - written)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -247,8 +238,7 @@ class RunDirectory:
         kept = [*regular, *checkpoints[-1:]][-training.num_kept :]
         for path in checkpoints:
             if path not in kept:
-                with suppress(PermissionError):  # on Windows: somebody reads it
-                    path.unlink()
+                path.unlink()
         if checkpoints:
             self._unsaved.unlink(missing_ok=True)
 

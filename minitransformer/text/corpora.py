@@ -291,7 +291,7 @@ def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
     Raises: CorpusError, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with file_lock(folder, wait=True):
+    with file_lock(folder / ".lock"):
         _download(CORPORA[name], folder, mirror)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minitransformer.cli import Parser, exit_code, positive
-from minitransformer.files import replaced_together
+from minitransformer.files import atomic_folder, require_new
 from minitransformer.settings.options import UsageError
-from minitransformer.text.lines import TextPair, open_output, read_lines, require_unread
+from minitransformer.text.lines import TextPair, open_output, read_lines
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("pairs", type=Path, help="lines of source TAB target, plain or .gz")
-    add("folder", type=Path, help="where train, val and test files go")
+    add("folder", type=Path, help="where the text goes, a new or an empty folder")
     add("--source", required=True, metavar="LANG", help="ending of the source files")
     add("--target", required=True, metavar="LANG", help="ending of the target files")
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
+        require_new(args.folder)
         languages = args.source, args.target
         plain = [name for name in languages if name and Path(name).name == name]
         if len(set(plain)) < 2:
@@ -109,7 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "--source and --target: expected two different endings of file names, "
                 f"such as en and de, got {args.source!r} and {args.target!r}"
             )
-        read = [args.pairs, *(args.also or ())]
         pairs = read_pairs(args.pairs)
         counts = {"val": args.val, "test": args.test}
         splits = split_pairs(pairs, counts, args.seed)
@@ -123,13 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{args.pairs}: expected {count:,} {split} pairs without a "
                     f"sentence of another split, found {len(splits[split]):,}"
                 )
-        for name in (f"{split}.{x}" for split in splits for x in languages):
-            if (old := args.folder / name).exists():
-                raise ValueError(
-                    f"expected no {old}: training would read it instead of {name}.gz"
-                )
-            require_unread("folder", args.folder / f"{name}.gz", *read)
-        with replaced_together(args.folder) as folder:
+        with atomic_folder(args.folder) as folder:
             for split, chosen in splits.items():
                 for side, language in enumerate(languages):
                     with open_output(folder / f"{split}.{language}.gz") as file:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer import files
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text import split
 from minitransformer.text.find import find_text
@@ -64,14 +63,13 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
     assert sorted(everything) == sorted(pairs)
 
 
-def test_a_split_that_fails_leaves_all_files_of_the_one_before(
+def test_a_split_that_fails_leaves_nothing_and_none_replaces_another(
     tmp_path, capsys, monkeypatch
 ):
     listed = tmp_path / "pairs.tsv"
     listed.write_text("".join(f"a {i}.\tb {i}.\n" for i in range(40)))
     command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
-    assert main([*command, "--val", "3", "--test", "4"]) == 0
-    before = {p.name: p.read_bytes() for p in (tmp_path / "data").iterdir()}
+    command += ["--val", "3", "--test", "4"]
     real = split.open_output
 
     def fails(path):
@@ -79,31 +77,14 @@ def test_a_split_that_fails_leaves_all_files_of_the_one_before(
             raise OSError("no space")
         return real(path)
 
-    monkeypatch.setattr(split, "open_output", fails)
-    assert main([*command, "--val", "3", "--test", "4", "--seed", "2"]) == 1
-    assert {p.name: p.read_bytes() for p in (tmp_path / "data").iterdir()} == before
-
-
-@pytest.mark.parametrize("renamed", range(6))
-def test_files_of_two_splits_never_stand_together(tmp_path, monkeypatch, renamed):
-    """Whatever was renamed when the process ended; lines would not belong together."""
-    listed, data = tmp_path / "pairs.tsv", tmp_path / "data"
-    listed.write_text("".join(f"a {i}.\tb {i}.\n" for i in range(40)))
-    command = [str(listed), str(data), "--source", "de", "--target", "en"]
-    assert main([*command, "--val", "3", "--test", "4"]) == 0
-    old = {p.name: p.read_bytes() for p in data.iterdir()}
-    real, left = files.replace, iter(range(renamed))
-
-    def ends(partial, path):
-        if path.parent == data and next(left, None) is None:
-            raise KeyboardInterrupt
-        real(partial, path)
-
-    monkeypatch.setattr(files, "replace", ends)
-    assert main([*command, "--val", "3", "--test", "4", "--seed", "2"]) == 130
-    found = {p.name: p.read_bytes() for p in data.iterdir()}
-    assert len(found) == renamed
-    assert all(old[name] != content for name, content in found.items())
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "open_output", fails)
+        assert main(command) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(command) == 1
+    assert "data: expected a new or an empty folder" in capsys.readouterr().err
 
 
 def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
@@ -128,6 +109,7 @@ def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
     ]
     assert "19 train; left out: 6 of 28 pairs" in capsys.readouterr().out
     more[1].write_text("one line\n")
+    command[1] = str(tmp_path / "other")
     assert main(command) == 1
     assert "expected as many lines in" in capsys.readouterr().err
 
@@ -155,19 +137,6 @@ def test_errors_are_one_line(tmp_path, capsys, text, flags, message):
     assert not (tmp_path / "data").exists()
 
 
-def test_older_text_that_training_would_prefer_is_refused(tmp_path, capsys):
-    listed, old = tmp_path / "pairs.tsv", tmp_path / "train.b"
-    listed.write_text("".join(f"a {i}\tb {i}\n" for i in range(9)))
-    command = [str(listed), str(tmp_path), "--val", "1", "--test", "1"]
-    command += ["--source", "a", "--target", "b"]
-    old.write_text("old")
-    assert main(command) == 1
-    assert f"expected no {old}: training would read it" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"pairs.tsv", "train.b"}
-    old.unlink()
-    assert main(command) == main(command) == 0  # its own files are written anew
-
-
 @pytest.mark.parametrize("languages", [("en", "en"), ("en", ""), ("../en", "de")])
 def test_the_two_languages_make_two_files_in_the_folder(tmp_path, capsys, languages):
     source, target = languages
@@ -177,17 +146,3 @@ def test_the_two_languages_make_two_files_in_the_folder(tmp_path, capsys, langua
     assert main([*command, "--source", source, "--target", target]) == 2
     assert "expected two different endings" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
-
-
-def test_text_that_is_read_is_not_overwritten(tmp_path, capsys):
-    pairs = tmp_path / "pairs.txt"
-    pairs.write_text("".join(f"a {i}\tb {i}\n" for i in range(9)))
-    command = [str(pairs), str(tmp_path), "--source", "a", "--target", "b"]
-    command += ["--val", "2", "--test", "2"]
-    assert main(command) == 0
-    files = [tmp_path / f"train.{side}.gz" for side in "ab"]
-    before = [file.read_bytes() for file in files]
-    capsys.readouterr()
-    assert main([*command, "--also", *map(str, files)]) == 2
-    assert "expected no file that is read" in capsys.readouterr().err
-    assert [file.read_bytes() for file in files] == before
