@@ -1,9 +1,11 @@
-"""Use a trained model from Python, for example:
+"""Use a trained model from Python.
 
-from minitransformer import load, translate
+For example:
 
-model = load("runs/NAME")
-translate(model, ["The old man sees a dog."], beam=5)
+    from minitransformer import load, translate
+
+    model = load("runs/NAME")
+    translate(model, ["The old man sees a dog."], beam=5)
 """
 
 from __future__ import annotations

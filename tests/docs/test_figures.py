@@ -26,9 +26,9 @@ TIMEOUT = RanksConfig().peer_timeout
         ("corpora", "more than 32 KiB are left out", tokenizer.MAX_SENTENCE, 32 << 10),
         ("flags", "from 1,024 on, the 256 bytes", tokenizer.BYTES_FROM_SIZE, 1024),
         ("multi-node", "`--peer-timeout` seconds (600 by default)", TIMEOUT, 600),
-        ("translating", "four are waiting", serve.MAX_WAITING, 4),
-        ("translating", "at most 50 lines", serve.MAX_LINES, 50),
-        ("translating", "more than 16,384 bytes", serve.MAX_BODY, 16_384),
+        ("serve", "four are waiting", serve.MAX_WAITING, 4),
+        ("serve", "at most 50 lines", serve.MAX_LINES, 50),
+        ("serve", "more than 16,384 bytes", serve.MAX_BODY, 16_384),
     ],
 )
 def test_limits_are_those_of_the_pages(name, text, value, expected):
