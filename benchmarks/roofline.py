@@ -93,7 +93,7 @@ OTHERS = 0.85
 LIKELY_GAP = 1.75  # microseconds
 
 # Which arrays a kernel both reads and writes, by their places among its arguments.
-IN_PLACE = {"cross_entropy": [0], "accumulate": [0], "scale": [0], "adam": [0, 2, 3]}
+IN_PLACE = {"cross_entropy": [0], "scale": [0], "adam": [0, 2, 3]}
 
 # The steps that are measured. While the host queues some calls of a step, the GPU is
 # kept busy by products of square matrices.

@@ -30,9 +30,9 @@ from minitransformer.cuda.device import (
 from minitransformer.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.cuda.incremental_decoding import graph_decoder
 from minitransformer.cuda.philox import PhiloxStream
-from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp
+from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.engine.ops import LAYER_NORM_EPSILON, write_at
+from minitransformer.engine.ops import LAYER_NORM_EPSILON
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in common.cu.
 MAX_WIDTH = 1024
@@ -71,11 +71,8 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
     """
     if name in DECODING:
         return DECODING[name] if device.is_activation_type(arrays[0].dtype) else None
-    if name == "accumulate":
-        known = all(device.is_activation_type(a.dtype) for a in arrays)
-        return (
-            accumulate if known and all(a.flags.c_contiguous for a in arrays) else None
-        )
+    if name == "add_arrays":
+        return add_arrays if device.is_activation_type(arrays[0].dtype) else None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
     if not floats or not device.is_activation_type(floats[0].dtype):
         return None
@@ -124,7 +121,7 @@ def linear(
     blaslt.forward(rows, weight, bias, relu, out)
     activated = out if relu else None
 
-    def vjp(g: Array) -> tuple[Gradient, Gradient, Array | None]:
+    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
         g, db = _rows(g), None
         if activated is not None:
             masked = xp.empty_like(g)
@@ -132,9 +129,11 @@ def linear(
             g = masked
         elif bias is not None:
             db = _column_sums("column_sums", g)
-        dx = _add_product(g, weight.T, x.shape, x.dtype)
-        dweight = _add_product(rows.T, g, weight.shape, np.float32)
-        return dx, dweight, None if bias is None else db
+        dx = xp.empty(rows.shape, x.dtype)
+        dweight = xp.empty(weight.shape, np.float32)
+        device.current().matmul(g, weight.T, dx)
+        device.current().matmul(rows.T, g, dweight)
+        return dx.reshape(x.shape), dweight, None if bias is None else db
 
     return out.reshape(*x.shape[:-1], -1), vjp
 
@@ -159,26 +158,17 @@ def embedding(
     options = float(scale), ids.size, ids_shape[-1], width, *dropout_mask
     gpu.launch("embedding", out.dtype, warp_blocks(ids.size), *arrays, *options)
 
-    def vjp(g: Array) -> tuple[Gradient, None, Gradient]:
+    def vjp(g: Array) -> tuple[Array, None, Array]:
         g = _dropout(g, dropout_mask)
-
-        def write_rows(out: Array | None, add: bool) -> Array:
-            out = xp.empty(table.shape, np.float32) if out is None else out
-            if not add:
-                out.fill(0)  # rows of other ids get nothing
-            order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
-            gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
-            kernel_args = out, g, ids, order, float(scale), ids.size, width
-            gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
-            return out
-
-        def write_positions(out: Array | None, add: bool) -> Array:  # if learned
-            length = ids_shape[-1]
-            sums = _column_sums("column_sums", g.reshape(-1, length * width))
-            rows = sums.reshape(-1, width)
-            return write_at(slice(length), rows, positions_32, out, add)
-
-        return write_rows, None, write_positions
+        dtable = xp.zeros(table.shape, np.float32)  # rows of other ids get nothing
+        order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
+        gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
+        kernel_args = dtable, g, ids, order, float(scale), ids.size, width
+        gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
+        dpositions = xp.zeros_like(positions_32)  # needed only if they are learned
+        sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
+        dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
+        return dtable, None, dpositions
 
     return out, vjp
 
@@ -266,11 +256,13 @@ def rows_per_chunk(rows: int, vocab_size: int) -> int:
     return -(-rows // (chunks * ROWS_PER_TILE)) * ROWS_PER_TILE
 
 
-def accumulate(total: Array, term: Array) -> Array:
-    """Add `term` to `total` in place, in one pass whatever their types."""
-    grid = num_blocks(num_vectors(total.size, total.dtype))
-    kernel_args = total, term.astype(total.dtype, copy=False), np.int64(total.size)
-    device.current().launch("accumulate", total.dtype, grid, *kernel_args)
+def add_arrays(a: Array, b: Array) -> Array:
+    """Return a + b, also of 16-bit numbers, with the type of a."""
+    xp = array_module(a)
+    total = xp.empty(a.shape, a.dtype)
+    terms = xp.ascontiguousarray(a), xp.ascontiguousarray(b, total.dtype)
+    grid, size = num_blocks(num_vectors(total.size, total.dtype)), np.int64(total.size)
+    device.current().launch("add_arrays", total.dtype, grid, total, *terms, size)
     return total
 
 
@@ -310,21 +302,6 @@ def _dropout(x: Array, mask: DropoutMask) -> Array:
         grid = warp_blocks(len(rows))
         device.current().launch("dropout", x.dtype, grid, *arrays, *size, *mask)
     return rows.reshape(x.shape)
-
-
-def _add_product(a: Array, b: Array, shape: tuple[int, ...], dtype: Any) -> Gradient:
-    """Return a gradient a b, which cuBLAS adds to others as it computes it.
-
-    Shapes: a [N, K], b [K, M], the gradient's `shape` any of N M numbers
-    """
-    xp, gpu = array_module(a), device.current()
-
-    def write(out: Array | None, add: bool) -> Array:
-        out = xp.empty(shape, dtype) if out is None else xp.ascontiguousarray(out)
-        gpu.matmul(a, b, out.reshape(len(a), b.shape[1]), beta=float(add))
-        return out
-
-    return write
 
 
 def _column_sums(

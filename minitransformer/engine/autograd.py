@@ -14,12 +14,30 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
-# The gradient of an input: an array, or a function `write(out, add)` (see `primitive`).
-Gradient: TypeAlias = Array | Callable[[Array | None, bool], Array]
+
+class RowGradient(NamedTuple):
+    """The gradient of a matrix of which few rows were used: zero in all others.
+
+    Shapes: distinct ids [U], rows [U, D] of a matrix [height, D]
+    """
+
+    ids: Array
+    rows: Array
+    height: int
+
+    def dense(self) -> Array:
+        matrix = array_module(self.rows).zeros(
+            (self.height, *self.rows.shape[1:]), self.rows.dtype
+        )
+        matrix[self.ids] = self.rows
+        return matrix
+
+
+Gradient: TypeAlias = Array | RowGradient
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 
 PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
@@ -58,35 +76,38 @@ class Node:
     """One recorded operation: its vjp, and where the gradients of its inputs go.
 
     A node does not hold its result, so an activation lives only while a vjp needs it.
-    `grad` is the gradient of the result as far as `backward` has summed it, and
-    `shares_grad` is set while that array may also be the gradient of another node.
+    `grad` is the gradient of the result as far as `backward` has summed it.
     """
 
-    __slots__ = ("__weakref__", "grad", "parents", "shares_grad", "vjp")
+    __slots__ = ("__weakref__", "grad", "parents", "vjp")
 
     def __init__(self, parents: tuple[Node | Tensor | None, ...], vjp: Vjp) -> None:
         self.parents = parents
         self.vjp = vjp
         self.grad: Array | None = None
-        self.shares_grad = False
+
+    def add_gradient(self, term: Gradient) -> None:
+        """Add a term to `grad`: never in place, since others may use its memory."""
+        if isinstance(term, RowGradient):
+            term = term.dense()
+        add = fused_kernel("add_arrays", (term,), operator.add)
+        self.grad = term if self.grad is None else add(self.grad, term)
 
 
 class Tensor:
     """An array, and the node of the operation that computed it, if one was recorded.
 
     A tensor without a node is a leaf. If it requires a gradient, `backward` adds the
-    gradient to `grad`, which is None at first unless the caller provides an array. With
-    `overwrite`, the next gradient replaces what that array holds.
+    gradient to `grad`, which is None at first unless the caller provides an array.
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "node", "overwrite", "requires_grad")
+    __slots__ = ("__weakref__", "data", "grad", "node", "requires_grad")
 
     def __init__(
         self, data: Array, requires_grad: bool = False, node: Node | None = None
     ) -> None:
         self.data = data
         self.grad: Array | None = None
-        self.overwrite = False
         self.node = node
         self.requires_grad = requires_grad or node is not None
 
@@ -97,6 +118,15 @@ class Tensor:
     def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"Tensor({self.data!r}{grad})"
+
+    def add_gradient(self, term: Gradient) -> None:
+        """Add a term to the gradient of this leaf, whose memory nothing shares."""
+        if self.grad is None:
+            self.grad = array_module(self.data).zeros_like(self.data)
+        if isinstance(term, RowGradient):
+            self.grad[term.ids] += term.rows
+        else:
+            self.grad += term
 
     def backward(
         self,
@@ -153,44 +183,10 @@ def _pass_on(node: Node) -> list[Tensor]:
     gradient, parents, vjp = node.grad, node.parents, node.vjp
     node.grad, node.parents, node.vjp = None, (), _released
     terms = (None,) * len(parents) if gradient is None else vjp(gradient)
-    for i, parent in enumerate(parents):
-        if parent is not None and terms[i] is not None:
-            _accumulate(parent, terms[i], (gradient, *terms[:i], *terms[i + 1 :]))
+    for parent, term in zip(parents, terms, strict=False):  # some may be omitted
+        if parent is not None and term is not None:
+            parent.add_gradient(term)
     return [parent for parent in parents if isinstance(parent, Tensor)]
-
-
-def _accumulate(
-    parent: Node | Tensor, term: Gradient, others: tuple[Gradient | None, ...]
-) -> None:
-    """Add `term` to the gradient of `parent`, in place if nothing shares its memory.
-
-    `others` are the arrays that `term` may share its memory with.
-    """
-    total, add = parent.grad, parent.grad is not None
-    if isinstance(parent, Tensor):
-        add, parent.overwrite = add and not parent.overwrite, False
-    elif parent.shares_grad and total is not None:
-        total, parent.shares_grad = total.copy(), False
-    if callable(term):
-        parent.grad = term(total, add)
-    elif add:
-        add_in_place = fused_kernel("accumulate", (total, term), operator.iadd)
-        parent.grad = add_in_place(total, term)
-    elif total is not None:  # a leaf's, to be overwritten
-        total[...] = term
-    elif not _overlaps(term, others):  # nothing else uses this array
-        parent.grad = term
-    elif isinstance(parent, Node):  # copied only if something is added
-        parent.grad, parent.shares_grad = term, True
-    else:
-        parent.grad = term.copy()
-
-
-def _overlaps(array: Array, others: tuple[Gradient | None, ...]) -> bool:
-    """Return whether `array` may share its memory with one of `others`."""
-    overlap = array_module(array).may_share_memory
-    arrays = [x for x in others if x is not None and not callable(x)]
-    return any(overlap(array, other) for other in arrays)
 
 
 def _topological_order(origin: Node) -> tuple[list[Node], dict[int, int]]:
@@ -226,13 +222,10 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     """Make a differentiable operation of a function on arrays.
 
     `function(*arrays, **options)` returns `(out, vjp)`. `vjp(g)` returns a gradient or
-    None for each array parameter, omitted ones included. `backward` may add to a
-    returned array in place, so the vjp must not keep it; it may share memory with `g`
-    or with another gradient. A gradient may also be a function `write(out, add)`, which
-    adds it to the array `out` or replaces what `out` holds, or makes a new array if
-    `out` is None, and returns that. `function` and `vjp` change neither the inputs nor
-    `g`, and `backward` calls each vjp once. A fused kernel of the same name replaces
-    the function for the arrays that it takes (`backend.fused_kernel`).
+    None for each array parameter, omitted ones included. A gradient may share memory
+    with `g` or with another gradient. `function` and `vjp` change neither the inputs
+    nor `g`, and `backward` calls each vjp once. A fused kernel of the same name
+    replaces the function for the arrays that it takes (`backend.fused_kernel`).
     """
     name = function.__name__
     PRIMITIVES[name] = function

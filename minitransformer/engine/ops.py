@@ -9,12 +9,9 @@ N rows (the tokens of all sentences).
 from __future__ import annotations
 
 import math
-import operator
-from functools import partial
 from types import ModuleType
-from typing import Any
 
-from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp, primitive
+from minitransformer.engine.autograd import PRIMITIVES, RowGradient, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.engine.random_streams import RandomStream
 
@@ -102,13 +99,12 @@ def linear(
         xp.maximum(out, 0, out=out)
     kept = out if relu else None  # the vjp must not keep what it does not need
 
-    def vjp(g: Array) -> tuple[Array, Gradient, Array | None]:
+    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
         g = g.reshape(len(rows), weight.shape[1])
         if kept is not None:
             g = g * (kept > 0)
         db = None if bias is None else _ones(xp, g, len(g)) @ g
-        dweight = partial(write_product, rows.T, g)
-        return (g @ weight.T).reshape(shape), dweight, db
+        return (g @ weight.T).reshape(shape), rows.T @ g, db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
@@ -135,16 +131,13 @@ def embedding(
     dropout_mask = _draw_dropout(out.shape, rate, rng)
     _apply_dropout(out, dropout_mask, out=out)
 
-    def vjp(g: Array) -> tuple[Gradient, None, Gradient]:
+    def vjp(g: Array) -> tuple[RowGradient, None, Array]:
         g = _apply_dropout(g, dropout_mask)
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
-
-        def dpositions(out: Array | None, add: bool) -> Array:  # if they are learned
-            sums = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
-            return write_at(slice(length), sums, positions, out, add)
-
-        return partial(write_at, unique, sums, table), None, dpositions
+        dpositions = xp.zeros_like(positions)  # needed only if they are learned
+        dpositions[:length] = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
+        return RowGradient(unique, sums, len(table)), None, dpositions
 
     return out, vjp
 
@@ -324,7 +317,7 @@ def projected_cross_entropy(
     ones = _ones(xp, weight, vocab_size)
 
     loss = 0.0
-    drows, dweight = xp.empty_like(rows), xp.empty_like(weight)
+    drows, dweight = xp.empty_like(rows), xp.zeros_like(weight)
     chunk = rows_per_chunk(vocab_size)
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
@@ -342,10 +335,8 @@ def projected_cross_entropy(
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
         drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
-        write_product(exponentials.T, part * inverse_totals, dweight, add=start > 0)
+        dweight += exponentials.T @ (part * inverse_totals)
         del logits, exponentials
-    if not len(rows):
-        dweight.fill(0)
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
@@ -354,8 +345,8 @@ def projected_cross_entropy(
     dx = xp.zeros(x.shape, x.dtype)
     dx.reshape(-1, width)[used] = drows
 
-    def vjp(g: Array) -> tuple[Array, Gradient, None]:
-        return xp.multiply(dx, g, out=dx), partial(write_scaled, dweight, g), None
+    def vjp(g: Array) -> tuple[Array, Array, None]:
+        return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
 
@@ -366,29 +357,6 @@ def projected_cross_entropy(
 def rows_per_chunk(vocab_size: int) -> int:
     """Return for how many rows the loss computes logits at a time."""
     return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
-
-
-def write_product(a: Array, b: Array, out: Array | None, add: bool) -> Array:
-    """Write A B to `out` or add it: a gradient, once `partial` has bound A and B."""
-    if add:
-        return operator.iadd(out, a @ b)
-    return array_module(a).matmul(a, b, out=out)
-
-
-def write_scaled(values: Array, factor: Array, out: Array | None, add: bool) -> Array:
-    """Write values times a factor or add them, as a gradient. Overwrites `values`."""
-    place = values if add or out is None else out
-    product = array_module(values).multiply(values, factor, out=place)
-    return operator.iadd(out, product) if add else product
-
-
-def write_at(index: Any, values: Array, like: Array, out: Array, add: bool) -> Array:
-    """Set `out` to zero except `values` at an index, or add these there."""
-    out = array_module(like).empty_like(like) if out is None else out
-    if not add:
-        out.fill(0)
-    out[index] += values
-    return out
 
 
 def moderate(totals: Array) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -124,20 +123,12 @@ class ParameterBuffer:
         for name, parameter in self.parameters.items():
             parameter.data, parameter.grad = views[name], gradients[name]
 
-    @contextmanager
-    def new_gradient(self, vector: Array) -> Iterator[None]:
-        """Have `backward` replace what `vector`, laid out like `grad`, holds.
-
-        The first gradient of a parameter overwrites, and later ones are added. Where a
-        parameter gets none, there are zeros after the block.
-        """
-        gradients = self.views(vector)
-        for name, parameter in self.parameters.items():
-            parameter.grad, parameter.overwrite = gradients[name], True
-        yield
-        for name, parameter in self.parameters.items():
-            if parameter.overwrite:
-                gradients[name].fill(0)
+    def collect_gradients(self, vector: Array) -> None:
+        """Have `backward` add gradients to `vector`, laid out like `grad`, set to 0."""
+        vector.fill(0)
+        self.grad = vector
+        for name, gradient in self.views(vector).items():
+            self.parameters[name].grad = gradient
 
     def data_changed(self) -> None:
         """Renew the 16-bit copy, and what was prepared for products with `data`."""

@@ -67,10 +67,8 @@ class Bfloat16Kernels(FloatKernels):
             )
         return views[key][1]
 
-    def _sum_over_rows(
-        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
-    ) -> np.ndarray:
-        return self.product(a.T, b, out, add)
+    def _sum_over_rows(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.product(a.T, b)
 
     def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base

@@ -11,7 +11,6 @@ import functools
 
 import numpy as np
 
-from minitransformer.engine import ops
 from minitransformer.onednn.floats import FloatKernels
 from minitransformer.onednn.library import OneDnn
 
@@ -31,11 +30,9 @@ class Float32Kernels(FloatKernels):
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
         return matrix
 
-    def _sum_over_rows(
-        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
-    ) -> np.ndarray:
+    def _sum_over_rows(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         # NumPy multiplies: oneDNN would compile a product for each number of rows.
-        total: np.ndarray = ops.write_product(a.T, b, out, add)
+        total: np.ndarray = a.T @ b
         return total
 
 

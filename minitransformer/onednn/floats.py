@@ -10,12 +10,10 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import Gradient, Vjp
+from minitransformer.engine.autograd import Vjp
 from minitransformer.onednn.kernels import ROWS_STEP, Kernels, padded_rows
 from minitransformer.onednn.library import EXP, RELU, OneDnn
 
@@ -60,18 +58,15 @@ class FloatKernels(Kernels[np.ndarray]):
         # What the next operation multiplies also tells where the ReLU was positive.
         low_out = self._rounded_input(out) if relu else None
 
-        def vjp(g: np.ndarray) -> tuple[Gradient, Gradient, np.ndarray | None]:
+        def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
             g = g.reshape(count, weight.shape[1])
             if low_out is not None:
                 g = g * (low_out[:count].view(f"i{low_out.itemsize}") > 0)
             db = None if bias is None else np.ones(len(g), g.dtype) @ g
             low = self._rounded_rows(g)
 
-            def write_dx(out: np.ndarray | None, add: bool) -> np.ndarray:
-                out = None if out is None else out.reshape(count, shape[-1])
-                return self.product(low[:count], matrix.T, out, add).reshape(shape)
-
-            return write_dx, partial(self._sum_over_rows, rows, low), db
+            dx = self.product(low[:count], matrix.T).reshape(shape)
+            return dx, self._sum_over_rows(rows, low), db
 
         return out, vjp
 
@@ -133,9 +128,9 @@ class FloatKernels(Kernels[np.ndarray]):
         dx = np.zeros(x.shape, x.dtype)
         dx.reshape(-1, width)[used] = drows
 
-        def vjp(g: np.ndarray) -> tuple[np.ndarray, Gradient, None]:
-            scaled = partial(ops.write_scaled, dweight, g)
-            return np.multiply(dx, g, out=dx), scaled, None
+        def vjp(g: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+            np.multiply(dx, g, out=dx)
+            return dx, np.multiply(dweight, g, out=dweight), None
 
         return np.asarray(loss, dtype=x.dtype), vjp
 
@@ -173,10 +168,8 @@ class FloatKernels(Kernels[np.ndarray]):
         """Round a matrix of parameters."""
         raise NotImplementedError
 
-    def _sum_over_rows(
-        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, add: bool
-    ) -> np.ndarray:
-        """Return A^T B of rounded rows, as the gradient function `write(out, add)`.
+    def _sum_over_rows(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return A^T B of rounded rows.
 
         Shapes: a [N, n], b [N, m] -> [n, m]
         """

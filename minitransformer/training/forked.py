@@ -52,8 +52,8 @@ class ForkedModel(ThreadedModel):
     def _compute(self, work: tuple[int, list[Part]]) -> float:
         """Fill the n-th gradient with that of some parts, and return their loss."""
         n, parts = work
-        with self.parameters.new_gradient(self._gradients[n]):
-            return sum(part.forward_backward(self.model) for part in parts)
+        self.parameters.collect_gradients(self._gradients[n])
+        return sum(part.forward_backward(self.model) for part in parts)
 
     def _add_gradients(self, thread: int) -> None:
         """Add the other gradients to the first, in a thread's share of its length."""

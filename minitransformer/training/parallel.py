@@ -166,11 +166,11 @@ class ThreadedModel:
             when_complete = self._all_reduce.complete if is_last else None
             return parts[i].forward_backward(self.replicas[i % threads], when_complete)
 
-        with self.parameters.new_gradient(self.parameters.grad):
-            for first in range(0, len(parts), threads):
-                indices = range(first, min(first + threads, len(parts)))
-                total += sum(self._pool.map(forward_backward, indices))
-                list(self._pool.map(self._add_replica_gradients, range(threads)))
+        self.parameters.grad.fill(0)
+        for first in range(0, len(parts), threads):
+            indices = range(first, min(first + threads, len(parts)))
+            total += sum(self._pool.map(forward_backward, indices))
+            list(self._pool.map(self._add_replica_gradients, range(threads)))
         return total
 
     def _split(self, batch: Batch) -> list[Batch]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from minitransformer.engine.autograd import Gradient, Vjp, wrap_primitives
+from minitransformer.engine.autograd import Vjp, wrap_primitives
 from minitransformer.engine.backend import Array
 from minitransformer.training.optimizer import Optimizer
 from minitransformer.training.parallel import ParallelModel
@@ -73,16 +73,7 @@ class Profile:
             forward, backward = operations(name, arrays, options)
             timed_body = self.timed(body, name, "forward", forward)
             out, vjp = timed_body(*arrays, **options)
-            timed_vjp = self.timed(vjp, name, "backward", backward)
-
-            def wrapped_vjp(g: Array) -> tuple[Gradient | None, ...]:
-                # A gradient that is a function is computed when it is called.
-                return tuple(
-                    self.timed(x, name, "backward", calls=0) if callable(x) else x
-                    for x in timed_vjp(g)
-                )
-
-            return out, wrapped_vjp
+            return out, self.timed(vjp, name, "backward", backward)
 
         return wrapped
 

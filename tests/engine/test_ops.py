@@ -169,25 +169,6 @@ def test_gradients_match_central_differences(name, data, seed):
 
 @pytest.mark.parametrize("name", CASES)
 @given(data=st.data(), seed=st.integers(0, 1000))
-def test_gradients_replace_what_is_there_or_are_added_to_it(name, data, seed):
-    rng = np.random.default_rng(seed)
-    inputs, options = data.draw(CASES[name](rng))
-    upstream = np.ones(run(name, inputs, options)[0].shape)
-
-    def gradients():
-        return run(name, inputs, options)[1](upstream)
-
-    expected = list(map(as_array, gradients()))
-    for add, before in ((False, np.nan), (True, 1.0)):
-        for write, new in zip(gradients(), expected, strict=True):
-            if callable(write):
-                out = np.full(new.shape, before)
-                assert write(out, add) is out
-                assert_close(out, new + add)
-
-
-@pytest.mark.parametrize("name", CASES)
-@given(data=st.data(), seed=st.integers(0, 1000))
 def test_float32_follows_float64(name, data, seed):
     rng = np.random.default_rng(seed)
     check_float32(name, *data.draw(CASES[name](rng)), rng)
@@ -306,7 +287,7 @@ def test_loss_is_cross_entropy_with_smoothed_targets(
     assert_close(loss, expected)
     gradients = vjp(np.asarray(2.0))
     assert_close(gradients[0].reshape(-1, 5), 2 * dx)
-    assert_close(as_array(gradients[1]), 2 * dweight)
+    assert_close(gradients[1], 2 * dweight)
 
 
 def test_without_a_rate_there_is_no_dropout_and_without_a_scale_none():
@@ -347,7 +328,7 @@ def test_loss_of_padding_alone_is_zero():
     )
     assert loss == 0
     for gradient in vjp(np.asarray(1.0))[:2]:
-        assert not as_array(gradient).any()
+        assert not gradient.any()
 
 
 @pytest.mark.parametrize("length", [3, 200])
@@ -378,7 +359,7 @@ def test_a_batch_of_no_sentences_has_a_shape():
     x, weight = np.zeros((0, 3, 4)), np.ones((4, 6))
     out, vjp = PRIMITIVES["linear"](x, weight)
     assert out.shape == (0, 3, 6)
-    assert [as_array(g).shape for g in vjp(out)[:2]] == [x.shape, weight.shape]
+    assert [g.shape for g in vjp(out)[:2]] == [x.shape, weight.shape]
     assert PRIMITIVES["attention"](x, x, x, num_heads=2)[0].shape == x.shape
 
 

@@ -1,6 +1,8 @@
 """Gradients as arrays."""
 
+from minitransformer.engine.autograd import RowGradient
+
 
 def as_array(gradient):
-    """Return a gradient as an array, also where it is a function that writes it."""
-    return gradient(None, False) if callable(gradient) else gradient
+    """Return a gradient as an array, also where it is that of a few rows."""
+    return gradient.dense() if isinstance(gradient, RowGradient) else gradient

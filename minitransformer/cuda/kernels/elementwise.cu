@@ -21,15 +21,16 @@ extern "C" __global__ void scale(real* x, const float* factor, i64 count) {
   store(x + start, 0, width, value);
 }
 
-// total = total + term, in place. One thread for each vector.
-// Shapes: total, term [count]
-extern "C" __global__ void accumulate(real* total, const real* term, i64 count) {
+// total = a + b. One thread for each vector.
+// Shapes: total, a, b [count]
+extern "C" __global__ void add_arrays(real* total, const real* a, const real* b,
+                                      i64 count) {
   i64 start = thread_index() * VECTOR;
   if (start >= count) return;
   int width = count - start < VECTOR ? count - start : VECTOR;
   float value[VECTOR], other[VECTOR];
-  load(value, total + start, 0, width);
-  load(other, term + start, 0, width);
+  load(value, a + start, 0, width);
+  load(other, b + start, 0, width);
   for (int i = 0; i < VECTOR; i++) value[i] += other[i];
   store(total + start, 0, width, value);
 }
