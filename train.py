@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -45,12 +46,11 @@ from minitransformer.runs.run_directory import (
 from minitransformer.runs.starting_point import choose_model, take_over
 from minitransformer.settings.config import (
     ModelConfig,
-    RanksConfig,
     RunConfig,
     TrainingConfig,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError, build, given
+from minitransformer.settings.options import build, given
 from minitransformer.settings.presets import find_preset
 from minitransformer.settings.text_config import TextConfig, VocabularyConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
@@ -68,16 +68,19 @@ from minitransformer.training.checks import (
     check_text,
     last_checkpoint,
 )
-from minitransformer.training.distributed import Communicator, checksum
+from minitransformer.training.distributed import (
+    Communicator,
+    checksum,
+    start_ranks,
+    started_by_mpi,
+)
 from minitransformer.training.evaluation import validate
-from minitransformer.training.launch import (
-    LASTING_ERROR,
+from minitransformer.training.lifecycle import (
     STOP_SIGNALS,
     end_at_second_signal,
-    launch_training,
+    logger,
     stop_signals_handled,
 )
-from minitransformer.training.log import logger
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import (
     Optimizer,
@@ -125,7 +128,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--from", type=Path, metavar="PATH", dest="start", help=start)
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
-    add("--attempt", type=int, help=argparse.SUPPRESS)  # from the launcher
+    ranks = "train with N processes on CPUs, which MPI starts and connects"
+    add("--ranks", default=1, type=positive, metavar="N", help=ranks)
+    gpus = "train on the first N GPUs, with a process for each (NCCL and MPI)"
+    add("--gpus", default=1, type=positive, metavar="N", help=gpus)
     dry_run = "say what would be trained, and end"
     add("--dry-run", action="store_true", help=dry_run)
     profile = "time N updates by operation and keep no run (default 20)"
@@ -133,24 +139,23 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
     shape = TextConfig, VocabularyConfig, ModelConfig
-    for cls in (*shape, TrainingConfig, DecodingConfig, RanksConfig):
+    for cls in (*shape, TrainingConfig, DecodingConfig):
         add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
-    try:
-        args.processes = build(RanksConfig, {}, given(args, RanksConfig))
-        args.processes.check_device(args.device)
-    except UsageError as error:
-        parser.error(str(error))
     new_only = args.run or args.config or args.start or args.profile or args.dry_run
     if args.resume is not None and new_only:
         names = "--run, --config, --from, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
-    args.lasting = 1 if args.attempt is None else LASTING_ERROR
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
-    if not args.processes.is_default and (args.profile or args.dry_run):
+    if args.ranks > 1 and args.device != "cpu":
+        parser.error("--ranks starts processes on CPUs: use --gpus with --device cuda")
+    if args.gpus > 1 and args.device != "cuda":
+        parser.error(f"--gpus expects --device cuda, got {args.device}")
+    args.processes = max(args.ranks, args.gpus)
+    if args.processes > 1 and (args.profile or args.dry_run):
         alone = "--profile and --dry-run run in one process: leave out"
-        parser.error(f"{alone} --ranks, --gpus, --restarts and --reduce-precision")
+        parser.error(f"{alone} --ranks and --gpus")
     return args
 
 
@@ -186,11 +191,8 @@ def new_config(args: argparse.Namespace) -> RunConfig:
 def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
     """Return the run's directory and settings, and whether it is continued.
 
-    Rank 0 alone names and makes the directory of a new run. When the launcher restarts
-    ranks (--attempt), they continue the run of --run if it had begun.
+    Rank 0 alone names and makes the directory of a new run.
     """
-    if args.attempt and args.run and RunDirectory(args.run).config.exists():
-        return args.run, RunDirectory(args.run).read_config(), True
     if args.resume is None:
         settings = new_config(args)
         new = args.run or (Path() if rank else new_directory(settings.preset))
@@ -223,8 +225,7 @@ def prepare(
     check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
     shared |= {"threads": cores, "precision": device.precision, "text": state.text}
-    shared["vocabulary"] = start.tokenizer.checksum
-    shared |= {**vars(args.processes), "state": state.to_json()}
+    shared |= {"vocabulary": start.tokenizer.checksum, "state": state.to_json()}
     communicator.assert_equal(shared)
     start.parameters.move_to(device.xp, device.low_precision)
     communicator.broadcast(start.parameters.data)
@@ -316,7 +317,9 @@ class Trainer:
         """Say what is about to be computed, and on what."""
         cost = run_summary(self.stream, self.text, self.corpora, self.parallel)
         count, device = self.communicator.size, self.device.description
-        device = f"{count} ranks, {device} each" if count > 1 else device
+        if count > 1:  # MPI names a rank that dies by its process
+            ids = ", ".join(map(str, self.run.processes()))
+            device = f"{count} ranks (processes {ids}), {device} each"
         self.log("\n".join((f"device      {device}", *cost)))
         if self.state.step:
             self.log(f"resumed     after step {self.state.step:,}")
@@ -367,16 +370,10 @@ class Trainer:
         rate = learning_rate(step, self.peak, training.warmup)
         norm, finite = self.adam.step(self.parameters.grad, loss, rate)
         self.progress.add(batches, self.batches, rate, loss, norm, finite)
-        if not self.ranks_wait_for_device:
-            self.sync_clock_and_stop()
+        self.sync_clock_and_stop()
         self.state.window.seconds += time.monotonic() - started
         if not self.parallel.asynchronous:
             self.synchronize()
-
-    @property
-    def ranks_wait_for_device(self) -> bool:
-        """Whether a number from another rank arrives only after all queued work."""
-        return self.parallel.asynchronous and self.communicator.size > 1
 
     def sync_clock_and_stop(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
@@ -394,13 +391,7 @@ class Trainer:
         a checkpoint. Updates whose loss or gradient was not finite have been skipped;
         they end the run or are logged (--on-nonfinite).
         """
-        if self.ranks_wait_for_device:
-            # Ends after --peer-timeout; the next line waits for a lost rank for ever.
-            self.communicator.all_reduce_numbers([0.0])
-        skipped = self.progress.synchronize()
-        if self.ranks_wait_for_device:
-            self.sync_clock_and_stop()
-        if not skipped:
+        if not (skipped := self.progress.synchronize()):
             return
         where = self.parameters.first_nonfinite_gradient()
         found = self.progress.describe_skipped(skipped, where)
@@ -553,36 +544,29 @@ def run_training(args: argparse.Namespace, communicator: Communicator) -> int:
     return 0
 
 
-def start_ranks(args: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Check the flags once, here, and start ranks that do the work."""
-    processes = args.processes
-    check_device(f"cuda:{processes.gpus - 1}" if processes.gpus > 1 else args.device)
-    path, _, resumes = choose_run(args, 0)
-    run = RunDirectory(path)
-    if not resumes:
-        run.require_empty()
-    command = [sys.executable, str(Path(__file__).absolute()), *arguments]
-    try:
-        return launch_training(command, run, resumes, processes)
-    finally:
-        run.remove_if_empty(keep_folder=args.run is not None)
+def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
+    """Have MPI start this script as several ranks, once the flags are checked."""
+    check_device(f"cuda:{args.gpus - 1}" if args.gpus > 1 else args.device)
+    path, _, resumes = choose_run(args, rank=1)
+    if args.run and not resumes:
+        RunDirectory(path).require_empty()
+    start_ranks(args.processes, [str(Path(__file__).absolute()), *arguments])
 
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
     if args.profile or args.dry_run:
         return try_out(args)
+    if args.processes > 1 and not started_by_mpi():
+        launch(args, arguments)
     drop_failed_output()
-    if args.processes.needs_launcher:
-        return start_ranks(args, arguments)
-    communicator = connect_ranks(args.device, args.processes)
+    communicator = connect_ranks(args.device)
     if communicator.size == 1:
         with allow_forks():
             return run_training(args, communicator)
     name = f"rank {communicator.rank}: "
     run = partial(run_training, args, communicator)
-    code = exit_code("train.py", run, name, args.lasting)
-    if code in (1, 2, LASTING_ERROR):
+    if (code := exit_code("train.py", run, name)) in (1, 2):
         communicator.abort(code)
     return code
 
@@ -591,7 +575,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     tune_allocator()
     given_flags = sys.argv[1:] if arguments is None else arguments
-    return exit_code("train.py", lambda: work(args, given_flags), "", args.lasting)
+    return exit_code("train.py", lambda: work(args, given_flags))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ import numpy as np
 from harness import medians, ratio, report
 
 from minitransformer.devices import connect_ranks
-from minitransformer.settings.config import RanksConfig
-from minitransformer.training.launch import find_mpiexec
+from minitransformer.training.distributed import find_mpiexec
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SIZES = (1_000, 100_000, 1_000_000, 4_000_000, 16_000_000)
@@ -55,7 +54,7 @@ def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
 
 def time_all_reduces() -> None:
     """Run on every rank; rank 0 prints the seconds of an all-reduce by vector size."""
-    ranks = connect_ranks("cpu", RanksConfig())
+    ranks = connect_ranks("cpu")
     found = {}
     for size in SIZES:
         vector = np.ones(size, np.float32)

@@ -209,15 +209,12 @@ def path_or_standard(text: str) -> Path | None:
     return None if text == "-" else Path(text)
 
 
-def exit_code(
-    prog: str, work: Callable[[], int | None], who: str = "", lasting_error: int = 1
-) -> int:
+def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
     That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage,
     130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
-    `who`, such as a rank, is put before the message. An error that would come again,
-    such as damaged data, may have another code than 1.
+    `who`, such as a rank, is put before the message.
     """
     code = 1
     stdout = open_standard_streams()
@@ -230,8 +227,7 @@ def exit_code(
         message, code = "interrupted", 130
     except (ValueError, RuntimeError, OverflowError) as error:
         message = str(error)
-        if isinstance(error, ValueError):
-            code = 2 if isinstance(error, UsageError) else lasting_error
+        code = 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         if isinstance(error, BrokenPipeError) and error.filename:  # no socket
             return 141

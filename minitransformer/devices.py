@@ -5,8 +5,7 @@ CUDA's part of the package is imported only where a GPU is asked for.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from minitransformer.settings.options import UsageError
 if TYPE_CHECKING:
     from minitransformer.onednn.kernels import Kernels
     from minitransformer.runs.checkpoint import Checkpoint
-    from minitransformer.settings.config import RanksConfig, TrainingConfig
+    from minitransformer.settings.config import TrainingConfig
     from minitransformer.training.distributed import Communicator
     from minitransformer.training.loss_scale import LossScale
     from minitransformer.training.optimizer import Optimizer
@@ -140,28 +139,23 @@ def parallel_model(
     return gpu_model, GpuAdam(parameters, training, scale)
 
 
-def connect_ranks(
-    device: str, config: RanksConfig, environ: Mapping[str, str] = os.environ
-) -> Communicator:
-    """Connect this rank with the others that were started with it, if any.
+def connect_ranks(device: str) -> Communicator:
+    """Connect this rank with the others that MPI has started, if any.
 
     `device` says whether the ranks compute on processors or on GPUs.
 
-    Raises: RuntimeError if they cannot be reached, ValueError as `find_world`,
-    UsageError if a precision of sums was asked for and nothing is summed on GPUs.
+    Raises: RuntimeError if MPI, NCCL or a GPU is missing.
     """
-    from minitransformer.training.distributed import connect_processors, find_world
-    from minitransformer.training.slurm import with_slurm
+    from minitransformer.training.distributed import (
+        Communicator,
+        MpiCommunicator,
+        find_mpi,
+    )
 
-    environ = with_slurm(environ)
-    world = find_world(environ)
-    if device == "cpu" or world.size == 1:
-        if config.reduce_precision != "fp32":
-            got = "--device cpu" if device == "cpu" else "one"
-            raise UsageError(
-                f"--reduce-precision expects several GPUs (--gpus N), got {got}"
-            )
-        return connect_processors(world, config.peer_timeout)
-    from minitransformer.cuda.nccl import connect_gpus
+    if (mpi := find_mpi()) is None:
+        return Communicator()
+    if device == "cpu":
+        return MpiCommunicator(mpi)
+    from minitransformer.cuda.nccl import NcclCommunicator
 
-    return connect_gpus(world, environ, config)
+    return NcclCommunicator(mpi)

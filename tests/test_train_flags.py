@@ -13,10 +13,10 @@ import pytest
 
 import train
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import ModelConfig, RanksConfig, TrainingConfig
+from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
-from minitransformer.training import launch
+from minitransformer.training import distributed
 from minitransformer.training.distributed import Communicator
 from support.in_process import run_main
 
@@ -42,12 +42,12 @@ DEFAULTS = {
     "run": None,
     "start": None,
     "resume": None,
-    "attempt": None,
     "dry_run": False,
     "profile": None,
     "cache": Path("cache"),
-    "processes": RanksConfig(),
-    "lasting": 1,
+    "ranks": 1,
+    "gpus": 1,
+    "processes": 1,
 }
 
 
@@ -63,28 +63,15 @@ DEFAULTS = {
         ("--resume", {"resume": True}),
         ("--from d", {"start": Path("d")}),
         ("--resume d", {"resume": Path("d")}),
-        ("--attempt 0", {"attempt": 0, "lasting": launch.LASTING_ERROR}),
         ("--dry-run", {"dry_run": True}),
         ("--profile", {"profile": 20}),
         ("--profile 3", {"profile": 3}),
         ("--cache d", {"cache": Path("d")}),
         ("--source en --d-model 8", {"source": "en", "d_model": 8}),
         ("--steps 3 --beam 2", {"steps": 3, "beam": 2}),
-        ("--ranks 2", {"ranks": 2, "processes": RanksConfig(ranks=2)}),
-        ("--restarts 1", {"restarts": 1, "processes": RanksConfig(restarts=1)}),
-        (
-            "--device cuda --gpus 2",
-            {"device": "cuda", "gpus": 2, "processes": RanksConfig(gpus=2)},
-        ),
+        ("--ranks 2", {"ranks": 2, "processes": 2}),
+        ("--device cuda --gpus 2", {"device": "cuda", "gpus": 2, "processes": 2}),
         ("--device cuda:1", {"device": "cuda:1"}),
-        (  # which one process may have, too
-            "--dry-run --peer-timeout 5",
-            {
-                "dry_run": True,
-                "peer_timeout": 5.0,
-                "processes": RanksConfig(peer_timeout=5.0),
-            },
-        ),
     ],
 )
 def test_flags_are_read(flags, expected):
@@ -94,10 +81,7 @@ def test_flags_are_read(flags, expected):
 NEW_ONLY = (
     "--run, --config, --from, --profile and --dry-run are for a new run, not --resume"
 )
-ALONE = (
-    "--profile and --dry-run run in one process: leave out --ranks, --gpus, "
-    "--restarts and --reduce-precision"
-)
+ALONE = "--profile and --dry-run run in one process: leave out --ranks and --gpus"
 
 
 @pytest.mark.parametrize(
@@ -113,19 +97,11 @@ ALONE = (
         ("--gpus 2 --device cuda:1", "--gpus expects --device cuda, got cuda:1"),
         ("--eager", "--eager does nothing with --device cpu"),
         ("--profile --ranks 2", ALONE),
-        ("--dry-run --restarts 1", ALONE),
         ("--dry-run --gpus 2 --device cuda", ALONE),
-        ("--dry-run --reduce-precision bf16", ALONE),
-        ("--ranks 2 --reduce-precision bf16", "--reduce-precision is for --gpus, not"),
-        (
-            "--reduce-precision fp16",
-            "--reduce-precision: expected one of fp32, bf16, got fp16",
-        ),
-        ("--ranks 0", "argument --ranks: expected at least 1, got 0"),
+        ("--ranks 0", "--ranks: expected a whole number of at least 1"),
         ("--threads 0", "--threads: expected a whole number of at least 1"),
         ("--profile 0", "--profile: expected a whole number of at least 1"),
         ("--dropout none", "--dropout: expected a number, got 'none'"),
-        ("--attempt x", "--attempt: expected a whole number, got 'x'"),
         ("--nbest 2", "unrecognized argument --nbest"),
         ("--thread 2", "unrecognized argument --thread; did you mean --threads?"),
     ],
@@ -161,8 +137,6 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--data . --source en --target de", 1, "expected train.en and train.de"),
         ("--train-source a", 2, "expected --train-source and --train-target"),
         ("--train-source a --train-target b", 1, "found none at"),
-        ("--train-source a --train-target b --attempt 0", 1, "found none at"),
-        ("--data no --source en --target de --attempt 0", 65, "expected a folder"),
         ("--train-source t --train-target t --best-by loss", 2, "expects validation"),
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
@@ -213,7 +187,7 @@ def test_the_help_shows_every_flag_with_a_text(monkeypatch):
         "--profile [N]": "(default 20)",
         "--cache DIR": "(default cache)",
         "--d-model N": "(default 512)",
-        "--ranks N": "(default 1)",
+        "--ranks N": "",
     }
     for flag, end in flags.items():
         found = re.search(rf"^  {re.escape(flag)}\s+(\w.*)", out, re.MULTILINE)
@@ -324,121 +298,61 @@ def test_a_run_is_continued_with_its_settings(place):
         assert (found.model, found.training.steps) == (settings.model, 5)
 
 
-def test_a_restart_continues_the_run_that_the_first_attempt_began(place):
-    flags, _ = named_text(place)
-
-    def attempt(number, *more):
-        return train.choose_run(parse(*flags, *more, "--attempt", number), 0)
-
-    settings = train.new_config(parse(*flags))
-    assert attempt(1, "--run", "run") == (Path("run"), settings, False)
-    Path("run").mkdir()
-    RunDirectory(Path("run")).begin(settings, b"", False)
-    assert attempt(1, "--run", "run") == (Path("run"), settings, True)
-    assert not attempt(0, "--run", "run")[2]
-    assert not attempt(1)[2]
-    assert not train.choose_run(parse(*flags, "--run", "run"), 0)[2]
-
-
 # The command's work
 
 
 def test_a_rank_that_fails_ends_the_others(place, monkeypatch, capsys):
-    ended, asked = [], []
+    ended = []
 
     class Rank(Communicator):
+        rank, size = 1, 2
+
         def abort(self, code):
             ended.append(code)
 
-    def connect(device, config):
-        asked.append((device, config))
-        ranks = Rank()
-        ranks.rank, ranks.size = 1, 2
-        return ranks
+    def run_training(args, ranks):
+        raise outcomes.pop()
 
-    def fail(error):
-        def run_training(args, ranks):
-            assert (args.config, ranks.rank) == ("x", 1)
-            if isinstance(error, int):
-                return error
-            raise error
-
-        monkeypatch.setattr(train, "run_training", run_training)
-        return run_main(train.main, "--peer-timeout", 5, "--config", "x", *more)
-
-    monkeypatch.setattr(train, "connect_ranks", connect)
-    more = ()
-    code, _, error = fail(RuntimeError("broken"))
+    monkeypatch.setattr(train, "connect_ranks", lambda device: Rank())
+    monkeypatch.setattr(train, "run_training", run_training)
+    outcomes = [UsageError("wrong"), RuntimeError("broken")]
+    code, _, error = run_main(train.main)
     assert (code, error) == (1, "train.py: error: rank 1: broken\n")
-    assert fail(UsageError("wrong"))[0] == 2
-    assert fail(ValueError("damaged"))[0] == 1
-    more = ("--attempt", 0)
-    assert fail(ValueError("damaged"))[0] == launch.LASTING_ERROR
-    assert ended == [1, 2, 1, launch.LASTING_ERROR]
-    assert asked == [("cpu", RanksConfig(peer_timeout=5.0))] * 4
-    for code in (0, 143):
-        assert fail(code)[0] == code
-    assert len(ended) == 4
+    assert run_main(train.main)[0] == 2
+    assert ended == [1, 2]
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    """What is launched, and the devices that are looked for, instead of doing so."""
-    calls, devices = [], []
+@pytest.mark.parametrize(
+    ("flags", "count", "device"),
+    [("--ranks 2", 2, "cpu"), ("--gpus 3 --device cuda", 3, "cuda:2")],
+)
+def test_mpi_starts_the_ranks_once_the_flags_are_checked(
+    place, monkeypatch, flags, count, device
+):
+    text, _ = named_text(place)
+    flags = [*map(str, text), *flags.split(), "--run", "run"]
+    started, devices = [], []
 
-    def launch_training(*arguments):
-        calls.append(arguments)
-        return 7
+    def execve(path, command, environ):
+        started.append(command)
+        raise RuntimeError("replaced")
 
-    monkeypatch.setattr(train, "launch_training", launch_training)
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(os, "dup2", lambda *args: None)
     monkeypatch.setattr(train, "check_device", devices.append)
-    return calls, devices
-
-
-def test_ranks_are_launched_with_the_flags(place, monkeypatch, launched):
-    calls, devices = launched
-    flags, _ = named_text(place)
-    flags += ["--ranks", "2"]
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
-    assert run_main(lambda flags: train.main())[0] == 7
-    command, run, resumes, processes = calls[0]
-    script = Path(train.__file__).absolute()
-    assert command == [sys.executable, str(script), *flags]
-    assert run.path.parent == Path("runs")
-    assert (resumes, processes) == (False, RanksConfig(ranks=2))
-    assert not run.path.exists()  # nothing was begun there
-    (place / "kept").mkdir()
-    assert run_main(train.main, *flags, "--run", "kept")[0] == 7
-    assert calls[1][0] == [*command, "--run", "kept"]
-    assert calls[1][1].path == Path("kept")
-    assert (place / "kept").is_dir()
-    (place / "kept" / "notes").write_text("")
-    code, _, error = run_main(train.main, *flags, "--run", "kept")
+    monkeypatch.setattr(distributed, "find_mpiexec", lambda: "mpiexec")
+    run_main(train.main, *flags)
+    script = str(Path(train.__file__).absolute())
+    rank = [sys.executable, script, *flags]
+    assert started == [["mpiexec", "-n", str(count), *rank]]
+    assert devices == [device]
+    (place / "run").mkdir()
+    (place / "run" / "notes").write_text("")
+    code, _, error = run_main(train.main, *flags)
     assert (code, "new or empty run directory" in error) == (1, True)
-    assert len(calls) == 2
-    assert devices == ["cpu"] * 3
-
-
-def test_ranks_on_gpus_need_the_last_of_them(place, launched):
-    calls, devices = launched
-    flags, _ = named_text(place)
-    run_main(train.main, *flags, "--device", "cuda", "--gpus", 3)
-    run_main(train.main, *flags, "--device", "cuda:1", "--restarts", 1)
-    run_main(train.main, *flags, "--device", "cuda", "--gpus", 2)
-    assert devices == ["cuda:2", "cuda:1", "cuda:1"]
-    assert [call[3].gpus for call in calls] == [3, 1, 2]
-
-
-def test_a_run_is_resumed_by_ranks(place, launched):
-    calls, _ = launched
-    flags, _ = named_text(place)
-    settings = train.new_config(parse(*flags))
-    run = RunDirectory(place / "run")
-    run.path.mkdir()
-    run.begin(settings, b"", False)
-    assert run_main(train.main, "--resume", "run", "--ranks", 2)[0] == 7
-    assert (calls[0][1].path, calls[0][2]) == (Path("run"), True)
-    assert run.config.exists()
+    monkeypatch.setenv("PMI_RANK", "0")  # a rank starts no others
+    run_main(train.main, *flags)
+    assert len(started) == 1
 
 
 def test_a_run_from_a_model_has_the_preset_finetune(model_path, place):

@@ -263,46 +263,6 @@ class TrainingConfig(Config):
         return max(self.keep_last, self.average)
 
 
-@dataclass(frozen=True)
-class RanksConfig(Config):
-    """The processes that train together, called ranks: each has a share of a batch."""
-
-    help_group: ClassVar[str] = "processes that train together"
-
-    ranks: int = option(1, "processes on CPUs, connected by MPI", at_least=1)
-    gpus: int = option(1, "processes on GPUs 0, 1, ..., connected by NCCL", at_least=1)
-    restarts: int = option(0, "restarts after a process has died", at_least=0)
-    peer_timeout: float = option(600.0, "seconds to wait for another process", above=0)
-    reduce_precision: str = option(
-        "fp32",
-        "number format in which GPUs sum their gradients",
-        choices=("fp32", "bf16"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reduce_precision != "fp32" and self.ranks > 1:
-            raise UsageError("--reduce-precision is for --gpus, not --ranks")
-
-    def check_device(self, device: str) -> None:
-        """Raises: UsageError if the processes cannot compute on this device."""
-        if self.ranks > 1 and device != "cpu":
-            message = "--ranks starts processes on CPUs: use --gpus with --device cuda"
-            raise UsageError(message)
-        if self.gpus > 1 and device != "cuda":
-            raise UsageError(f"--gpus expects --device cuda, got {device}")
-
-    @property
-    def is_default(self) -> bool:
-        """Whether no flag is for several processes."""
-        return self == RanksConfig(peer_timeout=self.peer_timeout)
-
-    @property
-    def needs_launcher(self) -> bool:
-        """Whether training happens in processes that this one starts and watches."""
-        return self.ranks > 1 or self.gpus > 1 or self.restarts > 0
-
-
 # What may change when a run is resumed: when it ends, what it reports and keeps, how it
 # treats errors, and its precision.
 RESUMABLE = (

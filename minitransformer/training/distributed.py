@@ -1,9 +1,9 @@
 """Data parallelism among processes: the ranks of a run, and all-reduce over them.
 
-A run may have several ranks: processes that hold a copy of the model each, on one
+A run may have several ranks: processes that each hold a copy of the model, on one
 machine or many. Each rank computes the gradient of its share of every batch, and an
-all-reduce gives every rank the sum. MPI does this for ranks that compute on processors,
-NCCL for ranks on GPUs (`cuda/nccl.py`). `launch.py` starts the ranks of one machine.
+all-reduce gives every rank the sum. MPI starts the ranks and connects them. Those that
+compute on GPUs sum their gradients by NCCL (`cuda/nccl.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,43 +37,63 @@ Wait = Callable[[], None]
 # rest. A parameter is never divided.
 BYTES_PER_BUCKET = 25 << 20
 
-# How long a rank that ends waits for a sign of life of the others. Units: seconds
-LAST_CALL = 5.0
+# The environment variables by which launchers tell a process its rank and the number of
+# ranks: MPICH and Intel MPI, Open MPI, srun, and torchrun, which is no MPI.
+RANKS = "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"
+SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"
+
+# Open MPI would bind each of two ranks, with all its threads, to one core.
+UNBOUND = {
+    "OMPI_MCA_hwloc_base_binding_policy": "none",  # its version 4
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # and 5
+}
 
 
-@dataclass(frozen=True)
-class World:
-    """Which rank this process is, and how many there are (the world size).
+def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is a rank that MPI's launcher has started."""
+    return any(name in environ for name in RANKS)
 
-    `local_rank` and `local_size` count the ranks of this machine alone; `by_mpi` says
-    whether MPI started them.
+
+def start_ranks(count: int, command: Sequence[str]) -> NoReturn:
+    """Replace this process by MPI's launcher, which runs a command of Python `count`
+    times and ends all of these ranks when one of them fails.
+
+    Raises: RuntimeError if there is no launcher.
     """
+    mpiexec = find_mpiexec()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # it would stop in the background
+    sys.stdout.flush()
+    ranks = [mpiexec, "-n", str(count), sys.executable, *command]
+    os.execve(mpiexec, ranks, UNBOUND | os.environ)
 
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    by_mpi: bool = False
 
+def find_mpiexec() -> str:
+    """Return the path of MPI's launcher, preferably the one beside this Python.
 
-ALONE = World()
+    Raises: RuntimeError if there is none.
+    """
+    for path in (str(Path(sys.executable).parent), None):
+        for name in ("mpiexec", "mpirun"):
+            if launcher := shutil.which(name, path=path):
+                return launcher
+    raise RuntimeError(
+        "several ranks need an MPI, found no mpiexec: "
+        "pip install 'minitransformer[mpi]'"
+    )
 
 
 class Communicator:
     """The ranks of a run, seen from one of them: the base class, and a run of one.
 
-    All ranks must call the same methods in the same order.
-
-    Raises: RuntimeError where a method waits and another rank does not answer in time.
+    All ranks must call the same methods in the same order. `local_rank` counts the
+    ranks of this machine alone.
     """
 
-    def __init__(self, world: World = ALONE) -> None:
-        self.rank, self.size = world.rank, world.size
-        self.local_rank, self.local_size = world.local_rank, world.local_size
+    rank, size, local_rank = 0, 1, 0
 
     def device(self, name: str) -> str:
         """Return this rank's device; each rank of a machine has a GPU of its own."""
-        one_of_many = name == "cuda" and self.local_size > 1
+        one_of_many = name == "cuda" and self.size > 1
         return f"cuda:{self.local_rank}" if one_of_many else name
 
     def start_all_reduce(self, array: Array) -> Wait:
@@ -83,10 +103,6 @@ class Communicator:
         may be neither read nor written.
         """
         return lambda: None
-
-    def start_gradient_all_reduce(self, array: Array) -> Wait:
-        """Begin the sum of gradients, which may be rounded before they are sent."""
-        return self.start_all_reduce(array)
 
     def broadcast(self, array: Array) -> None:
         """Replace `array` by that of rank 0."""
@@ -139,15 +155,8 @@ class Communicator:
                     f"it differs from rank 0's on {', '.join(others)}"
                 )
 
-    def abort(self, code: int) -> NoReturn:
-        """End this process, and with it all other ranks."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._abort_others(code)
-        os._exit(code)
-
-    def _abort_others(self, code: int) -> None:
-        """Do nothing: the launcher sees this process end, and ends the others."""
+    def abort(self, code: int) -> None:
+        """End this process, and with it all other ranks, if there are any."""
 
     def _all_reduce_on_host(self, values: np.ndarray) -> np.ndarray:
         """Sum a NumPy array over all ranks."""
@@ -156,55 +165,38 @@ class Communicator:
 
 
 class MpiCommunicator(Communicator):
-    """Ranks that compute on processors, connected by MPI."""
+    """Ranks that MPI has started and connects. `mpi` is the module mpi4py.MPI."""
 
-    def __init__(self, world: World, timeout: float) -> None:
-        super().__init__(world)
-        need = "several ranks on processors need mpi4py and an MPI"
-        self._mpi = import_extra("mpi4py.MPI", "mpi", need)
-        self._comm = self._mpi.COMM_WORLD
-        self.timeout = timeout
-        found = self._comm.Get_rank(), self._comm.Get_size()
-        if found != (world.rank, world.size):
-            raise RuntimeError(
-                f"the launcher started rank {world.rank} of {world.size}, but mpi4py "
-                f"is rank {found[0]} of {found[1]}: it belongs to another MPI than the "
-                "launcher, use the mpiexec of the one that it was installed with"
-            )
-        self._hosts = ["an unknown machine"] * self.size  # until all have answered
-        host = self._mpi.Get_processor_name().encode()
-        self._hosts = [x.decode() for x in self.all_gather(host)]
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._comm = mpi, mpi.COMM_WORLD
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self.local_rank = self._comm.Split_type(mpi.COMM_TYPE_SHARED).Get_rank()
+        self._comm.Barrier()
         _unlink_mpich_memory()
 
     def start_all_reduce(self, array: Array) -> Wait:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, array)
-        return lambda: self._wait(request)
+        return lambda: _poll(request.Test)
 
     def broadcast(self, array: Array) -> None:
-        self._wait(self._comm.Ibcast(array))
+        _poll(self._comm.Ibcast(array).Test)
 
-    def _abort_others(self, code: int) -> None:
+    def abort(self, code: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
         time.sleep(0.5)  # mpiexec may drop an error message that it has not read yet
         self._comm.Abort(code)
 
-    def _wait(self, request: Any) -> None:
-        poll(request.Test, self.timeout, self._lost_ranks)
 
-    def _lost_ranks(self) -> str:
-        """Name the ranks that are lost: those that do not wait as this one does.
+def _poll(done: Callable[[], bool]) -> None:
+    """Wait until `done` returns True, asking often at first and less often later.
 
-        Every rank that has waited in vain comes here, and sends all others a byte.
-        """
-        others, answered = set(range(self.size)) - {self.rank}, set[int]()
-        sent = [self._comm.Isend(b"!", rank) for rank in others]
-        received = {rank: self._comm.Irecv(bytearray(1), rank) for rank in others}
-        deadline = time.monotonic() + min(self.timeout / 2, LAST_CALL)
-        while others - answered and time.monotonic() < deadline:
-            answered |= {rank for rank in others - answered if received[rank].Test()}
-            time.sleep(0.01)
-        del sent
-        lost = sorted(others - answered) or sorted(others)
-        return ", ".join(f"rank {rank} on {self._hosts[rank]}" for rank in lost)
+    MPI's own waiting would keep a core busy that another rank may need.
+    """
+    began = time.monotonic()
+    while not done():
+        if (waited := time.monotonic() - began) > 0.001:
+            time.sleep(min(0.01, waited / 20))
 
 
 def _unlink_mpich_memory() -> None:
@@ -219,82 +211,22 @@ def _unlink_mpich_memory() -> None:
             Path(name).unlink(missing_ok=True)
 
 
-def poll(
-    done: Callable[[], bool],
-    timeout: float,
-    silent: Callable[[], str] = lambda: "the other ranks",
-) -> None:
-    """Wait until `done` returns True, asking often at first and less often later.
+def find_mpi(environ: Mapping[str, str] = os.environ) -> Any:
+    """Return the module mpi4py.MPI if this process is one of several ranks, else None.
 
-    Raises: RuntimeError if it does not within `timeout` seconds; `silent` says who did
-    not answer.
+    Raises: RuntimeError if mpi4py is missing, or connects other ranks than were started
     """
-    began = time.monotonic()
-    while not done():
-        waited = time.monotonic() - began
-        if waited > timeout:
-            raise RuntimeError(
-                f"expected an answer from {silent()}, got none for {timeout:g} s "
-                "(--peer-timeout)"
-            )
-        if waited > 0.001:
-            time.sleep(min(0.01, waited / 20))
-
-
-# The environment variables by which launchers tell a process its rank, the world size,
-# the local rank and the local world size: MPICH and Intel MPI, Open MPI, torchrun.
-# `slurm.py` gives those of srun the names of torchrun.
-MPICH = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
-OPEN_MPI = (
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
-TORCHRUN = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
-
-
-def find_world(environ: Mapping[str, str]) -> World:
-    """Read from the environment which rank this process is.
-
-    Raises: ValueError if the rank is no number below the world size.
-    """
-    for names in (MPICH, OPEN_MPI, TORCHRUN):
-        if names[0] not in environ or names[1] not in environ:
-            continue
-        try:
-            rank, size = int(environ[names[0]]), int(environ[names[1]])
-            # srun --mpi=pmi2 gives rank and size the names of MPICH, and only those
-            local_size = int(environ.get(names[3], environ.get(TORCHRUN[3], size)))
-            place = environ.get(TORCHRUN[2], rank % local_size)
-            local_rank = int(environ.get(names[2], place))
-        except (ValueError, ZeroDivisionError):
-            rank, size = -1, 0
-        if not 0 <= rank < size:
-            read = dict.fromkeys((*names, *TORCHRUN[2:]))
-            got = ", ".join(f"{x}={environ[x]}" for x in read if x in environ)
-            raise ValueError(
-                f"expected whole numbers, {names[0]} below {names[1]}, got {got}"
-            )
-        if size > 1:
-            by_mpi = names is not TORCHRUN or "PMIX_RANK" in environ
-            return World(rank, size, local_rank, local_size, by_mpi)
-    return ALONE
-
-
-def connect_processors(world: World, timeout: float) -> Communicator:
-    """Connect the ranks of `world`, which compute on processors.
-
-    Raises: RuntimeError if MPI did not start them, or is not installed.
-    """
-    if world.size == 1:
-        return Communicator()
-    if not world.by_mpi:
+    given = next((environ[name] for name in SIZES if name in environ), "1")
+    if given == "1":
+        return None
+    mpi = import_extra("mpi4py.MPI", "mpi", "several ranks need mpi4py and an MPI")
+    if (found := mpi.COMM_WORLD.Get_size()) != int(given):
         raise RuntimeError(
-            "device cpu: expected ranks started by MPI (--ranks N, mpirun -n N or srun "
-            f"--mpi=pmi2), got rank {world.rank} of {world.size} from another launcher"
+            f"a launcher has started {given} ranks, but mpi4py connects {found}: start "
+            "them by the mpiexec of the MPI that mpi4py was installed with, or by "
+            "srun --mpi=pmi2 (see docs/multi-node.md)"
         )
-    return MpiCommunicator(world, timeout)
+    return mpi
 
 
 class GradientAllReduce:
@@ -349,7 +281,7 @@ class GradientAllReduce:
             if not ready(bucket):
                 break
             part = self.parameters.grad[self._buckets[bucket]]
-            self._waits.append(self.communicator.start_gradient_all_reduce(part))
+            self._waits.append(self.communicator.start_all_reduce(part))
 
 
 def checksum(array: Array) -> int:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from minitransformer.settings.config import ModelConfig, RanksConfig
+from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text import lines, tokenizer
@@ -16,16 +16,12 @@ def page(name):
     return re.sub(r"\s+", " ", (ROOT / name).read_text(encoding="utf-8"))
 
 
-TIMEOUT = RanksConfig().peer_timeout
-
-
 @pytest.mark.parametrize(
     ("name", "text", "value", "expected"),
     [
         ("reliability", "A line of more than 4 MiB", lines.MAX_LINE, 4 << 20),
         ("corpora", "more than 32 KiB are left out", tokenizer.MAX_SENTENCE, 32 << 10),
         ("flags", "from 1,024 on, the 256 bytes", tokenizer.BYTES_FROM_SIZE, 1024),
-        ("multi-node", "`--peer-timeout` seconds (600 by default)", TIMEOUT, 600),
         ("serve", "four are waiting", serve.MAX_WAITING, 4),
         ("serve", "at most 50 lines", serve.MAX_LINES, 50),
         ("serve", "more than 16,384 bytes", serve.MAX_BODY, 16_384),

@@ -1,20 +1,13 @@
-"""Ranks on two machines, for which two network namespaces of this one stand.
+"""Ranks on two machines, for which two network namespaces of this one stand."""
 
-One machine is cut off from the other: the ranks end and name what was lost, and the
-script goes on when the machine is there again.
-"""
-
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -26,7 +19,10 @@ machine=$1
 shift
 exec ip netns exec "$machine" unshare --uts sh -c "hostname $machine; exec $*"
 """
-PEER_TIMEOUT = 4  # seconds
+SRUN = """#!/bin/sh
+echo $$ >srun.pid
+exec mpiexec -n 2 $(echo "$@" | sed 's/--mpi=pmi2 --cpus-per-task=1//')
+"""
 TOOLS = "ip", "unshare", "mpiexec"
 
 
@@ -99,54 +95,18 @@ def lines_until(process, pattern):
     raise AssertionError(f"no {pattern} in:\n{''.join(lines)}")
 
 
-FLAGS = ["--steps", "200", "--log-every", "1", "--peer-timeout", str(PEER_TIMEOUT)]
-
-
-def start(folder, names, environ, *flags):
-    script = [str(ROOT / "examples" / "mpi.sh"), launcher(folder, names), *flags]
-    return subprocess.Popen(
-        ["ip", "netns", "exec", names[0], *script],
-        cwd=folder,
-        env=environ,
+@pytest.mark.stress
+def test_two_machines_train_through_the_cable(tmp_path, machines):
+    flags = [*write_random_text(tmp_path), *LONG_RUN, "--steps", "50", "--run", "run"]
+    command = [*launcher(tmp_path, machines).split(), "python", str(ROOT / "train.py")]
+    with subprocess.Popen(
+        ["ip", "netns", "exec", machines[0], *command, *flags],
+        cwd=tmp_path,
+        env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-
-
-def final(run):
-    return load_file(run / "step-00000200.safetensors")
-
-
-@pytest.mark.stress
-def test_a_machine_that_is_cut_off_is_named_and_the_run_goes_on(tmp_path, machines):
-    flags = [*write_random_text(tmp_path), *LONG_RUN, *FLAGS]
-    environ = environment(tmp_path, PAUSE="1", RESTARTS="1")
-    with start(tmp_path, machines, environ, "--run", "run", *flags) as process:
-        seen = lines_until(process, r"^step +12 ")
-        assert any("device      2 ranks, cpu, 1 worker each" in line for line in seen)
-        ip("-n", machines[1], "link", "set", "cable", "down")
-        cut = time.monotonic()
-        lost = f"rank 0: expected an answer from rank 1 on {machines[1]}, got none for"
-        lines_until(process, lost)
-        assert time.monotonic() - cut < 2 * PEER_TIMEOUT + 2
-        ip("-n", machines[1], "link", "set", "cable", "up")
-        seen = lines_until(process, r"^done")
-        assert any("restart 1 of 1" in line for line in seen)
-        assert any(line.startswith("resumed     after step") for line in seen)
-    assert process.returncode == 0
-    with start(tmp_path, machines, environ, "--run", "whole", *flags) as unbroken:
-        lines_until(unbroken, r"^done")
-    ours, theirs = (final(tmp_path / run) for run in ("run", "whole"))
-    for name, tensor in theirs.items():
-        np.testing.assert_array_equal(ours[name], tensor)
-
-
-@pytest.mark.stress
-def test_the_data_goes_through_the_cable(tmp_path, machines):
-    """Else the test above would not test what it says."""
-    flags = [*write_random_text(tmp_path), *LONG_RUN, "--steps", "50", "--run", "run"]
-    with start(tmp_path, machines, environment(tmp_path), *flags) as process:
+    ) as process:
         lines_until(process, r"^done")
     counter = "/sys/class/net/cable/statistics/rx_bytes"
     found = subprocess.run(
@@ -158,51 +118,29 @@ def test_the_data_goes_through_the_cable(tmp_path, machines):
 
 
 @pytest.mark.stress
-def test_of_three_ranks_only_the_one_that_stalls_is_named(tmp_path, machines):
-    flags = [*write_random_text(tmp_path), *LONG_RUN, *FLAGS, "--steps", "100000"]
-    three = f"{launcher(tmp_path, machines)[:-1]}3"
-    command = [*three.split(), sys.executable, str(ROOT / "train.py"), "--run", "run"]
-    with subprocess.Popen(
-        ["ip", "netns", "exec", machines[0], *command, *flags],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        lines_until(process, r"^step +12 ")
-        ranks = json.loads((tmp_path / "run" / ".processes").read_text())
-        os.kill(ranks[2], signal.SIGSTOP)
-        [line] = lines_until(process, "expected an answer from")[-1:]
-        assert line.count(" on ") == 1
-        assert f"rank 2 on {machines[0]}, got none for" in line
-        os.kill(ranks[2], signal.SIGKILL)
-
-
-@pytest.mark.stress
 def test_the_script_for_slurm_queues_the_job_again(tmp_path):
-    """Stand-ins for `scontrol` and `squeue`: one machine, two ranks."""
+    """Stand-ins for Slurm's programs: one machine, two ranks."""
     if not shutil.which("mpiexec", path=os.path.dirname(sys.executable)):
         pytest.skip("needs mpi4py and an MPI")
     write_tool(tmp_path / "scontrol", '#!/bin/sh\necho "$@" >>requeued\n')
     write_tool(tmp_path / "squeue", "#!/bin/sh\ncat state\n")
+    write_tool(tmp_path / "srun", SRUN)
     (tmp_path / "state").write_text("RUNNING\n")
-    flags = [*write_random_text(tmp_path), *LONG_RUN, "--run", "run", "--steps", "400"]
-    slurm = {"SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "77"}
+    flags = [*write_random_text(tmp_path), *LONG_RUN, "--steps", "400"]
+    slurm = {"SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "77"}
     environ = environment(tmp_path, **slurm, HYDRA_RMK="user", HYDRA_LAUNCHER="fork")
-    command = [str(ROOT / "examples" / "slurm.sh"), *flags]
+    command = [str(ROOT / "examples" / "slurm.sh"), "run", *flags]
     options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "text": True}
-    options["stderr"] = subprocess.STDOUT
-    train = ROOT / "train.py"
-    (tmp_path / "train.py").symlink_to(train)
-    with subprocess.Popen(command, env=environ, **options) as process:
+    options |= {"stderr": subprocess.STDOUT, "env": environ}
+    (tmp_path / "train.py").symlink_to(ROOT / "train.py")
+    with subprocess.Popen(command, **options) as process:
         lines_until(process, r"^step ")
-        process.send_signal(signal.SIGTERM)  # the time is nearly over
+        step = int((tmp_path / "srun.pid").read_text())
+        os.kill(step, signal.SIGTERM)  # the time is nearly over
         lines_until(process, "^stopped     and saved")
     assert process.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "requeued").read_text() == "requeue 77\n"
-    again = {**environ, "SLURM_RESTART_COUNT": "1"}
-    with subprocess.Popen(command, env=again, **options) as process:
+    with subprocess.Popen(command, **options) as process:
         lines_until(process, "^resumed     after step")
         lines_until(process, "^done")
     assert process.returncode == 0

@@ -5,7 +5,7 @@ import io
 import signal
 
 import translate
-from minitransformer.training.launch import STOP_SIGNALS
+from minitransformer.training.lifecycle import STOP_SIGNALS
 
 
 def run_translate(capfd, *flags):

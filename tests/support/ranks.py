@@ -12,7 +12,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self.shared = rank, size, shared
-        self.local_rank, self.local_size = rank, size
+        self.local_rank = rank
 
     def start_all_reduce(self, array):
         def wait():

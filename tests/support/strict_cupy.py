@@ -23,19 +23,21 @@ import time
 import types
 from collections import Counter
 from mmap import mmap
-from weakref import WeakValueDictionary, finalize, ref
+from weakref import WeakSet, WeakValueDictionary, finalize, ref
 
 import ml_dtypes
 import numpy as np
 
-from support.host_blas import HostBlas, HostBlasLt, matrix
+from support.host_blas import HostBlas, HostBlasLt
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ALIGNMENT = 512
 FREED = 255  # the value of all bytes of freed memory: NaN, or -1
 
 
-EVENTS = WeakValueDictionary()  # by address
+# By their addresses, which libraries are given in place of objects.
+EVENTS, STREAMS = WeakValueDictionary(), WeakValueDictionary()
+BLOCKS = WeakSet()
 
 
 class CUDARuntimeError(RuntimeError):
@@ -59,6 +61,7 @@ class Memory:
         self.bytes = raw[start : start + max(size, 1)]
         self.bytes.fill(FREED)
         self.written = None  # stream, time
+        BLOCKS.add(self)
         finalize(self, give_back, ref(gpu), size)
 
 
@@ -149,6 +152,7 @@ class Stream:
         self.ptr = ptr if ptr is not None else id(self)
         self.captured = None
         self.time, self.seen = 0, {}
+        STREAMS[self.ptr] = self
 
     def use(self):
         gpu.local.streams[gpu.local.device] = self
@@ -796,93 +800,100 @@ class SharedSums:
         self.barrier = context.Barrier(size)
         self.slots = [np.frombuffer(mmap(-1, count), np.uint8) for _ in range(size)]
 
+    def exchange(self, rank, array):
+        """Return the arrays of all ranks."""
+        slots = [slot[: array.nbytes].view(array.dtype) for slot in self.slots]
+        slots[rank][...] = array.reshape(-1)
+        self.barrier.wait(60)
+        found = [slot.reshape(array.shape).copy() for slot in slots]
+        self.barrier.wait(60)
+        return found
 
-class Group:
-    """A group of ranks as `cupyx.distributed` makes it."""
 
-    TYPES = "bBiIlLqQefd"  # as in CuPy 14.2, which lacks bfloat16
+class FakeMpi:
+    """What ranks use of the module mpi4py.MPI, over a memory that they share."""
+
+    IN_PLACE, COMM_TYPE_SHARED = object(), object()
 
     def __init__(self, shared, rank):
-        self.shared, self.rank, self.stopped = shared, rank, False
+        self.shared, self.rank, self.COMM_WORLD = shared, rank, self
 
-    def stop(self):
-        """End the process by which the ranks met; nothing else needs it."""
-        self.stopped = True
+    def Get_rank(self):  # noqa: N802
+        return self.rank
 
-    def _exchange(self, array, stream, combine):
-        assert array.dtype.char in self.TYPES, f"Unknown dtype {array.dtype} for NCCL"
-        assert array.flags.c_contiguous
-        assert stream.captured is None
-        assert self.stopped, "a store that nobody ends when this rank aborts"
+    def Get_size(self):  # noqa: N802
+        return len(self.shared.slots)
+
+    def Split_type(self, kind):  # noqa: N802
+        assert kind is self.COMM_TYPE_SHARED
+        return self
+
+    def Barrier(self):  # noqa: N802
+        self.shared.barrier.wait(60)
+
+    def Iallreduce(self, place, array):  # noqa: N802
+        assert place is self.IN_PLACE
+        assert isinstance(array, np.ndarray)
+        array[...] = np.sum(self.shared.exchange(self.rank, array), axis=0)
+        return types.SimpleNamespace(Test=lambda: True)
+
+    def bcast(self, value, root):
+        found = self.shared.exchange(self.rank, np.frombuffer(value, np.uint8))
+        return found[root].tobytes()
+
+    def Abort(self, code):  # noqa: N802
+        self.shared.barrier.abort()  # mpiexec ends the others
+        os._exit(code)
+
+
+class NcclRanks:
+    """The ranks as `cupy.cuda.nccl` connects them: arrays are addresses and types."""
+
+    TYPES = (*7 * (None,), "float32", "float64")
+
+    def __init__(self, shared, rank):
+        self.shared, self.rank = shared, rank
+
+    def _exchange(self, place, count, kind, stream, combine):
+        [block] = [b for b in BLOCKS if 0 <= place - b.bytes.ctypes.data < b.size]
+        start, dtype = place - block.bytes.ctypes.data, np.dtype(self.TYPES[kind])
+        array = block.bytes[start : start + count * dtype.itemsize].view(dtype)
+        of_block = types.SimpleNamespace(_pointer=MemoryPointer(block, 0))
+        queue = STREAMS[stream] if stream else gpu.null[gpu.local.device]
+        assert queue.captured is None
 
         def task():
-            host, count = array._host, array.nbytes
-            slots = [slot[:count].view(host.dtype) for slot in self.shared.slots]
-            slots[self.rank][...] = host.reshape(-1)
-            self.shared.barrier.wait(60)
-            host[...] = combine(slots).reshape(host.shape)
-            self.shared.barrier.wait(60)
+            array[...] = combine(self.shared.exchange(self.rank, array))
 
-        gpu.launch(task, [array], stream)
-
-    def all_reduce(self, source, out, operation, stream):
-        assert source is out
-        assert operation == "sum"
-        self._exchange(out, stream, lambda slots: np.sum(slots, axis=0))
-
-    def broadcast(self, array, root, stream):
-        self._exchange(array, stream, lambda slots: slots[root])
-
-
-class BFloat16Group:
-    """A group as `cupy.cuda.nccl` makes it: of addresses, whose type is a number."""
-
-    def __init__(self, group, identity):
-        assert type(identity) is bytes  # as in CuPy 14, no more a tuple of numbers
-        assert identity == UNIQUE_ID
-        self.group, self.sent = group, 0
+        gpu.launch(task, [of_block], queue)
 
     def allReduce(self, source, out, count, kind, operation, stream):  # noqa: N802
-        assert (source, kind, operation, stream) == (out, 9, 0, gpu.stream.ptr)
-        array = matrix(out, 14, count, 1, count)[:, 0]
-        shared, self.sent = self.group.shared, self.sent + array.nbytes
+        assert (source, operation) == (out, 0)
+        sums = functools.partial(np.sum, axis=0)
+        self._exchange(out, count, kind, stream, sums)
 
-        def task():
-            slots = [slot[: array.nbytes].view(BFLOAT16) for slot in shared.slots]
-            slots[self.group.rank][...] = array
-            shared.barrier.wait(60)
-            array[...] = functools.reduce(operator.add, slots)  # each sum is rounded
-            shared.barrier.wait(60)
-
-        gpu.launch(task, [])
+    def broadcast(self, source, out, count, kind, root, stream):
+        assert source == out
+        self._exchange(out, count, kind, stream, operator.itemgetter(root))
 
 
 UNIQUE_ID = bytes(range(64, 192))
 
 
-def nccl_module(init_process_group):
-    module = types.ModuleType("cupyx.distributed")
-    module.init_process_group = init_process_group
-    return module
-
-
 def install_nccl(monkeypatch, shared, rank):
-    """Put a stand-in where NCCL is imported from, for a process of rank `rank`."""
+    """Put stand-ins where NCCL and MPI are imported from, for one rank."""
 
-    group = Group(shared, rank)
-
-    def init_process_group(size, asked_rank, **where):
+    def new_ranks(size, identity, asked_rank):
         assert (size, asked_rank) == (len(shared.slots), rank)
-        return group
+        assert identity == UNIQUE_ID
+        return NcclRanks(shared, rank)
 
-    def new_group(size, identity, asked_rank):
-        assert (size, asked_rank) == (len(shared.slots), rank)
-        return BFloat16Group(group, identity)
-
+    nccl = types.ModuleType("cupy.cuda.nccl")
+    nccl.available, nccl.NcclCommunicator = True, new_ranks
+    nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_SUM = 7, 8, 0
     # Only the identity of rank 0 is that of the group.
-    identity = UNIQUE_ID if rank == 0 else bytes(len(UNIQUE_ID))
-    nccl = types.SimpleNamespace(NCCL_SUM=0, NcclCommunicator=new_group)
-    nccl.get_unique_id = lambda: identity
-    monkeypatch.setattr(gpu.xp.cuda, "nccl", nccl, raising=False)
-    module = nccl_module(init_process_group)
-    monkeypatch.setitem(sys.modules, "cupyx.distributed", module)
+    nccl.get_unique_id = lambda: UNIQUE_ID if rank == 0 else bytes(len(UNIQUE_ID))
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", FakeMpi(shared, rank))
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    monkeypatch.setenv("PMI_SIZE", str(len(shared.slots)))
