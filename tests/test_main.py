@@ -12,7 +12,6 @@ from contextlib import ExitStack
 import pytest
 from packaging.requirements import Requirement
 
-from minitransformer import __main__ as command_line
 from minitransformer.__main__ import COMMANDS, main
 from support.scripts import ROOT
 
@@ -75,13 +74,6 @@ def test_help_shows_an_example_that_names_the_command(capsys, name):
     assert text.splitlines()[0].startswith(f"usage: minitransformer {name} ")
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_help_is_no_docstring(capsys, monkeypatch, name):
-    before = help_of(name, capsys)
-    monkeypatch.setattr(MODULES[name], "__doc__", "Changed prose.")
-    assert help_of(name, capsys) == before
-
-
 @pytest.mark.parametrize("name", ["train", "translate"])
 def test_scripts_are_commands(name, tmp_path):
     """From any folder, with the help that the script itself prints."""
@@ -91,36 +83,11 @@ def test_scripts_are_commands(name, tmp_path):
     assert found.stdout == python(f"{name}.py", "--help").stdout
 
 
-@pytest.mark.parametrize("name", ["train", "translate"])
-def test_help_of_scripts_is_no_docstring(name, tmp_path):
-    text = (ROOT / f"{name}.py").read_text(encoding="utf-8")
-    assert text.startswith('"""')
-    changed = '"""Changed prose."""\n' + text.split('"""', 2)[2]
-    (tmp_path / f"{name}.py").write_text(changed, encoding="utf-8")
-    found = python(str(tmp_path / f"{name}.py"), "--help")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == python(f"{name}.py", "--help").stdout
-
-
 def test_scripts_get_their_arguments_and_exit_code(tmp_path):
     found = python("-m", "minitransformer", "train", "--steps", "0", cwd=tmp_path)
     assert found.returncode == 2
     expected = "argument --steps/--max-update: expected at least 1, got 0"
     assert found.stderr == f"train.py: error: {expected}\n"
-
-
-def test_commands_get_their_arguments_and_exit_code(tmp_path):
-    command = ["-m", "minitransformer", "average", "mean.safetensors", "none"]
-    found = python(*command, cwd=tmp_path)
-    assert found.returncode == 1
-    assert found.stderr.count("\n") == 1
-    assert "found no file" in found.stderr
-
-
-def test_the_installed_command_is_this_one():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'minitransformer = "minitransformer.__main__:main"' in text
-    assert callable(command_line.main)
 
 
 def test_the_lock_has_what_its_extras_need():
@@ -180,3 +147,40 @@ def test_output_that_cannot_be_written(
     written = capsys.readouterr().err
     assert written.endswith(error)
     assert written.count("\n") == bool(error)
+
+
+# Of each command, what is wrong with its flags (2) and with what it reads (1).
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("average mean none", 1, "found no file"),
+        ("corpora wmt99 x", 2, "argument corpus: invalid choice: 'wmt99'"),
+        ("cost --steps 0", 2, "argument --steps/--max-update: expected at least 1"),
+        ("export float16 none out", 1, "none"),
+        ("lexicon none out", 1, "none"),
+        ("parse linearise out penn --split a=9", 2, "a=9: expected more trees, got 1"),
+        ("parse linearise out none", 1, "none"),
+        ("parse score penn none", 1, "none"),
+        ("parse score penn penn --cutof 3", 2, "unrecognized argument --cutof"),
+        ("parse restore penn penn -o ./penn", 2, "expected no file that is read"),
+        ("plot none", 1, "expected a run directory, found no none/metrics.jsonl"),
+        ("plot x -o x.pdf", 2, "expected .png or .svg, got x.pdf"),
+        ("plot x --live -o x.png", 2, "--live does not go with --output"),
+        ("split penn out --source a --target b", 1, "expected source TAB target"),
+        ("split pairs out --source a --target b", 1, "expected more than 4,000 diff"),
+        ("split pairs out --source a --target a", 2, "expected two different endings"),
+        ("train --steps 0", 2, "argument --steps/--max-update: expected at least 1"),
+        ("translate --model none x", 1, "none"),
+    ],
+)
+def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penn").write_text("(TOP (S (NN a)))\n")
+    (tmp_path / "pairs").write_text("a\tb\nc\td\n")
+    try:
+        found = main(arguments.split())
+    except SystemExit as ended:
+        found = ended.code
+    [line] = capfd.readouterr().err.splitlines()
+    assert (found, ": error: " in line, message in line) == (code, True, True), line
+    assert {path.name for path in tmp_path.iterdir()} == {"penn", "pairs"}

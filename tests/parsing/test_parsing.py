@@ -1,17 +1,9 @@
-"""Trees as sequences and back, and scores against EVALB and against counting by hand.
-
-The comparison with EVALB itself runs where the variable EVALB names its program, with
-COLLINS.prm beside it (docs/parsing.md); WSJ may name a file of trees to take.
-"""
+"""Trees as sequences and back, and scores against counting by hand."""
 
 import gzip
 import itertools
-import os
-import random
 import re
-import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,12 +100,6 @@ def test_wrong_brackets_are_named(text, message, tmp_path):
     with pytest.raises(ValueError, match="^" + re.escape(f"{tmp_path}/wrong.mrg")) as e:
         list(read_trees(tmp_path / "wrong.mrg"))
     assert message in str(e.value)
-
-
-def test_tags_that_look_like_brackets_are_refused():
-    for tag in ("bNN", "12"):
-        with pytest.raises(ValueError, match="expected tags other than a number"):
-            linearise_tree([Open("S"), Leaf(tag, "x"), Close("S")])
 
 
 @given(TREES, st.booleans())
@@ -242,52 +228,6 @@ def test_trees_of_other_words_are_errors_and_empty_ones_are_skipped(tmp_path):
     assert (found.errors, found.skipped, found.gold) == (0, 1, 0)
 
 
-def broken(tree, rng):
-    """Change a few brackets, tags and, seldom, words."""
-    sentence, symbols = words(tree), linearise_tree(tree).split()
-    for _ in range(rng.choice([0, 1, 3, 8, 20])):
-        place, other = rng.randrange(len(symbols)), rng.randrange(len(symbols))
-        kind = rng.randrange(4)
-        if kind == 0 and len(symbols) > 1:
-            del symbols[place]
-        elif kind == 1:
-            symbols.insert(place, rng.choice("bNP eNP bADVP ePRT , NN".split()))
-        elif kind == 2:
-            symbols[place], symbols[other] = symbols[other], symbols[place]
-        elif symbols[place][0] in "be":
-            symbols[place] = symbols[place][0] + rng.choice("NP PRT ADVP S-TMP".split())
-    if rng.random() < 0.1:
-        sentence[rng.randrange(len(sentence))] = "dog"
-    return restore_tree(" ".join(symbols), sentence)
-
-
-@pytest.mark.skipif("EVALB" not in os.environ, reason="EVALB names no program")
-def test_scores_are_those_of_evalb(tmp_path):
-    rng, evalb = random.Random(1), Path(os.environ["EVALB"])
-    if "WSJ" in os.environ:
-        trees = map(normalise_tree, read_trees(Path(os.environ["WSJ"])))
-        gold = rng.sample([tree for tree in trees if tree], 500)
-    else:
-        base = tree_of(GOLD, tmp_path)
-        gold = [broken(base, rng) for _ in range(500)]
-    test = [broken(tree, rng) for tree in gold]
-    files = tmp_path / "gold", tmp_path / "test"
-    for path, trees in zip(files, (gold, test), strict=True):
-        path.write_text("".join(bracket_tree(tree) + "\n" for tree in trees))
-    prm = evalb.parent / "COLLINS.prm"
-    output = subprocess.run(
-        [evalb, "-p", prm, "-e", "1000", *files],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
-    summary = output[output.index("=== Summary") :]
-    rows = re.findall(r"^(?!.*Valid)[\w ]+?\s*=\s*([\d.]+)", summary, re.MULTILINE)
-    found = [row for part in score_files(*files, 40) for row in part.summary().values()]
-    assert len(found) == 22
-    assert found == pytest.approx([float(row) for row in rows], abs=0.0051)
-
-
 def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
     (tmp_path / "penn.mrg").write_text(PENN)
     (tmp_path / "more.mrg").write_text(GOLD)
@@ -309,15 +249,6 @@ def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
     rows = capsys.readouterr().out.splitlines()
     assert rows[0].split() == ["words", "any", "<=", "8"]
     assert rows[6].split() == ["F1", "100.00", "100.00"]
-
-
-def test_restore_writes_a_line_a_line(tmp_path, capsys):
-    (tmp_path / "none").write_text("")
-    none = str(tmp_path / "none")
-    assert parsing.main(["restore", none, none]) == 0
-    assert capsys.readouterr().out == ""
-    assert parsing.main(["restore", none, none, "--output", str(tmp_path)]) == 1
-    assert "expected a file to write, got the folder" in capsys.readouterr().err
 
 
 def test_constituents_become_training_pairs_of_their_own(tmp_path):
@@ -343,55 +274,6 @@ def test_numbers_stand_before_words_and_tags(tmp_path):
     [line] = (tmp_path / "train.tree").read_text().splitlines()
     assert line.startswith("bS bNP 1 DT 2 NN eNP 3 , bVP 4 VBD bPRT 5 RP ePRT")
     assert (tmp_path / "train.words").read_text() == "The dog , ran away from it .\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (
-            "linearise out penn --split a=9",
-            2,
-            "--split a=9: expected more trees, got 3",
-        ),
-        ("linearise out penn --split a=2", 2, "expected a split for every tree, 1 are"),
-        (
-            "linearise out penn --split a=2 a",
-            2,
-            "expected different names, got a twice",
-        ),
-        ("linearise out penn --split a=1 b=x", 2, "expected NAME or NAME=COUNT, got b"),
-        (f"linearise out penn --split a={10**19}", 2, "expected NAME or NAME=COUNT"),
-        ("linearise out none", 1, "none"),
-        ("score penn gold", 1, "gold: expected as many trees as in penn, got 1"),
-        ("restore penn gold", 1, "expected as many lines in gold as in penn"),
-        ("restore gold gold -o ./gold", 2, "expected no file that is read, got gold"),
-    ],
-)
-def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "penn").write_text(PENN)
-    (tmp_path / "gold").write_text(GOLD)
-    assert parsing.main(arguments.split()) == code
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("minitransformer parse: error: ")
-    assert message in line
-    assert not (tmp_path / "out").exists()  # nothing has been written before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("linearise", "parse linearise: error: the following arguments are required: "),
-        ("score a b --cutof 3", "parse: error: unrecognized argument --cutof"),
-        ("score a b --cutoff x", "parse score: error: argument --cutoff: "),
-    ],
-)
-def test_wrong_usage_is_one_line(arguments, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parsing.main(arguments.split())
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"minitransformer {message}")
 
 
 FOUR = "(S (X (A a) (A b)) (A c) (A d))"
@@ -439,14 +321,6 @@ def test_marks_without_a_tag_get_the_one_that_the_treebank_gives_them():
     }  # fmt: skip
     for mark, tag in tags.items():
         assert restore_tree("", ["a", mark]) == [Leaf("NN", "a"), Leaf(tag, mark)]
-
-
-def test_two_marks_with_wrong_tags_move_the_tags():
-    """One may be an error of the model; of two, the tags are those of other words."""
-    one = align_words("NN , .".split(), "a , b".split())
-    assert one == [[Leaf("NN", "a")], [Leaf(",", ",")], [Leaf(".", "b")]]
-    two = align_words(", NN".split(), "a ,".split())
-    assert [leaf for part in two for leaf in part] == [Leaf("NN", "a"), Leaf(",", ",")]
 
 
 @pytest.mark.parametrize("ending", ["words", "tree", "mrg"])

@@ -135,11 +135,3 @@ examples:
 At the end of a run, train.py itself averages up to --average checkpoints:
 as many as validate best, or with --average-by number exactly so many.
 """
-
-
-def test_the_help_says_how_to_average(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "90")
-    monkeypatch.setenv("NO_COLOR", "1")
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert capsys.readouterr().out == HELP

@@ -2,7 +2,6 @@
 
 import gzip
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,37 +111,3 @@ def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
     command[1] = str(tmp_path / "other")
     assert main(command) == 1
     assert "expected as many lines in" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "flags", "message"),
-    [
-        ("a\tb\nno tab\n", [], "line 2: expected source TAB target, got 'no tab'"),
-        ("a\t \n", [], "line 1: expected source TAB target"),
-        ("a\tb\nc\td\n", [], "expected more than 4,000 different source sentences"),
-        (
-            "a\tx\nb\tx\nc\tx\nd\tx\ne\tx\n",  # all of them become validation's
-            ["--val", "2", "--test", "2"],
-            "pairs.tsv: expected 2 test pairs without a sentence of another split, "
-            "found 0",
-        ),
-    ],
-)
-def test_errors_are_one_line(tmp_path, capsys, text, flags, message):
-    listed = tmp_path / "pairs.tsv"
-    listed.write_text(text)
-    command = [str(listed), str(tmp_path / "data"), "--source", "a", "--target", "b"]
-    assert main([*command, *flags]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize("languages", [("en", "en"), ("en", ""), ("../en", "de")])
-def test_the_two_languages_make_two_files_in_the_folder(tmp_path, capsys, languages):
-    source, target = languages
-    listed = tmp_path / "pairs.tsv"
-    listed.write_text("".join(f"a {i}\tb {i}\n" for i in range(9)))
-    command = [str(listed), str(tmp_path / "data"), "--val", "1", "--test", "1"]
-    assert main([*command, "--source", source, "--target", target]) == 2
-    assert "expected two different endings" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()

@@ -1,7 +1,6 @@
 """Plots of runs: what is read from metrics.jsonl, and what is drawn."""
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,14 +43,6 @@ def test_series_against_steps_tokens_and_minutes(run):
     assert plot.series(records, "loss", "tokens") == ([9000, 27000], [5, 3])
     assert plot.series(records, "validation_bleu", "tokens") == ([9000], [1])
     assert plot.series(records, "nothing", "steps") == ([], [])
-
-
-def test_tokens_are_counted_and_not_the_time_of_validations(run):
-    counted = {"source_tokens": 1000.0, "target_tokens": 500.0}
-    lines = [line | (counted if "loss" in line else {}) for line in LINES]
-    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    records = plot.read_metrics(run)
-    assert plot.series(records, "loss", "tokens") == ([1500, 3000], [5, 3])
 
 
 def test_lines_that_are_no_metrics_are_left_out(run, capsys):
@@ -98,17 +89,6 @@ def test_the_terminal_shows_the_last_values(run, capsys):
     assert len(lines) == 4
 
 
-def test_a_run_without_metrics_is_at_step_0(tmp_path, capsys):
-    RunDirectory(tmp_path).config.write_text("{}")
-    assert plot.main([str(tmp_path), "--live"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}  step 0  0 s\n"
-
-
-def test_without_standard_output_nothing_is_drawn(run, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    assert plot.main([str(run.path), "--live"]) == 0
-
-
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 @pytest.mark.parametrize("against", plot.AXES)
 def test_pictures_are_drawn(run, tmp_path, capsys, against):
@@ -149,36 +129,3 @@ def test_event_files_are_written(run, tmp_path, capsys):
     assert plot.main(twice) == 2
     assert "of different names, got first, first" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        (["nothing"], 1, "expected a run directory, found no nothing/metrics.jsonl"),
-        (["x", "-o", "x.pdf"], 2, "expected .png or .svg, got x.pdf"),
-        (["x", "--live", "-o", "x.png"], 2, "--live does not go with --output"),
-        (["x", "--tensorboard", "x", "-o", "x"], 2, "--output does not go with --tens"),
-    ],
-)
-def test_bad_arguments_get_one_line(capsys, flags, code, message):
-    assert plot.main(flags) == code
-    [line] = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", ["_hidden", "a$\\frac$c", "\udcff"])
-def test_any_name_of_a_run_is_in_the_legend(run, tmp_path, name):
-    """Matplotlib has labels that it hides, and formulas."""
-    renamed = run.path.rename(tmp_path / name)
-    flags = [
-        str(renamed),
-        "--what",
-        "learning-rate",
-        "--output",
-        str(tmp_path / "plot.svg"),
-    ]
-    assert plot.main(flags) == 0
-    shown = "\\udcff" if name == "\udcff" else name
-    assert f"<!-- {shown} -->" in (tmp_path / "plot.svg").read_text()

@@ -8,8 +8,6 @@ import socket
 import struct
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -78,31 +76,6 @@ def test_translations_are_those_of_the_command(
             assert mine == theirs
 
 
-def test_samples_are_the_same_whoever_else_asks(server):
-    """Alone, beside other lines, and while others ask, with another seed or without."""
-    asked = {"sample": True, "seed": 7, "nbest": 4, "temperature": 1.5}
-    bodies = [
-        {"text": LINE, **asked},
-        {"text": f"a mat\n{LINE}\nthe cat", **asked},
-        {"text": LINE, **asked, "seed": 8},
-        {"text": LINE},
-        {"text": LINE, **asked, "prefix": "the"},
-    ]
-
-    def texts(body):
-        status, text, _ = request(server, "POST", "/translate", body)
-        assert status == 200, text
-        line = json.loads(text)["lines"][body["text"] != LINE]
-        return [translation["text"] for translation in line]
-
-    alone = [texts(body) for body in bodies]
-    assert alone[1] == alone[0] != alone[2]
-    assert len(set(alone[0])) == 4
-    assert all(text.startswith("the") for text in alone[4])
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        assert list(pool.map(texts, bodies)) == alone
-
-
 def test_the_page_is_whole_and_loads_nothing(server):
     status, text, headers = request(server, "GET", "/?token=x")
     assert status == 200
@@ -130,36 +103,6 @@ def test_the_page_begins_with_the_defaults(model_path, monkeypatch):
             assert request(server, "POST", "/translate", body)[0] == status
         body = {"text": "a", "beam": 1}  # fewer than the translations of a line
         assert request(server, "POST", "/attention", body)[0] == 200
-        server.shutdown()
-
-
-def test_attention_is_that_of_the_beam_asked_for(server, model_path, monkeypatch):
-    used = []
-    plain = serve.attention_maps
-
-    def attention_maps(translator, line, config):
-        used.append(config)
-        return plain(translator, line, config)
-
-    monkeypatch.setattr(serve, "attention_maps", attention_maps)
-    assert request(server, "POST", "/attention", {"text": LINE, "beam": 2})[0] == 200
-    [config] = used
-    assert config == TranslationConfig(**vars(replace(SHORT, beam=2)))
-
-
-def test_the_address_may_be_of_ipv6(model_path):
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        pytest.skip("no IPv6 on this machine")
-    with Server("::1", 0, load(model_path), SHORT) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert re.fullmatch(r"http://\[::1\]:\d+/", server.address)
-        for host in ("[::1]:80", "[::1]", "localhost"):
-            headers = {"Host": host}
-            body = {"text": LINE}
-            assert request(server, "POST", "/translate", body, **headers)[0] == 200
         server.shutdown()
 
 
@@ -203,15 +146,12 @@ def test_a_browser_that_stops_sending_is_disconnected(server, monkeypatch, capfd
         ("/translate", [1], {}, 400, "expected a JSON object"),
         ("/translate", {}, {}, 400, "text: expected str, got None"),
         ("/translate", {"text": "a", "beam": "2"}, {}, 400, "beam: expected int"),
-        ("/translate", {"text": "a", "beam": 0}, {}, 400, "beam: expected at least 1"),
         ("/translate", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
         ("/translate", {"text": "\n" * 60}, {}, 400, "at most 50 lines, got 61"),
         ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
-        ("/translate", b"[" * 16_384, {}, 400, ""),
         ("/translate", {}, {"Content-Length": "x"}, 411, "expected a Content-Length"),
         ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
         ("/attention", {"text": " "}, {}, 400, "got a blank line"),
-        ("/attention", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
         ("/attention", {"text": "a", "prefix": "b"}, {}, 400, "unknown field 'prefix'"),
         ("/translate", {"text": "a"}, {"Host": "[::1"}, 400, "Invalid IPv6 URL"),
         ("/translate", {"text": "a"}, {"Host": "evil.example"}, 403, "got 'evil.exa"),
@@ -236,23 +176,12 @@ def test_bad_requests_get_one_line(server, path, body, headers, status, message)
         ({"temprature": 2}, "unknown field 'temprature'; did you mean temperature?"),
         ({"decode_tokens": 1}, "unknown field 'decode_tokens'"),
         ({"seed": 3}, "seed: does nothing without sample"),
-        ({"sample": True, "beam": 2}, "beam: does nothing with sample"),
-        ({"sample": 1}, "sample: expected bool, got 1"),
-        ({"sample": True, "seed": -1}, "seed: expected at least 0, got -1"),
         ({"sample": True, "seed": 1.5}, "seed: expected int, got 1.5"),
-        ({"sample": True, "seed": 2**64}, "seed: expected a number below 2^63, got 18"),
-        ({"sample": True, "top_k": True}, "top_k: expected int, got True"),
-        ({"sample": True, "top_p": 1.5}, "top_p: expected at most 1, got 1.5"),
-        ({"sample": True, "temperature": math.nan}, "temperature: expected a number b"),
-        ({"sample": True, "nbest": 17}, "nbest: expected at most 16, got 17"),
         ({"sample": "x" * 9999}, f"sample: expected bool, got '{'x' * 39}"),
         ({"beam": 3, "nbest": 4}, "nbest: expected at most the beam (3), got 4"),
-        ({"no_repeat_ngram": 0}, "no_repeat_ngram: expected at least 1, got 0"),
-        ({"min_len": 201}, "min_len: expected at most 200, got 201"),
         ({"prefix": ["a"]}, "prefix: expected str, got ['a']"),
         ({"prefix": "a\nb"}, "expected a prefix for each of 1 lines, got 2"),
         ({"prefix": "\u4e00"}, "prefix of line 1: expected text that the vocabulary"),
-        ({"text": "", "prefix": "a"}, "prefix of line 1: expected none for a blank"),
     ],
 )
 def test_settings_are_checked_as_flags_are(server, asked, message):
@@ -267,10 +196,10 @@ def test_other_hosts_need_the_token(model_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert f"?token={server.token}" in server.address
         body = {"text": LINE}
-        for given, status in (("", 401), ("Bearer x", 401)):
-            headers = {"Authorization": given}
-            found, _, _ = request(server, "POST", "/translate", body, **headers)
-            assert found == status
+        for given in ("", "Bearer x"):
+            for path in ("/translate", "/attention"):
+                headers = {"Authorization": given, "Host": "localhost"}
+                assert request(server, "POST", path, body, **headers)[0] == 401
         headers = {"Authorization": f"Bearer {server.token}"}
         status, _, _ = request(server, "POST", "/translate", body, **headers)
         assert status == 200
@@ -281,8 +210,6 @@ def test_other_hosts_need_the_token(model_path):
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (MemoryError("no memory"), 500, "no memory"),
-        (RuntimeError("no thread"), 500, "no thread"),
         (IndexError(), 500, "IndexError"),
         (ValueError("no text"), 400, "no text"),
     ],
@@ -391,17 +318,3 @@ def test_the_end_waits_for_the_answer_in_work_and_for_no_other(model_path, monke
         ending.join(30)
         assert not ending.is_alive()
     assert answered == ["first"]
-
-
-def test_tokens_differ_and_both_paths_need_them(model_path):
-    translator = load(model_path)
-    servers = [Server("0.0.0.0", 0, translator, SHORT) for _ in range(2)]
-    assert servers[0].token != servers[1].token
-    assert min(len(server.token) for server in servers) > 20
-    threading.Thread(target=servers[0].serve_forever, daemon=True).start()
-    for path in ("/translate", "/attention"):
-        status, *_ = request(servers[0], "POST", path, {"text": "a"}, Host="localhost")
-        assert status == 401
-    servers[0].shutdown()
-    for server in servers:
-        server.server_close()
