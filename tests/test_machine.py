@@ -37,30 +37,11 @@ def test_glibc_is_asked_to_keep_its_memory_in_one_heap(monkeypatch):
     assert dict(calls) == {-3: 2**30, -1: 2**31 - 1, -8: 1}
 
 
-@pytest.mark.parametrize("refused", [-1, -3, -8])
-def test_a_setting_that_glibc_refuses_is_reported(refused, monkeypatch):
-    calls = fake_libc(monkeypatch, lambda name, value: int(name != refused))
-    assert machine.tune_allocator() is False
-    # A trim threshold alone would make more memory be mapped anew than before.
-    assert (-1 in dict(calls)) == (refused != -3)
-
-
 def test_an_older_glibc_maps_only_large_arrays(monkeypatch):
     """It refuses thresholds above 32 MiB (HEAP_MAX_SIZE / 2 in its malloc.c)."""
     calls = fake_libc(monkeypatch, lambda name, x: int(name != -3 or x <= 32 << 20))
     assert machine.tune_allocator() is True
     assert dict(calls) == {-3: 32 << 20, -1: 2**31 - 1, -8: 1}
-
-
-def no_library(name):
-    raise OSError(name)
-
-
-@pytest.mark.parametrize("load", [no_library, lambda name: types.SimpleNamespace()])
-def test_linux_without_glibc_is_left_as_it_is(load, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    assert machine.tune_allocator() is False
 
 
 def test_other_systems_are_left_as_they_are(monkeypatch):

@@ -48,39 +48,6 @@ def test_tables_are_made_between_the_markers(measure, tmp_path):
     assert "Not measured yet." in measure.with_tables(page, tmp_path / "none")
 
 
-def test_the_fastest_modes_of_both_sides_are_compared(measure, tmp_path):
-    over = {"median": 1.6, "least": 1.25, "greatest": 1.75}
-    faster = {**SIDE, "tokens_per_second": 2345}
-    found = {
-        **{key: TRAINING[key] for key in ("processor", "numpy_products", "date")},
-        "ours": SIDE,
-        "ours-int8": faster,
-        "pytorch": SIDE,
-        "pytorch-drop": faster,
-        "ctranslate2-float32": SIDE,
-        "ctranslate2-int8": faster,
-        "speed_over": {
-            "pytorch": RATIO,
-            "pytorch-drop": RATIO,
-            "ours-int8": RATIO,
-            "ctranslate2-float32": RATIO,
-            "ctranslate2-int8": RATIO,
-        },
-        "int8_speed_over": {
-            "pytorch": RATIO,
-            "pytorch-drop": {**RATIO, "median": 2.0},
-            "ctranslate2-float32": RATIO,
-            "ctranslate2-int8": over,
-        },
-    }
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p/decode-base.json").write_text(json.dumps(found))
-    assert measure.table("decoding", tmp_path).splitlines()[-1] == (
-        "| P, AVX2 | base | 2,345 (int8) | 2,345 (int8) | 1.60 (1.25 to 1.75) "
-        "| 1.50 (1.25 to 1.75) | 2.00 (1.25 to 1.75) | 100, 100 | 2026-01-02 |"
-    )
-
-
 def test_the_page_has_the_tables_of_the_figures(measure):
     page = measure.PAGE.read_text(encoding="utf-8")
     assert measure.with_tables(page) == page

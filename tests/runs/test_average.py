@@ -112,26 +112,3 @@ def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, ca
 def test_all_checkpoints_of_a_run_are_averaged(run):
     every = [run.checkpoint(step) for step in (100, 200, 1000)]
     assert select_checkpoints([run.path], 3) == every
-
-
-HELP = """\
-usage: minitransformer average [-h] [--last N] output inputs [inputs ...]
-
-Average the last checkpoints of a run, or those that are named (section 6.1).
-
-positional arguments:
-  output      the checkpoint to write
-  inputs      one run directory, or checkpoints
-
-options:
-  -h, --help  show this help message and exit
-  --last N    how many checkpoints of a run directory to average (default 5)
-
-examples:
-    minitransformer average averaged.safetensors runs/NAME --last 20
-    minitransformer average averaged.safetensors A.safetensors B.safetensors
-    python translate.py --model averaged.safetensors --input new.en
-
-At the end of a run, train.py itself averages up to --average checkpoints:
-as many as validate best, or with --average-by number exactly so many.
-"""

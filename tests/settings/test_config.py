@@ -1,7 +1,6 @@
 """Settings: their ranges, presets, flags and files, and the errors of commands."""
 
 import argparse
-import io
 import json
 import re
 from dataclasses import fields, replace
@@ -71,49 +70,29 @@ def test_flags_are_known_by_other_names():
     ("cls", "values", "message"),
     [
         (ModelConfig, {"d_model": 10}, "expected a multiple of num_heads"),
-        (ModelConfig, {"d_model": 10, "d_k": 2}, "expected a multiple of num_heads"),
         (ModelConfig, {"d_ff": 2**31}, r"expected a model of less than 2\^40"),
-        (ModelConfig, {"vocab_size": 2**20}, "vocab_size: expected at most 1000000"),
         (ModelConfig, {"d_model": "64"}, "d_model: expected int, got '64'"),
         (ModelConfig, {"positions": "rotary"}, "sinusoidal, learned, got rotary"),
         (ModelConfig, {"dropout": float("nan")}, "dropout: expected a number"),
-        (DecodingConfig, {"max_len_a": float("inf")}, "max_len_a: expected a number"),
-        (DecodingConfig, {"max_len_a": 10**400}, r"number below 2\^63, got 1000"),
         (TrainingConfig, {"steps": 10**400}, r"steps: expected a number below 2\^63"),
         (
             DecodingConfig,
             {"beam": 10**9},
             "beam: expected at most 1000, got 10000",
         ),
-        (
-            DecodingConfig,
-            {"max_len_b": 2**62},
-            "max_len_b: expected at most 10000",
-        ),
-        (TrainingConfig, {"minutes": 0.0}, "minutes: expected above 0, got 0"),
         (TrainingConfig, {"label_smoothing": -0.1}, "expected at least 0, got -0.1"),
         # With these, Adam or the learning rate would divide by zero.
         (TrainingConfig, {"epsilon": 0.0}, "epsilon: expected above 0, got 0.0"),
         (TrainingConfig, {"beta1": 1.0}, "beta1: expected below 1, got 1.0"),
-        (TrainingConfig, {"beta2": 1.0}, "beta2: expected below 1, got 1.0"),
         (TrainingConfig, {"warmup": 0}, "warmup: expected at least 1, got 0"),
         # A sentence without words has one token, EOS.
         (TrainingConfig, {"max_length": 1}, "max_length: expected at least 2, got 1"),
-        (TrainingConfig, {"clip_norm": 0.0}, "clip_norm: expected above 0, got 0.0"),
-        (DecodingConfig, {"alpha": -0.1}, "alpha: expected at least 0, got -0.1"),
-        (DecodingConfig, {"nbest": 0}, "nbest: expected at least 1, got 0"),
-        (DecodingConfig, {"max_len_a": -1.0}, "max_len_a: expected at least 0"),
-        (DecodingConfig, {"max_input": 0}, "max_input: expected at least 1, got 0"),
-        (DecodingConfig, {"decode_tokens": 0}, "decode_tokens: expected at least 1"),
-        (TranslationConfig, {"min_len": 0}, "min_len: expected at least 1, got 0"),
-        (TranslationConfig, {"no_repeat_ngram": 0}, "ngram: expected at least 1"),
         (TranslationConfig, {"top_p": 0.5}, "top_p: does nothing without sample"),
         (
             TranslationConfig,
             {"sample": True, "temperature": 0.0},
             "temperature: expected at least 0.01, got 0.0",
         ),
-        (TranslationConfig, {"sample": True, "seed": -1}, "seed: expected at least 0"),
         (
             TrainingConfig,
             {"best_by": "bleu", "validate_bleu": 0},
@@ -145,15 +124,6 @@ def test_a_positive_argument_has_at_most_nine_digits():
             cli.positive(text)
 
 
-def test_heads_of_any_width_need_no_multiple():
-    config = ModelConfig(d_model=10, d_k=3, d_v=2)
-    assert (config.key_width, config.value_width) == (3, 2)
-
-
-def test_a_whole_number_is_a_float_too():
-    assert TrainingConfig(minutes=3).minutes == 3.0  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("start", [5, [], ["a"], ["a", "b", "c"]])
 def test_a_run_config_needs_the_name_and_the_digest_of_a_start(start):
     stored = json.loads(run_config().to_json())
@@ -164,12 +134,6 @@ def test_a_run_config_needs_the_name_and_the_digest_of_a_start(start):
     assert RunConfig.from_json(json.dumps(stored)).start is None
     with pytest.raises(ValueError, match="expected a run's configuration: "):
         RunConfig.from_json(json.dumps({**stored, "start": start}))
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", '{"preset": "x"}'])
-def test_other_json_is_no_run_configuration(text):
-    with pytest.raises(ValueError, match="expected a run's configuration"):
-        RunConfig.from_json(text)
 
 
 def run_config():
@@ -192,22 +156,6 @@ def test_a_damaged_run_config_is_refused(part):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        {"val": ["a", "b"]},
-        {"train": ["a", 5]},
-        {"train": ["a", "b"], "test": [["a"], None]},
-        {"train": [{}, []]},
-        {"train": ["a"]},
-    ],
-)
-def test_a_run_config_needs_the_names_of_training_files(text):
-    stored = json.loads(run_config().to_json())
-    with pytest.raises(ValueError, match="expected a run's configuration: "):
-        RunConfig.from_json(json.dumps({**stored, "text": text}))
-
-
-@pytest.mark.parametrize(
     "values",
     [{"tags": ["<x>"]}, {"text": {"train": ["a", "b"], "train 2": ["c", "d"]}}],
 )
@@ -226,14 +174,8 @@ def test_a_run_that_mixed_corpora_is_read_but_gives_no_text_to_train_on(
     ("name", "value"),
     [
         ("steps", 123_456),
-        ("minutes", 3.5),
-        ("patience", 77),
         ("keep_last", 77),
-        ("average", 9),
-        ("average_by", "number"),
-        ("log_every", 77),
         ("precision", "bf16"),
-        ("on_nonfinite", "skip"),
         ("on_save_error", "continue"),
     ],
 )
@@ -399,20 +341,3 @@ def test_ctrl_c_is_reported(capsys):
 
     assert cli.exit_code("train.py", work) == 130
     assert capsys.readouterr().err == "train.py: error: interrupted\n"
-
-
-def test_a_name_that_is_no_utf8_can_be_printed(monkeypatch):
-    written = io.BytesIO()
-    with io.TextIOWrapper(written, encoding="utf-8") as stdout:
-        monkeypatch.setattr("sys.stdout", stdout)
-        assert cli.exit_code("train.py", lambda: print("run \udcff")) == 0
-        stdout.flush()
-        assert written.getvalue() == b"run \\udcff\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("a.json", '{"d_ff": 7}'), ("a.toml", "d_ff=7")]
-)
-def test_a_settings_file_may_begin_with_a_byte_order_mark(tmp_path, name, text):
-    (tmp_path / name).write_text(text, encoding="utf-8-sig")
-    assert find_preset(str(tmp_path / name))[1] == {"d_ff": 7}
