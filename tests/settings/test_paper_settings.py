@@ -1,5 +1,6 @@
 """The presets against the numbers of the paper, which are written out here."""
 
+import importlib
 from dataclasses import asdict
 
 import pytest
@@ -8,6 +9,7 @@ from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
+from support.scripts import ROOT
 
 
 def settings(preset):
@@ -134,3 +136,31 @@ def test_every_row_of_table_3(row):
     assert [found[names.get(c, c)] for c in COLUMNS[1:]] == others
     assert found["positions"] == ("learned" if "learned" in row else "sinusoidal")
     check(row, max_tokens=25_000, vocab_size=37_000, beam=4, alpha=0.6, max_len_b=50)
+
+
+def test_table3_trains_big_for_three_times_the_steps(monkeypatch, tmp_path):
+    """By the commands that the benchmark runs, without training."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table3 = importlib.import_module("table3")
+    assert list(table3.PAPER) == list(TABLE_3)
+    commands = []
+
+    class Done:
+        returncode = 0
+
+    def run(command, **options):
+        commands.append(command)
+        return Done
+
+    monkeypatch.setattr(table3.subprocess, "run", run)
+    monkeypatch.setattr("sys.argv", ["table3.py", "--data", "d", "--runs", "."])
+    monkeypatch.chdir(tmp_path)
+    args, flags = table3.parse_arguments()
+    for row in TABLE_3:
+        table3.train(args, row, 1, flags)
+    steps = {c[c.index("--config") + 1]: c[c.index("--steps") + 1] for c in commands}
+    assert len(steps) == 20
+    assert steps.pop("big.json") == "300000"
+    assert set(steps.values()) == {"100000"}
+    for command in commands:
+        assert command[command.index("--average") + 1] == "1"  # no averaging (6.2)
