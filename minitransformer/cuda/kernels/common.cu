@@ -54,6 +54,16 @@ struct alignas(16) Vector {
   real element[VECTOR];
 };
 
+__device__ void unpack(float (&value)[VECTOR], const uint4& bits) {
+  const real* element = (const real*)&bits;
+  for (int i = 0; i < VECTOR; i++) value[i] = (float)element[i];
+}
+
+// Whether rows of a matrix are whole vectors at addresses that allow reading them so.
+__device__ bool in_vectors(const real* rows, int stride, int width) {
+  return (size_t)rows % sizeof(Vector) == 0 && (stride | width) % VECTOR == 0;
+}
+
 // Read the vector of a row that starts at `column`, with zeros beyond the row's end.
 __device__ void load(float (&value)[VECTOR], const real* row, int column, int width) {
   const real* from = row + column;
@@ -119,6 +129,17 @@ __device__ float block_sum(float x) {
   float total = 0.0f;
   for (int i = 0; i < (int)blockDim.x / WARP; i++) total += sums[i];
   return total;
+}
+
+// Return the maximum over the threads of a block, whole warps, to each of them.
+__device__ float block_max(float x) {
+  __shared__ float maxima[MAX_WARPS];
+  x = warp_max(x);
+  __syncthreads();
+  if (threadIdx.x % WARP == 0) maxima[threadIdx.x / WARP] = x;
+  __syncthreads();
+  for (int i = 0; i < (int)blockDim.x / WARP; i++) x = fmaxf(x, maxima[i]);
+  return x;
 }
 
 // log(sum(exp(x))) over some numbers x, computed in one pass as an online softmax:

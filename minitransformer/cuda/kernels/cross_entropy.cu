@@ -4,15 +4,11 @@
 // this holds 49,152 logits of 16 bits or 40,960 of 32.
 constexpr int KEPT_VECTORS = VECTOR == 4 ? 10 : 6;
 
-__device__ void unpack(float (&value)[VECTOR], const uint4& bits) {
-  const real* element = (const real*)&bits;
-  for (int i = 0; i < VECTOR; i++) value[i] = (float)element[i];
-}
-
 // With p = softmax(logits) and q = confidence * one-hot(target) + smoothing:
 // losses = -sum(q * log p); the gradient p - q overwrites the logits. Both are 0 where
 // the target is padding. One block for each row, of up to 1,024 threads; rows begin
-// `stride` elements apart. A row is read once, unless its end exceeds the registers.
+// `stride` elements apart, whole vectors. A row is read once, unless its end exceeds the
+// registers.
 // Shapes: logits [N, V], losses, targets [N]; V = width
 extern "C" __global__ void __launch_bounds__(1024)
     cross_entropy(real* logits, float* losses, const int* targets, float confidence,
@@ -27,53 +23,54 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (threadIdx.x == 0) losses[row] = 0.0f;
     return;
   }
-  LogSumExp total{LOWEST, 0.0f};
-  float logit_sum = 0.0f, target_logit = (float)logits[target];
-  auto add = [&](const float(&x)[VECTOR], int column) {
-    for (int i = 0; i < VECTOR; i++) {
-      if (column + i >= width) break;
-      total.add(x[i]);
-      logit_sum += x[i];
-    }
-  };
   uint4 kept[KEPT_VECTORS];  // not unpacked, as numbers of 16 bits fill a register each
 #pragma unroll
   for (int k = 0; k < KEPT_VECTORS; k++) {
     int column = first + k * step;
-    if (column >= width) break;
-    kept[k] = *(const uint4*)(logits + column);  // `stride` is whole vectors
-    float x[VECTOR];
-    unpack(x, kept[k]);
-    add(x, column);
+    if (column < width) kept[k] = *(const uint4*)(logits + column);  // whole vectors
   }
-  for (int column = first + KEPT_VECTORS * step; column < width; column += step) {
+  // Call visit(x, column) for each vector of the row that this thread has.
+  auto each = [&](auto visit) {
     float x[VECTOR];
-    load(x, logits, column, width);
-    add(x, column);
-  }
-  total = block_log_sum_exp(total);
-  logit_sum = block_sum(logit_sum);
-  float inverse = 1.0f / total.sum;
-  auto write = [&](float(&x)[VECTOR], int column) {
-    for (int i = 0; i < VECTOR; i++) {
-      float q = smoothing + (column + i == target ? confidence : 0.0f);
-      x[i] = expf(x[i] - total.maximum) * inverse - q;
-    }
-    store(logits, column, width, x);
-  };
 #pragma unroll
-  for (int k = 0; k < KEPT_VECTORS; k++) {
-    int column = first + k * step;
-    if (column >= width) break;
-    float x[VECTOR];
-    unpack(x, kept[k]);
-    write(x, column);
-  }
-  for (int column = first + KEPT_VECTORS * step; column < width; column += step) {
-    float x[VECTOR];
-    load(x, logits, column, width);
-    write(x, column);
-  }
+    for (int k = 0; k < KEPT_VECTORS; k++) {
+      int column = first + k * step;
+      if (column >= width) break;
+      unpack(x, kept[k]);
+      visit(x, column);
+    }
+    for (int column = first + KEPT_VECTORS * step; column < width; column += step) {
+      load(x, logits, column, width);
+      visit(x, column);
+    }
+  };
+  float highest = LOWEST, sum = 0.0f, logit_sum = 0.0f;
+  float target_logit = (float)logits[target];
+  each([&](const float(&x)[VECTOR], int column) {
+    int left = width - column;
+    for (int i = 0; i < VECTOR; i++) {
+      highest = fmaxf(highest, i < left ? x[i] : LOWEST);
+      logit_sum += i < left ? x[i] : 0.0f;
+    }
+  });
+  float maximum = block_max(highest), shift = -maximum * LOG2_E;
+  // exp(x - maximum), which is computed again in the end, faster than it is kept.
+  auto weight = [&](float x) { return exp2f(fmaf(x, LOG2_E, shift)); };
+  each([&](const float(&x)[VECTOR], int column) {
+    int left = width - column;
+    for (int i = 0; i < VECTOR; i++) sum += i < left ? weight(x[i]) : 0.0f;
+  });
+  sum = block_sum(sum);
+  logit_sum = block_sum(logit_sum);
+  float inverse = 1.0f / sum;
+  each([&](float(&x)[VECTOR], int column) {
+    int place = target - column;
+    for (int i = 0; i < VECTOR; i++) x[i] = weight(x[i]) * inverse - smoothing;
+    if (place >= 0 && place < VECTOR)
+      for (int i = 0; i < VECTOR; i++) x[i] -= i == place ? confidence : 0.0f;
+    store(logits, column, width, x);
+  });
   if (threadIdx.x == 0)
-    losses[row] = total.value() - confidence * target_logit - smoothing * logit_sum;
+    losses[row] =
+        logf(sum) + maximum - confidence * target_logit - smoothing * logit_sum;
 }

@@ -20,21 +20,29 @@ extern "C" __global__ void embedding(
 }
 
 // sorted = the tokens by id, and in their order where ids are equal: each token counts
-// those that come before it, 256 at a time, which every thread of a block reads at
-// once. One thread for each token.
-// Shapes: sorted, ids [N]; N = tokens
+// those that come before it, a tile of 256 at a time, which every thread of a block
+// reads at once. Tokens with its own id count in the tiles before its own, and in those
+// after it do not: so one comparison is enough, a difference's sign. One thread for each
+// token.
+// Shapes: sorted, ids [N], at least 0; N = tokens
 extern "C" __global__ void sort_tokens(int* sorted, const int* ids, int tokens) {
-  constexpr int TILE = WARPS * WARP;
-  __shared__ int tile[TILE];
-  int token = thread_index(), own = token < tokens ? ids[token] : 0, before = 0;
+  constexpr int TILE = WARPS * WARP, LAST = 0x7fffffff;
+  alignas(16) __shared__ int tile[TILE];
+  int token = thread_index(), own = token < tokens ? ids[token] : 0;
+  int own_start = blockIdx.x * TILE, place = threadIdx.x, before = 0;
   for (int start = 0; start < tokens; start += TILE) {
-    int other = start + threadIdx.x, count = min(TILE, tokens - start);
+    int other = start + place;
     __syncthreads();
-    if (other < tokens) tile[threadIdx.x] = ids[other];
+    tile[place] = other < tokens ? ids[other] : LAST;
     __syncthreads();
-#pragma unroll 8
-    for (int i = 0; i < count; i++)
-      before += tile[i] < own || (tile[i] == own && start + i < token);
+    if (start == own_start) {
+      for (int i = 0; i < TILE; i++)
+        before += tile[i] < own || (tile[i] == own && i < place);
+      continue;
+    }
+    int bound = start < own_start ? own + 1 : own;
+#pragma unroll 16
+    for (int i = 0; i < TILE; i++) before += (u32)(tile[i] - bound) >> 31;
   }
   if (token < tokens) sorted[before] = token;
 }
@@ -61,12 +69,20 @@ extern "C" __global__ void embedding_backward(float* dtable, const real* g,
   for (int start = 0; start < width; start += vectors * VECTOR) {
     int column = start + threadIdx.x % vectors * VECTOR;
     float sum[VECTOR] = {};
-#pragma unroll 4
-    for (int i = begin + group; i < end && group < groups && column < width;
-         i += groups) {
-      float x[VECTOR];
-      load(x, g + (i64)sorted[i] * width, column, width);
-      for (int j = 0; j < VECTOR; j++) sum[j] += x[j];
+    auto add_rows = [&](auto read) {
+#pragma unroll 8
+      for (int i = begin + group; i < end; i += groups) {
+        float x[VECTOR];
+        read(x, g + (i64)sorted[i] * width);
+        for (int j = 0; j < VECTOR; j++) sum[j] += x[j];
+      }
+    };
+    if (group < groups && column < width) {
+      using Row = const real*;
+      if (in_vectors(g, width, width))  // no branch, so that several are read at a time
+        add_rows([&](auto& x, Row row) { unpack(x, *(const uint4*)(row + column)); });
+      else
+        add_rows([&](auto& x, Row row) { load(x, row, column, width); });
     }
     __syncthreads();
     for (int j = 0; j < VECTOR; j++) sums[threadIdx.x][j] = sum[j];

@@ -195,11 +195,6 @@ __device__ float max_of(float x) {
   return x;
 }
 
-// Whether rows of a matrix are whole vectors at addresses that allow reading them so.
-__device__ bool in_vectors(const real* rows, int stride, int width) {
-  return (size_t)rows % sizeof(Vector) == 0 && (stride | width) % VECTOR == 0;
-}
-
 // Read the first `used` of `left` rows of a matrix, with zeros beyond its end and in the
 // columns up to a multiple of 16. Numbers are copied as they are.
 // Shapes: tile [ROWS, WIDTH], LINE apart; rows [left, width], `stride` apart
