@@ -6,6 +6,7 @@ fails the tests of that room alone.
 
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def pytest_configure():
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:
         signal.signal(hangup, lambda number, frame: None)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say why tests were skipped, in a line for each reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2] for report in skipped)
+    for reason, count in reasons.most_common():
+        reason = reason.removeprefix("Skipped: ")
+        terminalreporter.write_line(f"skipped {count:4}: {reason}")
 
 
 @pytest.fixture(scope="session")
