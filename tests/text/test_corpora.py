@@ -265,7 +265,7 @@ def test_multi30k_end_to_end(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(CORPORA, "multi30k", PublicCorpus(tuple(files)))
     flags = ["multi30k", str(tmp_path / "data"), "--mirror", f"{server.url}/mirror/"]
     assert corpora.main(flags) == 0
-    names = sorted(path.name for path in (tmp_path / "data").iterdir())
+    names = sorted(path.name for path in (tmp_path / "data").glob("[!.]*"))
     assert len(names) == 9
     assert {"train.en.gz", "val.fr.gz", "test_2016_flickr.de.gz"} <= set(names)
     server.files.clear()

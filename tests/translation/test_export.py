@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,9 @@ def test_what_is_interrupted_leaves_nothing(
             assert export.main(["ctranslate2", saved, str(tmp_path / name)]) == code
     left = sorted(path.name for path in tmp_path.rglob("*"))
     assert left == ["empty", "model.safetensors"]
-    (tmp_path / f".empty.{16 * 'a'}.partial").mkdir()
+    killed = tmp_path / f".empty.{16 * 'a'}.partial"
+    killed.mkdir()
+    os.utime(killed, (0, 0))  # long ago
     assert export.main(["ctranslate2", saved, str(empty)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == left
     assert {"model.bin", "tokenizer.model"} < {path.name for path in empty.iterdir()}
