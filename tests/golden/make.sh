@@ -27,29 +27,29 @@ END
 
 # What the runs have in common. The other normalisations would put 240 kB of
 # tables into every vocabulary.
-common="--threads 1 --seed 3 --precision fp32 --d-model 16 --num-heads 2
-    --vocab-size 220 --normalization identity --warmup 200
+common="--threads 1 --seed 3 --precision fp32 --d-model 8 --num-heads 2
+    --vocab-size 120 --normalization identity --warmup 200
     --minutes 1000 --validate-every 500 --validate-bleu 24 --save-every 100
     --keep-last 4 --average 4"
 files="--train-source text/train.en --train-target text/train.de
     --val-source text/val.en --val-target text/val.de"
 
 python "$checkout/train.py" --run plain $common $files --encoder-layers 2 \
-    --decoder-layers 2 --d-ff 48 --dropout 0.1 --max-tokens 512 --learning-rate 1e-2 \
+    --decoder-layers 2 --d-ff 24 --dropout 0.1 --max-tokens 512 --learning-rate 1e-2 \
     --steps 2000 --log-every 100
 
 python "$checkout/train.py" --run early $common $files --encoder-layers 1 \
-    --decoder-layers 1 --d-ff 48 --dropout 0.1 --max-tokens 256 --accumulate 2 \
-    --clip-norm 1 --steps 60 --log-every 20
+    --decoder-layers 1 --d-ff 24 --dropout 0.1 --max-tokens 256 --accumulate 2 \
+    --clip-norm 1 --steps 60 --log-every 20 --seed 5
 
 python "$checkout/train.py" --run mixture $common --data text --source en de \
     --target de en --tag '<2de>' '<2en>' --weights 2 1 --encoder-layers 1 \
-    --decoder-layers 1 --d-ff 48 --dropout 0.1 --max-tokens 512 --learning-rate 1e-2 \
+    --decoder-layers 1 --d-ff 24 --dropout 0.1 --max-tokens 512 --learning-rate 1e-2 \
     --steps 2500 --log-every 250
 
 python "$checkout/train.py" --run features $common $files --encoder-layers 1 \
-    --decoder-layers 1 --d-ff 32 --d-k 6 --d-v 10 --positions learned \
-    --max-positions 40 --attention-window 8 --vocab-type unigram \
+    --decoder-layers 1 --d-ff 16 --d-k 6 --d-v 10 --positions learned \
+    --max-positions 56 --attention-window 8 --vocab-type unigram \
     --user-symbols '<num>' --character-coverage 0.999 --dropout 0.05 \
     --attention-dropout 0.05 --relu-dropout 0.05 --max-tokens 256 --accumulate 2 \
     --clip-norm 1.5 --label-smoothing 0.05 --beta2 0.99 --learning-rate 1e-2 \
