@@ -309,7 +309,7 @@ def test_a_lock_that_is_held_is_waited_for_and_the_user_told_once(
     with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", wait=False):
         pass
     monkeypatch.setattr(files, "SILENT_SECONDS", 0.1)
-    threading.Timer(0.5, held.communicate).start()
+    threading.Timer(0.5, held.stdin.close).start()
     with file_lock(tmp_path / "lock"):
         pass
     message = f"waiting for another process, which locks {tmp_path / 'lock'}\n"

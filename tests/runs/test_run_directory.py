@@ -156,15 +156,6 @@ def test_a_directory_is_removed_only_if_it_holds_nothing_of_the_user(tmp_path):
     assert [path.name for path in run.path.iterdir()] == [".mine"]
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_a_log_that_is_no_file_costs_the_line(tmp_path, capsys, kind):
-    run, other = RunDirectory(tmp_path), tmp_path / "other"
-    os.mkfifo(run.metrics) if kind == "pipe" else run.metrics.symlink_to(other)
-    run.record(1, loss=0.5)
-    assert "metrics.jsonl: a line was lost" in capsys.readouterr().err
-    assert not other.exists()
-
-
 def test_a_line_for_which_there_is_too_little_space_leaves_nothing(tmp_path, capsys):
     resource = pytest.importorskip("resource", reason="no limits of file sizes")
     run = RunDirectory(tmp_path)
