@@ -77,12 +77,6 @@ def test_gradients_are_collected_in_a_vector_from_zero():
     assert not old.any()
 
 
-def test_gradients_have_the_type_of_the_parameters():
-    module = Inner()
-    module.weight.data = np.ones((2, 2), np.float32)
-    assert ParameterBuffer(module).grad.dtype == np.float32
-
-
 def test_a_replica_shares_parameters_and_not_gradients():
     module = Tied()
     buffer = ParameterBuffer(module)
@@ -124,15 +118,6 @@ def test_the_first_parameter_whose_gradient_is_not_finite_is_named(value):
     assert buffer.first_nonfinite_gradient() == "inner.1.weight"
     buffer.grad[4] = value
     assert buffer.first_nonfinite_gradient() == "inner.0.weight"
-
-
-def test_views_follow_the_names():
-    views = ParameterBuffer(Tied()).views(np.arange(11))
-    assert {name: view.tolist() for name, view in views.items()} == {
-        "first": [0, 1, 2],
-        "inner.0.weight": [[3, 4], [5, 6]],
-        "inner.1.weight": [[7, 8], [9, 10]],
-    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

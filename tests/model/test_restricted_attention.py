@@ -1,7 +1,5 @@
 """Restricted self-attention (section 4) against attention under a band mask."""
 
-import dataclasses
-import json
 import tracemalloc
 
 import numpy as np
@@ -16,25 +14,13 @@ from minitransformer.engine.random_streams import HostStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs import checkpoint
-from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID, ModelConfig
-from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import from_dict
+from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.training.cost import training_flops
 from minitransformer.training.profiling import operations
-from minitransformer.translation import export
 from minitransformer.translation.attention_maps import attention_maps
-from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.scoring import score_targets
 from support.closeness import assert_close
-from support.cuda import kernels_for
-from support.damage import rewrite_checkpoint
 from support.models import (
     check_cached_decoder,
-    confident_models,
-    mean_next_probabilities,
-    model_with_random_biases,
     save_small_model,
 )
 
@@ -112,22 +98,6 @@ def test_dropout_acts_on_the_attention_weights():
     assert abs(kept.sum() / (expected > 0).sum() - (1 - rate)) < 0.05
 
 
-def test_blocks_of_restricted_attention_use_the_fused_kernel():
-    fused = []
-
-    def find(name, arrays):
-        fused.append((name, [array.shape for array in arrays]))
-        return PRIMITIVES[name]
-
-    x = np.ones((2, 40, 6))
-    with kernels_for(np.ndarray, find=find):
-        ops.restricted_attention(x, x, x, num_heads=2, before=16, after=0)
-    (outer, _), (inner, shapes) = fused
-    assert (outer, inner) == ("restricted_attention", "attention")
-    # Three blocks a sentence: queries, keys, values and mask of each.
-    assert shapes == [(6, 16, 6), (6, 32, 6), (6, 32, 6), (6, 1, 16, 32)]
-
-
 def test_memory_grows_with_the_length_alone():
     peaks = []
     for length in (2048, 4096):
@@ -179,26 +149,6 @@ def test_the_ring_buffer_holds_the_window_and_no_more(window, monkeypatch):
         assert len(cache.keys) <= 2 * cache.used
 
 
-def test_scores_and_ensembles_follow_the_window(monkeypatch):
-    monkeypatch.setattr(ops, "restricted_attention", masked_form)
-    members, source = (
-        [model(3), model(), *confident_models(1, vocab_size=20)],
-        [5, 6, 7, 8, 9],
-    )
-    config = DecodingConfig(beam=1, max_len_a=0, max_len_b=6)
-    [[found]] = translate_ids(Ensemble(members), [source], config)
-    prefix = []
-    for token in found.tokens:
-        p = mean_next_probabilities(members, source, prefix)
-        p[[PAD_ID, UNK_ID, BOS_ID]] = 0
-        assert int(p.argmax()) == token
-        prefix.append(token)
-    [[alone]] = translate_ids(members[0], [source], config)
-    [(log_prob, tokens)] = score_targets(members[0], [source], [alone.tokens])
-    if tokens <= 6:  # it ended by itself
-        assert alone.log_prob == pytest.approx(log_prob)
-
-
 def test_attention_maps_are_zero_outside_the_window(tmp_path):
     translator = load(save_small_model(tmp_path / "x.safetensors", attention_window=4))
     line = "the cat number 7 sat on the mat"
@@ -228,23 +178,3 @@ def test_operations_count_the_keys_inside_the_window():
     options = {"before": 4, "after": 4}
     forward, backward = operations("restricted_attention", (q, q, v), options)
     assert forward == backward / 2 == 2 * 2 * 50 * 9 * 14
-
-
-def test_checkpoints_older_than_the_window_load(tmp_path):
-    """Those written before there was a window do not name it."""
-    path = tmp_path / "x.safetensors"
-    save_small_model(path)
-    config = checkpoint.load(path).model.config
-    stored = dataclasses.asdict(config)
-    del stored["attention_window"]
-    rewrite_checkpoint(path, config=json.dumps(stored))
-    assert checkpoint.load(path).model.config == config
-    del stored["d_ff"]
-    with pytest.raises(ValueError, match="ModelConfig: unknown or missing d_ff"):
-        from_dict(ModelConfig, stored)
-
-
-def test_export_refuses_a_window():
-    pytest.importorskip("ctranslate2")
-    with pytest.raises(ValueError, match="got a window of 5"):
-        export.ctranslate2_spec(model_with_random_biases(attention_window=5), [])
