@@ -20,6 +20,8 @@ from support.models import save_small_model
 from support.scripts import SHORT, SMALL_RUN, write_random_text
 from support.strict_cupy import GpuState, SharedSums, install_nccl
 
+pytestmark = pytest.mark.slow  # seconds each on kernels of the host
+
 KINDS = {
     "plain": {},
     "restricted": {"attention_window": 3},
@@ -67,21 +69,6 @@ def test_a_gpu_translates_and_scores_as_the_processor(
     assert (code, len(out.splitlines())) == (0, 5), err
 
 
-def test_several_models_translate_as_on_the_processor(stand_in, models, capfd):
-    flags = ["--model", models["plain"], "--model", models["restricted"]]
-    plain, found = both(capfd, *flags, "--beam", "2", *SHORT, *LINES)
-    assert found == plain
-    code, _, err = run_translate(capfd, *flags, "--device", "cuda", *SHORT, *LINES)
-    assert code == 0, err
-
-
-def test_a_line_longer_than_the_first_table_of_positions(stand_in, models, capfd):
-    long = " ".join(["cat sat"] * 40)
-    flags = "--model", models["plain"], "--max-input", "400", "--beam", "1", *SHORT
-    plain, found = both(capfd, *flags, " ".join([long] * 3))
-    assert found == plain
-
-
 @pytest.mark.parametrize("kind", ["plain", "restricted"])
 def test_attention_is_drawn_in_bfloat16(stand_in, models, kind, capfd, tmp_path):
     page = tmp_path / "heads.html"
@@ -115,15 +102,6 @@ def gpu_run(folder, *flags):
     small = "--steps 4 --log-every 2 --save-every 4 --validate-every 4".split()
     shape = "--max-tokens 60 --validate-bleu 2 --beam 1 --average 1".split()
     return [*data, *SMALL_RUN, *small, *shape, "--device", "cuda", *flags]
-
-
-def test_restricted_attention_is_trained_with_graphs(stand_in, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = gpu_run(tmp_path, "--attention-window", 3, "--run", "run")
-    code, out, err = run_main(train.main, *flags)
-    assert code == 0, err
-    assert stand_in.calls.count("launched") >= 1
-    assert "kernel by kernel" not in out
 
 
 def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch):

@@ -1,14 +1,13 @@
 """What a GPU is asked to do in training, by a stand-in of CuPy."""
 
 import gc
-import types
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.cuda import device, training
+from minitransformer.cuda import device
 from minitransformer.cuda.device import graph_memory
 from minitransformer.cuda.training import GpuModel, PaddedBatch, padded_length
 from minitransformer.engine.autograd import Tensor
@@ -16,8 +15,6 @@ from minitransformer.engine.backend import to_host
 from minitransformer.model.layers import sinusoids
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.text.batches import Batch
-from minitransformer.training import distributed
-from minitransformer.training.distributed import Communicator, World
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ThreadedModel
 from support import strict_cupy
@@ -42,14 +39,6 @@ def test_a_model_returns_to_its_stream(stand_in):
     stand_in.xp.ones((2, 3), np.float32).T.get()
     assert stand_in.stream is not stream
     model.forward_backward([batch], 0.1, (1, 1))
-    assert stand_in.stream is stream
-
-
-def test_a_copy_to_the_host_keeps_the_stream(stand_in):
-    gpu_model(stand_in.xp)  # chooses a stream
-    strided = stand_in.xp.asarray(np.arange(6, dtype=np.float32).reshape(2, 3)).T
-    stream = stand_in.stream
-    assert to_host(strided).tolist() == [[0, 3], [1, 4], [2, 5]]
     assert stand_in.stream is stream
 
 
@@ -130,52 +119,6 @@ def test_a_replay_that_fails_or_differs_is_not_used(stand_in, monkeypatch, fails
     ):
         assert loss == other
         np.testing.assert_array_equal(gradient, plain)
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_sums_of_gradients_begin_between_graphs_or_at_the_end(
-    stand_in, monkeypatch, graphs
-):
-    """With graphs, a bucket's sum starts as soon as its gradients are complete."""
-    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
-    events, launched = [], []
-
-    class Noting(Communicator):
-        def start_all_reduce(self, array):
-            if array.size > 1:
-                launched.append(stand_in.calls.count("launched"))
-                events.append(("sum", array.size, to_host(array).copy()))
-            return lambda: None
-
-    ranks = Noting(World(0, 2, 0, 2))
-    ranks.all_reduce_numbers = lambda values: values
-    launch = device.Device.launch
-
-    def noted(self, name, *rest, **options):
-        events.append((name, 0, None))
-        launch(self, name, *rest, **options)
-
-    model = gpu_model(stand_in.xp, communicator=ranks, graphs=graphs)
-    batch = trimmed(0, 8, 6, 4)
-    model.forward_backward([batch], 0.1, (1, 0))
-    events.clear()
-    launched.clear()
-    stand_in.calls.clear()
-    monkeypatch.setattr(device.Device, "launch", noted)
-    model.forward_backward([batch], 0.1, (1, 0))
-    sums = [i for i, (name, _, _) in enumerate(events) if name == "sum"]
-    assert len(sums) > 3
-    assert sum(events[i][1] for i in sums) == len(model.parameters.grad)
-    if graphs:
-        assert len(set(launched)) > 2  # graphs were launched between the sums
-    else:  # all at the end, because a part may have to be computed again until then
-        assert sums == list(range(sums[0], sums[0] + len(sums)))
-    # What was summed was already complete.
-    end, final = len(model.parameters.grad), to_host(model.parameters.grad)
-    for i in sums:
-        part = events[i][2]
-        np.testing.assert_array_equal(part, final[end - len(part) : end])
-        end -= len(part)
 
 
 def test_ranks_that_compute_in_different_parts_agree(stand_in):
@@ -261,43 +204,6 @@ def test_positions_are_not_in_memory_that_graphs_use_again(stand_in):
     assert_close(table, sinusoids(len(table), 8), "float32")
 
 
-def test_other_errors_of_the_driver_are_not_taken_for_full_memory(
-    stand_in, monkeypatch
-):
-    def fails(size):
-        error = CudaError("cudaErrorIllegalAddress")
-        error.status = 700
-        raise error
-
-    monkeypatch.setattr(stand_in.xp.cuda, "Memory", fails)
-    with pytest.raises(CudaError, match="cudaErrorIllegalAddress"):
-        graph_memory(stand_in.xp).malloc(8)
-
-
-def test_the_first_error_of_a_recording_is_reported():
-    def refuse():
-        raise CudaError("the capture was invalidated")
-
-    stream = types.SimpleNamespace(begin_capture=lambda: None, end_capture=refuse)
-    with pytest.raises(ZeroDivisionError):
-        device.record(stream, lambda cut: 1 / 0)
-    with pytest.raises(CudaError, match="was invalidated"):
-        device.record(stream, lambda cut: 1)
-
-
-def test_an_interrupted_recording_leaves_the_stream_usable():
-    def interrupt(cut):
-        raise KeyboardInterrupt
-
-    ended = []
-    stream = types.SimpleNamespace(
-        begin_capture=lambda: None, end_capture=lambda: ended.append(True)
-    )
-    with pytest.raises(KeyboardInterrupt):
-        device.record(stream, interrupt)
-    assert ended
-
-
 @given(st.integers(1, 5000))
 def test_padded_lengths_are_few_and_waste_little(count):
     found = padded_length(count)
@@ -325,16 +231,3 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
     monkeypatch.setenv("CUPY_TF32", "0")
     with pytest.raises(RuntimeError, match=r"libraries of CUDA: .*libcublas\)$"):
         device.set_tf32(False)
-
-
-def test_the_number_of_graphs_is_limited(stand_in, monkeypatch):
-    monkeypatch.setattr(training, "MAX_GRAPHS", 1)
-    steps(gpu_model(stand_in.xp))
-    assert stand_in.calls.count("captured") == 1
-    assert stand_in.calls.count("launched") == 3
-
-
-def test_the_number_of_batches_in_flight_is_limited(stand_in, monkeypatch):
-    monkeypatch.setattr(training, "MAX_IN_FLIGHT", 1)
-    steps(gpu_model(stand_in.xp, graphs=False))
-    assert of_graphs(stand_in) == ["copied"] * 3

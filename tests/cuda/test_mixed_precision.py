@@ -1,7 +1,6 @@
 """16-bit copies, loss scaling and steps on a GPU, by kernels built for the host."""
 
 import json
-import types
 from functools import partial
 
 import numpy as np
@@ -25,7 +24,6 @@ from minitransformer.training import loss_scale
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import ThreadedModel
-from minitransformer.training.progress import Progress, TrainingState
 from support.closeness import assert_close
 from support.models import small_batch
 from support.scripts import SMALL_RUN
@@ -96,24 +94,6 @@ def test_only_fp16_scales_its_loss():
         scale = LossScale(np, name, (8.0, 1))
         scale.update(np.asarray(False))
         assert scale.factor == 1
-
-
-def test_matrices_are_read_in_16_bits_and_kept_in_32():
-    model = Transformer(CONFIG, seed=1)
-    exact = ParameterBuffer(model).data
-    parameters = ParameterBuffer(model)
-    parameters.move_to(np, np.dtype(np.float16))
-    for name, parameter in model.named_parameters():
-        matrix = parameter.data.ndim == 2
-        assert parameter.data.dtype == (np.float16 if matrix else np.float32), name
-        assert parameter.grad.dtype == np.float32
-    np.testing.assert_array_equal(parameters.data, exact)
-    parameters.data += 1
-    parameters.data_changed()
-    table = exact[: model.embedding.table.data.size] + 1
-    np.testing.assert_array_equal(
-        model.embedding.table.data.ravel(), table.astype(np.float16)
-    )
 
 
 def active_model(config, dtype="float32"):
@@ -194,6 +174,7 @@ def step_of_narrow():
     return step_of(vocab_size=300, d_model=32, d_ff=128, num_heads=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["narrow", "base_on_a_gpu"])
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
 def test_a_deep_step_with_graphs_follows_float64(request, where, name):
@@ -216,25 +197,6 @@ def test_a_deep_step_with_graphs_follows_float64(request, where, name):
         difference = parameters.grad.get() / float(scale.factor) - expected.grad
         size = np.linalg.norm(expected.grad)
         assert np.linalg.norm(difference) <= STEP_TOLERANCES[name] * size
-
-
-def test_an_overflow_changes_nothing_but_the_scale(stand_in):
-    _, parameters, scale = model_on(open_device("cuda", "fp16"))
-    adam = GpuAdam(parameters, TrainingConfig(), scale)
-    before = to_host(parameters.data)
-    parameters.grad.fill(1.0)
-    parameters.grad[7] = np.inf
-    _, finite = adam.step(parameters.grad, None, 0.1)
-    assert not finite
-    assert (float(scale.factor), int(adam.steps)) == (32768, 0)
-    np.testing.assert_array_equal(to_host(parameters.data), before)
-    assert not to_host(adam.first_moment).any()
-    parameters.grad[7] = 1.0
-    norm, finite = adam.step(parameters.grad, None, 0.1)
-    assert finite
-    assert int(adam.steps) == 1
-    assert float(norm) == pytest.approx(np.sqrt(len(before)) / 32768, rel=1e-5)
-    assert_close(to_host(parameters.data), before - 0.1, "float32")  # Adam's first step
 
 
 @pytest.fixture
@@ -263,6 +225,7 @@ def losses(path):
     return [line[k] for line in lines for k in kinds if k in line]
 
 
+@pytest.mark.slow
 def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
     """Its files are portable, and of float32."""
     run("--run mixed --steps 4 --device cuda --precision fp16")
@@ -282,21 +245,6 @@ def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
     assert "loss scale 65,536, 0 skipped" in log
 
 
-def test_training_with_graphs_equals_training_without(run, stand_in, tmp_path):
-    flags = "--steps 8 --device cuda --dropout 0.2 --validate-bleu 0"
-    run(f"--run graphs {flags}")
-    assert stand_in.calls.count("launched") >= 6
-    launched = len(stand_in.calls)
-    run(f"--run eager {flags} --eager")
-    assert "launched" not in stand_in.calls[launched:]
-    ends = [
-        load_file(tmp_path / name / "step-00000008.safetensors")
-        for name in ("graphs", "eager")
-    ]
-    for name, tensor in ends[0].items():
-        np.testing.assert_array_equal(tensor, ends[1][name])
-
-
 def poisoned(monkeypatch, step):
     """Make the gradient of one step infinite."""
     forward_backward = GpuModel.forward_backward
@@ -310,6 +258,7 @@ def poisoned(monkeypatch, step):
     monkeypatch.setattr(GpuModel, "forward_backward", infinite)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
     run, tmp_path, monkeypatch, capsys
 ):
@@ -326,6 +275,7 @@ def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
     assert "got 1 not finite; skipped" in log
 
 
+@pytest.mark.slow
 def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
     run, tmp_path, monkeypatch
 ):
@@ -345,20 +295,3 @@ def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
     ]
     for name, tensor in ends[0].items():
         np.testing.assert_array_equal(tensor, ends[1][name])
-
-
-def test_the_mean_loss_is_of_the_updates_that_were_made():
-    progress = Progress(TrainingState("digest"), LossScale(np, "fp32"))
-    stream = types.SimpleNamespace(epoch=0, position=1)
-    tokens = []
-    for seed, (loss, finite) in enumerate([(2.0, True), (np.nan, False), (5.0, True)]):
-        one = small_batch(seed, 3 + seed)
-        progress.add([one], stream, 1e-3, loss, 1.0, finite)
-        tokens.append(one.target_tokens)
-    progress.state.window.seconds = 2.0
-    assert progress.synchronize() == 1
-    assert progress.synchronize() == 0
-    values, _ = progress.report()
-    mean = (2 * tokens[0] + 5 * tokens[2]) / (tokens[0] + tokens[2])
-    assert values["loss"] == pytest.approx(mean)
-    assert values["target_tokens_per_second"] == pytest.approx(sum(tokens) / 2, abs=1)

@@ -71,43 +71,9 @@ def test_an_error_is_no_verdict_to_keep(kept):
     assert ask() == (True, True)
 
 
-@pytest.mark.parametrize("changed", ["driver", "CuPy", "source", "GPU"])
-def test_another_machine_or_source_is_compared_again(
-    kept, stand_in, monkeypatch, changed
-):
-    assert ask() == (True, True)
-    if changed == "driver":
-        stand_in.driver = 13010
-    elif changed == "CuPy":
-        stand_in.xp.__version__ = "14.3.0"
-    elif changed == "source":
-        verdicts._source.cache_clear()
-        kernel_source = device.kernel_source
-        monkeypatch.setattr(device, "kernel_source", lambda: kernel_source() + "//")
-    else:
-        stand_in.xp.cuda.Device(1).use()
-    assert ask() == (True, True)
-    assert ask() == (True, False)
-    assert len(json.loads(kept.read_bytes())) == 2
-    verdicts._source.cache_clear()
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff{", b"[1]", b'{"a": "b"}', b'{"a":{}}'])
 def test_a_damaged_file_is_written_anew(kept, content):
     kept.parent.mkdir()
     kept.write_bytes(content)
     assert ask() == (True, True)
     assert ask() == (True, False)
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(kept):
-    kept.parent.write_bytes(b"a file where the folder should be")
-    for _ in range(2):
-        assert ask() == (True, True)
-
-
-def test_the_oldest_verdicts_go(kept, monkeypatch):
-    monkeypatch.setattr(verdicts, "MAX_KEPT", 3)
-    for number in range(5):
-        verdicts._keep(str(number), True)
-    assert json.loads(kept.read_bytes()) == {"2": True, "3": True, "4": True}

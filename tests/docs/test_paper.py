@@ -61,6 +61,7 @@ def test_a_name_that_does_not_exist_is_found_out(wrong):
         check_name(wrong)
 
 
+@pytest.mark.slow
 def test_the_commands_use_flags_and_presets_that_exist():
     assert len(COMMANDS) > 100
     for command in COMMANDS:

@@ -7,10 +7,13 @@ import runpy
 import subprocess
 import sys
 
+import pytest
+
 from minitransformer.settings.presets import find_preset
 from support.scripts import ROOT, TRAIN
 
 
+@pytest.mark.slow
 def test_the_tour_runs(tmp_path, monkeypatch):
     tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
     [command] = re.findall(r"^```sh\npython train.py (.*)\n```$", tour, re.MULTILINE)
