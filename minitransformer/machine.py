@@ -11,7 +11,6 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import numpy as np
 from threadpoolctl import ThreadpoolController
 
 
@@ -86,17 +85,3 @@ def num_cores() -> int:
         return min(len(cores()), math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):  # no such file; or "max", which is no limit
         return len(cores())
-
-
-@functools.cache
-def exp2_is_fast(dtype: str) -> bool:
-    """Whether NumPy's exp2 is faster than its exp for numbers of a type.
-
-    For float32 and AVX-512, NumPy has a faster one (of Intel's SVML); elsewhere, exp2
-    calls the C library for each number.
-    """
-    if dtype != "float32" or not hasattr(np.lib, "introspect"):  # before NumPy 2
-        return False
-    found = np.lib.introspect.opt_func_info(func_name="^exp2$", signature="float32")
-    kinds = [kind["current"] for kind in found.get("exp2", {}).values()]
-    return bool(kinds) and not kinds[0].startswith("baseline")

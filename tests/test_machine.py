@@ -114,27 +114,3 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     assert machine.num_cores() == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert machine.num_cores() == 1
-
-
-@pytest.mark.parametrize(
-    ("current", "fast"),
-    [("X86_V4", True), ("AVX512_SKX", True), ("baseline(X86_V2)", False)],
-)
-def test_exp2_is_fast_where_numpy_has_instructions_for_it(monkeypatch, current, fast):
-    def found(**names):
-        assert names == {"func_name": "^exp2$", "signature": "float32"}
-        return {"exp2": {"ff": {"current": current, "available": ""}}}
-
-    introspect = types.SimpleNamespace(opt_func_info=found)
-    monkeypatch.setattr(machine.np.lib, "introspect", introspect, raising=False)
-    asked = machine.exp2_is_fast.__wrapped__
-    assert asked("float32") is fast
-    assert asked("float64") is False
-    monkeypatch.setattr(introspect, "opt_func_info", lambda **names: {})
-    assert asked("float32") is False
-    monkeypatch.delattr(machine.np.lib, "introspect")
-    assert asked("float32") is False
-
-
-def test_exp2_is_asked_of_numpy_itself():
-    assert machine.exp2_is_fast("float32") in (False, True)

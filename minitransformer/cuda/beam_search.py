@@ -5,7 +5,7 @@ Shapes: B sentences, B' of them left, K beams, V vocabulary, n hypotheses of a s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,14 +38,31 @@ class FinishedHypotheses(NamedTuple):
     counts: Array
 
 
+class WholeSearch:
+    """A `beam_search` of a batch to its end, in one step: no other search may join."""
+
+    length = 0
+
+    def __init__(
+        self, decoder: IncrementalDecoder, sentences: np.ndarray, *settings: Any
+    ) -> None:
+        self.sentences, self._decoder, self._settings = sentences, decoder, settings
+
+    def step(self) -> list[tuple[int, list[Hypothesis]]]:
+        found = beam_search(self._decoder, *self._settings)
+        numbers, self.sentences = self.sentences.tolist(), self.sentences[:0]
+        return list(zip(numbers, found, strict=True))
+
+
 def beam_search(
     decoder: IncrementalDecoder,
     max_lengths: np.ndarray,
     beam_size: int,
     alpha: float,
     nbest: int,
+    shortlist: np.ndarray | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find what `translation.beam_search.beam_search` finds, with all beams on the GPU.
+    """Find what a `translation.beam_search.BeamSearch` finds, with all on the GPU.
 
     Shapes: max_lengths [B]
     """
@@ -62,11 +79,7 @@ def beam_search(
     tokens = xp.full((batch, beams), BOS_ID, np.int32)
     history: list[tuple[np.ndarray, Array, Array]] = []  # left, origins, tokens by step
     while True:
-        if isinstance(decoder, GpuDecoder):
-            logits = decoder.logits(tokens.reshape(-1))
-        else:
-            logits = xp.concatenate(list(decoder.step(tokens.reshape(-1))))
-        best = log_probs, *_top_tokens(xp.ascontiguousarray(logits), count)
+        best = log_probs, *_best_tokens(decoder, tokens.reshape(-1), count)
         log_probs = xp.empty((len(left), beam_size), np.float64)
         origins, rows, tokens = (xp.empty(log_probs.shape, np.int32) for _ in range(3))
         results = log_probs, origins, rows, tokens, done, *finished, nbest
@@ -77,12 +90,25 @@ def beam_search(
         beams = beam_size
         going_on = np.flatnonzero(~to_host(done))  # the only wait for the GPU
         if not len(going_on):
-            return _hypotheses(history, finished)
+            return _hypotheses(history, finished, shortlist)
         if len(going_on) <= len(left) * MAX_SHARE_LEFT:
             left, chosen = left[going_on], xp.asarray(going_on)
             sentences, done = sentences[chosen], done[chosen]
             log_probs, tokens, rows = (x[chosen] for x in (log_probs, tokens, rows))
         decoder.select(rows.reshape(-1))
+
+
+def _best_tokens(
+    decoder: IncrementalDecoder, tokens: Array, count: int
+) -> tuple[Array, Array, Array]:
+    """Do a step; return each beam's best tokens as `_top_tokens` does."""
+    if isinstance(decoder, GpuDecoder):
+        return _top_tokens(decoder.logits(tokens), count)
+    weights = list(decoder.step(tokens))
+    xp = array_module(weights[0].values)
+    values, sums = (xp.concatenate([w[n] for w in weights]) for n in (0, 1))
+    best, ids, _ = _top_tokens(xp.log(values), count)
+    return best, ids, xp.log(sums)
 
 
 def _top_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
@@ -93,6 +119,7 @@ def _top_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
     Shapes: logits [N, V] -> logits of the best tokens, tokens [N, count], sums [N]
     """
     xp, (rows, vocab_size) = array_module(logits), logits.shape
+    logits = xp.ascontiguousarray(logits)
     values = xp.empty((rows, count), np.float32)
     tokens, log_totals = xp.empty(values.shape, np.int32), xp.empty(rows, np.float32)
     kernel_args = values, tokens, log_totals, logits, count, EOS_ID, vocab_size
@@ -101,7 +128,9 @@ def _top_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
 
 
 def _hypotheses(
-    history: list[tuple[np.ndarray, Array, Array]], finished: FinishedHypotheses
+    history: list[tuple[np.ndarray, Array, Array]],
+    finished: FinishedHypotheses,
+    shortlist: np.ndarray | None,
 ) -> list[list[Hypothesis]]:
     """Collect the tokens of each finished hypothesis, from the last to the first."""
     path = [tuple(map(to_host, step)) for step in history]
@@ -117,6 +146,8 @@ def _hypotheses(
                 row = np.searchsorted(left, sentence)
                 hypothesis.append(int(tokens[row, beam]))
                 beam = origins[row, beam]
+            if shortlist is not None:
+                hypothesis = shortlist[hypothesis].tolist()
             score, log_prob = float(scores[sentence, n]), float(log_probs[sentence, n])
             results[-1].append(Hypothesis(tuple(hypothesis[::-1]), score, log_prob))
     return results

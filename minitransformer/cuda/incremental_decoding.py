@@ -13,8 +13,9 @@ from minitransformer.cuda import device
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32
-from minitransformer.model.kv_cache import FIRST_CAPACITY, CacheEntries, KeyValueCache
+from minitransformer.model.kv_cache import FIRST_CAPACITY, KeyValueCache
 from minitransformer.model.transformer import Transformer
+from minitransformer.translation.candidates import TokenWeights, weights_of
 from minitransformer.translation.incremental_decoding import CachedDecoder
 
 
@@ -50,7 +51,7 @@ class FixedKeyValueCache(KeyValueCache):
             device.current().launch("append_to_cache", cache.dtype, grid, *kernel_args)
         return Tensor(self.keys), Tensor(self.values), self._mask
 
-    def select_beams(self, rows: Array, changed: CacheEntries | None = None) -> None:
+    def select_beams(self, rows: Array) -> None:
         keys, values = self.keys[rows], self.values[rows]
         if len(rows) == len(self.keys):
             self.keys[...], self.values[...] = keys, values
@@ -61,17 +62,15 @@ class FixedKeyValueCache(KeyValueCache):
 class GpuDecoder(CachedDecoder):
     """A `CachedDecoder` that computes all logits of a step in one product."""
 
-    def step(self, tokens: Array) -> Iterator[Array]:
-        yield as_float32(self.logits(tokens))
+    def step(self, tokens: Array) -> Iterator[TokenWeights]:
+        yield weights_of(as_float32(self.logits(tokens)))
 
     def logits(self, tokens: Array) -> Array:
         """Return the logits of a step in the activations' type, as kernels read them.
 
         Shapes: tokens [B K] -> [B K, V]
         """
-        tokens = self._xp.asarray(tokens)
-        ids = tokens if self._shortlist is None else self._shortlist[tokens]
-        return self._project(self._model.decode_step(ids, self._state))
+        return self._project(self._outputs(tokens))
 
     def _project(self, outputs: Array) -> Array:
         return ops.linear(Tensor(outputs), Tensor(self._table.T)).data

@@ -19,7 +19,7 @@ import numpy as np
 
 from minitransformer.cuda import blaslt, device
 from minitransformer.cuda.attention import attention
-from minitransformer.cuda.beam_search import beam_search
+from minitransformer.cuda.beam_search import WholeSearch
 from minitransformer.cuda.device import (
     WARP,
     WARPS,
@@ -288,7 +288,7 @@ OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
 DECODING: dict[str, Callable[..., Any]] = {
     "checksum": checksum,
     "logits_to_score": lambda: LOGITS_TO_SCORE,
-    "beam_search": beam_search,
+    "beam_search": WholeSearch,
     "incremental_decoder": graph_decoder,
 }
 

@@ -8,7 +8,6 @@ sentence, S source, H heads, d width of a head.
 from __future__ import annotations
 
 import sys
-from typing import TypeAlias
 
 import numpy as np
 
@@ -17,9 +16,6 @@ from minitransformer.engine.backend import Array, array_module
 
 # The positions that a cache has room for at first. It doubles when it is full.
 FIRST_CAPACITY = 16
-
-# The positions and the beams of some entries: two index arrays [n].
-CacheEntries: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class KeyValueCache:
@@ -84,19 +80,10 @@ class KeyValueCache:
         """View the keys and values of the memory. Shapes: -> [B, S, H d]"""
         return self.memory_keys.swapaxes(0, 1), self.memory_values.swapaxes(0, 1)
 
-    def select_beams(self, rows: Array, changed: CacheEntries | None = None) -> None:
-        """Replace beam i by the beam in row `rows[i]`. Shapes: rows [B' K']
-
-        `changed` lists the entries that differ; only these are copied. None copies all.
-        """
-        if changed is None or (len(changed[0]) and self.used < self.length):
-            self.keys = self._selected(self.keys, rows)
-            self.values = self._selected(self.values, rows)
-        elif len(changed[0]):
-            (positions, beams), width = changed, len(rows)
-            for array in (self.keys, self.values):
-                flat, start = array.reshape(-1, array.shape[-1]), positions * width
-                flat[start + beams] = flat.take(start + rows[beams], axis=0)
+    def select_beams(self, rows: Array) -> None:
+        """Replace beam i by the beam in row `rows[i]`. Shapes: rows [B' K']"""
+        self.keys = self._selected(self.keys, rows)
+        self.values = self._selected(self.values, rows)
 
     def _selected(self, array: Array, rows: Array) -> Array:
         if not isinstance(array, np.ndarray):
@@ -146,18 +133,19 @@ class DecoderState:
         self.beam_size = 1
         self.position = 0
 
-    def select(
-        self, rows: Array, beam_size: int, changed: CacheEntries | None = None
-    ) -> None:
+    def select(self, rows: Array, beam_size: int) -> None:
         """Continue with `rows` of the current beams, `beam_size` of each sentence.
 
-        Sentences of which no row is left leave the batch. `changed` is as in
-        `KeyValueCache.select_beams`.
+        Sentences of which no row is left leave the batch.
 
         Shapes: rows [B' beam_size]
         """
+        count = len(self.source_mask) * self.beam_size
+        if isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count)):
+            self.beam_size = beam_size
+            return  # all go on as before, as in greedy search
         for cache in self.caches:
-            cache.select_beams(rows, changed)
+            cache.select_beams(rows)
         if len(rows) < len(self.source_mask) * beam_size:
             sentences = rows[::beam_size] // self.beam_size
             self.source_mask = self.source_mask[sentences]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
@@ -17,10 +16,9 @@ from minitransformer.machine import one_blas_thread
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged
-from minitransformer.translation.beam_search import BeamSearch, Hypothesis, beam_search
+from minitransformer.translation.beam_search import BeamSearch, Hypothesis
 from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.ensemble import Ensemble, incremental_decoder
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
 from minitransformer.workers import parallel_map
 
 R = TypeVar("R")
@@ -43,74 +41,48 @@ def translate_ids(
     output has max_len_a * (source tokens) + max_len_b tokens and EOS, or another token
     in its place. `shortlist` returns the target tokens that a batch of sources needs,
     sorted and with the special ones first; probabilities are relative to those tokens.
-    A sentence that no translation was found for, because of its `constraints`, has
-    none.
+    A sentence without a translation that meets the `constraints` has none.
     """
     encoded = Ragged.from_lists(sources)
     lengths, positions = encoded.lengths, model.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
-    xp, search = array_module(table), fused_kernel("beam_search", (table,), beam_search)
+    xp, search = array_module(table), fused_kernel("beam_search", (table,), BeamSearch)
     if constraints:
-        search = beam_search  # a fused one asks the model for its logits itself
+        search = BeamSearch  # a fused one asks the model for its logits itself
         if constraints.min_len >= positions:
             raise ValueError(
                 f"min_len: expected less than the model's {positions} positions, "
                 f"got {constraints.min_len}"
             )
 
-    settings = config.beam, config.alpha, config.nbest
-    max_tokens = config.decode_tokens // config.beam
-
-    def start(batch: np.ndarray, shortlisted: np.ndarray | None) -> IncrementalDecoder:
-        source = xp.asarray(encoded.pad(batch))
-        return incremental_decoder(model, source, config.beam, shortlisted)
-
-    def output_limits(batch: np.ndarray) -> np.ndarray:
+    def start(batch: np.ndarray) -> BeamSearch:
+        """Encode a batch of sentences, and prepare to search for their translations."""
+        source = encoded.pad(batch)
         limits = np.floor(config.max_len_a * lengths[batch] + config.max_len_b)
         limits = limits.astype(int) + 1  # EOS counts here
+        tokens = None if shortlist is None else shortlist(source)
         if constraints:
             limits = constraints.limits(limits, batch)
-        return np.minimum(limits, positions)
-
-    def translate_batch(batch: np.ndarray) -> list[list[Hypothesis]]:
-        tokens = None if shortlist is None else shortlist(encoded.pad(batch))
-        if constraints and tokens is not None:
-            tokens = constraints.shortlist(tokens, batch)
-        with no_grad(), np.errstate(all="ignore"):  # the search refuses what overflows
-            decoder = start(batch, tokens)
-            if constraints:
-                decoder = constraints.decoder(decoder, batch, tokens)
-            found = search(decoder, output_limits(batch), *settings)
-        if tokens is not None:
-            found = [
-                [
-                    replace(h, tokens=tuple(tokens[list(h.tokens)].tolist()))
-                    for h in hypotheses
-                ]
-                for hypotheses in found
-            ]
-        if constraints and len(batch) > 1:
-            for n in constraints.unsure(decoder):
-                [found[n]] = translate_batch(batch[n : n + 1])
-        return found
-
-    def start_search(batch: np.ndarray) -> BeamSearch:
-        return BeamSearch(start(batch, None), batch, output_limits(batch), *settings)
+            tokens = None if tokens is None else constraints.shortlist(tokens, batch)
+        decoder = incremental_decoder(model, xp.asarray(source), config.beam, tokens)
+        if constraints:
+            decoder = constraints.decoder(decoder, batch, tokens)
+        limits = np.minimum(limits, positions)
+        settings = config.beam, config.alpha, config.nbest, tokens
+        started: BeamSearch = search(decoder, batch, limits, *settings)
+        return started
 
     def translate_share(share: np.ndarray) -> list[tuple[int, list[Hypothesis]]]:
-        with no_grad(), np.errstate(all="ignore"):
-            return list(search_together(start_search, share, lengths, max_tokens))
+        max_tokens = config.decode_tokens // config.beam
+        with no_grad(), np.errstate(all="ignore"):  # the search refuses what overflows
+            return list(search_together(start, share, lengths, max_tokens))
 
-    results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    if search is not beam_search or constraints or shortlist is not None:
-        found = map_batches(translate_batch, lengths, max_tokens, num_threads)
-        for sentence, hypotheses in found:
-            results[sentence] = hypotheses
-        return results
+    # Each worker has sentences of all lengths, shortest first.
     order = np.argsort(lengths, kind="stable")
     order = order[lengths[order] > 0]
     count = max(min(num_threads, len(order)), 1)
     shares = [order[n::count] for n in range(count)]
+    results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
     with one_blas_thread(), parallel_map(translate_share, count) as mapped:
         for sentence, hypotheses in chain.from_iterable(mapped(shares)):
             results[sentence] = hypotheses
@@ -129,8 +101,8 @@ def search_together(
     a batch may go on for long. They wait while others are started, which catch up with
     them: the search with the shortest beams does the next step, and searches whose
     beams are equally long join. At most `max_tokens` source tokens are in work at a
-    time, with padding and EOS, or one sentence. The sentences come by length, shortest
-    first, so that those that wait meet others that go on as long.
+    time, with padding and EOS, or one sentence. Sentences come shortest first, so that
+    waiting ones are joined by others of similar length.
 
     Elsewhere: in the continuous batching of servers, a text joins the others at any
     time, and has a position of its own.
@@ -149,7 +121,7 @@ def search_together(
         yield from shortest.step()
         searches.remove(shortest)
         if len(shortest.sentences):
-            for search in [s for s in searches if s.length == shortest.length]:
+            for search in filter(shortest.may_join, list(searches)):
                 shortest.join(search)
                 searches.remove(search)
             searches.append(shortest)

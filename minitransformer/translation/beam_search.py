@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,14 +45,8 @@ def length_penalty(length: Array, alpha: float) -> Array:
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def beam_search(
-    decoder: IncrementalDecoder,
-    max_lengths: np.ndarray,
-    beam_size: int,
-    alpha: float,
-    nbest: int,
-) -> list[list[Hypothesis]]:
-    """Find the `nbest` best hypotheses of each sentence, best first.
+class BeamSearch:
+    """The search for the `nbest` best hypotheses of each sentence.
 
     At every step, the 2 K best candidates are the best extensions of a sentence's K
     live beams by one token. Those of the first K that end are finished hypotheses; the
@@ -62,25 +57,13 @@ def beam_search(
     than `nbest` have, these alone are. With K = 1 this is greedy search. Padding, the
     unknown token and BOS are never produced.
 
+    `sentences` has the numbers of those whose search has not ended, and `length` counts
+    the tokens of their beams. A decoder with a shortlist knows tokens by their
+    positions in it.
+
     Elsewhere: tensor2tensor lets any of the 2 K candidates finish, so more than K may.
 
-    Shapes: max_lengths [B]
-    """
-    sentences = np.arange(len(max_lengths))
-    search = BeamSearch(decoder, sentences, max_lengths, beam_size, alpha, nbest)
-    found = dict[int, list[Hypothesis]]()
-    while len(search.sentences):
-        found.update(search.step())
-    return [found[sentence] for sentence in range(len(max_lengths))]
-
-
-class BeamSearch:
-    """A `beam_search` that goes on step by step, and that others may join.
-
-    `sentences` has the numbers of those whose search has not ended, and `length` counts
-    the tokens of their beams.
-
-    Shapes: sentences, max_lengths [B]
+    Shapes: sentences, max_lengths [B], shortlist of token ids [any]
     """
 
     def __init__(
@@ -91,9 +74,11 @@ class BeamSearch:
         beam_size: int,
         alpha: float,
         nbest: int,
+        shortlist: np.ndarray | None = None,
     ) -> None:
         self.sentences, self.length = sentences, 0
         self._decoder, self._beam_size, self._alpha = decoder, beam_size, alpha
+        self._shortlist = shortlist
         self._finished = [
             FinishedHypotheses(beam_size, alpha, nbest) for _ in sentences
         ]
@@ -102,10 +87,10 @@ class BeamSearch:
         self._log_probs = np.zeros((len(sentences), 1))  # [B, K]; K = 1 at first
 
     def step(self) -> list[tuple[int, list[Hypothesis]]]:
-        """Do a step. Return what was found for sentences whose search has ended."""
+        """Extend the beams by a token; return sentences that are done, best first."""
         self.length += 1
         beams = self._log_probs.shape[1]
-        weights = self._decoder.weights(self._tokens[:, :, -1].reshape(-1))
+        weights = self._decoder.step(self._tokens[:, :, -1].reshape(-1))
         candidates = best_candidates(weights, self._log_probs, 2 * self._beam_size)
         self._finish(candidates)
         origins = self._extend(candidates)
@@ -127,8 +112,13 @@ class BeamSearch:
         log_probs, origins, tokens = candidates
         ends = (tokens == EOS_ID) & np.isfinite(log_probs)
         for b, k in zip(*np.nonzero(ends[:, : self._beam_size]), strict=True):
-            hypothesis = self._tokens[b, origins[b, k], 1:]
-            self._finished[b].add(hypothesis, log_probs[b, k], self.length)
+            self._keep(b, origins[b, k], log_probs[b, k])
+
+    def _keep(self, sentence: Any, beam: Any, log_prob: float) -> None:
+        """Make a finished hypothesis of the beam at two indices."""
+        tokens = self._tokens[sentence, beam, 1:]
+        tokens = tokens if self._shortlist is None else self._shortlist[tokens]
+        self._finished[sentence].add(tokens, log_prob, self.length)
 
     def _extend(self, candidates: Candidates) -> np.ndarray:
         """Make live beams of the K best candidates that do not end.
@@ -156,15 +146,18 @@ class BeamSearch:
         for b in np.flatnonzero(at_limit):
             if not finished[b].count:
                 for k in np.flatnonzero(np.isfinite(log_probs[b])):
-                    hypothesis = self._tokens[b, k, 1:]
-                    finished[b].add(hypothesis, log_probs[b, k], self.length)
+                    self._keep(b, k, log_probs[b, k])
         # Log-probabilities only fall, so no descendant of a beam can score more.
         reachable = log_probs[:, 0] / length_penalty(self._max_lengths, self._alpha)
         to_beat = np.array([hypotheses.to_beat for hypotheses in finished])
         return at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
 
+    def may_join(self, other: BeamSearch) -> bool:
+        """Whether beams are equally long, and tokens the same: shortlists differ."""
+        return self.length == other.length and self._shortlist is other._shortlist
+
     def join(self, other: BeamSearch) -> None:
-        """Go on with the sentences of another search, too, whose length is the same."""
+        """Go on with the sentences of another search, too, which `may_join`."""
         self._decoder.join(other._decoder)
         self._finished += other._finished
         self.sentences = np.concatenate([self.sentences, other.sentences])

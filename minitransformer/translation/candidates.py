@@ -3,13 +3,12 @@
 Weights are probabilities that are not normalised, mostly exp(logit): divided by their
 sum, those of all tokens that may follow a beam are its softmax.
 
-Shapes: B sentences, K beams, V vocabulary.
+Shapes: B sentences, K beams, V vocabulary, G groups of tokens.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,33 +22,22 @@ from minitransformer.engine.backend import (
     fused_kernel,
     to_host,
 )
-from minitransformer.machine import exp2_is_fast
-from minitransformer.settings.config import EOS_ID
+from minitransformer.settings.config import EOS_ID, PAD_ID
 
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
 # About how many weights a processor's cache holds.
 VALUES_IN_CACHE = 1 << 17
 
-# A placeholder of log-probability -inf: there is something to index even if constraints
-# exclude all candidates.
-NO_CANDIDATE = tuple(np.array([x]) for x in (0, 0, -np.inf))
-
 # The number of groups of tokens, whose maxima bound the best weights of a row.
 MAX_GROUPS = 256
 
 
-def project(rows: Array, table: Array) -> Array:
-    """Return logits, in float32 or float64. Shapes: [N, D], [V, D] -> [N, V]"""
-    return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
-
-
 class TokenWeights(NamedTuple):
-    """The weights of tokens after each beam, their sums, and the maxima of groups.
+    """The weights of the tokens after each beam, their sums, and the maxima of groups.
 
-    Each token from `first` on is in a group with every G-th token after it. Those
-    before it are in no group; among them are padding, the unknown token and BOS, whose
-    ids are below EOS_ID.
+    Token i is in group i % G. The values of padding, the unknown token and BOS, whose
+    ids are below EOS_ID, are 0, so that no search produces them; the sums count them.
 
     Shapes: values [N, V], sums [N], maxima [N, G]
     """
@@ -57,7 +45,6 @@ class TokenWeights(NamedTuple):
     values: Array
     sums: Array
     maxima: Array
-    first: int
 
 
 class Candidates(NamedTuple):
@@ -74,41 +61,40 @@ class Candidates(NamedTuple):
 def token_weights(rows: Array, table: Array) -> TokenWeights:
     """Return the weights of the tokens that follow, whose vectors are in a table.
 
-    A kernel may compute the exponentials as part of the product, some rows at a time.
-
     Shapes: rows [N, D], table [V, D]
     """
-    kernel = fused_kernel("exponentials", (rows, table), project)
-    if kernel is not project:
-        weights = summed(*kernel(rows, table))
-    elif isinstance(rows, np.ndarray) and exp2_is_fast(rows.dtype.name):
-        # exp(x) = 2^(x log2(e)), and the rows are fewer numbers than the logits.
-        logits = project(rows * rows.dtype.type(math.log2(math.e)), table)
-        weights = summed(logits, replaced(logits, np.exp2))
-    else:
-        logits = project(rows, table)
-        weights = summed(logits, replaced(logits, array_module(rows).exp))
+    kernel = fused_kernel("exponentials", (rows, table), exponentials)
+    weights = with_sums(*kernel(rows, table))
     moderate = ops.moderate(weights.sums)
-    return weights if moderate else exponentials(project(rows, table))
+    return weights if moderate else weights_of(_logits(rows, table))
 
 
-def exponentials(logits: Array) -> TokenWeights:
-    """Return exp(logits - the maximum of each row). Shapes: logits [N, V]"""
+def weights_of(logits: Array) -> TokenWeights:
+    """Return exp(logits - the maximum of each row), in place. Shapes: logits [N, V]"""
     logits -= logits.max(axis=1, keepdims=True)
-    return summed(logits, replaced(logits, array_module(logits).exp))
+    return with_sums(logits, _exponentiated(logits))
 
 
-def replaced(values: Array, function: Callable[..., Array]) -> Iterator[slice]:
-    """Replace values by a function of them, and yield the slices of rows that are done.
+def exponentials(rows: Array, table: Array) -> tuple[Array, Iterator[slice]]:
+    """Return exp(rows table^T), and yield slices of its rows once they are there.
 
-    Shapes: values [N, V]
+    Shapes: rows [N, D], table [V, D] -> [N, V]
     """
-    for part in row_slices(values):
-        function(values[part], out=values[part])
+    logits = _logits(rows, table)
+    return logits, _exponentiated(logits)
+
+
+def _logits(rows: Array, table: Array) -> Array:
+    return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
+
+
+def _exponentiated(logits: Array) -> Iterator[slice]:
+    for part in _row_slices(logits):
+        array_module(logits).exp(logits[part], out=logits[part])
         yield part
 
 
-def row_slices(values: Array) -> Iterator[slice]:
+def _row_slices(values: Array) -> Iterator[slice]:
     """Yield slices of rows, which the cache of a processor holds. Shapes: [N, V]"""
     count, size = values.shape
     cached = max(VALUES_IN_CACHE // size, 1)
@@ -116,7 +102,7 @@ def row_slices(values: Array) -> Iterator[slice]:
     return (slice(n, n + at_once) for n in range(0, count, at_once))
 
 
-def summed(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
+def with_sums(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
     """Return weights with their sums and maxima, some rows at a time.
 
     `parts` yields slices of rows as soon as their weights are there.
@@ -124,16 +110,26 @@ def summed(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
     Shapes: values [N, V]
     """
     xp, (count, size) = array_module(values), values.shape
-    groups = min(MAX_GROUPS, size - EOS_ID)
-    first = EOS_ID + (size - EOS_ID) % groups
     sums, ones = xp.empty(count, values.dtype), xp.ones(size, values.dtype)
-    maxima = xp.empty((count, groups), values.dtype)
-    for part in parts or row_slices(values):
+    maxima = xp.empty((count, min(MAX_GROUPS, size)), values.dtype)
+    for part in parts or _row_slices(values):
         weights = values[part]
         sums[part] = weights @ ones
-        grouped = weights[:, first:].reshape(len(weights), -1, groups)
-        maxima[part] = grouped.max(axis=1)
-    return TokenWeights(values, sums, maxima, first)
+        weights[:, :EOS_ID] = 0
+        maxima[part] = group_maxima(weights)
+    return TokenWeights(values, sums, maxima)
+
+
+def group_maxima(values: Array) -> Array:
+    """Return the largest value of each group of tokens. Shapes: [N, V] -> [N, G]"""
+    count, size = values.shape
+    groups = min(MAX_GROUPS, size)
+    rest = size % groups  # the first groups have one token more
+    rows = values[:, : size - rest].reshape(count, -1, groups)
+    maxima = rows.max(axis=1)
+    last = array_module(values).maximum(maxima[:, :rest], values[:, size - rest :])
+    maxima[:, :rest] = last
+    return maxima
 
 
 def best_candidates(
@@ -142,8 +138,8 @@ def best_candidates(
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
     Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
-    lower token. Weights are divided by their sums, and 0 excludes a token. Raises:
-    ValueError if a sum is NaN, inf or 0.
+    lower token. A weight of 0 excludes a token. Raises: ValueError if a sum is NaN, inf
+    or 0.
 
     Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
     the tokens (7, 8) are (-0.1, -2.5) after the first and (-0.7, -0.7) after the
@@ -153,69 +149,67 @@ def best_candidates(
     Shapes: weights of [B K] beams in chunks, those of a sentence in one chunk,
     log_probs [B, K] -> [B, count]
     """
-    batch, beams = log_probs.shape
-    found, first = [NO_CANDIDATE], 0
+    found, first = list[Candidates](), 0
     for weights in chunks:
-        of_chunk = log_probs[first : first + len(weights.sums) // beams]
-        rows, *rest = _candidates(weights, of_chunk, count)
-        found.append((rows + first * beams, *rest))
-        first += len(of_chunk)
+        last = first + len(weights.sums) // log_probs.shape[1]
+        found.append(_best_of_chunk(weights, log_probs[first:last], count))
+        first = last
         del weights  # the next chunk takes their memory, which is in the cache
-    row, token, log_prob = map(np.concatenate, zip(*found, strict=True))
-    sentence = row // beams
-    order = np.lexsort((token, row, -log_prob, sentence))
-    starts = np.searchsorted(sentence[order], np.arange(batch + 1))
-    position = starts[:-1, None] + np.arange(count)
-    best = order[np.minimum(position, len(order) - 1)]
-    missing = position >= starts[1:, None]
-    best_log_probs = np.where(missing, -np.inf, log_prob[best])
-    return Candidates(best_log_probs, row[best] % beams, token[best])
+    return Candidates._make(map(np.concatenate, zip(*found, strict=True)))
 
 
-def _candidates(
+def _best_of_chunk(
     weights: TokenWeights, log_probs: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the `count` best candidates of each sentence, or a few more.
+) -> Candidates:
+    """Find the best candidates without sorting all.
 
-    They are found without sorting all: at least `count` candidates reach the `count`-th
-    largest of the maxima of all groups of all beams. Only groups whose maximum reaches
-    it are searched. Example: one beam has the weights (5, 1, 4, 3). For a count of 2
-    and the groups {0, 2} and {1, 3}, the maxima are 5 and 3. The tokens 0, 2 and 3
-    reach 3, and the two best are among them.
-
-    Shapes: weights of [B K] beams, log_probs [B, K] -> rows, tokens and
-    log-probabilities
+    At least `count` candidates reach the `count`-th largest of the maxima of all groups
+    of all beams. Only groups whose maximum reaches it are searched. Example: one beam
+    has the weights (5, 1, 4, 3). For a count of 2 and the groups {0, 2} and {1, 3}, the
+    maxima are 5 and 3. The tokens 0, 2 and 3 reach 3; the two best are among them.
     """
-    xp, (batch, beams) = array_module(weights.values), log_probs.shape
-    groups = weights.maxima.shape[1]
+    values, xp = weights.values, array_module(weights.values)
+    (batch, beams), (_, size) = log_probs.shape, values.shape
     log_sums = np.log(to_host(weights.sums), dtype=np.float64)
     if not np.isfinite(log_sums).all():
         raise ValueError(NOT_FINITE)
+    offsets = log_probs.ravel() - log_sums
+
     # Probabilities are compared as multiples of that of a sentence's best beam.
-    highest = log_probs.max(axis=1, keepdims=True)
+    highest = log_probs.max(axis=1).repeat(beams)
     with np.errstate(invalid="ignore"):  # there may be no beam: -inf - -inf
-        factors = np.exp((log_probs - highest).ravel() - log_sums)
-    maxima = to_host(weights.maxima) * factors[:, None]  # [B K, G]
+        factors = np.exp(offsets - highest)[:, None]  # [B K, 1]
+    maxima = to_host(weights.maxima) * factors  # [B K, G]
     bounds = np.full(batch, np.finfo(np.float64).tiny)  # 0 never reaches it
-    if count <= beams * groups:
-        of_sentence = maxima.reshape(batch, -1)
+    of_sentence = maxima.reshape(batch, -1)
+    if count <= of_sentence.shape[1]:
         least = np.partition(of_sentence, -count)[:, -count]
         bounds = np.maximum(bounds, least)
-    bounds = bounds.repeat(beams)  # [B K]
+    bounds = bounds.repeat(beams)[:, None]
 
-    # The weights of the groups that are searched, and of the tokens in no group.
-    values, first = weights.values, weights.first
-    row, group = _places(maxima >= bounds[:, None])
-    in_groups = values[:, first:].reshape(batch * beams, -1, groups)
-    searched = to_host(in_groups[xp.asarray(row), :, xp.asarray(group)])  # [.., V // G]
-    i, place = _places(searched * factors[row, None] >= bounds[row, None])
-    found = [(row[i], first + place * groups + group[i], searched[i, place])]
-    others = to_host(values[:, EOS_ID:first])
-    row, place = _places(others * factors[:, None] >= bounds[:, None])
-    found.append((row, EOS_ID + place, others[row, place]))
-    rows, tokens, reached = map(np.concatenate, zip(*found, strict=True))
-    offsets = log_probs.ravel() - log_sums
-    return rows, tokens, np.log(reached, dtype=np.float64) + offsets[rows]
+    # Search the groups that may hold candidates.
+    row, group = _places(maxima >= bounds)
+    tokens = group[:, None] + np.arange(0, size, maxima.shape[1])  # [groups, V // G]
+    tokens[tokens >= size] = PAD_ID  # of weight 0
+    searched = to_host(values[xp.asarray(row)[:, None], xp.asarray(tokens)])
+    i, place = _places(searched * factors[row] >= bounds[row])
+    row, token = row[i], tokens[i, place]
+    log_prob = np.log(searched[i, place], dtype=np.float64) + offsets[row]
+
+    # Rank what was found in each sentence.
+    order = np.lexsort((token, row, -log_prob, row // beams))
+    row, token, log_prob = row[order], token[order], log_prob[order]
+    sentence = row // beams
+    rank = np.arange(len(row)) - np.searchsorted(sentence, sentence)
+    best = rank < count
+    places, shape = (sentence[best], rank[best]), (batch, count)
+    candidates = Candidates(
+        np.full(shape, -np.inf), np.zeros(shape, int), np.zeros(shape, int)
+    )
+    columns = log_prob, row % beams, token
+    for array, column in zip(candidates, columns, strict=True):
+        array[places] = column[best]
+    return candidates
 
 
 def _places(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

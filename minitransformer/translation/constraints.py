@@ -1,8 +1,8 @@
 """Constraints on translations: which tokens may follow (beyond the paper).
 
 A constraint stands between the model and the search, as an `IncrementalDecoder` that
-excludes tokens. Their probability goes to padding, which no search produces. So the
-search need not know of constraints, and log-probabilities remain those of the model.
+sets the weights of tokens to 0, but not their sum. So the search need not know of
+constraints, and log-probabilities remain those of the model.
 
 Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
 """
@@ -10,16 +10,17 @@ Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module, as_float32
-from minitransformer.settings.config import EOS_ID, PAD_ID, UNK_ID
+from minitransformer.engine.backend import array_module
+from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
+from minitransformer.translation.candidates import TokenWeights, group_maxima
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 # How many beginnings of words a `PrefixFinder` caches the endings of.
@@ -189,44 +190,8 @@ class Constraints:
         """Return a decoder that constrains another one of the sentences `batch`."""
         return ConstrainedDecoder(decoder, self, batch, shortlist)
 
-    def unsure(self, decoder: IncrementalDecoder) -> Iterable[int]:
-        """Return the sentences of the batch that must be translated again, alone."""
-        return ()
 
-
-class WatchedDecoder(IncrementalDecoder):
-    """A decoder that knows the tokens fed so far, and so may exclude the next.
-
-    Shapes: sentences [B K], numbers from 0; histories [B K, length], which begin with
-    BOS
-    """
-
-    def __init__(self, decoder: IncrementalDecoder, batch_size: int) -> None:
-        self._decoder = decoder
-        self.sentences = np.arange(batch_size)
-        self.histories = np.empty((batch_size, 0), dtype=int)
-
-    def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        self.histories = np.concatenate([self.histories, tokens[:, None]], axis=1)
-        chunks = [as_float32(chunk) for chunk in self._decoder.step(tokens)]
-        xp = array_module(chunks[0])
-        logits = chunks[0] if len(chunks) == 1 else xp.concatenate(chunks)
-        exclude(logits, self.excluded(logits))
-        yield logits
-
-    def excluded(self, logits: Array) -> np.ndarray:
-        """Return what must not follow. Shapes: logits [B K, V] -> [B K, V] bool"""
-        raise NotImplementedError
-
-    def select(self, rows: np.ndarray) -> None:
-        self.sentences, self.histories = self.sentences[rows], self.histories[rows]
-        self._decoder.select(rows)
-
-    def join(self, other: IncrementalDecoder) -> None:
-        raise NotImplementedError("batches with constraints are searched one by one")
-
-
-class ConstrainedDecoder(WatchedDecoder):
+class ConstrainedDecoder(IncrementalDecoder):
     """A decoder whose tokens meet constraints.
 
     Source: `--no-repeat-ngram-size` and `--min-len` as in fairseq (Ott et al., 2019).
@@ -239,33 +204,48 @@ class ConstrainedDecoder(WatchedDecoder):
         batch: np.ndarray,
         shortlist: np.ndarray | None,
     ) -> None:
-        super().__init__(decoder, len(batch))
+        self._decoder = decoder
         self._constraints, self._shortlist = constraints, shortlist
+        self._histories = np.empty((len(batch), 0), dtype=int)  # [B K, length]
         listed = None if shortlist is None else set(shortlist.tolist())
         self._trees = [  # what may follow each beam
             prefix.tree(listed) if prefix else None
             for prefix in constraints.prefixes_of(batch)
         ]
 
-    def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        if self.histories.shape[1]:  # not BOS
+    def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
+        if self._histories.shape[1]:  # not BOS
             ids = tokens if self._shortlist is None else self._shortlist[tokens]
             self._trees = [
                 None if tree is None else tree.get(token)
                 for tree, token in zip(self._trees, ids.tolist(), strict=True)
             ]
-        yield from super().step(tokens)
+        self._histories = np.concatenate([self._histories, tokens[:, None]], axis=1)
+        first = 0
+        for weights in self._decoder.step(tokens):
+            count, size = weights.values.shape
+            excluded = self._excluded(slice(first, first + count), size)
+            first += count
+            yield exclude(weights, excluded)
 
     def select(self, rows: np.ndarray) -> None:
+        self._histories = self._histories[rows]
         self._trees = [self._trees[row] for row in rows]
-        super().select(rows)
+        self._decoder.select(rows)
 
-    def excluded(self, logits: Array) -> np.ndarray:
-        result = np.zeros(logits.shape, dtype=bool)
+    def join(self, other: ConstrainedDecoder) -> None:
+        self._histories = np.concatenate([self._histories, other._histories])
+        self._trees += other._trees
+        self._decoder.join(other._decoder)
+
+    def _excluded(self, rows: slice, size: int) -> np.ndarray:
+        """Return which of `size` tokens must not follow. Shapes: -> [rows, V] bool"""
+        histories, trees = self._histories[rows], self._trees[rows]
+        result = np.zeros((len(trees), size), dtype=bool)
         if self._constraints.ngram:
-            exclude_repetitions(result, self.histories, self._constraints.ngram)
-        result[:, EOS_ID] |= self.histories.shape[1] <= self._constraints.min_len
-        for row, tree in enumerate(self._trees):
+            exclude_repetitions(result, histories, self._constraints.ngram)
+        result[:, EOS_ID] |= histories.shape[1] <= self._constraints.min_len
+        for row, tree in enumerate(trees):
             if tree is not None:
                 columns = np.array([*tree], dtype=int)
                 if self._shortlist is not None:
@@ -290,21 +270,8 @@ def exclude_repetitions(
     excluded[row, windows[row, place, -1]] = True
 
 
-def exclude(logits: Array, excluded: np.ndarray) -> None:
-    """Set logits to -inf, and give their probability to padding.
-
-    So log-sum-exp, and with it the probability of every other token, remains the same.
-
-    Shapes: logits [N, V], excluded [N, V] bool
-    """
-    xp = array_module(logits)
-    affected = np.flatnonzero(excluded.any(axis=1))
-    rows, hidden = xp.asarray(affected), xp.asarray(excluded[affected])
-    hidden[:, PAD_ID] = True
-    chosen = logits[rows]
-    highest = chosen.max(axis=1)
-    total = xp.where(hidden, xp.exp(chosen - highest[:, None]), 0).sum(axis=1)
-    chosen[hidden] = -xp.inf
-    smallest = xp.finfo(chosen.dtype).tiny  # never log(0)
-    chosen[:, PAD_ID] = highest + xp.log(xp.maximum(total, smallest))
-    logits[rows] = chosen
+def exclude(weights: TokenWeights, excluded: np.ndarray) -> TokenWeights:
+    """Set weights to 0, in place. Shapes: excluded [N, V] bool"""
+    values = weights.values
+    values[array_module(values).asarray(excluded)] = 0
+    return weights._replace(maxima=group_maxima(values))

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from minitransformer.engine import ops
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.model.transformer import Transformer
+from minitransformer.translation.candidates import TokenWeights, group_maxima
 from minitransformer.translation.incremental_decoding import (
     CachedDecoder,
     IncrementalDecoder,
@@ -48,15 +48,14 @@ class EnsembleDecoder(IncrementalDecoder):
     def __init__(self, members: Sequence[IncrementalDecoder]) -> None:
         self._members = members
 
-    def step(self, tokens: np.ndarray) -> Iterator[Array]:
+    def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
         steps = [member.step(tokens) for member in self._members]
         for chunks in zip(*steps, strict=True):
-            xp = array_module(chunks[0])
-            for logits in chunks:
-                ops.softmax_in_place(xp, logits)
-            total = functools.reduce(operator.add, chunks)
-            # The caller normalises the logits, so a sum serves as well as a mean.
-            yield xp.log(xp.maximum(total, xp.finfo(total.dtype).tiny))  # never log(0)
+            each = (weights.values / weights.sums[:, None] for weights in chunks)
+            total = functools.reduce(operator.add, each)
+            # Weights need no norm, so a sum serves as well as a mean.
+            sums = array_module(total).full(len(total), len(chunks), total.dtype)
+            yield TokenWeights(total, sums, group_maxima(total))
 
     def select(self, rows: np.ndarray) -> None:
         for member in self._members:

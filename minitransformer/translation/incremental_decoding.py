@@ -1,6 +1,6 @@
 """Incremental decoding: models that are fed one token at a time, for beam search.
 
-A decoder is fed the newest token of each beam and returns the logits of the next one.
+A decoder is fed the newest token of each beam and returns the weights of the next one.
 It keeps what earlier tokens need, such as key/value caches.
 
 Shapes: B sentences, K beams, V vocabulary.
@@ -15,31 +15,26 @@ import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation import candidates
-from minitransformer.translation.candidates import TokenWeights
-from minitransformer.translation.histories import Histories
+from minitransformer.translation.candidates import TokenWeights, token_weights
 
-# Logits of at least this many rows are computed at a time: enough for an efficient
-# product.
+# The weights of a chunk, which is computed at a time: the fewer, the less memory. But
+# it has at least so many rows, which are enough for an efficient product.
+WEIGHTS_PER_CHUNK = 1 << 21
 MIN_ROWS_PER_CHUNK = 256
 
 
 class IncrementalDecoder:
     """What beam search asks of a model, which remembers the tokens fed so far."""
 
-    def step(self, tokens: np.ndarray) -> Iterable[Array]:
-        """Feed the newest token of each beam and return the logits of the next one.
+    def step(self, tokens: np.ndarray) -> Iterable[TokenWeights]:
+        """Feed the newest token of each beam and return the weights of the next one.
 
-        The first step feeds BOS to one beam of each sentence. The logits come in chunks
-        of rows, which the caller may overwrite; a sentence's are in one chunk.
+        The first step feeds BOS to one beam of each sentence. The weights come in
+        chunks of rows, which the caller may overwrite; a sentence's are in one chunk.
 
         Shapes: tokens [B K] -> [B K, V]
         """
         raise NotImplementedError
-
-    def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        """Do a `step`, and return the weights of tokens instead of the logits."""
-        return map(candidates.exponentials, self.step(tokens))
 
     def select(self, rows: np.ndarray) -> None:
         """Continue with the beams `rows`, K for each sentence that is left.
@@ -61,9 +56,6 @@ class CachedDecoder(IncrementalDecoder):
     With a shortlist, it takes and returns positions in that list instead of token ids.
     """
 
-    # The logits of a chunk: the fewer, the less memory.
-    logits_per_chunk = 1 << 21
-
     def __init__(
         self,
         model: Transformer,
@@ -76,33 +68,24 @@ class CachedDecoder(IncrementalDecoder):
         table = model.embedding.table.data
         self._table = table if shortlist is None else table[self._shortlist]
         self._state = model.start_decoding(source)
-        self._beam_size, self._histories = beam_size, Histories(len(source))
+        self._beam_size = beam_size
 
-    def step(self, tokens: np.ndarray) -> Iterator[Array]:
-        return (candidates.project(rows, self._table) for rows in self._outputs(tokens))
+    def step(self, tokens: Array) -> Iterator[TokenWeights]:
+        outputs = self._outputs(tokens)
+        size = max(WEIGHTS_PER_CHUNK // len(self._table), MIN_ROWS_PER_CHUNK)
+        size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
+        for first in range(0, len(outputs), size):
+            yield token_weights(outputs[first : first + size], self._table)
 
-    def weights(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        return (
-            candidates.token_weights(rows, self._table)
-            for rows in self._outputs(tokens)
-        )
-
-    def _outputs(self, tokens: np.ndarray) -> Iterator[Array]:
-        """Feed tokens, and yield the outputs of the last layer in chunks of rows."""
+    def _outputs(self, tokens: Array) -> Array:
+        """Feed tokens; return the outputs of the last layer. Shapes: [B K, D]"""
         tokens = self._xp.asarray(tokens)
         if self._shortlist is not None:
             tokens = self._shortlist[tokens]
-        outputs = self._model.decode_step(tokens, self._state)
-        self._histories.add_token()
-        size = max(self.logits_per_chunk // len(self._table), MIN_ROWS_PER_CHUNK)
-        size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
-        for first in range(0, len(tokens), size):
-            yield outputs[first : first + size]
+        return self._model.decode_step(tokens, self._state)
 
     def select(self, rows: np.ndarray) -> None:
-        changed = self._histories.select(rows) if self._xp is np else None
-        self._state.select(self._xp.asarray(rows), self._beam_size, changed)
+        self._state.select(self._xp.asarray(rows), self._beam_size)
 
     def join(self, other: CachedDecoder) -> None:
         self._state.join(other._state)
-        self._histories.join(other._histories)

@@ -40,7 +40,6 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.beam_search import beam_search
 from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.incremental_decoding import CachedDecoder
 from minitransformer.translation.sampling import sample_ids
@@ -48,7 +47,11 @@ from support.closeness import assert_close
 from support.cuda import kernels_for
 from support.gradients import as_array
 from support.host_device import kernel_names
-from support.scripted_decoder import ScriptedDecoder, random_log_probs
+from support.scripted_decoder import (
+    ScriptedDecoder,
+    random_log_probs,
+    search_to_the_end,
+)
 from support.scripts import ROOT
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
@@ -417,33 +420,32 @@ def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad):
     """A row of them or one NaN, in the first step or later."""
 
     class Diverging(ScriptedDecoder):
-        def step(self, tokens):
-            [logits] = super().step(to_host(tokens))
+        def logits(self, tokens):
+            logits = super().logits(to_host(tokens))
             if len(self.counts) == when:
                 logits[-1, 4 if np.isnan(bad) else slice(None)] = bad
             logits = logits.astype(np.float32)
-            yield logits if search is beam_search else gpu.xp.asarray(logits)
+            return logits if search is search_to_the_end else gpu.xp.asarray(logits)
 
         def select(self, rows):
             super().select(to_host(rows))
 
     for when in (1, 3):
-        for search in (beam_search, gpu_beam_search.beam_search):
+        for search in (search_to_the_end, gpu_beam_search.beam_search):
             decoder = Diverging(random_log_probs(1, 0.5), range(2))
             with (
                 pytest.raises(ValueError, match="a model whose outputs are finite"),
                 np.errstate(all="ignore"),
             ):
-                search(decoder, np.array([9, 9]), 3, 0.6, nbest=1)
+                search(decoder, np.array([9, 9]), 3, 0.6, 1)
             assert len(decoder.counts) >= when
 
 
 @pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
 def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
     class Narrow(ScriptedDecoder):
-        def step(self, tokens):
-            for block in super().step(to_host(tokens)):
-                yield xp.asarray(block.astype(np.float32))
+        def logits(self, tokens):
+            return xp.asarray(super().logits(to_host(tokens)).astype(np.float32))
 
         def select(self, rows):
             super().select(to_host(rows))
@@ -453,7 +455,7 @@ def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
         table = random_log_probs(seed, sharpness)
         reference, decoder = Narrow(table, range(6)), Narrow(table, range(6))
         xp = np
-        expected = beam_search(reference, limits, beam, 0.6, nbest)
+        expected = search_to_the_end(reference, limits, beam, 0.6, nbest)
         xp = gpu.xp
         found = gpu_beam_search.beam_search(decoder, limits, beam, 0.6, nbest)
         assert len(decoder.counts) == len(reference.counts)
@@ -462,6 +464,12 @@ def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
             for got, hypothesis in zip(a, b, strict=True):
                 assert_close(got.score, hypothesis.score, "float32")
                 assert_close(got.log_prob, hypothesis.log_prob, "float32")
+
+
+def next_probabilities(decoder, tokens):
+    """Return the probabilities of all tokens from EOS on, after a step."""
+    [weights] = decoder.step(tokens)
+    return to_host(weights.values) / to_host(weights.sums)[:, None]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -480,9 +488,8 @@ def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
         plain = CachedDecoder(model, source, 2)
         tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
         for step in range(11):
-            [a] = [to_host(block) for block in fixed.step(tokens)]
-            [b] = [to_host(block) for block in plain.step(tokens)]
-            assert_close(a, b, dtype)
+            found, expected = (next_probabilities(x, tokens) for x in (fixed, plain))
+            assert_close(found, expected, dtype)
             left = [0, 2] if step == 6 else range(batch)
             rows = [beam * s + k for s in left for k in rng.integers(0, beam, 2)]
             for one in (fixed, plain):
@@ -499,8 +506,8 @@ def test_a_decoding_graph_is_replayed_until_its_shapes_change(stand_in):
         tokens = stand_in.xp.asarray([2, 2, 2])
         for step in range(20):
             before = stand_in.calls.count("launched"), fixed._graph
-            [a], [b] = list(fixed.step(tokens)), list(plain.step(tokens))
-            assert_close(to_host(a), to_host(b), "float32")
+            found, expected = (next_probabilities(x, tokens) for x in (fixed, plain))
+            assert_close(found, expected, "float32")
             if before[1] and stand_in.calls.count("launched") > before[0]:
                 launched.append(step)
             rows = np.arange(6 if step < 9 else 4) // (2 if step == 0 else 1)
@@ -546,11 +553,11 @@ def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
     tokens = stand_in.xp.asarray([5, 6, 7])
     with no_grad():
         for step in range(6):
-            [expected] = plain.step(tokens)
+            expected = next_probabilities(plain, tokens)
             warns = pytest.warns(UserWarning, match="without CUDA graphs: operation")
             with warns if step == 2 else contextlib.nullcontext():
-                [found] = fixed.step(tokens)
-            assert_close(to_host(found), to_host(expected), "float32")
+                found = next_probabilities(fixed, tokens)
+            assert_close(found, expected, "float32")
 
 
 @pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
@@ -755,8 +762,8 @@ def test_decoding_reads_logits_in_16_bits(stand_in):
         gpu_beam_search.beam_search(decoder, np.array([4, 4, 4]), 2, 0.6, 1)
         assert {t for n, t in launched if n == "top_tokens"} == {"bfloat16"}
         decoder = incremental_decoding.graph_decoder(model, source, 2)
-        [logits] = decoder.step(stand_in.xp.asarray([2, 2, 2]))
-        assert logits.dtype == np.float32
+        [weights] = decoder.step(stand_in.xp.asarray([2, 2, 2]))
+        assert weights.values.dtype == np.float32
 
 
 def test_scoring_takes_many_rows_at_a_time(stand_in, monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.model.kv_cache import DecoderState, KeyValueCache
-from minitransformer.translation.histories import Histories
 
 WIDTHS = 3, 2  # of keys and of values
 
@@ -112,13 +111,11 @@ class Beams:
 
     def __init__(self, sentences, neighbourhood, first=0):
         self.state = state_of(sentences, neighbourhood, first)
-        self.shared = Histories(sentences)
         self.histories = [[] for _ in range(sentences)]
         self.names = [*range(first, first + sentences)]
         self.reach = neighbourhood[0] + 1 if neighbourhood else 1000
 
     def append(self, rng):
-        self.shared.add_token()
         numbers = rng.permutation(len(self.histories) * 2)[: len(self.histories)]
         for history, number in zip(self.histories, numbers.tolist(), strict=True):
             history.append(number)
@@ -131,19 +128,13 @@ class Beams:
         beams = self.state.beam_size
         origins = np.sort(rng.integers(0, beams, (len(left), 3)), axis=1)
         rows = (np.array(left)[:, None] * beams + origins).ravel()
-        count, caches = len(self.histories), self.state.caches
-        arrays = [cache.keys for cache in caches]
         self.histories = [[*self.histories[row]] for row in rows]
         self.names = [self.names[sentence] for sentence in left]
-        self.state.select(rows, 3, self.shared.select(rows))
-        if len(rows) == count and caches[0].used == caches[0].length:
-            for cache, keys in zip(caches, arrays, strict=True):
-                assert cache.keys is keys
+        self.state.select(rows, 3)
         assert memory_of(self.state) == self.names
 
     def join(self, other):
         self.state.join(other.state)
-        self.shared.join(other.shared)
         self.histories += other.histories
         self.names += other.names
         assert memory_of(self.state) == self.names
@@ -169,46 +160,18 @@ def test_beams_keep_their_history_whatever_is_selected(neighbourhood, seed):
             others.append = others.select = lambda *_: None
 
 
-def test_keys_that_beams_share_are_not_copied():
-    """Here they are replaced by others in secret, which stay where they are."""
-    cache, histories = cache_of(1), Histories(1)
-
-    def feed(*numbers):
-        histories.add_token()
-        return append(cache, numbers)
-
-    def select(*rows):
-        rows = np.array(rows)
-        cache.select_beams(rows, histories.select(rows))
-
-    feed(0)
-    select(0, 0)
-    cache.keys[0], cache.values[0] = [[50], [51]], [[-50], [-51]]
-    assert feed(1, 2) == [[50, 1], [51, 2]]
-    arrays = cache.keys, cache.values
-    select(1, 0)
-    assert feed(3, 4) == [[50, 2, 3], [51, 1, 4]]
-    select(0, 0)
-    cache.keys[1], cache.values[1] = [[60], [61]], [[-60], [-61]]
-    assert feed(5, 6) == [[50, 60, 3, 5], [51, 61, 3, 6]]
-    select(1, 0)
-    assert feed(7, 8) == [[50, 60, 3, 6, 7], [51, 61, 3, 5, 8]]
-    assert cache.keys is arrays[0]
-    assert cache.values is arrays[1]
-    select(1)
-    assert feed(9) == [[51, 61, 3, 5, 8, 9]]
-
-
-@pytest.mark.parametrize("neighbourhood", [None, (2, 0)])
-def test_a_selection_that_moves_no_beam_copies_nothing(neighbourhood):
-    cache, histories, beams = cache_of(2, neighbourhood), Histories(2), np.arange(2)
-    for n in range(6):
-        histories.add_token()
-        append(cache, [n, 10 + n])
-        arrays = cache.keys, cache.values
-        cache.select_beams(beams, histories.select(beams))
-        assert cache.keys is arrays[0]
-        assert cache.values is arrays[1]
+def test_a_selection_that_moves_no_beam_copies_nothing():
+    state = state_of(2)
+    for cache in state.caches:
+        append(cache, [0, 10])
+    arrays = [cache.keys for cache in state.caches]
+    state.select(np.arange(2), 1)
+    assert all(c.keys is k for c, k in zip(state.caches, arrays, strict=True))
+    state.select(np.array([0, 0, 1, 1]), 2)
+    state.select(np.array([0, 1]), 2)  # all beams of the first sentence alone
+    assert memory_of(state) == [0]
+    for cache in state.caches:
+        assert append(cache, [7, 8]) == [[0, 7], [0, 8]]
 
 
 @pytest.mark.parametrize("positions", [0, 1, 3, 16, 40])

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from minitransformer.translation.beam_search import BeamSearch
+from minitransformer.translation.candidates import weights_of
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 VOCAB = 7  # padding, unknown, begin, end and three words
@@ -19,12 +21,15 @@ class ScriptedDecoder(IncrementalDecoder):
         self.counts = []
 
     def step(self, tokens):
+        yield weights_of(self.logits(tokens))
+
+    def logits(self, tokens):
         self.counts.append(len(tokens))
         self.rows = [
             (s, (*history, int(t)))
             for (s, history), t in zip(self.rows, tokens, strict=True)
         ]
-        yield np.stack([self.table(s, history[1:]) for s, history in self.rows])
+        return np.stack([self.table(s, history[1:]) for s, history in self.rows])
 
     def select(self, rows):
         self.rows = [self.rows[r] for r in rows]
@@ -37,6 +42,15 @@ class ScriptedDecoder(IncrementalDecoder):
     def length(self):
         """How many tokens were fed to each beam."""
         return len(self.rows[0][1])
+
+
+def search_to_the_end(decoder, limits, *settings):
+    """Return what a `BeamSearch` finds for each sentence of a decoder."""
+    search = BeamSearch(decoder, np.arange(len(limits)), np.array(limits), *settings)
+    found = {}
+    while len(search.sentences):
+        found.update(search.step())
+    return [found[sentence] for sentence in range(len(limits))]
 
 
 def random_log_probs(seed, sharpness=2.0, vocab_size=VOCAB):

@@ -24,9 +24,9 @@ from minitransformer.translation.batch_translation import (
 from minitransformer.translation.beam_search import (
     BeamSearch,
     Hypothesis,
-    beam_search,
     length_penalty,
 )
+from minitransformer.translation.candidates import weights_of
 from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
@@ -34,7 +34,12 @@ from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import check_cached_decoder
-from support.scripted_decoder import VOCAB, ScriptedDecoder, random_log_probs
+from support.scripted_decoder import (
+    VOCAB,
+    ScriptedDecoder,
+    random_log_probs,
+    search_to_the_end,
+)
 
 FREE = [i for i in range(VOCAB) if i not in (PAD_ID, UNK_ID, BOS_ID, EOS_ID)]
 
@@ -42,7 +47,7 @@ FREE = [i for i in range(VOCAB) if i not in (PAD_ID, UNK_ID, BOS_ID, EOS_ID)]
 def search(table, limits, beam, alpha, nbest=1, sentences=None):
     sentences = range(len(limits)) if sentences is None else sentences
     decoder = ScriptedDecoder(table, sentences)
-    return beam_search(decoder, np.array(limits), beam, alpha, nbest), decoder
+    return search_to_the_end(decoder, limits, beam, alpha, nbest), decoder
 
 
 def all_hypotheses(table, sentence, limit, alpha):
@@ -215,13 +220,13 @@ def test_of_equal_beams_the_lower_tokens_come_first():
     class Uniform(IncrementalDecoder):
         def step(self, tokens):
             fed.append(tokens.tolist())
-            yield np.tile(logits, (len(tokens), 1))
+            yield weights_of(np.tile(logits, (len(tokens), 1)))
 
         def select(self, rows):
             selected.append(rows.tolist())
 
     fed, selected = [], []
-    [found] = beam_search(Uniform(), np.array([2]), 40, 0.0, nbest=40)
+    [found] = search_to_the_end(Uniform(), [2], 40, 0.0, 40)
     assert fed == [[BOS_ID], list(range(4, 44))]
     assert selected == [[0] * 40]
     assert [h.tokens for h in found] == [(), *((i,) for i in range(4, 43))]
@@ -502,33 +507,18 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
 
 
-def test_sentences_of_one_length_keep_their_order(monkeypatch):
-    lengths, numbers = [5, 9] * 30, np.arange(60)
-    found = [i for i, _ in map_batches(list, np.array(lengths), 100, 1)]
-    expected = [*numbers[1::2], *numbers[::2]]
-    assert found == expected
-
-    def watched(start, sentences, *rest):
-        shares.append(sentences.tolist())
-        return []
-
-    shares = []
-    monkeypatch.setattr(batch_translation, "search_together", watched)
-    translate_ids(model(), [[4] * n for n in lengths], DecodingConfig(), 1)
-    assert shares == [[*numbers[::2], *numbers[1::2]]]
-
-
 def test_a_gpu_may_have_a_search_of_its_own():
     """Which is not asked where there are constraints."""
     net, config = model(), DecodingConfig(beam=2, max_len_b=2)
     own = [Hypothesis((7, 7), -1.0, -1.0)]
 
-    def fused(decoder, max_lengths, *settings):
-        assert settings == (2, 0.6, 1)
-        return [own] * len(max_lengths)
+    class Fused(BeamSearch):
+        def step(self):
+            numbers, self.sentences = self.sentences, []
+            return [(number, own) for number in numbers]
 
     def find(name, arrays):
-        return fused if name == "beam_search" else None
+        return Fused if name == "beam_search" else None
 
     register_kernels(np.ndarray, find)
     try:
@@ -541,33 +531,20 @@ def test_a_gpu_may_have_a_search_of_its_own():
 
 
 def test_constraints_and_a_shortlist_both_hold():
-    net, config = model(), DecodingConfig(beam=2, max_len_b=9)
-    listed = np.array([0, 1, 2, 3, 9, 12])
+    """Also in batches that wait for others, with which they have no list in common."""
+    net, config = model(), DecodingConfig(beam=2, max_len_b=9, decode_tokens=8)
     constraints = Constraints(TranslationConfig(min_len=6))
     found = translate_ids(
-        net, [[4, 5], [6]], config, 1, lambda source: listed, constraints
+        net,
+        [[4, 5], [6], [7, 8, 9], [10]] * 3,
+        config,
+        1,
+        lambda source: np.array([0, 1, 2, 3, 9, 12]),
+        constraints,
     )
     for [best] in found:
         assert len(best.tokens) >= 6
         assert {*best.tokens} <= {9, 12}
-
-
-def test_sentences_that_a_batch_may_have_decided_are_translated_alone():
-    batches = []
-
-    class Doubtful(Constraints):
-        def decoder(self, decoder, batch, shortlist=None):
-            batches.append(batch.tolist())
-            return super().decoder(decoder, batch, shortlist)
-
-        def unsure(self, decoder):
-            return [1]
-
-    constraints = Doubtful(TranslationConfig(min_len=1))
-    sources, config = [[4], [5, 6]], DecodingConfig(beam=2, max_len_b=3)
-    found = translate_ids(model(), sources, config, constraints=constraints)
-    assert batches == [[1, 0], [0]]
-    assert [len(hypotheses) for hypotheses in found] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ import pytest
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.translation.candidates import (
-    _candidates,
     best_candidates,
     exponentials,
-    replaced,
-    summed,
+    weights_of,
+    with_sums,
 )
 from support.closeness import assert_close
 
@@ -54,7 +53,7 @@ def test_the_best_candidates_are_those_of_a_full_sort(
     expected = sorted_candidates(logits.astype(float), log_probs, count)
     chunks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
     with np.errstate(all="ignore"):  # as in a search
-        weights = map(exponentials, chunks)
+        weights = map(weights_of, chunks)
         found = best_candidates(weights, log_probs, count)
     for *columns, best in zip(*found, expected, strict=True):
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -63,20 +62,13 @@ def test_the_best_candidates_are_those_of_a_full_sort(
         assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
 
 
-def test_beams_that_cannot_win_are_not_searched():
-    """All candidates found are those of the better beam."""
-    weights = exponentials(np.random.default_rng(0).standard_normal((2, 3000)))
-    rows, _, values = _candidates(weights, np.array([[-50.0, -1.0]]), 4)
-    assert set(rows.tolist()) == {1}
-    assert 4 <= len(values) <= 8
-
-
 def test_sums_decide_which_beam_is_the_better_one():
     """Of two beams, one has small weights, and one many that are all alike."""
     values = np.ones((2, 600))
     values[1] = np.exp(-10)
     values[1, 77] = 1
-    found, beams, tokens = best_candidates([summed(values)], np.array([[0.0, -1.0]]), 2)
+    log_probs = np.array([[0.0, -1.0]])
+    found, beams, tokens = best_candidates([with_sums(values)], log_probs, 2)
     assert (beams.tolist(), tokens.tolist()) == ([[1, 0]], [[77, EOS_ID]])
     assert_close(found, [[-1 - np.log1p(599 * np.exp(-10)), -np.log(600)]])
 
@@ -85,7 +77,7 @@ def test_log_probabilities_are_those_of_float64():
     """Of float32 weights, also where sentences are of very different probability."""
     weights = np.array([[1, 1, 1, 3, 1], [1, 1, 1, 1, 3]], np.float32)
     log_probs = np.array([[-2000.0], [-1.0]])
-    found, _, tokens = best_candidates([summed(weights)], log_probs, 2)
+    found, _, tokens = best_candidates([with_sums(weights)], log_probs, 2)
     assert tokens.tolist() == [[3, 4], [4, 3]]
     assert_close(found, log_probs + np.log([[3 / 7, 1 / 7]]), "float64")
 
@@ -94,7 +86,8 @@ def test_where_every_token_is_excluded_there_is_no_candidate():
     weights = np.ones((3, 9))
     weights[[0, 2], 3:] = 0  # what is left is never produced
     one, several = (
-        best_candidates([summed(weights[:n])], np.zeros((n, 1)), 2)[0] for n in (1, 3)
+        best_candidates([with_sums(weights[:n].copy())], np.zeros((n, 1)), 2)[0]
+        for n in (1, 3)
     )
     assert one.tolist() == [[-np.inf] * 2]
     np.testing.assert_allclose(several[1], np.log([1 / 9] * 2))
@@ -105,7 +98,7 @@ def test_a_beam_without_probability_has_no_candidates():
     """Also where all beams of a sentence have none."""
     nothing = -np.inf
     log_probs = np.array([[nothing, -1.0], [nothing, nothing]])
-    found, beams, _ = best_candidates([summed(np.ones((4, 5)))], log_probs, 2)
+    found, beams, _ = best_candidates([with_sums(np.ones((4, 5)))], log_probs, 2)
     np.testing.assert_allclose(found[0], np.log([1 / 5] * 2) - 1)
     assert beams[0].tolist() == [1, 1]
     assert found[1].tolist() == [nothing, nothing]
@@ -113,7 +106,7 @@ def test_a_beam_without_probability_has_no_candidates():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
 def test_sums_that_are_no_positive_numbers_are_refused(bad):
-    weights = summed(np.ones((2, 5)))._replace(sums=np.array([2.0, bad]))
+    weights = with_sums(np.ones((2, 5)))._replace(sums=np.array([2.0, bad]))
     with (
         np.errstate(all="ignore"),
         pytest.raises(ValueError, match="a model whose outputs are finite"),
@@ -121,20 +114,13 @@ def test_sums_that_are_no_positive_numbers_are_refused(bad):
         best_candidates([weights], np.zeros((1, 2)), 2)
 
 
-def test_the_examples_of_the_documentation(monkeypatch):
+def test_the_example_of_the_documentation():
     logits = np.full((2, 9), -1e9)
     logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]
-    weights = exponentials(logits)
+    weights = weights_of(logits)
     values, beams, tokens = best_candidates([weights], np.array([[-1.0, -2.0]]), 3)
     np.testing.assert_allclose(values, [[-1.1, -2.7, -2.7]], atol=0.02)
     assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
-
-    monkeypatch.setattr("minitransformer.translation.candidates.MAX_GROUPS", 2)
-    weights = summed(np.array([[1.0, 1, 1, 5, 1, 4, 3]]))
-    rows, tokens, values = _candidates(weights, np.zeros((1, 1)), 2)
-    assert sorted(tokens.tolist()) == [3, 5, 6]
-    assert rows.tolist() == [0] * 3
-    assert_close(sorted(values), np.log([3 / 16, 4 / 16, 5 / 16]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -143,42 +129,34 @@ def test_exponentials_of_logits_of_any_size_are_finite(count, shift):
     logits = np.random.default_rng(1).standard_normal((count, 11)).astype(np.float32)
     logits[0] += shift
     wide = logits.astype(float) - logits.max(axis=1, keepdims=True)
-    values, sums, maxima, _ = exponentials(logits)
-    assert values is logits
+    values, sums, maxima = weights_of(logits)
     assert values.dtype == sums.dtype == maxima.dtype == np.float32
-    assert_close(values, np.exp(wide), "float32")
+    assert_close(values[:, EOS_ID:], np.exp(wide[:, EOS_ID:]), "float32")
     assert_close(sums, np.exp(wide).sum(axis=1), "float32")
 
 
 @pytest.mark.parametrize(
-    ("size", "most", "first", "groups"),
+    ("size", "most", "groups"),
     [
-        (5, 256, 3, [[3], [4]]),  # the three tokens before are never produced
-        (9, 2, 3, [[3, 5, 7], [4, 6, 8]]),
-        (10, 3, 4, [[4, 7], [5, 8], [6, 9]]),  # token 3 would make one group larger
-        (8, 1, 3, [[3, 4, 5, 6, 7]]),
+        (5, 256, [[0], [1], [2], [3], [4]]),
+        (9, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]),
+        (10, 3, [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]),
     ],
 )
 @pytest.mark.parametrize("count", [1, 4, 7])
 def test_weights_have_sums_and_the_maxima_of_groups(
-    size, most, first, groups, count, monkeypatch
+    size, most, groups, count, monkeypatch
 ):
     """A few rows at a time, as many as a cache holds."""
     module = "minitransformer.translation.candidates"
     monkeypatch.setattr(f"{module}.MAX_GROUPS", most)
     monkeypatch.setattr(f"{module}.VALUES_IN_CACHE", 3 * size + 1)
-    given = np.random.default_rng(size).random((count, size))
-    expected, parts = given**2, []
-
-    def square(values, out):
-        parts.append(len(values))
-        np.square(values, out=out)
-
-    weights = summed(given, replaced(given, square))
-    assert parts == {1: [1], 4: [3, 1], 7: [3, 3, 1]}[count]
-    assert weights.values is given
-    assert weights.first == first
-    assert_close(weights.values, expected)
+    rng = np.random.default_rng(size)
+    rows, table = rng.standard_normal((count, 2)), rng.standard_normal((size, 2))
+    expected = np.exp(rows @ table.T)
+    weights = with_sums(*exponentials(rows, table))
     assert_close(weights.sums, expected.sum(axis=1))
+    expected[:, [PAD_ID, UNK_ID, BOS_ID]] = 0
+    assert_close(weights.values, expected)
     of_groups = [expected[:, group].max(axis=1) for group in groups]
     assert_close(weights.maxima, np.transpose(of_groups))

@@ -19,7 +19,7 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.tokenizer import SPACE, Tokenizer
-from minitransformer.translation.beam_search import beam_search
+from minitransformer.translation.candidates import weights_of
 from minitransformer.translation.constraints import (
     Constraints,
     PrefixFinder,
@@ -32,7 +32,11 @@ from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model
-from support.scripted_decoder import VOCAB, ScriptedDecoder, random_log_probs
+from support.scripted_decoder import (
+    ScriptedDecoder,
+    random_log_probs,
+    search_to_the_end,
+)
 from support.scripts import SHORT
 
 SHORT_OUTPUT = TranslationConfig(max_len_a=0, max_len_b=5)
@@ -42,7 +46,7 @@ def constrained_search(table, limit, nbest, config, prefixes=(), beam=None):
     """The search of one sentence with a beam that no candidate is lost from."""
     batch, constraints = np.array([0]), Constraints(config, prefixes)
     decoder = constraints.decoder(ScriptedDecoder(table, [0]), batch)
-    return beam_search(decoder, np.array([limit]), beam or 3**limit, 0.6, nbest)[0]
+    return search_to_the_end(decoder, [limit], beam or 3**limit, 0.6, nbest)[0]
 
 
 def ended(table, words, limit):
@@ -101,20 +105,14 @@ def test_no_translation_is_found_where_none_is_allowed():
     assert constrained_search(random_log_probs(1), 9, 1, config, beam=3) == []
 
 
-@pytest.mark.parametrize("scale", [1, 50])
-def test_what_is_excluded_leaves_the_probability_of_the_others(scale):
-    """Even where that of what is excluded is 0 in float32."""
-    logits = scale * np.random.default_rng(0).standard_normal((8, VOCAB))
-    logits, excluded = logits.astype(np.float32), np.zeros((8, VOCAB), dtype=bool)
-    excluded[:7] = np.eye(7, VOCAB)
-    found = logits.copy()
-    exclude(found, excluded)
-    others = ~excluded
-    others[:7, 0] = False
-    assert (found[others] == logits[others]).all()
-    assert (found[excluded][1:] == -np.inf).all()  # all but padding
-    totals = (np.logaddexp.reduce(x.astype(float), axis=1) for x in (found, logits))
-    assert_close(*totals, "float32")
+def test_what_is_excluded_leaves_the_probability_of_the_others():
+    logits = np.random.default_rng(0).standard_normal((8, 9)).astype(np.float32)
+    before, excluded = weights_of(logits), np.eye(8, 9, k=1, dtype=bool)
+    values = before.values.copy()
+    found = exclude(before, excluded)
+    assert_close(found.values, np.where(excluded, 0, values), "float32")
+    assert found.sums is before.sums
+    assert_close(found.maxima.max(axis=1), found.values.max(axis=1), "float32")
 
 
 def test_nothing_asked_for_is_no_constraint():

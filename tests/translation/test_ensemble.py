@@ -9,12 +9,7 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import length_penalty
-from minitransformer.translation.ensemble import (
-    Ensemble,
-    EnsembleDecoder,
-    incremental_decoder,
-)
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
+from minitransformer.translation.ensemble import Ensemble, incremental_decoder
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import (
@@ -97,24 +92,14 @@ def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
     ):
         if rows is not None:
             decoder.select(np.array(rows))
-        [logits] = decoder.step(np.array(tokens))
-        found = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        [weights] = decoder.step(np.array(tokens))
+        found = weights.values / weights.sums[:, None]
         for row, prefix in zip(found, prefixes, strict=True):
             words = [listed[token] for token in prefix]
             each = [np.exp(next_logits(m, words)[listed]) for m in members]
-            assert_close(row, np.mean([p / p.sum() for p in each], axis=0))
-
-
-class Certain(IncrementalDecoder):
-    """A decoder that gives the first of two tokens all the probability."""
-
-    def step(self, tokens):
-        yield np.array([[0.0, -2000.0]])
-
-
-def test_no_probability_is_so_small_that_its_logarithm_is_infinite():
-    [logits] = EnsembleDecoder([Certain(), Certain()]).step(np.array([BOS_ID]))
-    assert_close(logits, [[np.log(2), np.log(np.finfo("float64").tiny)]])
+            mean = np.mean([p / p.sum() for p in each], axis=0)
+            assert_close(row[EOS_ID:], mean[EOS_ID:])
+            assert not row[:EOS_ID].any()
 
 
 def test_an_ensemble_has_the_embedding_of_its_first_member():
