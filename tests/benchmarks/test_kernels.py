@@ -50,6 +50,7 @@ def test_a_warp_runs_what_any_of_its_threads_runs(kernels, monkeypatch, tmp_path
         sass.count_instructions(code, {0x210: 5}, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc, ptxas"
 )

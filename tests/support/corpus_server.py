@@ -15,7 +15,6 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.ranges, self.paths = {}, [], []
         self.cut, self.resumable, self.statuses = None, True, []
-        self.length = None  # what it claims instead of the real length
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -35,8 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if start >= len(content):
                 return self.send_error(416)
         self.send_response(206 if start else 200)
-        length = server.length or str(len(content) - start)
-        self.send_header("Content-Length", length)
+        self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         end, server.cut = server.cut, None
         self.wfile.write(content[start:end])

@@ -1,11 +1,6 @@
 """Downloads from a local server: resumed, verified and joined."""
 
-import errno
 import gzip
-import os
-import threading
-import time
-from itertools import pairwise
 
 import pytest
 
@@ -41,24 +36,11 @@ def test_a_file_arrives_and_is_not_fetched_again(server, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_length_that_is_no_number_is_unknown(server, tmp_path):
-    server.length = "abc"
-    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == CONTENT
-
-
 def test_an_interrupted_download_resumes_where_it_ended(server, tmp_path):
     server.cut = 1000
     fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-"]
-
-
-def test_a_partial_file_of_an_earlier_run_is_resumed(server, tmp_path):
-    (tmp_path / "x.part").write_bytes(CONTENT[:5000])
-    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == CONTENT
-    assert server.ranges == ["bytes=5000-"]
 
 
 def test_the_end_of_an_earlier_part_is_fetched_again(server, tmp_path, monkeypatch):
@@ -70,73 +52,11 @@ def test_the_end_of_an_earlier_part_is_fetched_again(server, tmp_path, monkeypat
     assert server.ranges == ["bytes=4000-"]
 
 
-def test_little_of_a_download_is_not_on_disk(server, tmp_path, monkeypatch):
-    sizes, real = [0], os.fsync
-    monkeypatch.setattr(corpora, "UNSYNCED", 70_000)
-
-    def fsync(descriptor):
-        if os.fstat(descriptor).st_size > sizes[-1]:  # else a folder
-            sizes.append(os.fstat(descriptor).st_size)
-        real(descriptor)
-
-    monkeypatch.setattr(corpora.os, "fsync", fsync)
-    fetch(Download(server.url + "/x"), tmp_path / "x")
-    assert sizes[-1] == len(CONTENT)
-    assert max(after - before for before, after in pairwise(sizes)) <= 70_000
-
-
 def test_without_range_requests_a_download_starts_again(server, tmp_path):
     server.resumable = False
     (tmp_path / "x.part").write_bytes(b"something else")
     fetch(Download(server.url + "/x"), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT
-
-
-def test_a_partial_file_that_is_too_long_is_fetched_again(server, tmp_path):
-    (tmp_path / "x.part").write_bytes(CONTENT + b"more")
-    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_planted_partial_file_is_not_written_to(server, tmp_path, kind):
-    part, victim = tmp_path / "x.part", tmp_path / "victim"
-    part.symlink_to(victim) if kind == "link" else os.mkfifo(part)
-    fetch(Download(server.url + "/x", sha256(CONTENT)), tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == CONTENT
-    assert os.listdir(tmp_path) == ["x"]
-
-
-def test_a_full_disk_is_named_at_the_first_attempt(server, tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(corpora.os, "fsync", full)
-    with pytest.raises(CorpusError, match=r"x\.part: .*No space left on device"):
-        fetch(Download(server.url + "/x"), tmp_path / "x")
-    assert len(server.ranges) == 1
-
-
-def test_two_downloads_into_one_folder_take_turns(tmp_path, monkeypatch):
-    active, entered = [], []
-
-    def download(corpus, folder, mirror):
-        active.append(1)
-        entered.append(len(active))
-        time.sleep(0.01)
-        active.pop()
-
-    monkeypatch.setattr(corpora, "_download", download)
-    arguments = ("multi30k", tmp_path / "data")
-    threads = [
-        threading.Thread(target=corpora.download_corpus, args=arguments)
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert entered == [1, 1, 1]
 
 
 def test_a_busy_server_is_tried_again(server, tmp_path):
@@ -171,16 +91,6 @@ def test_a_server_that_always_fails_is_given_up(server, tmp_path, monkeypatch):
     with pytest.raises(CorpusError, match=r"answered 503.*after 5 attempts"):
         fetch(Download(server.url + "/x"), tmp_path / "x")
     assert waited == [1, 2, 4, 8]
-
-
-def test_a_server_that_refuses_connections_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "FIRST_DELAY", 0.001)
-    with pytest.raises(CorpusError, match="refused, after 5 attempts"):
-        fetch(Download("http://127.0.0.1:9/x"), tmp_path / "x")
-    (tmp_path / "x").write_bytes(b"changed by its owner")
-    with pytest.raises(CorpusError, match="refused, after 5 attempts"):
-        fetch(Download("http://127.0.0.1:9/x", "0" * 64), tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == b"changed by its owner"
 
 
 def sgml(*segments):
@@ -308,12 +218,6 @@ def test_wmt14_end_to_end(server, tmp_path, monkeypatch, language):
     assert len(server.paths) == asked
 
 
-def test_a_folder_that_cannot_be_written_is_named(server, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert corpora.main(["multi30k", str(tmp_path / "file" / "x")]) == 1
-    assert "file/x" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("language", ["de", "fr"])
 def test_the_parts_are_those_of_wmt_2014(language):
     """About 4.5 million pairs for German; newstest2013 and newstest2014 (5.1, 6)."""
@@ -334,9 +238,3 @@ def test_the_parts_are_those_of_wmt_2014(language):
     for side, kind in (("en", "src"), (language, "ref")):
         name = f"test-full/newstest2014-{language}en-{kind}.{side}.sgm"
         assert test.members[side] == name
-
-
-def test_an_unknown_corpus_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as error:
-        corpora.main(["wmt99", "x"])
-    assert error.value.code == 2
