@@ -25,7 +25,9 @@ WORD = 2**32 - 1
 INSTRUCTION = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?(.+?)\s*;", re.M
 )
-WITHOUT_RESULT = "BSSY BSYNC BREAK WARPSYNC NOP BAR STS STG".split()
+WITHOUT_RESULT = (
+    "BSSY BSYNC BREAK WARPSYNC NOP BAR STS STG LDGSTS LDGDEPBAR DEPBAR".split()
+)
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     "LT": operator.lt,
     "LE": operator.le,
@@ -254,10 +256,12 @@ class Thread:
             chosen = self.predicate(rest[2])
             result = None if chosen is None else self.read(rest[0 if chosen else 1])
         elif name == "P2R":
-            places = [i for i in range(7) if int(rest[-1], 16) >> i & 1]
-            flags = (self.values.get(f"P{i}") for i in places)
-            set_bits = (f << i if f is not None else None for i, f in enumerate(flags))
-            result = known(lambda *x: sum(x), *set_bits)
+            mask = int(rest[-1], 16)
+            flags = [self.values.get(f"P{i}") for i in range(7) if mask >> i & 1]
+            places = [i for i in range(7) if mask >> i & 1]
+            bits = (known(operator.lshift, *x) for x in zip(flags, places, strict=True))
+            kept = known(lambda x: x & ~mask, self.read(rest[1]))
+            result = known(lambda *x: sum(x), kept, *bits)
         elif name == "ISETP":
             own = int if "U32" in kind else signed
             a, b = map(self.read, rest[:2])

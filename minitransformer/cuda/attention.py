@@ -32,6 +32,9 @@ TILE_THREADS = 128
 # With more keys than this, cuBLAS multiplies float32 faster than the plain body.
 MAX_FLOAT32_KEYS = 128
 
+# A grid of blocks is not wider than this along its second axis, that of sentences.
+MAX_SENTENCES = 65_535
+
 
 def attention(
     q: Array,
@@ -45,10 +48,11 @@ def attention(
 ) -> tuple[Array, Vjp]:
     """Scores and sums are float32; weights are rounded where they are multiplied."""
     shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
-    widest = max(q.shape[-1], v.shape[-1]) // num_heads
+    too_wide = max(q.shape[-1], v.shape[-1]) // num_heads > WIDTHS[-1]
     dropout_mask = draw_mask(shape, rate, rng)
     is_float32 = q.dtype == np.float32
-    if widest > WIDTHS[-1] or (is_float32 and shape[-1] > MAX_FLOAT32_KEYS):
+    too_long = is_float32 and shape[-1] > MAX_FLOAT32_KEYS
+    if too_wide or too_long or len(q) > MAX_SENTENCES:
         return by_products(q, k, v, mask, shape, dropout_mask)
     tensor_cores = not is_float32 and tensor_cores_agree(device.current(), q.dtype)
     return in_one_kernel(q, k, v, mask, shape, dropout_mask, tensor_cores)

@@ -166,6 +166,16 @@ def attend(gpu, dtype=np.float16):
     return launched
 
 
+def test_more_sentences_than_a_grid_is_wide_go_to_products(host_gpu, monkeypatch):
+    monkeypatch.setattr(attention, "MAX_SENTENCES", 2)
+    rng, xp = np.random.default_rng(4), host_gpu.xp
+    q = rng.standard_normal((3, 5, 16)).astype(np.float32)
+    monkeypatch.setattr(attention, "in_one_kernel", None)
+    out, _ = attention.attention(*[xp.asarray(q)] * 3, num_heads=2)
+    expected, _ = PRIMITIVES["attention"](*[q.astype(float)] * 3, num_heads=2)
+    assert_close(to_host(out).astype(float), expected, "float32")
+
+
 def test_tensor_cores_are_used_once_they_agree(host_gpu):
     assert attend(host_gpu)[-1] is True
     assert attend(host_gpu) == [True]  # compared only once

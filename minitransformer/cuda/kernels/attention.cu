@@ -8,7 +8,7 @@
 //
 // Shapes: q, dq [B, T, H d_k], k, dk [B, S, H d_k], v, dv [B, S, H d_v], out, g, of
 // which out is the result and g its gradient [B, T, H d_v], rows a multiple of H long;
-// statistics [2, B, H, T]
+// statistics [2, B, H, T]. A sentence has less than 2^31 numbers.
 
 template <int WIDTH>
 struct Sizes {
@@ -28,10 +28,20 @@ constexpr int BLOCKS = 7, BACKWARD_BLOCKS = 5;
 constexpr int BLOCKS = 5, BACKWARD_BLOCKS = 4;
 #endif
 
-// The mask's element (b, h, t, s) allows a key. A stride of 0 broadcasts.
+// The mask's element (b, h, t, s) allows a key; there may be none. A stride of 0
+// broadcasts, and keys lie side by side.
 struct Mask {
   const bool* allowed;
   int stride_b, stride_h, stride_t;
+
+  __device__ void select(int b, int h) {
+    if (allowed != nullptr) allowed += (i64)b * stride_b + (i64)h * stride_h;
+  }
+
+  // The row t of the selected sentence and head.
+  __device__ const bool* row(int t) const {
+    return allowed == nullptr ? nullptr : allowed + t * stride_t;
+  }
 };
 
 // The scores of a row with 8 keys from `key` on, times LOG2_E, from their products;
@@ -73,21 +83,20 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
   // Of the softmax, a thread computes 8 neighbours in a row of scores.
   int row = threadIdx.x / S::GROUPS, group = threadIdx.x % S::GROUPS * 8;
   int t = min(first + row, queries - 1);
-  i64 line = ((i64)b * heads + h) * queries + t;  // of all rows of scores
-  if (mask.allowed != nullptr)
-    mask.allowed += (i64)b * mask.stride_b + (i64)h * mask.stride_h +
-                    (i64)t * mask.stride_t;
+  i64 before = ((i64)b * heads + h) * queries;  // of all rows of scores
+  statistics += before, dropout.skip(before), mask.select(b, h);
   float maximum = LOWEST, total = 0.0f;
   Sums<SIZE, WIDTH> sums;
-  load_tile<SIZE, WIDTH, LINE>(q_tile, q + (i64)first * q_row, q_row, rows,
+  load_tile<SIZE, WIDTH, LINE>(q_tile, q + first * q_row, q_row, rows,
                                queries - first, d_k);
   for (int start = 0; start < keys; start += SIZE) {
     int used = rows_used<SIZE>(keys - start);
     if (start > 0) __syncthreads();
-    load_tile<SIZE, WIDTH, LINE>(k_tile, k + (i64)start * k_row, k_row, used,
+    load_tile<SIZE, WIDTH, LINE>(k_tile, k + start * k_row, k_row, used,
                                  keys - start, d_k);
-    load_tile<SIZE, WIDTH, LINE>(v_tile, v + (i64)start * v_row, v_row, used,
+    load_tile<SIZE, WIDTH, LINE>(v_tile, v + start * v_row, v_row, used,
                                  keys - start, d_v);
+    wait_for_copies();
     __syncthreads();
     Sums<SIZE, SIZE> products;
     products.template add<WIDTH>(Tile<LINE, false>{q_tile}, Tile<LINE, false>{k_tile},
@@ -96,7 +105,7 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
     __syncthreads();
     if (row < rows) {  // true for all lanes of a warp, or for none
       float x[8], highest = maximum, sum = 0.0f;
-      scores_of(x, scores + row * SCORES + group, scale, mask.allowed, masked_score,
+      scores_of(x, scores + row * SCORES + group, scale, mask.row(t), masked_score,
                 start + group, keys);
       for (int i = 0; i < 8; i++) highest = fmaxf(highest, x[i]);
       highest = max_of<S::GROUPS>(highest);
@@ -104,9 +113,9 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
       sum = sum_of<S::GROUPS>(sum);
       float factor = exp2f(maximum - highest);
       total = total * factor + sum, maximum = highest;
-      dropout.apply(x, line, start + group);
+      dropout.apply(x, t, start + group);
       store_8(weights + row * SHORT + group, x);
-      if (group == 0) correction[row] = factor, inverse[row] = 1.0f / total;
+      if (group == 0) correction[row] = factor, inverse[row] = __fdividef(1.0f, total);
     }
     __syncthreads();
     if (start > 0)
@@ -117,8 +126,8 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
                             columns, used);
   }
   if (group == 0 && row < rows && first + row < queries) {
-    statistics[line] = maximum;
-    statistics[(i64)heads * gridDim.y * queries + line] = inverse[row];
+    statistics[t] = maximum;
+    statistics[(i64)heads * gridDim.y * queries + t] = inverse[row];
   }
   sums.each(rows, [&](int row, int, float& x, float& y) {
     x *= inverse[row], y *= inverse[row];
@@ -137,10 +146,11 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
 // [B, T, H d_k], in order.
 template <int WIDTH>
 __device__ void attend_backward(
-    real* dq, real* dk, real* dv, float* dq_sums, const float* statistics, const real* g,
-    const real* out, const real* q, int q_batch, int q_row, const real* k, int k_batch,
-    int k_row, const real* v, int v_batch, int v_row, Mask mask, float masked_score,
-    float scale, int queries, int keys, int d_k, int d_v, Dropout dropout) {
+    real* dq, real* dk, real* dv, float* dq_sums, const float* statistics,
+    const real* g, const real* out, const real* q, int q_batch, int q_row,
+    const real* k, int k_batch, int k_row, const real* v, int v_batch, int v_row,
+    Mask mask, float masked_score, float scale, int queries, int keys, int d_k, int d_v,
+    Dropout dropout) {
   using S = Sizes<WIDTH>;
   constexpr int SIZE = S::SIZE, LINE = S::LINE, SHORT = S::SHORT, SCORES = S::SCORES;
   alignas(16) __shared__ real q_tile[SIZE * LINE], k_tile[SIZE * LINE],
@@ -150,7 +160,8 @@ __device__ void attend_backward(
   int h = blockIdx.x, b = blockIdx.y, heads = gridDim.x;
   int depth = whole_steps(d_k), columns = whole_steps(d_v);
   int key_row = heads * d_k, value_row = heads * d_v;
-  i64 matrix = (i64)b * heads + h, all_rows = (i64)heads * gridDim.y * queries;
+  i64 before = ((i64)b * heads + h) * queries;
+  i64 all_rows = (i64)heads * gridDim.y * queries;
   q += (i64)b * q_batch + h * d_k, k += (i64)b * k_batch + h * d_k;
   v += (i64)b * v_batch + h * d_v;
   g += (i64)b * queries * value_row + h * d_v;
@@ -159,54 +170,51 @@ __device__ void attend_backward(
   dv += (i64)b * keys * value_row + h * d_v;
   if (dq_sums != nullptr) dq_sums += (i64)b * queries * key_row + h * d_k;
   int row = threadIdx.x / S::GROUPS, group = threadIdx.x % S::GROUPS * 8;
-  if (mask.allowed != nullptr)
-    mask.allowed += (i64)b * mask.stride_b + (i64)h * mask.stride_h;
+  statistics += before, dropout.skip(before), mask.select(b, h);
   for (int start = 0; start < keys; start += SIZE) {
     int used = rows_used<SIZE>(keys - start);
     Sums<SIZE, WIDTH> dk_sums, dv_sums;
     if (start > 0) __syncthreads();
-    load_tile<SIZE, WIDTH, LINE>(k_tile, k + (i64)start * k_row, k_row, used,
+    load_tile<SIZE, WIDTH, LINE>(k_tile, k + start * k_row, k_row, used,
                                  keys - start, d_k);
-    load_tile<SIZE, WIDTH, LINE>(v_tile, v + (i64)start * v_row, v_row, used,
+    load_tile<SIZE, WIDTH, LINE>(v_tile, v + start * v_row, v_row, used,
                                  keys - start, d_v);
     for (int first = 0; first < queries; first += SIZE) {
       int rows = rows_used<SIZE>(queries - first);
       if (first > 0) __syncthreads();
-      load_tile<SIZE, WIDTH, LINE>(q_tile, q + (i64)first * q_row, q_row, rows,
+      load_tile<SIZE, WIDTH, LINE>(q_tile, q + first * q_row, q_row, rows,
                                    queries - first, d_k);
-      load_tile<SIZE, WIDTH, LINE>(g_tile, g + (i64)first * value_row, value_row, rows,
+      load_tile<SIZE, WIDTH, LINE>(g_tile, g + first * value_row, value_row, rows,
                                    queries - first, d_v);
+      wait_for_copies();
       __syncthreads();
       Sums<SIZE, SIZE> products, value_products;
       products.template add<WIDTH>(Tile<LINE, false>{q_tile}, Tile<LINE, false>{k_tile},
                                    rows, used, depth);
-      value_products.template add<WIDTH>(Tile<LINE, false>{g_tile},
-                                         Tile<LINE, false>{v_tile}, rows, used, columns);
+      value_products.template add<WIDTH>(
+          Tile<LINE, false>{g_tile}, Tile<LINE, false>{v_tile}, rows, used, columns);
       products.template store<SCORES>(scores, rows);
       value_products.template store<SCORES>(dweights, rows);
       __syncthreads();
       if (row < rows) {  // true for all lanes of a warp, or for none
         int t = min(first + row, queries - 1);
-        i64 line = matrix * queries + t;
         float dot = 0.0f;  // of the row's g and out
         for (int c = group / 8 * VECTOR; c < d_v; c += S::GROUPS * VECTOR) {
           float x[VECTOR], y[VECTOR];
-          load(x, out + (i64)t * value_row, c, d_v);
+          load(x, out + t * value_row, c, d_v);
           load(y, g_tile + row * LINE, c, WIDTH);
           for (int i = 0; i < VECTOR; i++) dot += x[i] * y[i];
         }
         dot = sum_of<S::GROUPS>(dot);
-        float x[8], d[8], maximum = statistics[line];
-        float inverse = first + row < queries ? statistics[all_rows + line] : 0.0f;
-        const bool* allowed = mask.allowed;
-        if (allowed != nullptr) allowed += (i64)t * mask.stride_t;
-        scores_of(x, scores + row * SCORES + group, scale, allowed, masked_score,
+        float x[8], d[8], maximum = statistics[t];
+        float inverse = first + row < queries ? statistics[all_rows + t] : 0.0f;
+        scores_of(x, scores + row * SCORES + group, scale, mask.row(t), masked_score,
                   start + group, keys);
         load_8(d, dweights + row * SCORES + group);
         for (int i = 0; i < 8; i++) x[i] = exp2f(x[i] - maximum) * inverse;
-        dropout.apply(d, line, start + group);
+        dropout.apply(d, t, start + group);
         for (int i = 0; i < 8; i++) d[i] = x[i] * (d[i] - dot);
-        dropout.apply(x, line, start + group);
+        dropout.apply(x, t, start + group);
         store_8(weights + row * SHORT + group, x);
         store_8(dscores + row * SHORT + group, d);
       }
@@ -221,7 +229,7 @@ __device__ void attend_backward(
       sums.each(rows, [&](int row, int column, float& x, float& y) {
         x *= scale, y *= scale;
         if (dq_sums != nullptr && first + row < queries && column < d_k) {
-          float* place = dq_sums + (i64)(first + row) * key_row + column;
+          float* place = dq_sums + (first + row) * key_row + column;
           if (start > 0) x += place[0];
           if (start > 0 && column + 1 < d_k) y += place[1];
           place[0] = x;
@@ -231,7 +239,7 @@ __device__ void attend_backward(
       if (start + SIZE < keys) continue;
       sums.template store<LINE>(dq_tile, rows);
       __syncthreads();
-      store_tile<SIZE, WIDTH, LINE>(dq + (i64)first * key_row, key_row, dq_tile,
+      store_tile<SIZE, WIDTH, LINE>(dq + first * key_row, key_row, dq_tile,
                                     queries - first, d_k);
     }
     __syncthreads();
@@ -239,9 +247,9 @@ __device__ void attend_backward(
     dk_sums.template store<LINE>(q_tile, used);
     dv_sums.template store<LINE>(g_tile, used);
     __syncthreads();
-    store_tile<SIZE, WIDTH, LINE>(dk + (i64)start * key_row, key_row, q_tile,
+    store_tile<SIZE, WIDTH, LINE>(dk + start * key_row, key_row, q_tile,
                                   keys - start, d_k);
-    store_tile<SIZE, WIDTH, LINE>(dv + (i64)start * value_row, value_row, g_tile,
+    store_tile<SIZE, WIDTH, LINE>(dv + start * value_row, value_row, g_tile,
                                   keys - start, d_v);
   }
 }

@@ -27,13 +27,16 @@ struct Dropout {
   u64 first;
   int threshold, width;
 
+  // Begin `rows` rows later.
+  __device__ void skip(i64 rows) { first += rows * ((width + 7) / 8); }
+
   // Shapes: value [COUNT], 4 or 8 elements from `column` on, a multiple of COUNT
   template <int COUNT>
   __device__ void apply(float (&value)[COUNT], i64 row, int column) const {
     if (threshold == 0) return;
     u64 counter = first + row * ((width + 7) / 8) + column / 8;
     uint4 random = philox(*seed, counter);
-    float factor = 65536.0f / (65536 - threshold);
+    float factor = __fdividef(65536.0f, 65536 - threshold);
     for (int i = 0; i < COUNT; i++) {
       int number = column % 8 + i;
       u32 word = number < 2 ? random.x : number < 4 ? random.y

@@ -22,8 +22,8 @@ extern "C" __global__ void embedding(
 // sorted = the tokens by id, and in their order where ids are equal: each token counts
 // those that come before it, a tile of 256 at a time, which every thread of a block
 // reads at once. Tokens with its own id count in the tiles before its own, and in those
-// after it do not: so one comparison is enough, a difference's sign. One thread for each
-// token.
+// after it do not: so one comparison is enough, a difference's sign. One thread for
+// each token.
 // Shapes: sorted, ids [N], at least 0; N = tokens
 extern "C" __global__ void sort_tokens(int* sorted, const int* ids, int tokens) {
   constexpr int TILE = WARPS * WARP, LAST = 0x7fffffff;

@@ -1,9 +1,9 @@
 // Products of small matrices in shared memory, for attention.
 //
 // A block computes C = A B^T with sums in float. There are two bodies of the same
-// arithmetic: one in plain C++, and one for tensor cores, where TENSOR_CORES names their
-// type (f16 or bf16). Python compares the second with the first before it is used on a
-// device. Sizes that a product may have at most are constants: so loops unroll, and
+// arithmetic: one in plain C++, and one for tensor cores, where TENSOR_CORES names
+// their type (f16 or bf16). Python compares the second with the first before it is used
+// on a device. The largest sizes of a product are constants, so that loops unroll and
 // nothing is divided at run time.
 
 constexpr int TILE_THREADS = 128;  // of a block that multiplies tiles
@@ -23,8 +23,8 @@ struct alignas(2 * sizeof(T)) Pair {
   T first, second;
 };
 
-// A matrix in shared memory: element (i, k) of itself or of its transpose. Rows are LINE
-// elements apart, whole vectors.
+// A matrix in shared memory: element (i, k) of itself or of its transpose. Rows begin
+// LINE elements apart, which are whole vectors.
 template <int LINE, bool TRANSPOSED>
 struct Tile {
   const real* elements;
@@ -44,9 +44,9 @@ struct Tile {
   "ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];"
 
 // c += a b^T in a warp: a is 16 x 16, b 8 x 16 and c 16 x 8. With g = lane / 4 and
-// t = lane % 4 * 2, a lane holds of a: rows g and g + 8 of columns t and t + 1, then the
-// same of columns t + 8 and t + 9; of b: row g of columns t and t + 1, then of columns
-// t + 8 and t + 9; of c: columns t and t + 1 of row g, then of row g + 8.
+// t = lane % 4 * 2, a lane holds of a: rows g and g + 8 of columns t and t + 1, then
+// the same of columns t + 8 and t + 9; of b: row g of columns t and t + 1, then of
+// columns t + 8 and t + 9; of c: columns t and t + 1 of row g, then of row g + 8.
 __device__ void multiply_fragments(float* c, const u32 (&a)[4], u32 b_0, u32 b_1) {
 #ifdef HOST_KERNELS
   host_mma<real>(c, a, b_0, b_1);
@@ -195,8 +195,26 @@ __device__ float max_of(float x) {
   return x;
 }
 
-// Read the first `used` of `left` rows of a matrix, with zeros beyond its end and in the
-// columns up to a multiple of 16. Numbers are copied as they are.
+// Copy a vector to shared memory, or zeros. Where there are tensor cores, the thread
+// goes on meanwhile, until `wait_for_copies`, so that all copies are under way at once.
+__device__ void copy_vector(real* to, const real* from, bool there) {
+#if defined(TENSOR_CORES) && !defined(HOST_KERNELS)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
+#else
+  *(uint4*)to = there ? *(const uint4*)from : uint4{};
+#endif
+}
+
+__device__ void wait_for_copies() {
+#if defined(TENSOR_CORES) && !defined(HOST_KERNELS)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Read the first `used` of `left` rows of a matrix, with zeros beyond its end and in
+// the columns up to a multiple of 16. Numbers are copied as they are.
 // Shapes: tile [ROWS, WIDTH], LINE apart; rows [left, width], `stride` apart
 template <int ROWS, int WIDTH, int LINE>
 __device__ void load_tile(real* tile, const real* rows, int stride, int used, int left,
@@ -212,7 +230,7 @@ __device__ void load_tile(real* tile, const real* rows, int stride, int used, in
     real* to = tile + (row * LINE + column);
     bool there = row < left && column < width;
     if (vectors) {
-      *(uint4*)to = there ? *(const uint4*)from : uint4{};
+      copy_vector(to, from, there);
     } else {
       for (int j = 0; j < VECTOR; j++)
         to[j] = there && column + j < width ? from[j] : (real)0.0f;

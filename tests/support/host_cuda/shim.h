@@ -205,6 +205,8 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   return result;
 }
 
+inline float __fdividef(float x, float y) { return x / y; }
+
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 inline int atomicAdd(int* address, int value) {
