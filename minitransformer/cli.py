@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
@@ -259,6 +259,10 @@ class OutputStream:
         with self._failing():
             self._stream.write(text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        with self._failing():
+            self._stream.writelines(lines)
 
     def flush(self) -> None:
         with self._failing():
