@@ -209,9 +209,14 @@ def read_pages() -> dict[str, str]:
 
 
 def left_out(pages: dict[str, str]) -> list[str]:
-    """Return a line for each module that is not in the house, or on no page."""
+    """Return a line for each module on no page, and for each one that is not there."""
     listed = {name for text in pages.values() for name in MARK.findall(text)}
-    lines = []
+    modules = sorted(name for name in listed if not name.endswith(".py"))
+    lines = [
+        f"docs/reference: {name} is not there"
+        for name in modules
+        if not (ROOT / f"{name.replace('.', '/')}.py").exists()
+    ]
     for path in sorted(PACKAGE.rglob("*.py")):
         file = path.relative_to(ROOT)
         if path.name in ("__init__.py", "__main__.py"):
