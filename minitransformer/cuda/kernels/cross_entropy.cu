@@ -7,8 +7,8 @@ constexpr int KEPT_VECTORS = VECTOR == 4 ? 10 : 6;
 // With p = softmax(logits) and q = confidence * one-hot(target) + smoothing:
 // losses = -sum(q * log p); the gradient p - q overwrites the logits. Both are 0 where
 // the target is padding. One block for each row, of up to 1,024 threads; rows begin
-// `stride` elements apart, whole vectors. A row is read once, unless its end exceeds the
-// registers.
+// `stride` elements apart, whole vectors. A row is read once, unless its end exceeds
+// the registers.
 // Shapes: logits [N, V], losses, targets [N]; V = width
 extern "C" __global__ void __launch_bounds__(1024)
     cross_entropy(real* logits, float* losses, const int* targets, float confidence,
