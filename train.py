@@ -92,7 +92,6 @@ from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import Progress, TrainingState, run_summary
 from minitransformer.translation.quality import TranslationQuality, translation_quality
 from minitransformer.translation.translator import Translator
-from minitransformer.workers import allow_forks
 
 EXAMPLES = (
     "python train.py                     # the built-in corpus, minutes on a CPU",
@@ -118,7 +117,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--config", metavar="NAME", help=preset)
     device = "cpu, cuda or cuda:N (default cpu)"
     add("--device", default="cpu", help=device)
-    threads = "workers of a CPU: threads, on Linux processes (default all cores)"
+    threads = "how many cores of a CPU are used (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
     eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
     add("--eager", action="store_true", help=eager)
@@ -444,8 +443,8 @@ class Trainer:
         """Translate a split, or its first `limit` pairs; compare with references."""
         pairs = list(itertools.islice(self.text[split].lines(), limit))
         rank, size = self.communicator.rank, self.communicator.size
-        threads = self.parallel.num_threads
-        translator = Translator(self.model, self.tokenizer, threads)
+        processes = self.parallel.num_processes
+        translator = Translator(self.model, self.tokenizer, processes)
         mine = [source for source, _ in pairs[rank::size]]
         mine = translator.translate(mine, self.settings.decoding)
         gathered = self.communicator.all_gather(json.dumps(mine).encode())
@@ -562,8 +561,7 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     drop_failed_output()
     communicator = connect_ranks(args.device)
     if communicator.size == 1:
-        with allow_forks():
-            return run_training(args, communicator)
+        return run_training(args, communicator)
     name = f"rank {communicator.rank}: "
     run = partial(run_training, args, communicator)
     if (code := exit_code("train.py", run, name)) in (1, 2):

@@ -18,6 +18,7 @@ from minitransformer.cli import (
     path_or_standard,
     positive,
 )
+from minitransformer.machine import limit_threads, num_cores
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is_model
 from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
@@ -34,7 +35,6 @@ from minitransformer.text.lines import (
 )
 from minitransformer.translation.output_lines import output_lines, pharaoh
 from minitransformer.translation.translator import Translator
-from minitransformer.workers import allow_forks
 
 # What few translations need is imported where it is used, to start without delay.
 
@@ -103,7 +103,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     host = "address to serve at (default 127.0.0.1; with a token if others reach it)"
     add("--host", metavar="NAME", help=host)
     add("--json", action="store_true", help="write a JSON object for each line")
-    threads = "workers of a CPU: threads, on Linux processes (default all cores)"
+    threads = "how many cores of a CPU are used (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     precision = "number format (default fp32; on a GPU bf16 if it can)"
@@ -172,7 +172,7 @@ def load_model(args: argparse.Namespace) -> Translator:
         *paths,
         device=args.device,
         precision=args.precision,
-        threads=args.threads,
+        threads=1 if args.serve else args.threads,  # whose threads must not fork
         shortlist=args.shortlist,
         tag=args.tag,
     )
@@ -257,14 +257,15 @@ def work(args: argparse.Namespace) -> int:
         maps = attention_maps.attention_maps(translator, line)  # Figures 3 to 5
         attention_picture.write_attention(maps, args.attention)
     else:
-        with allow_forks():
-            (write_scores if args.score else write_translations)(args, translator)
+        (write_scores if args.score else write_translations)(args, translator)
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
-    return exit_code("translate.py", lambda: work(args))
+    args.threads = args.threads or num_cores()
+    with limit_threads(args.threads):
+        return exit_code("translate.py", lambda: work(args))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import numpy as np
 from harness import alternate, can_compute_in, medians, ratio, report, watched_memory
 
 from minitransformer.devices import ONEDNN, open_device
-from minitransformer.machine import num_cores, tune_allocator
+from minitransformer.machine import limit_threads, num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -42,7 +42,6 @@ from minitransformer.text.lines import read_lines
 from minitransformer.translation import export
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.lexicon import Lexicon
-from minitransformer.workers import allow_forks
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
@@ -96,7 +95,7 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
         shortlist = Lexicon.load(args.lexicon, model.config.vocab_size).shortlist
 
     def decode(sources: Sentences) -> Sentences:
-        with allow_forks():  # as translate.py does
+        with limit_threads(args.threads):  # as translate.py does
             found = translate_ids(model, sources, config, args.threads, shortlist)
         return [list(hypotheses[0].tokens) for hypotheses in found]
 

@@ -46,7 +46,7 @@ from minitransformer.training.optimizer import (
     learning_rate,
     peak_learning_rate,
 )
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import translation_quality
 from minitransformer.translation.translator import Translator
 
@@ -56,7 +56,7 @@ class Ours:
         tune_allocator()
         self.model, self.training = model, training
         self.parameters = ParameterBuffer(model)
-        self.threaded = ThreadedModel(model, self.parameters, threads)
+        self.threaded = CpuModel(model, self.parameters, threads)
         constants = training.beta1, training.beta2, training.epsilon
         share = None, threads, self.threaded.map
         self.adam = Adam(self.parameters.data, *constants, *share)

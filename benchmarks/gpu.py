@@ -46,7 +46,7 @@ from minitransformer.text.ids import Ragged
 from minitransformer.training.cost import training_flops
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam, Optimizer
-from minitransformer.training.parallel import ParallelModel, ThreadedModel
+from minitransformer.training.parallel import CpuModel, ParallelModel
 from minitransformer.translation.batch_translation import map_batches, translate_ids
 
 SHAPES = {  # preset, sentences, tokens of each on either side
@@ -82,7 +82,7 @@ def ours(args: argparse.Namespace) -> tuple[Step, Wait]:
     scale = LossScale(device.xp, device.precision)
     graphs, training = args.side == "ours", TrainingConfig()
     if args.device == "cpu":  # to try this script
-        parallel: ParallelModel = ThreadedModel(model, parameters, device.num_threads)
+        parallel: ParallelModel = CpuModel(model, parameters, device.num_threads)
         adam: Optimizer = Adam(parameters.data, 0.9, 0.98, 1e-9)
     else:
         parallel = GpuModel(model, parameters, scale, graphs=graphs, log=complain)

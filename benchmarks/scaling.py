@@ -27,7 +27,7 @@ from minitransformer.settings.config import EOS_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.batch_translation import translate_ids
 
 # The figures that stay unless an axis varies them: of a training step, and of decoding.
@@ -56,7 +56,7 @@ def training(point: dict[str, int], threads: int) -> list[float]:
     )
     parameters = ParameterBuffer(model)
     adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
-    threaded = ThreadedModel(model, parameters, threads)
+    threaded = CpuModel(model, parameters, threads)
     sentences, rng = point["tokens"] // point["length"], np.random.default_rng(0)
     source = rng.integers(4, vocab_size, (sentences, point["length"]))
     target = rng.integers(4, vocab_size, (sentences, point["length"] + 1))

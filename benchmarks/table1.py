@@ -34,7 +34,7 @@ from scaling import exponent
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
-from minitransformer.machine import one_blas_thread, tune_allocator
+from minitransformer.machine import limit_threads, tune_allocator
 from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig
 
@@ -239,7 +239,7 @@ def main() -> None:
     add("--point", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:
-        with one_blas_thread():
+        with limit_threads(1):
             print(json.dumps(measure(**args.point)))
         return
     if min(len(args.lengths), len(args.widths)) < 2:

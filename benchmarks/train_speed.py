@@ -43,9 +43,8 @@ from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.lines import TextPair
-from minitransformer.training.forked import on_cores
 from minitransformer.training.optimizer import Adam
-from minitransformer.workers import allow_forks
+from minitransformer.training.parallel import CpuModel
 
 SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a sentence
     "d128": (128, 256, 4, 4, 145, 14),
@@ -91,12 +90,11 @@ def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
     open_device("cpu", side.partition("-")[2] or "fp32")
     model = Transformer(config)
     parameters = ParameterBuffer(model)
-    with allow_forks():  # as train.py does
-        threaded = on_cores(model, parameters, threads)
-    adam = Adam(parameters.data, 0.9, 0.98, 1e-9, None, threads, threaded.map)
+    computed = CpuModel(model, parameters, threads)
+    adam = Adam(parameters.data, 0.9, 0.98, 1e-9, None, threads, computed.map)
 
     def step(batch: Batch) -> float:
-        loss = threaded.forward_backward([batch], 0.1, (1, adam.steps))
+        loss = computed.forward_backward([batch], 0.1, (1, adam.steps))
         adam.update(parameters.grad, 1e-4)
         return loss
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitransformer.engine.backend import register_kernels
-from minitransformer.machine import num_cores
 from minitransformer.settings.options import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Device:
     """An open device: its array library, and the numbers that it computes with.
 
     `low_precision` is the 16-bit type of mixed precision on a GPU, if that was chosen;
-    `num_threads` is how many threads of this process may compute on the device at once.
+    `num_threads` is among how many threads or forked processes work may be divided.
     """
 
     name: str
@@ -73,9 +72,9 @@ def open_device(
 ) -> Device:
     """Open `cpu`, `cuda` or `cuda:N` for computing in `precision`.
 
-    Without a precision, a GPU computes in bf16 if it can and in fp32 otherwise. The
-    processor uses `num_threads` threads, by default one for each core. On either, the
-    last call decides the precision of all models of this process.
+    Without a precision, a GPU computes in bf16 if it can and in fp32 otherwise. On a
+    processor, work may be divided among `num_threads` processes. On either, the last
+    call decides the precision of all models of this process.
 
     Raises: UsageError if the name is unknown or the device has no such precision,
     RuntimeError if there is no such GPU or a library that it needs is missing.
@@ -90,7 +89,7 @@ def open_device(
         register_kernels(np.ndarray, None)
         if precision in ONEDNN:
             register_kernels(np.ndarray, open_kernels(precision).find)
-        return Device(name, np, precision or "fp32", None, num_threads or num_cores())
+        return Device(name, np, precision or "fp32", None, num_threads or 1)
     from minitransformer.cuda import device, ops
     from minitransformer.cuda.precision import low_precision_type
 
@@ -120,18 +119,23 @@ def parallel_model(
 ) -> tuple[ParallelModel, Optimizer]:
     """Return what computes gradients on a device, and the Adam that goes with it.
 
-    A GPU records its work as `graphs`, or launches it kernel by kernel.
+    A GPU records its work as `graphs`, or launches it kernel by kernel. A processor's
+    work is divided among processes, but for ranks, which MPI does not allow to fork.
+    Without `graphs` it stays in this process, where all operations can be watched.
     """
     model, parameters = start.model, start.parameters
     if device.name == "cpu":
-        from minitransformer.training.forked import on_cores
         from minitransformer.training.optimizer import Adam
+        from minitransformer.training.parallel import CpuModel
+        from minitransformer.workers import CAN_FORK
 
         count = device.num_threads
-        threaded = on_cores(model, parameters, count, communicator)
+        forks = CAN_FORK and communicator.size == 1 and graphs
+        cores = (count, 1) if forks else (1, count)
+        cpu_model = CpuModel(model, parameters, *cores, communicator)
         constants = training.beta1, training.beta2, training.epsilon
-        options = training.clip_norm, count, threaded.map
-        return threaded, Adam(parameters.data, *constants, *options)
+        options = training.clip_norm, count, cpu_model.map
+        return cpu_model, Adam(parameters.data, *constants, *options)
     from minitransformer.cuda.optimizer import GpuAdam
     from minitransformer.cuda.training import GpuModel
 

@@ -8,8 +8,10 @@ import math
 import os
 import sys
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
@@ -41,34 +43,47 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-class _BlasLimit:
-    """Limits products to one thread while any thread is in a `with` block of it."""
+class _ThreadLimits:
+    """The limits that are in force, of which the least counts."""
 
     def __init__(self) -> None:
-        self._lock, self._blocks = threading.Lock(), 0
+        self._lock, self._limits = threading.Lock(), list[int]()
+        self._blas_limit: Any = None
 
-    def __enter__(self) -> None:
+    @contextmanager
+    def at_most(self, count: int) -> Iterator[None]:
+        self._change(self._limits.append, count)
+        try:
+            yield
+        finally:
+            self._change(self._limits.remove, count)
+
+    def _change(self, change: Callable[[int], None], count: int) -> None:
         with self._lock:
-            if not self._blocks:
-                self._limit = _blas().limit(limits=1)
-            self._blocks += 1
+            change(count)
+            if self._blas_limit is not None:
+                self._blas_limit.restore_original_limits()
+            least = min(self._limits, default=None)
+            self._blas_limit = None if least is None else _blas().limit(limits=least)
 
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if not self._blocks:
-                self._limit.restore_original_limits()
-
-
-_BLAS_LIMIT = _BlasLimit()
+    def least(self) -> int | None:
+        return min(self._limits, default=None)
 
 
-def one_blas_thread() -> AbstractContextManager[None]:
-    """Limit each matrix product of this process to one thread inside the block.
+_THREAD_LIMITS = _ThreadLimits()
 
-    The limit is for threads that each compute matrix products of their own.
+
+def limit_threads(count: int) -> AbstractContextManager[None]:
+    """Limit each matrix product of this process to `count` threads inside the block.
+
+    The limit of 1 is for processes that share the cores with others.
     """
-    return _BLAS_LIMIT
+    return _THREAD_LIMITS.at_most(count)
+
+
+def product_threads() -> int:
+    """Return how many threads a matrix product of this process may have."""
+    return _THREAD_LIMITS.least() or num_cores()
 
 
 def cores() -> set[int]:

@@ -1,4 +1,4 @@
-"""Workers that apply a function to many items: threads, or forked processes.
+"""Workers: forked processes that apply a function to many items.
 
 Only one thread of a process runs Python code at a time, and threads that call NumPy
 every few microseconds often wait for each other. Processes do not. A forked process
@@ -7,7 +7,7 @@ model; the copy of a page is made only when one of the two writes to it. What is
 seen by all must be in memory that they share (`shared_zeros`).
 
 A fork copies the thread that calls it and no other. Locks that others hold at that
-moment stay locked in the copy, so that a program must allow forks, as the scripts do.
+moment stay locked in the copy, so that only who asks for several processes gets them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
+
+from minitransformer.machine import limit_threads
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -40,23 +40,6 @@ R = TypeVar("R")
 CAN_FORK = sys.platform == "linux" and hasattr(os, "fork")
 
 STANDARD_ERROR = 2  # its descriptor
-
-_forks_allowed: ContextVar[bool] = ContextVar("forks_allowed", default=False)
-
-
-@contextmanager
-def allow_forks() -> Iterator[None]:
-    """Let work be divided among processes inside the block, where the system can."""
-    token = _forks_allowed.set(CAN_FORK)
-    try:
-        yield
-    finally:
-        _forks_allowed.reset(token)
-
-
-def forks_allowed() -> bool:
-    """Whether work is divided among processes instead of threads."""
-    return _forks_allowed.get()
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -69,18 +52,16 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def parallel_map(
     function: Callable[[A], R], count: int
 ) -> Iterator[Callable[[Iterable[A]], Iterable[R]]]:
-    """Yield a `map` of `function` over items, in order, on `count` workers.
+    """Yield a `map` of `function` over items, in order, on `count` processes.
 
-    They are processes where forks are allowed, and threads elsewhere.
+    Each has one thread for its matrix products. Where processes cannot be forked, this
+    one does the work, and its matrix products keep their threads.
     """
-    if count == 1:
+    if count == 1 or not CAN_FORK:
         yield lambda items: map(function, items)
-    elif forks_allowed():
-        with Workers(function, count) as workers:
-            yield workers.map
     else:
-        with ThreadPoolExecutor(count) as pool:
-            yield lambda items: pool.map(function, items)
+        with limit_threads(1), Workers(function, count) as workers:
+            yield workers.map
 
 
 class Workers(Generic[A, R]):

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "cli": {"settings"},
     "files": set(),
     "machine": set(),
-    "workers": set(),
+    "workers": {"machine"},
     "engine": {"settings", "files"},
     "text": {"cli", "settings", "files"},
     "onednn": {"engine", "machine", "workers"},

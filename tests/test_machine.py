@@ -62,7 +62,7 @@ def blas_threads():
 @pytest.fixture
 def unlimited(monkeypatch):
     """No limit of another test, whose model may still have its threads."""
-    monkeypatch.setattr(machine, "_BLAS_LIMIT", machine._BlasLimit())
+    monkeypatch.setattr(machine, "_THREAD_LIMITS", machine._ThreadLimits())
 
 
 def test_matrix_products_take_one_thread_for_a_while(unlimited):
@@ -70,7 +70,7 @@ def test_matrix_products_take_one_thread_for_a_while(unlimited):
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         if blas_threads() != {2}:
             pytest.skip("the threads of this BLAS cannot be counted")
-        with machine.one_blas_thread():
+        with machine.limit_threads(1):
             assert blas_threads() == {1}
         assert blas_threads() == {2}
 
@@ -81,7 +81,7 @@ def test_the_limit_ends_with_the_last_of_overlapping_blocks(unlimited):
             pytest.skip("the threads of this BLAS cannot be counted")
         first, second = ExitStack(), ExitStack()
         for stack in (first, second):
-            stack.enter_context(machine.one_blas_thread())
+            stack.enter_context(machine.limit_threads(1))
         first.close()
         assert blas_threads() == {1}
         second.close()

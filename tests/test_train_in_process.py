@@ -30,7 +30,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import lifecycle, progress
 from minitransformer.training.distributed import Communicator
 from minitransformer.training.evaluation import TokenStatistics
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from minitransformer.training.progress import TrainingState
 from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, signals_put_back
@@ -468,13 +468,13 @@ def clock(monkeypatch):
     The clock of a computer may show any number at first.
     """
     now = [1000.0]
-    real = ThreadedModel.forward_backward
+    real = CpuModel.forward_backward
 
     def forward_backward(*arguments):
         now[0] += 10.00049
         return real(*arguments)
 
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
     for module in (train, progress):
         clock = SimpleNamespace(monotonic=lambda: now[0])
         monkeypatch.setattr(module, "time", clock)
@@ -547,7 +547,7 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
 
 def poison(monkeypatch, calls, name="decoder.0.feed_forward.bias_1"):
     """Put a NaN into the gradient of some updates, which are counted from 1."""
-    real, count = ThreadedModel.forward_backward, [0]
+    real, count = CpuModel.forward_backward, [0]
 
     def forward_backward(self, *arguments):
         loss = real(self, *arguments)
@@ -556,7 +556,7 @@ def poison(monkeypatch, calls, name="decoder.0.feed_forward.bias_1"):
             self.parameters.views(self.parameters.grad)[name][3] = np.nan
         return loss
 
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
 
 
 def test_a_gradient_that_is_not_finite_stops_a_run(start, monkeypatch):
@@ -593,12 +593,12 @@ def test_what_is_asynchronous_is_waited_for_before_its_result_is_used(
 ):
     """A report, a validation and a checkpoint each come alone, at 5, 3 and 2."""
     flags = "--steps 7 --log-every 5 --validate-every 3 --save-every 2 --run".split()
-    monkeypatch.setattr(ThreadedModel, "asynchronous", True)
+    monkeypatch.setattr(CpuModel, "asynchronous", True)
     start(*flags, "ahead")
-    monkeypatch.setattr(ThreadedModel, "asynchronous", False)
+    monkeypatch.setattr(CpuModel, "asynchronous", False)
     start(*flags, "run")
     assert_same_results("run", "ahead")
-    monkeypatch.setattr(ThreadedModel, "asynchronous", True)
+    monkeypatch.setattr(CpuModel, "asynchronous", True)
     poison(monkeypatch, [1, 2])
     rarely = "--log-every 3 --validate-every 9 --save-every 9 --steps 4".split()
     error = start(*rarely, "--run", "late", code=1)
@@ -687,12 +687,12 @@ def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch
     def save(path, saved):
         raise OSError(ENOSPC, "No space left on device", str(path))
 
-    def forward_backward(self, *arguments, real=ThreadedModel.forward_backward):
+    def forward_backward(self, *arguments, real=CpuModel.forward_backward):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *arguments)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
     flags = ("--steps", 9, "--run", "run", "--on-save-error", "continue")
     with signals_put_back():
         out = start(*flags, code=128 + signal.SIGTERM)
@@ -716,7 +716,7 @@ def test_a_full_disk_behind_standard_output_costs_lines(start):
 
 @pytest.mark.parametrize("number", lifecycle.STOP_SIGNALS)
 def test_a_signal_saves_and_stops(start, monkeypatch, number):
-    real, handlers = ThreadedModel.forward_backward, []
+    real, handlers = CpuModel.forward_backward, []
 
     def forward_backward(self, batches, smoothing, key):
         if key[1] == 3:
@@ -724,7 +724,7 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
             handlers.extend(signal.getsignal(n) for n in lifecycle.STOP_SIGNALS[-2:])
         return real(self, batches, smoothing, key)
 
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
     flags = ("--run", "run", "--steps", 9, "--validate-every", 9, "--save-every", 9)
     with signals_put_back():
         signal.signal(number, signal.SIG_DFL)  # which nohup, for one, changes
@@ -739,7 +739,7 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
 
 
 def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
-    real, validate, before = ThreadedModel.forward_backward, train.Trainer.validate, []
+    real, validate, before = CpuModel.forward_backward, train.Trainer.validate, []
 
     def forward_backward(self, batches, smoothing, key):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -749,7 +749,7 @@ def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
         before.append(steps("run"))
         validate(self)
 
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
     monkeypatch.setattr(train.Trainer, "validate", observed)
     flags = ("--run", "run", "--steps", 9, "--validate-every", 1, "--save-every", 9)
     with signals_put_back():
@@ -762,7 +762,7 @@ def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
 )
 def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch, more, last):
     real, validate, stopping = (
-        ThreadedModel.forward_backward,
+        CpuModel.forward_backward,
         train.Trainer.validate,
         [False],
     )
@@ -777,7 +777,7 @@ def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch, more, 
             raise RuntimeError("killed")
         validate(self)
 
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
     monkeypatch.setattr(train.Trainer, "validate", killed)
     flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9, *more)
     start(*flags, "--run", "whole")
@@ -820,7 +820,7 @@ def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monke
     """Of an unbroken run, the checkpoints 4, 6 and 7 are averaged."""
     flags = ["--average", 3, "--keep-last", 3, "--steps", 7, "--run"]
     start(*flags, "unbroken")
-    real = ThreadedModel.forward_backward
+    real = CpuModel.forward_backward
 
     def forward_backward(self, batches, smoothing, key):
         if key[1] in (3, 5):
@@ -828,7 +828,7 @@ def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monke
         return real(self, batches, smoothing, key)
 
     stopped = 128 + signal.SIGTERM
-    monkeypatch.setattr(ThreadedModel, "forward_backward", forward_backward)
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
     start(*flags, "run", code=stopped)
     assert steps("run") == [2, 3]
     start("--resume", "run", code=stopped)
@@ -1064,8 +1064,7 @@ def test_ranks_compare_what_they_would_train(text, place, capsys):
     assert (compared["threads"], compared["state"]["step"]) == (2, 0)
     assert compared["text"].keys() == {"train", "val", "test"}
     assert compared["state"]["text"] == compared["text"]
-    (first, drawn), (last, ended) = ranks.sent
-    assert first is last
+    (_, drawn), (_, ended) = ranks.sent
     assert not np.array_equal(drawn, ended)
     averaged = checkpoint.load(RunDirectory(Path("run")).checkpoint(2))
     np.testing.assert_array_equal(ended, averaged.parameters.data)
@@ -1101,9 +1100,7 @@ def test_the_parts_of_a_run_get_its_device_and_state(start, monkeypatch):
         place(self, *arguments)
 
     monkeypatch.setattr(train.ParameterBuffer, "move_to", move_to)
-    monkeypatch.setattr(
-        ThreadedModel, "reserve_memory", lambda self, *x: reserved.append(x)
-    )
+    monkeypatch.setattr(CpuModel, "reserve_memory", lambda self, *x: reserved.append(x))
     scales = observed(monkeypatch, "LossScale")
     loggers = observed(monkeypatch, "logger")
     models = observed(monkeypatch, "parallel_model")
@@ -1276,7 +1273,7 @@ def test_two_ranks_do_what_one_with_two_threads_does(
 ):
     flags = ["--validate-bleu", 5, "--steps", 4, "--learning-rate", 0.01, "--run"]
     start(*flags, "one")
-    monkeypatch.setattr(ThreadedModel, "asynchronous", asynchronous)
+    monkeypatch.setattr(CpuModel, "asynchronous", asynchronous)
     compared = rank_run(text, monkeypatch, 2, *flags, "two")
     assert_close_results("one", "two")
     out = capsys.readouterr().out

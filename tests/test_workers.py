@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 
+from minitransformer import machine
+from minitransformer import workers as workers_module
 from minitransformer.files import file_lock
 from minitransformer.workers import (
     CAN_FORK,
     Workers,
-    allow_forks,
-    forks_allowed,
     parallel_map,
     shared_zeros,
 )
@@ -28,48 +28,44 @@ def place(_):
     return os.getpid(), threading.get_ident()
 
 
+@forks
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("forked", [False, pytest.param(True, marks=forks)])
-def test_results_come_in_the_order_of_the_items(count, forked):
+def test_results_come_in_the_order_of_the_items(count):
     def slow_at_first(item):
         time.sleep(0.05 / (1 + item))
         return item * factor
 
     factor = 3
-    with (
-        Workers(slow_at_first, count)
-        if forked
-        else parallel_map(slow_at_first, count) as workers
-    ):
-        mapped = workers.map if forked else workers
-        assert list(mapped(range(7))) == [3 * item for item in range(7)]
-        assert list(mapped([])) == []
-        assert list(mapped(iter([5]))) == [15]
-
-
-def test_work_is_divided_among_threads_unless_forks_are_allowed():
-    assert not forks_allowed()
-    with parallel_map(place, 2) as mapped:
-        found = set(mapped(range(8)))
-    assert {process for process, _ in found} == {os.getpid()}
-    assert len(found) == 2
+    with Workers(slow_at_first, count) as workers:
+        assert list(workers.map(range(7))) == [3 * item for item in range(7)]
+        assert list(workers.map([])) == []
+        assert list(workers.map(iter([5]))) == [15]
 
 
 @forks
-def test_work_is_divided_among_processes_where_forks_are_allowed():
-    with allow_forks(), parallel_map(place, 2) as mapped:
+def test_work_is_divided_among_processes():
+    with parallel_map(place, 2) as mapped:
         found = {process for process, _ in mapped(range(8))}
     assert len(found) == 2
     assert os.getpid() not in found
-    assert not forks_allowed()
     for process in found:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
 
 
-def test_one_worker_is_this_thread():
-    with allow_forks(), parallel_map(place, 1) as mapped:
-        assert list(mapped([0])) == [(os.getpid(), threading.get_ident())]
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_worker_or_one_without_forks_is_this_thread(count, monkeypatch):
+    monkeypatch.setattr(workers_module, "CAN_FORK", count == 1)
+    with parallel_map(place, count) as mapped:
+        assert set(mapped([0, 1])) == {(os.getpid(), threading.get_ident())}
+
+
+@forks
+def test_a_product_has_one_thread_in_each_process():
+    with parallel_map(lambda _: machine.product_threads(), 2) as mapped:
+        assert list(mapped(range(2))) == [1, 1]
+    with machine.limit_threads(3), parallel_map(abs, 1) as mapped:
+        assert machine.product_threads() == 3
 
 
 @forks

@@ -11,11 +11,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,6 @@ from minitransformer.training.distributed import (
     checksum,
 )
 from minitransformer.training.loss_scale import LossScale
-
-A = TypeVar("A")
-R = TypeVar("R")
 
 # The most shapes that get a graph; batches of others are launched kernel by kernel.
 MAX_GRAPHS = 512
@@ -115,7 +112,7 @@ class GpuModel:
     """
 
     asynchronous = True
-    num_threads = 1
+    num_processes = 1
     tokens_at_once = sys.maxsize
 
     def __init__(
@@ -142,10 +139,6 @@ class GpuModel:
         self._stream = xp.cuda.Stream(non_blocking=True)
         xp.cuda.Device().synchronize()  # wait for the parameters
         self._stream.use()
-
-    def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        """Apply `function` to items in this thread, which has selected the GPU."""
-        return map(function, items)
 
     def synchronize(self) -> None:
         self._stream.synchronize()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, parameters_changed
-
-M = TypeVar("M", bound="Module")
 
 
 class Module:
@@ -149,15 +146,3 @@ class ParameterBuffer:
             views[name] = flat[start:end].reshape(parameter.data.shape)
             start = end
         return views
-
-
-def replicate(module: M) -> M:
-    """Return a copy of a module that shares its parameters but not their gradients.
-
-    Threads that work on different sentences each need gradients of their own.
-    """
-    shared = {id(p.data): p.data for _, p in module.named_parameters()}
-    replica = copy.deepcopy(module, shared)
-    for _, parameter in replica.named_parameters():
-        parameter.grad = None
-    return replica

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minitransformer.machine import one_blas_thread
+from minitransformer.machine import limit_threads
 
 R = TypeVar("R")
 
@@ -56,7 +56,7 @@ class Kernels(Generic[R]):
         weight = vector.reshape(TRIAL_SIZE, TRIAL_SIZE)
         x = weight.copy()
         self._kernels["linear"](x, weight)  # rounds both
-        with one_blas_thread():
+        with limit_threads(1):
             plain = _least_seconds(lambda: x @ weight)
             own = _least_seconds(lambda: self._kernels["linear"](x, weight))
         return own > 1.1 * plain

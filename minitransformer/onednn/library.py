@@ -8,8 +8,7 @@ columns. The sum over all rows in A^T B, and a product whose rows have scales, a
 compiled for the number of rows. Of such numbers there should be few: `kernels.py`
 rounds them up.
 
-Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none. The
-thread that asks for a product computes it: callers divide their work.
+Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ from importlib import metadata
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from minitransformer.machine import product_threads
 
 # The name that the package index has for the library, and the one that C has for it.
 DISTRIBUTION = "onednn-cpu-gomp"
@@ -234,14 +235,14 @@ class OneDnn:
         Threads share none: a primitive holds the addresses of the arrays of one call.
         """
         primitives = self._thread.__dict__.setdefault("primitives", {})
-        key = kind, *options
+        threads = product_threads()
+        key = kind, threads, *options
         if (primitive := primitives.get(key)) is None:
             if len(primitives) >= MAX_PRIMITIVES:
                 primitives.clear()
-            # A primitive that is created without this divides its work among threads of
-            # its own, which wait for each other in loops and so take cores from others.
+            # Threads that wait for each other in loops would take cores from others.
             if hasattr(self._library, "omp_set_num_threads"):
-                self._library.omp_set_num_threads(1)
+                self._library.omp_set_num_threads(threads)
             primitive = kind(self._library, self._engine, *options)
             primitives[key] = primitive
         return primitive

@@ -51,19 +51,18 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
     return 3 * 2 * (layers + length * d * config.vocab_size)
 
 
-def training_memory(config: ModelConfig, tokens: int, num_threads: int) -> int:
+def training_memory(config: ModelConfig, tokens: int, num_processes: int) -> int:
     """Estimate how much memory training takes, to about a fifth. Units: bytes
 
-    All numbers are float32. Parameters, gradients and two moments are there all the
-    time. Added to these are the activations of `tokens` tokens a side and each thread's
-    logits or, as backward frees them, the gradients of the other threads' replicas.
+    All numbers are float32. Parameters, two moments and a gradient for each process are
+    there all the time. Added to these are the activations of `tokens` tokens a side and
+    each process's logits.
     """
     d, inner = config.d_model, config.d_ff
     encoder = config.encoder_layers * (8 * d + inner) + 2 * d
     decoder = config.decoder_layers * (13 * d + inner) + 2 * d
     rows = ops.rows_per_chunk(config.vocab_size)
-    rows = min(rows, math.ceil(tokens / num_threads))
-    logits = num_threads * (rows + 2 * d) * config.vocab_size
-    replicas = (num_threads - 1) * config.num_parameters
-    in_work = max(tokens * (encoder + decoder) + logits, replicas)
-    return 4 * (4 * config.num_parameters + in_work) + PROCESS_MEMORY
+    rows = min(rows, math.ceil(tokens / num_processes))
+    logits = num_processes * (rows + 2 * d) * config.vocab_size
+    vectors = (3 + num_processes) * config.num_parameters
+    return 4 * (vectors + tokens * (encoder + decoder) + logits) + PROCESS_MEMORY

@@ -11,8 +11,9 @@ from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.loss import token_log_probs
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
-from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.batches import Batch, ParallelCorpus
 from minitransformer.training.parallel import ParallelModel
+from minitransformer.workers import parallel_map
 
 
 class TokenStatistics(NamedTuple):
@@ -64,21 +65,22 @@ def token_statistics(
 def validate(
     parallel: ParallelModel, corpus: ParallelCorpus, max_tokens: int
 ) -> TokenStatistics:
-    """Return the statistics of a corpus. Ranks and threads divide its batches.
+    """Return the statistics of a corpus. Ranks and processes divide its batches.
 
-    A batch has about `max_tokens`, or what a thread takes in training if that is less.
+    A batch has about `max_tokens`, or what a process takes in training if that is less.
     """
     ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
-    max_tokens = min(max_tokens, parallel.tokens_at_once // parallel.num_threads)
+    max_tokens = min(max_tokens, parallel.tokens_at_once // parallel.num_processes)
 
-    def work(pairs: np.ndarray) -> TokenStatistics:
-        batch = corpus.batch(pairs)
+    def work(batch: Batch) -> TokenStatistics:
         source, target = xp.asarray(batch.source), xp.asarray(batch.target)
         return token_statistics(parallel.model, source, target)
 
     sums = np.zeros(3)
     batches = corpus.batch_by_length(np.arange(len(corpus)), max_tokens)
-    for statistics in parallel.map(work, batches[ranks.rank :: ranks.size]):
-        sums += statistics
+    mine = (corpus.batch(pairs) for pairs in batches[ranks.rank :: ranks.size])
+    with parallel_map(work, parallel.num_processes) as mapped:
+        for statistics in mapped(mine):
+            sums += statistics
     nll, correct, tokens = ranks.all_reduce_numbers(sums.tolist())
     return TokenStatistics(nll, int(correct), int(tokens))

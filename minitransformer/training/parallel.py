@@ -1,43 +1,42 @@
-"""Data parallelism: a batch is divided among threads, and among processes (ranks).
+"""Data parallelism on processors: a batch is divided among processes, and among ranks.
 
-NumPy releases the interpreter's lock while it computes. Threads that each take some
-pairs of a batch through the whole model therefore keep all cores busy, in small
-operations as well as in matrix products. Each thread uses one thread of BLAS and has
-gradients of its own, which are then summed. `forked.py` does the same in processes,
-and `distributed.py` sums the gradients of ranks.
+Each process takes some pairs of a batch through the whole model, so that all cores are
+busy in small operations as well as in matrix products. Forked processes share the
+parameters; each fills a gradient of its own in shared memory, and these are summed.
+Where processes cannot be forked there is one, whose matrix products have threads.
+`distributed.py` sums the gradients of ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array
 from minitransformer.engine.random_streams import HostStream
-from minitransformer.machine import one_blas_thread
+from minitransformer.machine import limit_threads
 from minitransformer.model.loss import training_loss
-from minitransformer.model.parameters import ParameterBuffer, replicate
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.training.distributed import Communicator, GradientAllReduce
+from minitransformer.workers import Workers, shared_zeros
 
-A = TypeVar("A")
-R = TypeVar("R")
 WhenComplete: TypeAlias = Callable[[Tensor], None]
 
-# About the largest part of a batch that a thread takes through the model at once: the
+# About the largest part of a batch that a process takes through the model at once: the
 # tokens of the longer side, padding included, times d_model. It is large enough for
 # efficient matrix products, and small enough for its activations to need little memory.
 TOKENS_TIMES_WIDTH = 1 << 18
 
 
 class ParallelModel(Protocol):
-    """A model in training: on threads here, in processes in `forked.py`, or on a GPU.
+    """A model in training: `CpuModel` here, or `GpuModel` in `cuda/training.py`.
 
     If it is `asynchronous`, results are arrays that the GPU may still be computing.
     """
@@ -45,7 +44,7 @@ class ParallelModel(Protocol):
     model: Transformer
     parameters: ParameterBuffer
     communicator: Communicator
-    num_threads: int
+    num_processes: int
     asynchronous: bool
 
     def forward_backward(
@@ -72,16 +71,12 @@ class ParallelModel(Protocol):
         """Take the memory that the stream's largest batches need, if that helps."""
         ...
 
-    def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        """Yield `function(item)` for each item in order, on one thread or several."""
-        ...
-
     def synchronize(self) -> None:
         """Wait until all results so far are computed."""
         ...
 
     def close(self) -> None:
-        """End the threads, if there are any."""
+        """End the processes and threads, if there are any."""
         ...
 
 
@@ -107,13 +102,16 @@ class Part:
         return float(loss.data)
 
 
-class ThreadedModel:
-    """A model and its replicas, one per thread, which share the parameters.
+class CpuModel:
+    """A model whose gradients this process computes, or several that it forks.
 
     Each part of a batch draws its own dropout noise. The number of parts is a multiple
-    of the threads of all ranks, or that of the sentences if they are fewer. The same
-    numbers of threads and ranks therefore give the same results. Without dropout, other
-    numbers change only the last bits in float32; in bf16, these decide some roundings.
+    of the processes of all ranks, or that of the sentences if they are fewer. The same
+    numbers of processes and ranks therefore give the same results. Without dropout,
+    other numbers change only the last bits in float32; in bf16, these decide some
+    roundings.
+
+    A matrix product has `num_threads` threads in each process.
     """
 
     asynchronous = False
@@ -122,20 +120,24 @@ class ThreadedModel:
         self,
         model: Transformer,
         parameters: ParameterBuffer,
-        num_threads: int,
+        num_processes: int = 1,
+        num_threads: int = 1,
         communicator: Communicator | None = None,
     ) -> None:
         self.model, self.parameters = model, parameters
         self.communicator = communicator or Communicator()
+        self.num_processes, self.num_cores = num_processes, num_processes * num_threads
         self._all_reduce = GradientAllReduce(self.communicator, parameters)
-        self.num_threads = num_threads
-        self.replicas = [model, *(replicate(model) for _ in range(num_threads - 1))]
-        self._replica_parameters = [
-            dict(replica.named_parameters()) for replica in self.replicas[1:]
-        ]
         self._open = ExitStack()  # until `close`
-        self._open.enter_context(one_blas_thread())
-        self._pool = self._open.enter_context(ThreadPoolExecutor(num_threads))
+        self._open.enter_context(limit_threads(num_threads))
+        self._pool = self._open.enter_context(ThreadPoolExecutor(self.num_cores))
+        self._workers: Workers[tuple[int, list[Part]], float] | None = None
+        if num_processes > 1:
+            like = parameters.data.shape, parameters.data.dtype
+            self._gradients = [shared_zeros(*like) for _ in range(num_processes)]
+            parameters.move_into(shared_zeros(*like), self._gradients[0])
+            self._workers = Workers(self._fill_own_gradient, num_processes)
+            self._open.callback(self._workers.close)
 
     def forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
@@ -152,61 +154,70 @@ class ThreadedModel:
         [total] = self.communicator.all_reduce_numbers([total])
         return total / num_tokens
 
+    def _split(self, batch: Batch) -> list[Batch]:
+        """Divide a batch into parts, a multiple of the processes of all ranks."""
+        tokens = max(batch.source.size, batch.target.size)
+        ranks = self.communicator.size
+        rounds = math.ceil(tokens / (self.tokens_at_once * ranks))
+        return batch.split(rounds * self.num_processes * ranks)
+
+    @property
+    def tokens_at_once(self) -> int:
+        tokens = TOKENS_TIMES_WIDTH // self.model.config.d_model
+        return max(tokens, 1) * self.num_processes
+
     def _fill_gradient(self, parts: list[Part]) -> float:
         """Fill `parameters.grad` with the sum of the parts' gradients.
 
         Returns: the sum of their losses
         """
-        total, threads = 0.0, self.num_threads
-
-        def forward_backward(i: int) -> float:
-            # With one thread, the last part completes the gradient of each parameter,
-            # and its all-reduce starts while the backward pass goes on.
-            is_last = threads == 1 and i == len(parts) - 1
+        if self._workers is not None:
+            shares = range(self.num_processes)
+            work = ((n, parts[n :: self.num_processes]) for n in shares)
+            total = sum(self._workers.map(work))
+            self.map(self._sum_share, shares)
+            return total
+        self.parameters.collect_gradients(self.parameters.grad)
+        total = 0.0
+        for i, part in enumerate(parts):
+            # The last part completes the gradient of each parameter, and its all-reduce
+            # starts while the backward pass goes on.
+            is_last = i == len(parts) - 1
             when_complete = self._all_reduce.complete if is_last else None
-            return parts[i].forward_backward(self.replicas[i % threads], when_complete)
-
-        self.parameters.grad.fill(0)
-        for first in range(0, len(parts), threads):
-            indices = range(first, min(first + threads, len(parts)))
-            total += sum(self._pool.map(forward_backward, indices))
-            list(self._pool.map(self._add_replica_gradients, range(threads)))
+            total += part.forward_backward(self.model, when_complete)
         return total
 
-    def _split(self, batch: Batch) -> list[Batch]:
-        """Divide a batch into parts, a multiple of the threads of all ranks."""
-        tokens = max(batch.source.size, batch.target.size)
-        ranks = self.communicator.size
-        rounds = math.ceil(tokens / (self.tokens_at_once * ranks))
-        return batch.split(rounds * self.num_threads * ranks)
+    def _fill_own_gradient(self, work: tuple[int, list[Part]]) -> float:
+        """In process n, fill the n-th gradient with that of some parts.
 
-    @property
-    def tokens_at_once(self) -> int:
-        tokens = TOKENS_TIMES_WIDTH // self.model.config.d_model
-        return max(tokens, 1) * self.num_threads
+        Returns: the sum of their losses
+        """
+        n, parts = work
+        self.parameters.collect_gradients(self._gradients[n])
+        return sum(part.forward_backward(self.model) for part in parts)
+
+    def _sum_share(self, thread: int) -> None:
+        """Add the other gradients to the first, in a thread's share of its length."""
+        first, *others = self._gradients
+        size = -(-len(first) // self.num_processes)
+        share = slice(thread * size, (thread + 1) * size)
+        for gradient in others:
+            first[share] += gradient[share]
+
+    def map(self, function: Callable[[int], None], items: Iterable[int]) -> list[None]:
+        """Call `function(item)` for each item, on as many threads as there are cores.
+
+        It is for work on large arrays, such as Adam's: NumPy lets threads compute these
+        at the same time.
+        """
+        return list(self._pool.map(function, items))
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Do nothing: parts are too small to need memory in advance."""
-
-    def _add_replica_gradients(self, thread: int) -> None:
-        """Add the replicas' gradients to the model's, for one thread's share of them.
-
-        Replicas then release their gradients. The next backward pass allocates new ones
-        while it frees activations, so memory never holds all of both.
-        """
-        parameters = list(self.parameters.parameters.items())
-        for name, parameter in parameters[thread :: self.num_threads]:
-            for replica in self._replica_parameters:
-                if (gradient := replica[name].grad) is not None:
-                    parameter.grad += gradient
-                    replica[name].grad = None
-
-    def map(self, function: Callable[[A], R], items: Iterable[A]) -> Iterator[R]:
-        return self._pool.map(function, items)
 
     def synchronize(self) -> None:
         """Return at once, because every result is already computed."""
 
     def close(self) -> None:
-        """End the threads and give BLAS its own threads back."""
+        """End the processes and threads, and give BLAS its own threads back."""
         self._open.close()

@@ -77,19 +77,18 @@ class Profile:
 
         return wrapped
 
-    def table(self, steps: int, seconds: float, num_threads: int) -> str:
+    def table(self, steps: int, seconds: float) -> str:
         """Return a line for each operation, the longest time first.
 
-        A line has calls and milliseconds a step, the share of a step, and the GFLOP/s
-        of one thread. `seconds` is the wall time of all steps. The last lines are the
-        part that no operation takes, and a whole step. The times of primitives, which
-        all threads run at once, are divided by the number of threads.
+        A line has calls and milliseconds a step, the share of a step, and GFLOP/s.
+        `seconds` is the wall time of all steps. The last lines are the part that no
+        operation takes, and a whole step.
         """
         rows, explained = [], 0.0
         for (name, phase), entry in self.entries.items():
-            wall = entry.seconds / (num_threads if phase else 1)
+            wall = entry.seconds
             explained += wall
-            speed = entry.flops / entry.seconds / 1e9 if entry.flops else None
+            speed = entry.flops / wall / 1e9 if entry.flops else None
             rows.append((f"{name} {phase}".strip(), entry.calls / steps, wall, speed))
         rows.sort(key=lambda row: -row[2])
         rows.append(("everything else", 0, max(seconds - explained, 0.0), None))
@@ -145,4 +144,4 @@ def profile_updates(
             update()
         parallel.synchronize()
         seconds = time.perf_counter() - started
-    return profile.table(steps, seconds, parallel.num_threads)
+    return profile.table(steps, seconds)

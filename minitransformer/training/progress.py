@@ -275,7 +275,7 @@ def run_summary(
     flops = training_flops(config, source, target) * num_pairs
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
     at_once = min(stream.training.max_tokens, parallel.tokens_at_once)
-    memory = training_memory(config, at_once, parallel.num_threads)
+    memory = training_memory(config, at_once, parallel.num_processes)
     return [
         f"parameters  {sum(blocks.values()):,}: {parts}",
         f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "

@@ -12,7 +12,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.machine import one_blas_thread
+from minitransformer.machine import limit_threads
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -141,7 +141,7 @@ def all_weights(
 
         return recording
 
-    with one_blas_thread(), no_grad(), wrap_primitives(observer):
+    with limit_threads(1), no_grad(), wrap_primitives(observer):
         model(xp.asarray([source]), xp.asarray([target]))
     return recorded
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import array_module, fused_kernel
-from minitransformer.machine import one_blas_thread
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged
@@ -83,7 +82,7 @@ def translate_ids(
     count = max(min(num_threads, len(order)), 1)
     shares = [order[n::count] for n in range(count)]
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    with one_blas_thread(), parallel_map(translate_share, count) as mapped:
+    with parallel_map(translate_share, count) as mapped:
         for sentence, hypotheses in chain.from_iterable(mapped(shares)):
             results[sentence] = hypotheses
     return results
@@ -153,9 +152,8 @@ def map_batches(
 
     `function` takes the indices of a batch and returns a result for each of them. A
     batch holds one sentence, or at most `max_tokens` tokens with padding and EOS. The
-    workers, which are `num_threads` threads or processes (`workers.parallel_map`), get
-    equally many batches, which are about equally large. Sentences of length 0 are left
-    out.
+    workers, `num_threads` processes (`workers.parallel_map`), get equally many batches,
+    which are about equally large. Sentences of length 0 are left out.
 
     Yields: indices of sentences and their results, longest sentences first
     """
@@ -181,6 +179,6 @@ def map_batches(
         return list(function(batch))
 
     count = max(min(num_threads, len(batches)), 1)
-    with one_blas_thread(), parallel_map(results, count) as mapped:
+    with parallel_map(results, count) as mapped:
         for batch, found in zip(batches, mapped(batches), strict=True):
             yield from zip(batch.tolist(), found, strict=True)

@@ -16,7 +16,7 @@ from minitransformer.model.layers import sinusoids
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.text.batches import Batch
 from minitransformer.training.loss_scale import LossScale
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from support import strict_cupy
 from support.closeness import assert_close
 from support.models import small_batch, small_model
@@ -44,7 +44,7 @@ def test_a_model_returns_to_its_stream(stand_in):
 
 def float64_model():
     model = small_model()
-    return ThreadedModel(model, ParameterBuffer(model), 1)
+    return CpuModel(model, ParameterBuffer(model), 1)
 
 
 def trimmed(seed, sentences, source, target):

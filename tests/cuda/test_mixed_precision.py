@@ -23,7 +23,7 @@ from minitransformer.text.batches import Batch
 from minitransformer.training import loss_scale
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import small_batch
 from support.scripts import SMALL_RUN
@@ -112,7 +112,7 @@ def reference(batches, config=CONFIG):
     """Loss and gradient in float64, of batches that are not padded further."""
     model = active_model(config, "float64")
     parameters = ParameterBuffer(model)
-    threaded = ThreadedModel(model, parameters, 1)
+    threaded = CpuModel(model, parameters, 1)
     loss = threaded.forward_backward(batches, 0.1, (1, 1))
     threaded.close()
     return loss, parameters

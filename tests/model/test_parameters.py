@@ -10,7 +10,6 @@ from minitransformer.model.parameters import (
     Initializer,
     Module,
     ParameterBuffer,
-    replicate,
 )
 from support.closeness import assert_close
 
@@ -75,18 +74,6 @@ def test_gradients_are_collected_in_a_vector_from_zero():
         ops.sum_all(module.first).backward()
     np.testing.assert_array_equal(vector, [2] * 3 + [0] * 8)
     assert not old.any()
-
-
-def test_a_replica_shares_parameters_and_not_gradients():
-    module = Tied()
-    buffer = ParameterBuffer(module)
-    twin = replicate(module)
-    buffer.data += 1
-    assert twin.first is twin.again
-    assert_close(twin.first.data, module.first.data)
-    ops.sum_all(twin.first).backward()
-    assert not buffer.grad.any()
-    assert_close(twin.first.grad, np.ones(3))
 
 
 def test_low_precision_copies_the_matrices_alone():

@@ -229,6 +229,7 @@ def test_a_thread_may_still_multiply_while_python_ends(library):
     script = """
 import threading, time
 import numpy as np
+from minitransformer.machine import limit_threads
 from minitransformer.onednn.library import OneDnn
 
 library, a = OneDnn(), np.zeros((256, 256), np.uint16)

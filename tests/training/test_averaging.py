@@ -19,7 +19,7 @@ from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters
 from minitransformer.training.distributed import Communicator
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from minitransformer.training.progress import TrainingState
 from support.models import CAT_LINES
 from support.ranks import run_ranks
@@ -83,7 +83,7 @@ class Ended:
         model, lines = Transformer(CONFIG), []
         state = TrainingState({}, step=self.step)
         run = RunDirectory(Path("none")) if ranks and ranks.rank else self.run
-        parallel = ThreadedModel(model, ParameterBuffer(model), 1, ranks)
+        parallel = CpuModel(model, ParameterBuffer(model), communicator=ranks)
         training = TrainingConfig(average=average, max_tokens=20, **settings)
         val = corpus() if validation else None
         self.bleus = iter(bleus)

@@ -20,7 +20,7 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import distributed
 from minitransformer.training.distributed import Communicator, GradientAllReduce
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import small_batch, small_model
 from support.ranks import run_ranks
@@ -98,7 +98,7 @@ def test_ranks_that_differ_are_named():
 def gradient(ranks, batches, threads=1):
     net = small_model()
     parameters = ParameterBuffer(net)
-    threaded = ThreadedModel(net, parameters, threads, communicator=ranks)
+    threaded = CpuModel(net, parameters, threads, communicator=ranks)
     for _ in range(2):  # the second starts from zero
         loss = threaded.forward_backward(batches, 0.1, (1, 1))
     threaded.close()
@@ -172,14 +172,14 @@ from minitransformer.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.training.distributed import checksum
 from minitransformer.training.optimizer import Adam
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from support.models import small_batch, small_model
 
 ranks = connect_ranks("cpu")
 net = small_model()
 parameters = ParameterBuffer(net)
 adam = Adam(parameters.data, 0.9, 0.98, 1e-9)
-threaded = ThreadedModel(net, parameters, 1, communicator=ranks)
+threaded = CpuModel(net, parameters, 1, communicator=ranks)
 losses, first = [], None
 for step in range(20):
     loss = threaded.forward_backward([small_batch(step, 9)], 0.1, (1, step))

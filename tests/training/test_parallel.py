@@ -1,31 +1,35 @@
-"""Threads, accumulation and repeatability of a training step's gradient."""
+"""Processes, accumulation and repeatability of a training step's gradient."""
 
-import threading
-import time
+import weakref
 
 import numpy as np
 import pytest
 
+from minitransformer.engine.backend import parameters_changed
 from minitransformer.engine.random_streams import HostStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.training import distributed, parallel
 from minitransformer.training.distributed import Communicator
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.optimizer import Adam
+from minitransformer.training.parallel import CpuModel
+from minitransformer.workers import CAN_FORK
 from support.closeness import assert_close
 from support.models import small_batch, small_model
 from support.ranks import run_ranks
 
+forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
-def gradient(batches, threads, dropout=0.0, dtype="float64", ranks=None):
+
+def gradient(batches, processes, dropout=0.0, dtype="float64", ranks=None):
     model = small_model(dropout, dtype)
     parameters = ParameterBuffer(model)
-    threaded = ThreadedModel(model, parameters, threads, ranks)
-    threaded.forward_backward(batches, 0.1, (1, 1))
-    loss = threaded.forward_backward(
+    computed = CpuModel(model, parameters, processes, communicator=ranks)
+    computed.forward_backward(batches, 0.1, (1, 1))
+    loss = computed.forward_backward(
         batches, 0.1, (1, 1)
     )  # the second starts from zero
-    threaded.close()
+    computed.close()
     return loss, parameters.grad.copy()
 
 
@@ -47,11 +51,13 @@ def test_the_gradient_is_that_of_the_mean_loss():
     assert_close(grad, parameters.grad / tokens)
 
 
-@pytest.mark.parametrize("threads", [2, 3, 8])
-def test_threads_do_not_change_the_gradient(threads):
+@forks
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_processes_do_not_change_the_gradient(processes):
+    """Also where a batch has fewer sentences than there are processes."""
     batches = [small_batch(0, 7), small_batch(1, 2)]
     loss, expected = gradient(batches, 1)
-    other, found = gradient(batches, threads)
+    other, found = gradient(batches, processes)
     assert_close(other, loss)
     assert_close(found, expected)
 
@@ -67,14 +73,67 @@ def test_accumulation_weighs_by_tokens():
     assert_close(together, mean)
 
 
-def test_a_step_repeats_bit_for_bit():
-    first, second = (gradient([small_batch(0, 9)], 2, 0.3, "float32") for _ in range(2))
-    assert first[0] == second[0]
-    np.testing.assert_array_equal(first[1], second[1])
+@forks
+def test_the_same_number_of_processes_repeats_bit_for_bit(monkeypatch):
+    """Losses, gradient and parameters of updates of several rounds, with dropout."""
+    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * 2 * 6)
+
+    def updates():
+        model = small_model(0.3, "float32")
+        parameters = ParameterBuffer(model)
+        computed = CpuModel(model, parameters, 2)
+        adam = Adam(parameters.data, 0.9, 0.98, 1e-9, 1.0, 2, computed.map)
+        batches, losses = [small_batch(0, 7), small_batch(1, 2)], []
+        for step in range(3):
+            losses.append(computed.forward_backward(batches, 0.1, (1, step)))
+            adam.step(parameters.grad, losses[-1], 0.01)
+        computed.close()
+        return losses, parameters.grad, parameters.data
+
+    for first, second in zip(updates(), updates(), strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert len(set(updates()[0])) == 3
 
 
-def test_the_threads_of_all_ranks_share_a_batch(monkeypatch):
-    """Of 17 sentences of 6 tokens, each of 4 threads takes at most 2 at once."""
+@forks
+def test_several_processes_keep_one_copy_of_the_parameters():
+    """In memory that they share: the vector that they were in is freed."""
+    model = small_model()
+    parameters = ParameterBuffer(model)
+    old = weakref.ref(parameters.data)
+    computed = CpuModel(model, parameters, 2)
+    assert old() is None
+    computed.close()
+
+
+@forks
+def test_an_error_in_a_process_is_raised(monkeypatch):
+    def fail(*_):
+        raise ValueError("expected another batch")
+
+    monkeypatch.setattr(parallel, "training_loss", fail)
+    with pytest.raises(ValueError, match="expected another batch"):
+        gradient([small_batch(0, 4)], 2)
+
+
+@forks
+def test_parameters_that_others_change_are_seen():
+    """Those that the main process sets, as at the end of a run."""
+    model = small_model()
+    parameters = ParameterBuffer(model)
+    computed = CpuModel(model, parameters, 2)
+    batch = small_batch(0, 4)
+    before = computed.forward_backward([batch], 0.0, (1, 1))
+    parameters.data[...] = 0
+    parameters_changed(parameters.data)
+    after = computed.forward_backward([batch], 0.0, (1, 1))
+    assert_close(after, np.log(model.config.vocab_size))
+    assert before != after
+    computed.close()
+
+
+def test_all_ranks_share_a_batch(monkeypatch):
+    """Of 17 sentences of 6 tokens, each of 4 ranks takes at most 2 at once."""
     batch, computed = small_batch(0, 17), []
     loss, expected = gradient([batch], 1)
     training_loss = parallel.training_loss
@@ -85,38 +144,24 @@ def test_the_threads_of_all_ranks_share_a_batch(monkeypatch):
 
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * (2 * 6) + 7)
     monkeypatch.setattr(parallel, "training_loss", remember)
-    for other, found in run_ranks(2, lambda r: gradient([batch], 2, ranks=r)):
+    for other, found in run_ranks(4, lambda r: gradient([batch], 1, ranks=r)):
         assert_close(other, loss)
         assert_close(found, expected)
-    assert len(computed) == 2 * 4 * 3  # gradients, threads, rounds
+    assert len(computed) == 2 * 4 * 3  # gradients, ranks, rounds
     assert max(map(len, computed)) == 2
     sentences = sorted(np.concatenate(computed).tolist())
     assert sentences == sorted(2 * batch.source.tolist())
 
 
-def test_each_thread_has_a_replica_and_no_more_threads_run():
-    model = small_model()
-    threaded = ThreadedModel(model, ParameterBuffer(model), 2)
-    assert len(threaded.replicas) == 2
-    both = threading.Barrier(2)
-    assert set(threaded.map(lambda item: both.wait(10), range(2))) == {0, 1}
-
-    def work(item):
-        time.sleep(0.01)
-        return threading.get_ident()
-
-    assert len(set(threaded.map(work, range(8)))) <= 2
-    threaded.close()
-
-
-def test_tokens_at_once_are_those_of_all_threads(monkeypatch):
+@forks
+def test_tokens_at_once_are_those_of_all_processes(monkeypatch):
     model = small_model()  # of width 8
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 87)
-    threaded = ThreadedModel(model, ParameterBuffer(model), 3)
-    assert threaded.tokens_at_once == 30
+    computed = CpuModel(model, ParameterBuffer(model), 3)
+    assert computed.tokens_at_once == 30
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 7)  # narrower than the model
-    assert threaded.tokens_at_once == 3
-    threaded.close()
+    assert computed.tokens_at_once == 3
+    computed.close()
 
 
 def test_a_bucket_is_summed_once_complete_while_the_others_are_not(monkeypatch):
@@ -132,9 +177,9 @@ def test_a_bucket_is_summed_once_complete_while_the_others_are_not(monkeypatch):
 
     model = small_model()
     parameters = ParameterBuffer(model)
-    threaded = ThreadedModel(model, parameters, 1, Recorder())
-    threaded.forward_backward([small_batch(0, 9)], 0.1, (1, 1))
-    threaded.close()
+    computed = CpuModel(model, parameters, communicator=Recorder())
+    computed.forward_backward([small_batch(0, 9)], 0.1, (1, 1))
+    computed.close()
     assert len(started) > 3
     for bucket, at_start, _ in started:
         np.testing.assert_array_equal(bucket, at_start)

@@ -22,7 +22,7 @@ from minitransformer.text.ids import Ragged
 from minitransformer.text.lines import TextPair
 from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.loss_scale import LossScale
-from minitransformer.training.parallel import ThreadedModel
+from minitransformer.training.parallel import CpuModel
 from minitransformer.training.progress import (
     Progress,
     TrainingState,
@@ -204,7 +204,7 @@ def test_the_start_says_what_an_update_costs():
     stream = BatchStream(ParallelCorpus(*sides), settings)
     assert len(stream) == 1
     model = small_model()
-    threaded = ThreadedModel(model, ParameterBuffer(model), 1)
+    threaded = CpuModel(model, ParameterBuffer(model), 1)
     lines = run_summary(stream, {}, {}, threaded)
     flops = training_flops(model.config, 4.0, 6.0) * 24  # 0.0 GFLOP
     tokens = f"update      {24 * 4} source + {24 * 6} target tokens, "
@@ -219,7 +219,7 @@ def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
     stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=10_000))
     model = small_model()
     monkeypatch.setattr("minitransformer.training.parallel.TOKENS_TIMES_WIDTH", 8000)
-    threaded = ThreadedModel(model, ParameterBuffer(model), 2)
+    threaded = CpuModel(model, ParameterBuffer(model), 2)
     memory, more = (training_memory(model.config, n, 2) / 1e6 for n in (2000, 10_000))
     assert f"{memory:,.0f}" != f"{more:,.0f}"
     last = run_summary(stream, {}, {}, threaded)[-1]
@@ -236,7 +236,7 @@ def test_the_start_says_if_the_vocabulary_lacks_characters(unknown, told):
     sides = [Ragged.from_lists(ids) for ids in ([[5] * 1001], target)]
     stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_length=2000))
     model = small_model()
-    threaded = ThreadedModel(model, ParameterBuffer(model), 1)
+    threaded = CpuModel(model, ParameterBuffer(model), 1)
     found = [x for x in run_summary(stream, {}, {}, threaded) if "unknown " in x]
     assert len(found) == (told is not None)
     assert not told or told in found[0]
@@ -247,7 +247,7 @@ def test_the_start_says_what_validation_and_test_text_there_is():
     sides = [Ragged.from_lists([[5] * 3] * 2)] * 2
     stream = BatchStream(ParallelCorpus(*sides), TrainingConfig())
     model = small_model()
-    threaded = ThreadedModel(model, ParameterBuffer(model), 1)
+    threaded = CpuModel(model, ParameterBuffer(model), 1)
     pair = TextPair(Path("a/val.en"), Path("a/val.de"))
     for text, told in (
         ({}, ("none", "none")),

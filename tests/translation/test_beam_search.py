@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minitransformer import workers
 from minitransformer.api import load
 from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
@@ -387,6 +388,7 @@ def test_batches_that_are_filled_up_change_no_translation(kind, threads, monkeyp
         join(self, other)
 
     monkeypatch.setattr(BeamSearch, "join", watched)
+    monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them
     sources = [list(rng.integers(4, 20, n)) for n in rng.integers(1, 12, 40)]
     settings = {"beam": 3, "nbest": 2, "max_len_b": 20}
     config = DecodingConfig(**settings, decode_tokens=3 * 60)
@@ -561,7 +563,10 @@ def test_constraints_and_a_shortlist_both_hold():
         ([], 2, []),
     ],
 )
-def test_the_batches_of_threads_are_equally_many_and_large(lengths, threads, sizes):
+def test_the_batches_of_threads_are_equally_many_and_large(
+    lengths, threads, sizes, monkeypatch
+):
+    monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them
     found = {}
 
     def size_of(batch):
@@ -611,6 +616,7 @@ def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):
         return plain(model, source, beam_size, shortlist)
 
     monkeypatch.setattr(batch_translation, "incremental_decoder", measured)
+    monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them
     lines = translator.tokenizer.encode(["the cat"] * 24)
     tokens = len(lines[0]) + 1
     config = DecodingConfig(beam=3, decode_tokens=5 * 3 * tokens, max_len_b=1)
