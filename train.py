@@ -50,15 +50,14 @@ from minitransformer.settings.config import (
     TrainingConfig,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import build, given
+from minitransformer.settings.options import UsageError, build, given
 from minitransformer.settings.presets import find_preset
-from minitransformer.settings.text_config import TextConfig, VocabularyConfig
+from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.find import find_text, text_of
 from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.lines import TextPair
-from minitransformer.text.own_vocabulary import with_size_of_file
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters
@@ -137,13 +136,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
-    shape = TextConfig, VocabularyConfig, ModelConfig
-    for cls in (*shape, TrainingConfig, DecodingConfig):
+    pieces = "SentencePiece model to take as the vocabulary; none is learned"
+    add("--vocabulary", type=Path, metavar="FILE", help=pieces)
+    for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig):
         add_arguments(parser, cls, without=("nbest",))
     args = parser.parse_args(arguments)
-    new_only = args.run or args.config or args.start or args.profile or args.dry_run
-    if args.resume is not None and new_only:
-        names = "--run, --config, --from, --profile and --dry-run"
+    new_only = args.run or args.config or args.start or args.vocabulary
+    if args.resume is not None and (new_only or args.profile or args.dry_run):
+        names = "--run, --config, --from, --vocabulary, --profile and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
@@ -167,8 +167,12 @@ def new_config(args: argparse.Namespace) -> RunConfig:
     name, preset = find_preset(usual if args.config is None else args.config)
     named = given(args, TextConfig)
     text = build(TextConfig, {}, named)
-    vocabulary = build(VocabularyConfig, preset, given(args, VocabularyConfig))
-    sizes = with_size_of_file(given(args, ModelConfig), vocabulary)
+    sizes, vocabulary = given(args, ModelConfig), None
+    if args.vocabulary is not None:
+        if "vocab_size" in sizes:
+            raise UsageError("--vocab-size does nothing with --vocabulary")
+        vocabulary = str(args.vocabulary.absolute())
+        sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
     model, start = choose_model(args.start, preset, sizes)
     training = build(TrainingConfig, preset, given(args, TrainingConfig))
     decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
@@ -219,7 +223,9 @@ def prepare(
     text = text_of(settings, args.cache)
     start, log_line = last_checkpoint(run, settings) if resumes else None, ""
     if start is None:
-        start, log_line = first_checkpoint(settings, text["train"], args.cache, cores)
+        start, log_line = first_checkpoint(
+            run, settings, text["train"], args.cache, cores
+        )
     state = TrainingState.from_json(start.state)
     check_text(state, text)
     shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
@@ -265,14 +271,26 @@ def prepare(
 
 
 def first_checkpoint(
-    settings: RunConfig, train: TextPair, cache: Path, cores: int
+    run: RunDirectory, settings: RunConfig, train: TextPair, cache: Path, cores: int
 ) -> tuple[Checkpoint, str]:
     """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
 
-    With --from, both come from that model. Also returns a line for the log, or "".
+    With --from, both come from that model. A run that was stopped before it saved a
+    checkpoint has its vocabulary already. Also returns a line for the log, or "".
     """
-    size, vocabulary = settings.model.vocab_size, settings.vocabulary
-    learn = partial(cached_tokenizer, train, size, cache, cores, vocabulary)
+    size, file = settings.model.vocab_size, settings.vocabulary
+    if run.tokenizer.is_file():
+        file = str(run.tokenizer)
+
+    def learn() -> Tokenizer:
+        if file is None:
+            return cached_tokenizer(train, size, cache, cores)
+        own = Tokenizer.read(Path(file))
+        if own.vocab_size != size:
+            found = f"expected {size} word pieces, got {own.vocab_size}"
+            raise ValueError(f"{file}: {found}")
+        return own
+
     model = Transformer(settings.model, settings.training.seed)
     tokenizer, log_line = take_over(settings, model, learn)
     state = TrainingState.at_start(settings).to_json()

@@ -20,6 +20,7 @@ COMMANDS = {
     "corpora": ("text.corpora", "download a public corpus"),
     "mix": ("commands.mix", "make one corpus of several"),
     "split": ("text.split", "split sentence pairs into train, val and test"),
+    "vocabulary": ("commands.vocabulary", "learn word pieces in other ways"),
     "cost": ("commands.cost", "parameters, operations and hours of a model"),
     "plot": ("training.plot", "plot loss, BLEU and speed of runs"),
     "lexicon": ("translation.lexicon", "learn likely translations, for --shortlist"),

@@ -45,6 +45,7 @@ DEFAULTS = {
     "dry_run": False,
     "profile": None,
     "cache": Path("cache"),
+    "vocabulary": None,
     "ranks": 1,
     "gpus": 1,
     "processes": 1,
@@ -79,7 +80,7 @@ def test_flags_are_read(flags, expected):
 
 
 NEW_ONLY = (
-    "--run, --config, --from, --profile and --dry-run are for a new run, not --resume"
+    "--run, --config, --from, --vocabulary, --profile and --dry-run are for a new"
 )
 ALONE = "--profile and --dry-run run in one process: leave out --ranks and --gpus"
 

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sacrebleu
+import sentencepiece
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -27,6 +28,7 @@ import translate
 from minitransformer.devices import Device
 from minitransformer.runs import average, checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import lifecycle, progress
 from minitransformer.training.distributed import Communicator
 from minitransformer.training.evaluation import TokenStatistics
@@ -1200,29 +1202,33 @@ def test_trying_out_begins_no_run(start, monkeypatch):
 
 
 def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
-    """The file is the vocabulary of another run, to which a symbol is added."""
-    own, at = Path(whole[0], "tokenizer.model"), MODEL.index("--vocab-size")
+    """The file has other ids, and no padding."""
+    own, at = place / "own.model", MODEL.index("--vocab-size")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(VAL), model_prefix="own", model_type="char",
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    size = Tokenizer.read(own).vocab_size
     flags = [*text, *MODEL[:at], *MODEL[at + 2 :], *EVERY, "--threads", 2]
-    flags += ["--tokenizer", own, "--user-symbols", "<x>"]
+    flags += ["--vocabulary", own]
     code, _, error = run_main(train.main, *flags, "--steps", 3, "--run", "run")
     assert (code, error) == (0, "")
     found = checkpoint.load(Path("run", "best.safetensors"))
-    assert found.model.config.vocab_size == found.tokenizer.vocab_size == 13
-    pieces = found.tokenizer.pieces(range(13))
-    theirs = checkpoint.load(Path(whole[0], "best.safetensors")).tokenizer
-    assert pieces == [*theirs.pieces(range(4)), "<x>", *theirs.pieces(range(4, 12))]
-    assert Path("run", "tokenizer.model").read_bytes() == found.tokenizer.model
-    settings = json.loads(Path("run", "config.json").read_text())["vocabulary"]
-    assert (settings["tokenizer"], settings["user_symbols"]) == (str(own), ["<x>"])
+    assert found.model.config.vocab_size == found.tokenizer.vocab_size == size
+    assert Path("run", "tokenizer.model").read_bytes() == own.read_bytes()
+    assert json.loads(Path("run", "config.json").read_text())["vocabulary"] == str(own)
+    own.unlink()  # it is not needed again, even without a checkpoint
+    for path in Path("run").glob("*.safetensors"):
+        path.unlink()
+    Path("run", ".unsaved").touch()
+    start("--resume", "run", "--steps", 4)
+    assert state("run", 4)["step"] == 4
     (place / "none").write_text("no vocabulary")
     for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
-        code, _, error = run_main(train.main, *flags, "--tokenizer", file)
+        code, _, error = run_main(train.main, *flags, "--vocabulary", file)
         assert (code, error.count("\n"), message in error) == (1, 1, True)
-    error = start("--tokenizer", own, code=2)
-    assert "--vocab-size does nothing with --tokenizer" in error
-    start("--resume", "run", "--tokenizer", own, "--user-symbols", "<x>,<x>")
-    error = start("--resume", "run", "--tokenizer", own.name, code=2)
-    assert "--tokenizer: cannot change in a resumed run" in error
+    error = start("--vocabulary", own, code=2)
+    assert "--vocab-size does nothing with --vocabulary" in error
 
 
 # Several ranks

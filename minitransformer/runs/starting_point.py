@@ -7,20 +7,16 @@ text needs little of another kind to learn that, too (Luong and Manning, 2015).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import Checkpoint, load
-from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
+from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.runs.shipped import shipped_model
 from minitransformer.settings.config import ModelConfig, RunConfig
 from minitransformer.settings.options import UsageError, build, flag_name
-from minitransformer.settings.text_config import VocabularyConfig
-from minitransformer.text.own_vocabulary import own_symbols
 from minitransformer.text.tokenizer import Tokenizer
 
 # What need not be as in the model that a run begins from.
@@ -58,10 +54,9 @@ def take_over(
 ) -> tuple[Tokenizer, str]:
     """Give a new model the weights of the one that `choose_model` found, if any.
 
-    The new model has the vocabulary of the other if that has the right size and all
-    symbols, and if the settings of learning one are the default or those of the other
-    model's run; else what `learn` returns. Of the embeddings, those of word pieces that
-    both have are taken over.
+    The new model has the vocabulary of the other if that has the right size and no file
+    of another was named; else what `learn` returns. Of the embeddings, those of word
+    pieces that both have are taken over.
 
     Returns: the vocabulary, and a line that says what was taken over
 
@@ -74,13 +69,9 @@ def take_over(
     other = load(path)
     if _digest(other) != digest:
         raise ValueError(f"{place}: it has changed since this run began from it")
-    size, vocabulary = settings.model.vocab_size, settings.vocabulary
+    size = settings.model.vocab_size
     rows = {p: i for i, p in enumerate(other.tokenizer.all_pieces())}
-    symbols, fitting = vocabulary.user_symbols, [VocabularyConfig()]
-    with suppress(ValueError):  # a checkpoint need not be in a run directory
-        fitting.append(RunDirectory(path.parent).read_config().vocabulary)
-    keeps = size == len(rows) and own_symbols(other.tokenizer) >= {*symbols}
-    keeps &= vocabulary in [replace(x, user_symbols=symbols) for x in fitting]
+    keeps = settings.vocabulary is None and size == other.tokenizer.vocab_size
     tokenizer = other.tokenizer if keeps else learn()
     pieces = enumerate(tokenizer.all_pieces())
     pairs = [(i, rows[piece]) for i, piece in pieces if piece in rows]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -28,10 +28,7 @@ from minitransformer.settings.options import (
     given,
     option,
 )
-from minitransformer.settings.text_config import (
-    TextConfig,
-    VocabularyConfig,
-)
+from minitransformer.settings.text_config import TextConfig
 
 # The number formats of training (`cuda/precision.py`): all but fp32-onednn on a GPU;
 # fp32, fp32-onednn and bf16 on a CPU.
@@ -275,7 +272,8 @@ RESUMABLE = (
 class RunConfig:
     """All settings of a training run, which its directory's config.json stores.
 
-    `text` has the source and the target file of each split (train, val, test). `start`
+    `text` has the source and the target file of each split (train, val, test), and
+    `vocabulary` a file whose word pieces were taken, if none were learned. `start`
     names the checkpoint that the run began with, if any, and has a digest of it. In
     `is_mixture` it is read whether an older version mixed several corpora; such a run
     translates, but cannot be resumed.
@@ -286,7 +284,7 @@ class RunConfig:
     training: TrainingConfig
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
-    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    vocabulary: str | None = None
     start: tuple[str, str] | None = None
     is_mixture: bool = False
 
@@ -323,7 +321,7 @@ class RunConfig:
         Raises: UsageError if another has a new value or names text, or one is wrong.
         """
         refused = list(given(namespace, TextConfig))
-        for part in (self.model, self.training, self.decoding, self.vocabulary):
+        for part in (self.model, self.training, self.decoding):
             values = given(namespace, type(part))
             asked = build(type(part), vars(part), values)
             changed = {x for x in values if getattr(asked, x) != getattr(part, x)}
@@ -349,6 +347,11 @@ class RunConfig:
             for pair in (files["train"], *files.values()):
                 if [type(name) for name in pair] != [str, str]:
                     raise TypeError(f"text: expected names of two files, got {pair}")
+            vocabulary = stored.get("vocabulary")
+            if isinstance(vocabulary, dict):  # of an older run
+                vocabulary = vocabulary["tokenizer"]
+            if vocabulary is not None and type(vocabulary) is not str:
+                raise TypeError(f"vocabulary: expected a file, got {vocabulary}")
             start = stored.get("start")
             if start is not None and [type(part) for part in start] != [str, str]:
                 raise TypeError(f"start: expected a place and a digest, got {start}")
@@ -358,7 +361,7 @@ class RunConfig:
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in files.items()},
-                VocabularyConfig(**stored.get("vocabulary", {})),  # not in older runs
+                vocabulary,
                 start and (start[0], start[1]),
                 "train 2" in files or bool(stored.get("tags")),
             )

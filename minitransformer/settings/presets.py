@@ -15,7 +15,6 @@ from minitransformer.settings.options import (
     read_settings,
     suggestion,
 )
-from minitransformer.settings.text_config import VocabularyConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The built-in corpus: a few minutes on two CPU cores. 256 of the pieces are bytes.
@@ -192,7 +191,10 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
             f"--config: expected FILE.json, FILE.toml or a preset, got {name}{hint}"
         )
     values = read_settings(path)
-    unused = ("preset", "train", "val", "test", "weights", "tags", "start")
+    unused = ["train", "val", "test", "weights", "tags", "start"]
+    if "preset" in values:  # a run, which may be one of an older version
+        unused += ["preset", "vocabulary", "tokenizer", "vocab_type", "user_symbols"]
+        unused += ["character_coverage", "normalization"]
     values = {k: v for k, v in values.items() if k.partition(" ")[0] not in unused}
     base = values.pop("config", None)
     if base is not None and str(base) not in PRESETS:
@@ -202,7 +204,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
         )
     known = {
         f.name: f.metadata["alias"]
-        for cls in (ModelConfig, TrainingConfig, DecodingConfig, VocabularyConfig)
+        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
         for f in dataclasses.fields(cls)
     }
     if unknown := sorted(values.keys() - known.keys()):

@@ -1,67 +1,11 @@
-"""The settings of the text to learn from, and of its vocabulary."""
+"""The settings of the text to learn from."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from minitransformer.settings.options import Config, UsageError, flag_name, option
-
-# What no symbol of a user may be: the special pieces, bytes, nothing, or what has a
-# space (U+2581 in SentencePiece) or a comma in it.
-RESERVED = re.compile(
-    r"<pad>|<unk>|</?s>|<0x[0-9A-Fa-f]{2}>||.*[\s\u2581,].*", re.DOTALL
-)
-
-
-def check_symbols(flag: str, symbols: Iterable[str]) -> None:
-    """Raises: UsageError if a symbol cannot be a piece of the vocabulary."""
-    for symbol in symbols:
-        if RESERVED.fullmatch(symbol) or not symbol.isprintable():
-            raise UsageError(
-                f"{flag}: expected a symbol without space or comma, none of <pad>, "
-                f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
-            )
-
-
-@dataclass(frozen=True)
-class VocabularyConfig(Config):
-    """How text becomes word pieces (section 5.1), by SentencePiece."""
-
-    help_group: ClassVar[str] = "the vocabulary (section 5.1)"
-
-    tokenizer: str | None = option(
-        None, "SentencePiece model to take; none is learned", metavar="FILE"
-    )
-    vocab_type: str = option(
-        "bpe", "how word pieces are learned", choices=("bpe", "unigram")
-    )
-    user_symbols: tuple[str, ...] = option(
-        (), "placeholders that are never split or changed", metavar="SYMBOL"
-    )
-    character_coverage: float = option(
-        1.0, "share of the text that learned characters cover", at_least=0.98, at_most=1
-    )
-    normalization: str = option(
-        "nmt_nfkc",
-        "how characters are normalised",
-        choices=("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        symbols = ",".join(self.user_symbols).split(",") if self.user_symbols else ()
-        check_symbols("--user-symbols", symbols)
-        object.__setattr__(self, "user_symbols", tuple(dict.fromkeys(symbols)))
-        if self.tokenizer is not None:
-            object.__setattr__(self, "tokenizer", str(Path(self.tokenizer).absolute()))
-            for name in ("vocab_type", "character_coverage", "normalization"):
-                if getattr(self, name) != getattr(VocabularyConfig, name):
-                    flag = flag_name(name)
-                    raise ValueError(f"{flag} does nothing with --tokenizer")
+from minitransformer.settings.options import Config, option
 
 
 @dataclass(frozen=True)

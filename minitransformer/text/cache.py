@@ -6,27 +6,25 @@ changed text is encoded anew.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import itertools
 import json
-import os
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
 from minitransformer.files import build_once, name_errors
-from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar.corpus import FOLDER
 from minitransformer.text.ids import Ragged, StoredIds
 from minitransformer.text.lines import TextPair
-from minitransformer.text.own_vocabulary import read_own_vocabulary
-from minitransformer.text.tokenizer import LEARNED, Tokenizer
+from minitransformer.text.tokenizer import (
+    Tokenizer,
+    VocabularyError,
+    learn_vocabulary,
+)
 
 # How much text is encoded at a time: this many pairs of lines, or fewer long ones.
 LINES_PER_CHUNK = 50_000
@@ -34,31 +32,24 @@ CHARACTERS_PER_CHUNK = 16_000_000
 
 
 def cached_tokenizer(
-    text: TextPair,
-    vocab_size: int,
-    cache: Path,
-    num_threads: int,
-    config: VocabularyConfig = LEARNED,
+    text: TextPair, vocab_size: int, cache: Path, num_threads: int
 ) -> Tokenizer:
     """Learn the joint vocabulary of both sides, or read it from the cache.
 
-    A checksum of four bytes follows it in its file. `config` may name a file with a
-    vocabulary, which is then read instead.
+    A checksum of four bytes follows it in its file.
 
-    Raises: ValueError if that vocabulary has another size, if the text changes while it
-    is read, or as `Tokenizer.train`, `read_own_vocabulary`, `TextPair.lines`.
+    Raises: ValueError if the text changes while it is read, or as `Tokenizer.train`,
+    `TextPair.lines`.
     """
-    if config.tokenizer is not None:
-        own = read_own_vocabulary(Path(config.tokenizer), config.user_symbols)
-        if own.vocab_size != vocab_size:  # the file has changed since the run began
-            raise ValueError(
-                f"{config.tokenizer}: expected {vocab_size} word pieces, as many as "
-                f"when this run began, got {own.vocab_size}"
-            )
-        return own
 
     def build(partial: Path) -> None:
-        model = _learn(text, vocab_size, num_threads, config).model
+        lines = itertools.chain.from_iterable(text.lines())
+        try:
+            model = learn_vocabulary(lines, vocab_size, num_threads).model
+        except VocabularyError as error:
+            built_in = text.source.parent.name == FOLDER
+            other = "; --data or --train-source names other text" * built_in
+            raise ValueError(f"{text}: {error}{other}") from error
         _expect_unchanged(text, digest)
         partial.write_bytes(model + crc32(model).to_bytes(4, "little"))
 
@@ -70,47 +61,7 @@ def cached_tokenizer(
         return Tokenizer(model)
 
     digest = text.digest()
-    name = f"{digest}-{config.vocab_type}{vocab_size}-bytes"
-    if config != LEARNED:
-        name += f"-{hashlib.blake2b(repr(config).encode(), digest_size=8).hexdigest()}"
-    return build_once(cache / f"{name}.model", build, read)
-
-
-def _learn(
-    text: TextPair, vocab_size: int, num_threads: int, config: VocabularyConfig
-) -> Tokenizer:
-    """Learn a vocabulary in a thread of its own.
-
-    In the main thread, Ctrl-C would have no effect until C++ returns.
-    """
-    learned: Future[Tokenizer] = Future()
-
-    def lines() -> Iterator[str]:
-        try:
-            yield from itertools.chain.from_iterable(text.lines())
-        except Exception as error:
-            learned.set_exception(error)  # which SentencePiece would not report well
-            raise
-
-    def learn() -> None:
-        try:
-            found = Tokenizer.train(lines(), vocab_size, num_threads, config)
-            learned.set_result(found)
-        except Exception as error:
-            if not learned.done():
-                built_in = text.source.parent.name == FOLDER
-                other = "; --data or --train-source names other text" * built_in
-                learned.set_exception(ValueError(f"{text}: {error}{other}"))
-        finally:
-            atexit.unregister(os._exit)
-
-    try:
-        threading.Thread(target=learn, daemon=True).start()
-        return learned.result()
-    except KeyboardInterrupt:
-        # Python cannot end in an orderly way while the thread is in C++.
-        atexit.register(os._exit, 130)
-        raise
+    return build_once(cache / f"{digest}-bpe{vocab_size}-bytes.model", build, read)
 
 
 def encoded_corpus(

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import io
+import os
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from minitransformer.settings.text_config import VocabularyConfig
+from minitransformer.settings.options import UsageError
+
+# The names of the special symbols in their order, for models that lack some.
+SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
 
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
-# How a vocabulary is learned unless settings say otherwise.
-LEARNED = VocabularyConfig()
+# What no symbol of a user may be: the special pieces, bytes, nothing, or what has a
+# space (U+2581 in SentencePiece) or a comma in it.
+RESERVED = re.compile(
+    r"<pad>|<unk>|</?s>|<0x[0-9A-Fa-f]{2}>||.*[\s\u2581,].*", re.DOTALL
+)
 
 # Vocabularies of at least this size include the 256 bytes as pieces, which would take
 # too large a share of a smaller one.
@@ -34,6 +46,10 @@ MAX_SENTENCES = 1_000_000
 MAX_SENTENCE = 1 << 15
 
 
+class VocabularyError(ValueError):
+    """No vocabulary of this size can be learned from this text."""
+
+
 class Tokenizer:
     """Byte-pair encoding, or a unigram model, by SentencePiece: text to ids and back.
 
@@ -42,10 +58,12 @@ class Tokenizer:
     as <0xE2>; in vocabularies of fewer than BYTES_FROM_SIZE pieces, it is unknown.
 
     Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
-    2016). SentencePiece normalises text by NFKC unless settings say otherwise, so that
-    a ligature becomes its letters, and it joins spaces that follow one another.
+    2016). SentencePiece normalises text by NFKC unless its model says otherwise, so
+    that a ligature becomes its letters, and it joins spaces that follow one another.
+    The special symbols have the ids PAD_ID to EOS_ID here; in a model with others, or
+    without some of them, they come first, and the other pieces follow in their order.
 
-    Raises: ValueError if `model` is damaged or has other ids for the special symbols.
+    Raises: ValueError if `model` is damaged.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -54,20 +72,26 @@ class Tokenizer:
             if not model:  # which SentencePiece would complain about only later
                 raise RuntimeError("no bytes")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            # All pieces are read once, because those of a damaged model may be no text.
-            self._processor.id_to_piece(list(range(len(self._processor))))
+            # All pieces are read now, because those of a damaged model may be no text.
+            pieces = self._processor.id_to_piece(list(range(len(self._processor))))
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(
                 "expected a SentencePiece model, got other bytes"
             ) from error
-        self.vocab_size = len(self._processor)
         p = self._processor
-        found = p.pad_id(), p.unk_id(), p.bos_id(), p.eos_id()
-        if found != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
-            raise ValueError(
-                "tokenizer: expected padding, unknown, begin and end to have the ids "
-                f"{PAD_ID}, {UNK_ID}, {BOS_ID}, {EOS_ID}, got {found}"
-            )
+        found = {PAD_ID: p.pad_id(), UNK_ID: p.unk_id()}
+        found |= {BOS_ID: p.bos_id(), EOS_ID: p.eos_id()}
+        special = [found[i] for i in range(len(SPECIAL))]
+        # The model's id of each id here, or -1 if it lacks the symbol, and the inverse.
+        others = [i for i in range(len(pieces)) if i not in special]
+        self._theirs = [*special, *others]
+        self._ours = {theirs: i for i, theirs in enumerate(self._theirs)}
+        self._is_permuted = special != [*range(len(SPECIAL))]
+        self._pieces = [
+            pieces[theirs] if theirs >= 0 else SPECIAL[i]
+            for i, theirs in enumerate(self._theirs)
+        ]
+        self.vocab_size = len(self._pieces)
 
     @property
     def checksum(self) -> int:
@@ -80,24 +104,23 @@ class Tokenizer:
         lines: Iterable[str],
         vocab_size: int,
         num_threads: int = 1,
-        config: VocabularyConfig = LEARNED,
+        **options: Any,
     ) -> Tokenizer:
         """Learn a vocabulary of exactly `vocab_size` pieces, bytes (if any) among them.
 
-        The symbols of `config` follow the special ones.
+        `options` are those of SentencePiece's trainer.
 
-        Raises: ValueError saying which size is possible if this one is not.
+        Raises: VocabularyError saying which size is possible if this one is not.
         """
-        model, unigram = io.BytesIO(), config.vocab_type == "unigram"
+        model = io.BytesIO()
+        if options.get("model_type") == "unigram":
+            num_threads = UNIGRAM_THREADS
+        usual = {"model_type": "bpe", "character_coverage": 1.0}
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines),
                 model_writer=model,
-                model_type=config.vocab_type,
                 vocab_size=vocab_size,
-                character_coverage=config.character_coverage,
-                normalization_rule_name=config.normalization,
-                user_defined_symbols=list(config.user_symbols),
                 byte_fallback=vocab_size >= BYTES_FROM_SIZE,
                 input_sentence_size=MAX_SENTENCES,
                 max_sentence_length=MAX_SENTENCE,
@@ -106,12 +129,25 @@ class Tokenizer:
                 unk_id=UNK_ID,
                 bos_id=BOS_ID,
                 eos_id=EOS_ID,
-                num_threads=UNIGRAM_THREADS if unigram else num_threads,
+                num_threads=num_threads,
                 minloglevel=2,
+                **{**usual, **options},
             )
         except (RuntimeError, OSError) as error:
-            raise ValueError(_explain(str(error), vocab_size)) from error
+            raise VocabularyError(_explain(str(error), vocab_size)) from error
         return cls(model.getvalue())
+
+    @classmethod
+    def read(cls, path: Path) -> Tokenizer:
+        """Read a SentencePiece model, also one that was made elsewhere.
+
+        Raises: ValueError naming the file if it holds something else, OSError if it
+        cannot be read.
+        """
+        try:
+            return cls(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Return the ids of each line, without BOS and EOS.
@@ -119,9 +155,12 @@ class Tokenizer:
         Raises: ValueError if a line has a lone surrogate, which is no character.
         """
         try:
-            return self._processor.encode(list(lines), num_threads=num_threads)
+            found = self._processor.encode(list(lines), num_threads=num_threads)
         except TypeError as error:
             raise _surrogate_error(lines) from error
+        if self._is_permuted:
+            return [[self._ours[i] for i in ids] for ids in found]
+        return found
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenised text of each list of ids.
@@ -129,7 +168,8 @@ class Tokenizer:
         Pieces of bytes that are no UTF-8 become U+FFFD.
         """
         # One by one: for a list of lists, SentencePiece starts threads at every call.
-        return [self._processor.decode([int(i) for i in line]) for line in ids]
+        theirs = ([self._theirs[int(i)] for i in line] for line in ids)
+        return [self._processor.decode([i for i in x if i >= 0]) for x in theirs]
 
     def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
         """Cut ids into parts of at most `limit`, between words if possible.
@@ -164,20 +204,67 @@ class Tokenizer:
 
     def written(self) -> list[str]:
         """Return the text of each piece; special symbols and bytes have none."""
-        p, pieces = self._processor, self.all_pieces()
+        p = self._processor
         silent = p.is_control, p.is_unknown, p.is_unused, p.is_byte
         return [
-            "" if any(kind(i) for kind in silent) else piece
-            for i, piece in enumerate(pieces)
+            "" if theirs < 0 or any(kind(theirs) for kind in silent) else piece
+            for theirs, piece in zip(self._theirs, self._pieces, strict=True)
         ]
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary, in order of id."""
-        return self.pieces(range(self.vocab_size))
+        return list(self._pieces)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the word piece of each id."""
-        return [self._processor.id_to_piece(int(i)) for i in ids]
+        return [self._pieces[int(i)] for i in ids]
+
+
+def learn_vocabulary(
+    lines: Iterable[str], vocab_size: int, num_threads: int = 1, **options: Any
+) -> Tokenizer:
+    """Do what `Tokenizer.train` does in a thread of its own.
+
+    In the main thread, Ctrl-C would have no effect until C++ returns.
+
+    Raises: as `Tokenizer.train`, or what `lines` raises
+    """
+    learned: Future[Tokenizer] = Future()
+
+    def reported() -> Iterator[str]:
+        try:
+            yield from lines
+        except Exception as error:
+            learned.set_exception(error)  # which SentencePiece would not report well
+            raise
+
+    def learn() -> None:
+        try:
+            found = Tokenizer.train(reported(), vocab_size, num_threads, **options)
+            learned.set_result(found)
+        except Exception as error:
+            if not learned.done():
+                learned.set_exception(error)
+        finally:
+            atexit.unregister(os._exit)
+
+    try:
+        threading.Thread(target=learn, daemon=True).start()
+        return learned.result()
+    except KeyboardInterrupt:
+        # Python cannot end in an orderly way while the thread is in C++.
+        atexit.register(os._exit, 130)
+        raise
+
+
+def check_symbols(flag: str, symbols: Iterable[str]) -> None:
+    """Raises: UsageError if a symbol cannot be a piece of the vocabulary."""
+    for symbol in symbols:
+        if RESERVED.fullmatch(symbol) or not symbol.isprintable():
+            raise UsageError(
+                f"{flag}: expected a symbol without space or comma, none of <pad>, "
+                f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
+            )
 
 
 def _surrogate_error(lines: Sequence[str]) -> ValueError:

@@ -7,12 +7,10 @@ import pytest
 
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint, shipped
-from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.starting_point import choose_model, take_over
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
-from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.tokenizer import Tokenizer
 from support.models import CAT_LINES, save_small_model
 
@@ -23,10 +21,10 @@ def not_learned():
     raise AssertionError("expected the vocabulary of the other model")
 
 
-def run_from(config, start, **vocabulary):
+def run_from(config, start, vocabulary=None):
     """The settings of a run that begins from another model."""
     parts = config, TrainingConfig(), DecodingConfig(), {"train": ("a", "b")}
-    return RunConfig("x", *parts, VocabularyConfig(**vocabulary), start=start)
+    return RunConfig("x", *parts, vocabulary, start=start)
 
 
 def test_everything_is_taken_over_with_the_vocabulary(model_path):
@@ -66,47 +64,12 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
             np.testing.assert_array_equal(parameter.data, expected[name].data, name)
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "keeps"),
-    [
-        ({}, True),
-        ({"user_symbols": ("<x>",)}, True),  # a symbol of the other model
-        ({"user_symbols": ("<x>", "<y>")}, False),
-        ({"user_symbols": ("and",)}, False),  # an ordinary piece, which may be divided
-        ({"vocab_type": "unigram"}, False),
-    ],
-)
-def test_settings_of_the_vocabulary_ask_for_another_one(
-    model_path, tmp_path, vocabulary, keeps
-):
-    other = checkpoint.load(Path(model_path))
-    with_symbol = VocabularyConfig(user_symbols=("<x>",))
-    other.tokenizer = Tokenizer.train(CAT_LINES, 50, config=with_symbol)
-    assert "and" in other.tokenizer.pieces(range(50))
-    checkpoint.save(tmp_path / "other.safetensors", other)
-    config, start = choose_model(tmp_path / "other.safetensors", {}, {})
+def test_a_vocabulary_that_is_named_replaces_one_of_the_same_size(model_path):
+    config, start = choose_model(Path(model_path), {}, {})
     learned = Tokenizer.train(OTHER_LINES, 50)
-    settings = run_from(config, start, **vocabulary)
-    tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
-    assert (tokenizer is learned) != keeps
-
-
-def test_settings_with_which_the_vocabulary_was_learned_keep_it(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    save_small_model(run.best)
-    config, start = choose_model(run.best, {}, {})
-    learned_with = run_from(config, None, vocab_type="unigram")
-    run.config.write_text(learned_with.to_json())
-    for asked in ({}, {"vocab_type": "unigram"}):
-        settings = run_from(config, start, **asked)
-        take_over(settings, Transformer(config), not_learned)
-    learned = Tokenizer.train(OTHER_LINES, 50)
-    settings = run_from(config, start, vocab_type="unigram", normalization="nfkc")
+    settings = run_from(config, start, "own.model")
     tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
     assert tokenizer is learned
-    run.config.write_text('{"architectures": []}')  # of another program
-    take_over(run_from(config, start), Transformer(config), not_learned)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,29 @@ def test_a_damaged_run_config_is_refused(part):
         RunConfig.from_json("")
 
 
+OLDER = {"vocab_type": "bpe", "user_symbols": [], "normalization": "nmt_nfkc"}
+
+
+@pytest.mark.parametrize("file", [None, "/own.model"])
+def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(
+    tmp_path, file
+):
+    stored = {**json.loads(run_config().to_json()), "vocabulary": file}
+    settings = RunConfig.from_json(json.dumps(stored))
+    assert settings.vocabulary == file
+    older = json.dumps({**stored, "vocabulary": {"tokenizer": file, **OLDER}})
+    assert RunConfig.from_json(older) == settings
+    del stored["vocabulary"]  # as in the oldest ones
+    assert RunConfig.from_json(json.dumps(stored)).vocabulary is None
+    with pytest.raises(ValueError, match="vocabulary: expected a file, got 5"):
+        RunConfig.from_json(json.dumps({**stored, "vocabulary": 5}))
+    for text in (older, settings.to_json()):  # as a preset
+        (tmp_path / "config.json").write_text(text)
+        _, preset = find_preset(str(tmp_path / "config.json"))
+        assert preset.keys() >= {"d_model", "steps", "beam"}
+        assert not preset.keys() & {"vocabulary", "tokenizer", "normalization"}
+
+
 @pytest.mark.parametrize(
     "values",
     [{"tags": ["<x>"]}, {"text": {"train": ["a", "b"], "train 2": ["c", "d"]}}],

@@ -1,11 +1,13 @@
 """The joint vocabulary of both languages."""
 
+import io
 import itertools
 import random
 import re
 from collections import Counter
 
 import pytest
+import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.text.cache import cached_tokenizer
@@ -13,6 +15,7 @@ from minitransformer.text.lines import TextPair
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
+OTHERS = [*LINES[:3], "Hund \u4f60 ß", "\ufb01 Straße<x>", "  die  die ", ""]
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +173,77 @@ def test_the_limit_of_a_vocabulary_is_the_one_that_works(lines, size, expected):
         Tokenizer.train(lines, size)
     limit = int(re.search(expected, str(error.value))[1])
     assert Tokenizer.train(lines, limit).vocab_size == limit
+
+
+# Models that were made elsewhere
+
+
+def trained(**settings):
+    """A model as spm_train makes it, with its defaults: no padding, other ids."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **{"model_type": "bpe", "vocab_size": 80} | settings,
+    )
+    return model.getvalue()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model_type": "unigram", "vocab_size": 60},
+        {"model_type": "char"},
+        {"model_type": "word"},
+        {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3},
+        {"pad_id": 3, "bos_id": -1, "eos_id": -1},
+        {"byte_fallback": True, "vocab_size": 330},
+        {"normalization_rule_name": "identity", "user_defined_symbols": ["<x>"]},
+        {
+            "unk_piece": "u" * 128, "pad_piece": "[PAD]", "bos_piece": "b" * 119,
+            "eos_piece": "[SEP]" * 40, "character_coverage": 1.0,
+            "pad_id": 9, "unk_id": 7, "bos_id": 8, "eos_id": 5,
+        },
+    ],
+    ids=str,
+)  # fmt: skip
+def test_text_is_cut_as_the_file_says_whatever_its_ids_are(tmp_path, settings):
+    file = tmp_path / "own.model"
+    file.write_bytes(trained(**settings))
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    ours = Tokenizer.read(file)
+    for line in OTHERS:
+        expected = theirs.encode(line)
+        [ids] = ours.encode([line])
+        assert ours.pieces(ids) == theirs.id_to_piece(expected)
+        assert ours.decode([ids]) == [theirs.decode(expected)]
+        unknown = [i == theirs.unk_id() for i in expected]
+        assert [i == 1 for i in ids] == unknown
+    missing = sum(i < 0 for i in (theirs.pad_id(), theirs.bos_id(), theirs.eos_id()))
+    assert ours.vocab_size == len(theirs) + missing
+    assert len(set(ours.pieces(range(ours.vocab_size)))) == ours.vocab_size
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda x: b"", lambda x: b"text\n" * 99, lambda x: x[:-100], lambda x: x[:500],
+     lambda x: x.replace("ß".encode(), b"\xff\xff")],
+)  # fmt: skip
+def test_a_file_of_something_else_is_named(tmp_path, damage):
+    file = tmp_path / "own.model"
+    file.write_bytes(damage(trained()))
+    with pytest.raises(
+        ValueError, match=r"^\S*own\.model: expected a SentencePiece mod"
+    ):
+        Tokenizer.read(file)
+
+
+def test_symbols_that_a_model_lacks_have_no_text():
+    ours = Tokenizer(trained())
+    [ids] = ours.encode(["die Straße"])
+    assert ours.decode([[PAD_ID, BOS_ID, *ids, EOS_ID, PAD_ID]]) == ["die Straße"]
+    assert ours.written()[:4] == [""] * 4
+    assert ours.pieces(range(4)) == ["<pad>", "<unk>", "<s>", "</s>"]

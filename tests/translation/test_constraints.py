@@ -17,7 +17,6 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, UNK_ID, ModelConfig
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.ids import Ragged
-from minitransformer.text.own_vocabulary import read_own_vocabulary
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.candidates import weights_of
 from minitransformer.translation.constraints import (
@@ -140,7 +139,7 @@ def allowed_by_definition(tokenizer, tokens, prefix):
     return False
 
 
-def test_a_vocabulary_without_a_space_before_the_first_word_is_refused(tmp_path):
+def test_a_vocabulary_without_a_space_before_the_first_word_is_refused():
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["ab abb", "ba ab"]),
@@ -150,8 +149,7 @@ def test_a_vocabulary_without_a_space_before_the_first_word_is_refused(tmp_path)
         add_dummy_prefix=False,
         hard_vocab_limit=False,
     )
-    (tmp_path / "own.model").write_bytes(model.getvalue())
-    tokenizer = read_own_vocabulary(tmp_path / "own.model")
+    tokenizer = Tokenizer(model.getvalue())
     with pytest.raises(ValueError, match="--prefix: expected a vocabulary that puts"):
         PrefixFinder(tokenizer)
 

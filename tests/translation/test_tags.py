@@ -10,7 +10,6 @@ from minitransformer.__main__ import main
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
-from minitransformer.settings.text_config import VocabularyConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import piece_weights
 from minitransformer.translation.attention_maps import attention_maps
@@ -24,9 +23,7 @@ CONFIG = DecodingConfig(max_input=8)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.train(
-        CAT_LINES, 60, config=VocabularyConfig(user_symbols=tuple(KNOWN))
-    )
+    return Tokenizer.train(CAT_LINES, 60, user_defined_symbols=KNOWN)
 
 
 def encoded(tokenizer, known, chosen, *lines, **settings):

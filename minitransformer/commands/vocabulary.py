@@ -1,0 +1,71 @@
+"""Learn a vocabulary by SentencePiece in other ways than training does (5.1)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.files import write_bytes
+from minitransformer.settings.options import UsageError
+from minitransformer.text.lines import read_lines, require_unread
+from minitransformer.text.tokenizer import check_symbols, learn_vocabulary
+
+RULES = "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer vocabulary",
+        "Learn a vocabulary by SentencePiece, for train.py --vocabulary.",
+        (
+            "minitransformer vocabulary mine.model data/both/train.*.gz "
+            "--vocab-size 8000 --user-symbols '<2de>' '<2fr>'",
+            "python train.py --data data/both --source en --target de-fr "
+            "--vocabulary mine.model",
+        ),
+        "Training alone learns by byte-pair encoding, with the defaults above.",
+    )
+    add = parser.add_argument
+    add("file", type=Path, help="the SentencePiece model to write")
+    add("text", type=Path, nargs="+", help="text of both languages, plain or .gz")
+    size = "word pieces; from 1,024 on, the 256 bytes are among them"
+    add("--vocab-size", type=positive, required=True, metavar="N", help=size)
+    kind = "how they are learned (default bpe)"
+    add("--model-type", choices=("bpe", "unigram"), default="bpe", help=kind)
+    whole = "placeholders and tags that are never split or changed"
+    add("--user-symbols", nargs="+", default=[], metavar="SYMBOL", help=whole)
+    share = "share of the text that learned characters cover (default 1)"
+    add("--character-coverage", type=float, default=1.0, metavar="X", help=share)
+    rule = "how characters are normalised (default nmt_nfkc)"
+    add("--normalization", choices=RULES, default=RULES[0], help=rule)
+    other = "any other options of SentencePiece's trainer"
+    add("--option", nargs="+", default=[], metavar="NAME=VALUE", help=other)
+    args = parser.parse_args(arguments)
+
+    def work() -> None:
+        require_unread("file", args.file, *args.text)
+        check_symbols("--user-symbols", args.user_symbols)
+        if not 0.98 <= args.character_coverage <= 1:
+            got = f"got {args.character_coverage:g}"
+            raise UsageError(f"--character-coverage: expected 0.98 to 1, {got}")
+        options = {
+            "model_type": args.model_type,
+            "character_coverage": args.character_coverage,
+            "normalization_rule_name": args.normalization,
+            "user_defined_symbols": list(dict.fromkeys(args.user_symbols)),
+        }
+        for option in args.option:
+            name, equals, value = option.partition("=")
+            if not (name and equals):
+                raise UsageError(f"--option: expected NAME=VALUE, got {option}")
+            options[name] = value
+        lines = itertools.chain.from_iterable(map(read_lines, args.text))
+        cores = os.cpu_count() or 1
+        learned = learn_vocabulary(lines, args.vocab_size, cores, **options)
+        write_bytes(args.file, learned.model)
+        print(f"wrote {args.file}: {learned.vocab_size:,} word pieces")
+
+    return exit_code(parser.prog, work)

@@ -1,0 +1,99 @@
+"""`minitransformer vocabulary`: what SentencePiece learns with its options."""
+
+import re
+
+import pytest
+import sentencepiece
+
+from minitransformer.commands import vocabulary
+from minitransformer.text.tokenizer import SPACE, Tokenizer
+from support.in_process import run_main
+
+LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
+SYMBOLS = ("<2de>", "__URL__", "\uff21", "\ufb01x")  # two of which NFKC would change
+
+
+@pytest.fixture
+def learn(tmp_path):
+    def learn(*flags, lines=LINES, code=0):
+        (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        paths = tmp_path / "own.model", tmp_path / "text"
+        found, _, error = run_main(vocabulary.main, *paths, *flags)
+        assert found == code, error
+        return error if code else Tokenizer.read(paths[0])
+
+    return learn
+
+
+def test_without_options_it_is_what_training_learns(learn):
+    own = learn("--vocab-size", 60)
+    assert own.all_pieces() == Tokenizer.train(LINES, 60).all_pieces()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_symbol_is_one_piece_wherever_it_stands(learn, kind):
+    own = learn("--vocab-size", 64, "--model-type", kind, "--user-symbols", *SYMBOLS)
+    for number, symbol in enumerate(SYMBOLS, start=4):
+        assert own.keeps_whole(symbol)
+        for line in (f"der {symbol} Hund", f"{symbol} die", f"Hund{symbol}Hund"):
+            [ids] = own.encode([line])
+            assert ids.count(number) == 1
+            assert own.pieces([number]) == [symbol]
+            assert own.decode([ids]) == [line]
+    assert not own.keeps_whole("Hund")
+
+
+def test_a_unigram_vocabulary_is_that_of_sentencepiece(learn, tmp_path):
+    own = learn("--vocab-size", 60, "--model-type", "unigram")
+    theirs = tmp_path / "theirs"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_prefix=theirs, model_type="unigram",
+        vocab_size=60, character_coverage=1.0, num_threads=8, minloglevel=2,
+    )  # fmt: skip
+    lines = theirs.with_suffix(".vocab").read_text(encoding="utf-8").splitlines()
+    expected = [line.partition("\t")[0] for line in lines]
+    assert set(own.all_pieces()) - {"<pad>"} >= set(expected[:50])
+
+
+def test_rare_characters_are_left_out_by_coverage(learn):
+    lines = [*LINES * 4, "\u4f60"]
+    for coverage, known in ((1.0, True), (0.995, False)):
+        flags = "--vocab-size", 60, "--character-coverage", coverage
+        [[*_, last]] = learn(*flags, lines=lines).encode(["der \u4f60"])
+        assert (last != 1) == known
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("nmt_nfkc", "Hund A"), ("nfkc_cf", "hund a"),
+                           ("nmt_nfkc_cf", "hund a"), ("identity", "Hund \uff21")],
+)  # fmt: skip
+def test_characters_are_normalised_by_rule(learn, rule, expected):
+    lines = [*LINES, "A \uff21 a"]
+    own = learn("--vocab-size", 60, "--normalization", rule, lines=lines)
+    assert own.decode(own.encode(["Hund \uff21"])) == [expected]
+
+
+def test_any_option_of_sentencepiece_can_be_named(learn):
+    option = "--option", "add_dummy_prefix=false"
+    for flags, begins in (((), True), (option, False)):
+        own = learn("--vocab-size", 60, *flags)
+        [ids] = own.encode(["die"])
+        assert own.pieces(ids)[0].startswith(SPACE) == begins
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--user-symbols", "a b"], 2, "--user-symbols: expected a symbol "),
+        (["--user-symbols", "</s>"], 2, "expected a symbol .* got '</s>'"),
+        (["--user-symbols", "<0x4A>"], 2, "got '<0x4A>'"),
+        (["--user-symbols", "\u2581a"], 2, "expected a symbol"),
+        (["--character-coverage", 0.9], 2, "--character-coverage: expected 0.98 to 1"),
+        (["--option", "split"], 2, "--option: expected NAME=VALUE, got split"),
+        (["--option", "nothing=1"], 1, "nothing"),
+        (["--vocab-size", 9000], 1, "vocab_size: expected at most"),
+    ],
+)
+def test_wrong_options_are_refused(learn, flags, code, message):
+    error = learn("--vocab-size", 60, *flags, code=code)
+    assert re.search(message, error.splitlines()[-1])
