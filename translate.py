@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import itertools
+import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.api import load
@@ -28,13 +28,14 @@ from minitransformer.text.lines import (
     check_files,
     open_output,
     progress_bar,
-    read_available_lines,
     read_lines,
     require_unread,
+    source_lines,
     with_lines_beside,
 )
-from minitransformer.translation.output_lines import output_lines, pharaoh
-from minitransformer.translation.translator import Translator
+from minitransformer.translation.alignment import pharaoh
+from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.translator import Translator, json_objects
 
 # What few translations need is imported where it is used, to start without delay.
 
@@ -49,8 +50,8 @@ EXAMPLES = (
     "python translate.py --serve",
 )
 NOTES = """\
-Beam search takes its defaults from the run that is loaded (of several, from the first);
-those above are for a checkpoint outside of a run. Flags override both.
+Beam search uses the settings saved with the (first) model, the defaults above if it has
+none, and your flags before either.
 
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
@@ -125,11 +126,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"{flag_name(min(useless))} does nothing with --{mode}")
     if args.attention and len(args.sentence) != 1:
         parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
-    if args.attention and args.attention.suffix not in (".html", ".png", ".svg"):
-        parser.error(f"--attention: expected .html, .png, .svg, got {args.attention}")
-    mode = "score" if args.score else "attention" if args.attention else ""
-    if mode and len(args.model or ()) > 1:
-        parser.error(f"--{mode} takes one --model, got {len(args.model)}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
     for name, needed in (("host", "serve"), ("compound_split", "reference")):
@@ -138,25 +134,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
     return args
-
-
-# The lines to translate, and the model
-
-
-def source_lines(args: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield the lines to translate, as many at a time as are translated together.
-
-    Lines from a terminal or a pipe are translated as soon as no more are waiting.
-    """
-    together = args.buffer or 2000
-    if args.sentence or args.input:
-        sentences = (sentence.replace("\n", " ") for sentence in args.sentence)
-        lines = read_lines(args.input) if args.input else sentences
-        yield from iter(lambda: list(itertools.islice(lines, together)), [])
-    elif sys.stdin is None:
-        raise ValueError("standard input: expected an open file, it is closed")
-    else:
-        yield from read_available_lines(sys.stdin.fileno(), together)
 
 
 def load_model(args: argparse.Namespace) -> Translator:
@@ -168,14 +145,10 @@ def load_model(args: argparse.Namespace) -> Translator:
         require_unread("--output", args.output, args.shortlist, *found, *own)
     if not args.model:
         print(f"translate.py: using {described(paths[0])}", file=sys.stderr)
-    translator = load(
-        *paths,
-        device=args.device,
-        precision=args.precision,
-        threads=1 if args.serve else args.threads,  # whose threads must not fork
-        shortlist=args.shortlist,
-        tag=args.tag,
-    )
+    names = "device", "precision", "shortlist", "tag"
+    options = {name: getattr(args, name) for name in names}
+    threads = 1 if args.serve else args.threads  # a server's threads must not fork
+    translator = load(*paths, threads=threads, **options)
     flags = given(args, TranslationConfig)
     translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
@@ -186,30 +159,40 @@ def load_model(args: argparse.Namespace) -> Translator:
 
 def write_translations(args: argparse.Namespace, translator: Translator) -> None:
     outputs, number = list[str](), 0
+    source = source_lines(args.sentence, args.input, args.buffer or 2000)
     with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
-        for lines, prefixes in with_lines_beside(source_lines(args), args.prefix):
+        for lines, prefixes in with_lines_beside(source, args.prefix):
             config = translator.decoding
             batch = translator.hypotheses(lines, config, number + 1, prefixes)
             for found, prefix in zip(batch, prefixes, strict=True):
                 texts = translator.text(found, prefix)
                 if args.reference:
                     outputs.append(texts[0])
-                out.writelines(output_lines(args, number, texts, found))
+                out.write(answer(args, number, texts, found))
                 number += 1
             out.flush()
             done(len(lines))
-    if not args.reference:
-        return
-    from minitransformer.translation import quality
+    if args.reference:
+        from minitransformer.translation.quality import report
 
-    references = list(read_lines(args.reference))
-    print(quality.translation_quality(outputs, references), file=sys.stderr)
-    if args.compound_split is not None:
-        bleu = quality.compound_split_bleu(outputs, references, args.compound_split)
-        print(f"BLEU {bleu:.2f}  tokenised, compounds split", file=sys.stderr)
+        references = list(read_lines(args.reference))
+        print(report(outputs, references, args.compound_split), file=sys.stderr)
 
 
-# Scores of given translations
+def answer(
+    args: argparse.Namespace, number: int, texts: list[str], found: list[Hypothesis]
+) -> str:
+    """Return what is written for a line: JSON, an n-best list, or a translation."""
+    aligned = "alignment" in args
+    if args.json:
+        objects = json_objects(texts, found, aligned)
+        whole = {"line": number, "translations": objects}
+        return json.dumps(whole, ensure_ascii=False) + "\n"
+    links = [f" ||| {pharaoh(h.alignment)}" if aligned else "" for h in found]
+    if getattr(args, "nbest", 1) == 1:
+        return f"{texts[0]}{links[0]}\n"
+    ranked = zip(texts, found, links, strict=True)
+    return "".join(f"{number} ||| {t} ||| {h.score:.4f}{x}\n" for t, h, x in ranked)
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:
@@ -218,15 +201,16 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     With --alignment, the pairs of words follow after another tab.
     """
     total, tokens, number = 0.0, 0, 0
+    source = source_lines(args.sentence, args.input, args.buffer or 2000)
     with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
-        for pairs in with_lines_beside(source_lines(args), args.score):
+        for pairs in with_lines_beside(source, args.score):
             rest = translator.decoding, number + 1
             scores = translator.score(*pairs, *rest)
-            ends = ["\n"] * len(scores)
+            ends = [""] * len(scores)
             if "alignment" in args:
-                ends = [f"\t{pharaoh(x)}\n" for x in translator.align(*pairs, *rest)]
+                ends = [f"\t{pharaoh(x)}" for x in translator.align(*pairs, *rest)]
             for (log_prob, length), end in zip(scores, ends, strict=True):
-                out.write(f"{log_prob:.4f}\t{length}{end}")
+                out.write(f"{log_prob:.4f}\t{length}{end}\n")
                 total, tokens = total + log_prob, tokens + length
             number += len(scores)
             out.flush()
@@ -235,11 +219,8 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
 
 
-# The command line
-
-
-def work(args: argparse.Namespace) -> int:
-    """Do what the flags ask for; return the exit code."""
+def work(args: argparse.Namespace) -> None:
+    """Do what the flags ask for."""
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
     if args.compound_split is not None:  # refused before hours of work, not after them
         from minitransformer.translation.quality import import_moses
@@ -250,15 +231,12 @@ def work(args: argparse.Namespace) -> int:
         from minitransformer.translation.serve import serve
 
         serve(translator, args.host or "127.0.0.1", args.serve)
-    elif args.attention:
-        from minitransformer.translation import attention_maps, attention_picture
+    elif args.attention:  # Figures 3 to 5
+        from minitransformer.translation.attention_picture import show_attention
 
-        line = args.sentence[0].replace("\n", " ")
-        maps = attention_maps.attention_maps(translator, line)  # Figures 3 to 5
-        attention_picture.write_attention(maps, args.attention)
+        show_attention(translator, args.sentence[0].replace("\n", " "), args.attention)
     else:
         (write_scores if args.score else write_translations)(args, translator)
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

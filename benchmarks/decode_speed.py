@@ -41,7 +41,7 @@ from minitransformer.settings.presets import PRESETS
 from minitransformer.text.lines import read_lines
 from minitransformer.translation import export
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.lexicon import Lexicon
+from minitransformer.translation.shortlist import Lexicon
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),

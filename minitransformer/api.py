@@ -22,7 +22,7 @@ from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.lexicon import Lexicon
+from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.tags import Tags, tags_of
 from minitransformer.translation.translator import Translator, list_of_text
 

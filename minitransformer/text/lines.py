@@ -124,6 +124,23 @@ def decode_line(raw: bytes | bytearray, number: int, place: str) -> str:
         ) from None
 
 
+def source_lines(
+    sentences: Iterable[str], path: Path | None, limit: int
+) -> Iterator[list[str]]:
+    """Yield the lines of a file, or sentences, or standard input, in lists of `limit`.
+
+    Lists of what a terminal or a pipe has are yielded as soon as no more is waiting.
+    """
+    if sentences or path:
+        each = (sentence.replace("\n", " ") for sentence in sentences)
+        lines = read_lines(path) if path else each
+        yield from iter(lambda: list(itertools.islice(lines, limit)), [])
+    elif sys.stdin is None:
+        raise ValueError("standard input: expected an open file, it is closed")
+    else:
+        yield from read_available_lines(sys.stdin.fileno(), limit)
+
+
 def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
     """Yield lists of at most `limit` lines from an open file, terminal or pipe.
 

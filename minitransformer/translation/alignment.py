@@ -15,7 +15,7 @@ Shapes: B sentences, S source, T target, H heads, D d_model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -183,6 +183,11 @@ def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list
             return [0] * len(words)
         words = [int(owners[min(word, len(owners) - 1)]) for word in words]
     return words
+
+
+def pharaoh(links: Iterable[tuple[int, int]]) -> str:
+    """Return links as text, such as `0-0 1-2`: the format of the decoder Pharaoh."""
+    return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def word_weights(

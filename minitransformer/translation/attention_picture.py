@@ -8,10 +8,27 @@ from pathlib import Path
 from minitransformer.files import write_bytes
 from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.extras import import_extra
-from minitransformer.translation.attention_maps import AttentionMaps, attention_page
+from minitransformer.settings.options import UsageError
+from minitransformer.translation.attention_maps import (
+    AttentionMaps,
+    attention_maps,
+    attention_page,
+)
+from minitransformer.translation.translator import Translator
 
 # So many pixels need 400 MB while they are drawn.
 MAX_PIXELS = 100_000_000
+
+
+def show_attention(translator: Translator, line: str, output: Path) -> None:
+    """Translate a line, and write the maps of its attention.
+
+    Raises: UsageError if the name of the file ends in another way than pages and
+    pictures do.
+    """
+    if output.suffix not in (".html", ".png", ".svg"):
+        raise UsageError(f"--attention: expected .html, .png, .svg, got {output}")
+    write_attention(attention_maps(translator, line), output)
 
 
 def write_attention(maps: AttentionMaps, output: Path) -> None:

@@ -60,6 +60,17 @@ def translation_quality(
     )
 
 
+def report(
+    translations: Sequence[str], references: Sequence[str], language: str | None = None
+) -> str:
+    """Return all measures as text; for a language, with `compound_split_bleu`."""
+    lines = [str(translation_quality(translations, references))]
+    if language is not None:
+        bleu = compound_split_bleu(translations, references, language)
+        lines.append(f"BLEU {bleu:.2f}  tokenised, compounds split")
+    return "\n".join(lines)
+
+
 def compound_split_bleu(
     translations: Sequence[str], references: Sequence[str], language: str
 ) -> float:

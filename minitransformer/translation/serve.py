@@ -22,9 +22,8 @@ from minitransformer.settings import VERSION
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError, suggestion
 from minitransformer.translation.attention_maps import attention_maps
-from minitransformer.translation.output_lines import json_objects
 from minitransformer.translation.pages import page
-from minitransformer.translation.translator import Translator
+from minitransformer.translation.translator import Translator, json_objects
 
 MAX_BODY = 16_384  # bytes
 MAX_LINES = 50

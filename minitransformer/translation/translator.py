@@ -7,20 +7,22 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import Links, TextInParts, align_words
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.sampling import sample_ids
 from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.tags import Tags
 
 
@@ -57,9 +59,9 @@ class Translator:
 
     @property
     def single_model(self) -> Transformer:
-        """The model. Raises: ValueError if there are several."""
+        """The model. Raises: UsageError if there are several."""
         if isinstance(self.model, Ensemble):
-            raise ValueError(f"expected one model, got {len(self.model.members)}")
+            raise UsageError(f"expected one --model, got {len(self.model.members)}")
         return self.model
 
     def translate(
@@ -267,6 +269,17 @@ class Translator:
         lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
         start = self._finder.find(prefix) if prefix else None
         return [start.restore(x, prefix) if start else prefix + x for x in lines]
+
+
+def json_objects(
+    texts: list[str], found: list[Hypothesis], alignment: bool
+) -> list[dict[str, Any]]:
+    """Return a line's translations as what is written in JSON for each of them."""
+    names = ("score", "log_prob", "alignment")[: 2 + alignment]
+    return [
+        {"text": text} | {name: getattr(h, name) for name in names}
+        for text, h in zip(texts, found, strict=True)
+    ]
 
 
 def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:

@@ -12,11 +12,11 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.alignment import (
     TextInParts,
     align_words,
+    pharaoh,
     piece_weights,
 )
 from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.output_lines import pharaoh
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate

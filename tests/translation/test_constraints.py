@@ -25,8 +25,8 @@ from minitransformer.translation.constraints import (
     exclude,
 )
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.lexicon import Lexicon
 from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate

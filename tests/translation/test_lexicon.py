@@ -12,7 +12,8 @@ from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.translation import lexicon
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.lexicon import Lexicon, train_lexicon
+from minitransformer.translation.lexicon import train_lexicon
+from minitransformer.translation.shortlist import Lexicon
 from support.in_process import run_main
 
 
