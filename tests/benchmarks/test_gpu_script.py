@@ -4,7 +4,6 @@ import gzip
 import os
 import shutil
 import subprocess
-import tarfile
 import time
 
 import pytest
@@ -102,25 +101,6 @@ def test_the_deadline_bounds_all_stages(gpu_sh):
     assert codes(output)["tests"] == 124
     assert "== env: no time is left" in output
     assert seconds < 6
-
-
-def test_compiled_kernels_come_back(gpu_sh, tmp_path):
-    assert gpu_sh("speed")[0] == 0
-    cache = tmp_path / "out/kernel_cache.tgz"
-    with tarfile.open(cache) as archive:
-        assert "kernel_cache/python" in archive.getnames()
-    cache.rename(tmp_path / ".gpu/kernel_cache.tgz")
-    shutil.rmtree(tmp_path / "work")
-    code, output, _ = gpu_sh(STAGES="decoding")
-    assert code == 0
-    assert output.splitlines()[-1].startswith("== all is well after ")
-    assert (tmp_path / "work/kernel_cache/python").exists()
-
-
-def test_an_unknown_stage_is_refused_before_any_runs(gpu_sh, tmp_path):
-    expected = "gpu.sh: error: expected a stage, got tset\n"
-    assert gpu_sh("env", "tset")[:2] == (2, expected)
-    assert not (tmp_path / "out").exists()
 
 
 def test_text_of_folders_and_files_is_put_together(gpu_sh, tmp_path):

@@ -65,17 +65,3 @@ def test_the_charts_have_the_figures_of_today(measure, tmp_path):
     speeds = (charts.PICTURES / "speed.svg").read_text(encoding="utf-8")
     for found in measure.read_figures("train-"):
         assert f">{measure.training_ratios(found)['PyTorch']['median']:.2f}<" in speeds
-
-
-def test_other_work_is_noticed(measure, monkeypatch):
-    clock = iter([0.0, 10.0])
-    busy, own = iter([100.0, 112.0]), iter([50.0, 60.0])
-    monkeypatch.setattr(measure.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(measure, "busy_seconds", lambda: next(busy))
-    monkeypatch.setattr(measure, "own_seconds", lambda: next(own))
-    monkeypatch.setattr(measure.os, "cpu_count", lambda: 2)
-    share = measure.Watch().other_work()
-    assert share == pytest.approx(2 / 20)
-    with pytest.raises(SystemExit, match=r"expected an otherwise idle machine, .* 10%"):
-        measure.require_idle("train-d256", share)
-    measure.require_idle("train-d256", 0.05)

@@ -1,7 +1,6 @@
 """benchmarks/profile_step.py: products on the stand-in, and a table of kernels."""
 
 import importlib
-import types
 
 import pytest
 
@@ -45,27 +44,3 @@ def test_what_wider_products_save(profile_step):
         )
     }
     assert profile_step.saved(times, SMALL) == pytest.approx(3 * (3 * 30 + 10) / 1e3)
-
-
-def test_kernels_are_summed_by_name(profile_step):
-    def event(name, start, end, device_type="DeviceType.CUDA"):
-        span = types.SimpleNamespace(
-            start=start, end=end, elapsed_us=lambda: end - start
-        )
-        return types.SimpleNamespace(
-            name=name, device_type=device_type, time_range=span
-        )
-
-    events = [
-        event("sums", 100, 300),
-        event("gemm", 300, 1300),
-        event("sums", 1400, 1600),
-        event("step", 0, 9000, "DeviceType.CPU"),
-    ]
-    _, *lines, last = profile_step.kernel_table(events, 2, 10)
-    assert [line.split() for line in lines] == [
-        ["gemm", "0", "0.500", "1000.0"],
-        ["sums", "1", "0.200", "200.0"],
-    ]
-    assert last == "a step 0.75 ms, of which kernels take 0.70 ms"
-    assert len(profile_step.kernel_table(events, 2, 1)) == 3

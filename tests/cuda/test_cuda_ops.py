@@ -4,14 +4,11 @@ Each test runs with kernels built for the host, and on a GPU where there is one.
 """
 
 import contextlib
-import gc
 import importlib
 import inspect
 import math
 import re
 import shutil
-import threading
-import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,10 +20,9 @@ from minitransformer.cuda import device, incremental_decoding
 from minitransformer.cuda import ops as fused
 from minitransformer.cuda.optimizer import GpuAdam
 from minitransformer.cuda.philox import PhiloxStream
-from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, no_grad
 from minitransformer.engine.backend import to_host
-from minitransformer.model.loss import token_log_probs, training_loss
+from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import (
@@ -199,14 +195,6 @@ def test_fused_dropout_draws_the_masks_of_its_stream(gpu, dtype):
     fused_stream.reseed((5,))
     again, _ = fused.dropout(x, rate=0.3, rng=fused_stream)
     assert (to_host(again) == out[0]).all()
-
-
-def test_positions_of_any_strides_are_embedded(gpu):
-    xp = gpu.xp
-    table, positions = xp.ones((3, 8), np.float32), xp.arange(40.0).reshape(5, 8)
-    strided = positions.astype(np.float32)[::2]
-    out, _ = fused.embedding(table, xp.asarray([[0, 1, 2]]), strided)
-    assert (to_host(out)[0] == 1 + np.arange(40.0).reshape(5, 8)[::2]).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -499,25 +487,6 @@ def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
     assert fixed._graph is not None
 
 
-def test_a_decoding_graph_is_replayed_until_its_shapes_change(stand_in):
-    launched = []
-    _, fixed, plain = two_decoders(stand_in.xp, 2)
-    with no_grad():
-        tokens = stand_in.xp.asarray([2, 2, 2])
-        for step in range(20):
-            before = stand_in.calls.count("launched"), fixed._graph
-            found, expected = (next_probabilities(x, tokens) for x in (fixed, plain))
-            assert_close(found, expected, "float32")
-            if before[1] and stand_in.calls.count("launched") > before[0]:
-                launched.append(step)
-            rows = np.arange(6 if step < 9 else 4) // (2 if step == 0 else 1)
-            fixed.select(stand_in.xp.asarray(rows))
-            plain.select(stand_in.xp.asarray(rows))
-            tokens = stand_in.xp.asarray(3 + (step + np.arange(len(rows))) % 20)
-    # Two steps after each change of the batch (9) or the capacity (16) are computed.
-    assert launched == [3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 18, 19]
-
-
 def two_decoders(xp, beam):
     """A decoder with graphs, and one without."""
     model = Transformer(TINY, seed=2)
@@ -526,25 +495,6 @@ def two_decoders(xp, beam):
     with no_grad():
         fixed = incremental_decoding.GraphDecoder(model, source, beam)
         return model, fixed, CachedDecoder(model, source, beam)
-
-
-def test_a_thread_that_ends_gives_back_its_memory(stand_in):
-    """What a thread keeps for its graphs goes with it."""
-    pools = []
-
-    def work():
-        _, fixed, _ = two_decoders(stand_in.xp, 1)
-        with no_grad():
-            for _ in range(4):
-                list(fixed.step(stand_in.xp.asarray([5, 6, 7])))
-        pools.append(weakref.ref(fixed._memory))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    gc.collect()
-    assert [pool() for pool in pools] == [None]
-    assert stand_in.calls[-1] == "graphs freed"
 
 
 def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
@@ -558,23 +508,6 @@ def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
             with warns if step == 2 else contextlib.nullcontext():
                 found = next_probabilities(fixed, tokens)
             assert_close(found, expected, "float32")
-
-
-@pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
-def test_every_kind_of_decoding_is_recorded(stand_in, name):
-    """With tokens in groups and others in none, whose weights are a view with gaps."""
-    config = TranslationConfig(beam=2, max_len_a=0, max_len_b=9, min_len=9)
-    model = Transformer(replace(TINY, vocab_size=300), seed=2)
-    for _, parameter in model.named_parameters():
-        parameter.data = stand_in.xp.asarray(parameter.data)
-    with kernels_for(stand_in.xp.ndarray):
-        if name == "sampled":
-            sample_ids(model, [[5, 9, 4]] * 3, replace(config, sample=True))
-        else:
-            constraints = None if name == "plain" else Constraints(config)
-            translate_ids(model, [[5, 9, 4]] * 3, config, constraints=constraints)
-    assert "captured" in stand_in.calls
-    assert stand_in.calls.count("launched") > 1
 
 
 @pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
@@ -632,27 +565,6 @@ def test_arrays_that_kernels_do_not_take_go_to_the_reference():
     assert find("add_layer_norm", broad, broad, broad[0], broad[0]) is None
     assert find("add_arrays", x, x) is fused.add_arrays
     assert find("add_arrays", wide, wide) is None
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_operations_without_a_16_bit_kernel_are_computed_in_float32(gpu, dtype):
-    rng = np.random.default_rng(6)
-    rows = rng.standard_normal((2, 3, fused.MAX_WIDTH + 8))
-    vectors = rng.standard_normal((2, fused.MAX_WIDTH + 8))
-    for name, arrays in [
-        ("add_layer_norm", [*rows, *vectors]),
-        ("add", [*rows]),
-    ]:
-        inputs, wide = converted(gpu, arrays, DTYPES[dtype])
-        out, vjp = fused.find_kernel(name, tuple(inputs))(*inputs)
-        expected, expected_vjp = PRIMITIVES[name](*wide)
-        assert out.dtype == DTYPES[dtype]
-        assert_close(to_host(out).astype(float), expected, dtype)
-        for got, array, gradient in zip(
-            vjp(out), inputs, expected_vjp(to_host(out).astype(float)), strict=True
-        ):
-            assert got.dtype == array.dtype
-            assert_close(to_host(got).astype(float), gradient, dtype)
 
 
 def test_every_kernel_is_launched():
@@ -717,22 +629,6 @@ def test_a_row_of_logits_longer_than_the_registers(gpu, dtype):
         assert_close(to_host(dx).astype(float), expected_vjp(1.0)[0], dtype)
 
 
-def test_chunks_of_logits_fill_a_large_gpu(stand_in):
-    """Rows of the review's step: 66 tiles of 128 rows, two for each multiprocessor."""
-    assert fused.rows_per_chunk(896 * 28, 37_000) == 8448
-    assert fused.rows_per_chunk(100, 37_000) == 128
-    rows, vocab_size = 300_000, 10_000
-    assert fused.rows_per_chunk(rows, vocab_size) * vocab_size < 2**29
-
-
-def test_addresses_of_more_matrices_than_a_grid_is_high(host_gpu):
-    base = host_gpu.xp.empty((70_001, 1, 2, 4), np.float32)
-    found = host_gpu._matrix_pointers((base, base, base)).get()
-    expected = base.data.ptr + 32 * np.arange(70_001, dtype=np.uint64)
-    assert (found[:, :70_001] == expected).all()
-    assert not (found.strides[0] % 16)
-
-
 @pytest.mark.parametrize("ties", [10, 1200])
 def test_the_best_tokens_are_the_same_with_ever_more_ties(gpu, ties):
     """With 1,200 equal logits the candidates do not fit in the block's list."""
@@ -743,35 +639,3 @@ def test_the_best_tokens_are_the_same_with_ever_more_ties(gpu, ties):
     assert to_host(tokens)[0].tolist() == list(range(100, 108))
     assert to_host(tokens)[1].tolist() == [7, *range(100, 107)]
     assert to_host(values)[1].tolist() == [2] + [1] * 7
-
-
-def test_decoding_reads_logits_in_16_bits(stand_in):
-    """What the search reads; other callers of the decoder get float32."""
-    model = Transformer(TINY, seed=2)
-    ParameterBuffer(model).move_to(stand_in.xp, np.dtype(ml_dtypes.bfloat16))
-    source, launched = stand_in.xp.asarray(np.full((3, 5), 7)), []
-    with no_grad(), pytest.MonkeyPatch.context() as patch:
-        launch = device.Device.launch
-
-        def note(self, name, dtype, *rest, **options):
-            launched.append((name, np.dtype(dtype).name))
-            launch(self, name, dtype, *rest, **options)
-
-        patch.setattr(device.Device, "launch", note)
-        decoder = incremental_decoding.graph_decoder(model, source, 2)
-        gpu_beam_search.beam_search(decoder, np.array([4, 4, 4]), 2, 0.6, 1)
-        assert {t for n, t in launched if n == "top_tokens"} == {"bfloat16"}
-        decoder = incremental_decoding.graph_decoder(model, source, 2)
-        [weights] = decoder.step(stand_in.xp.asarray([2, 2, 2]))
-        assert weights.values.dtype == np.float32
-
-
-def test_scoring_takes_many_rows_at_a_time(stand_in, monkeypatch):
-    """As many as the GPU's own limit says, not the processor's."""
-    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
-    model = Transformer(TINY, seed=2)
-    ParameterBuffer(model).move_to(stand_in.xp)
-    ids = np.random.default_rng(0).integers(4, 20, (4, 9))
-    token_log_probs(model, stand_in.xp.asarray(ids), stand_in.xp.asarray(ids))
-    products = device.current()._blas.products
-    assert [n for m, n, k, beta in products if m == TINY.vocab_size] == [4 * 8]

@@ -244,19 +244,6 @@ def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
     assert names == ["sum_all", "add", "done"]
 
 
-def test_wrappers_of_primitives_nest():
-    names, x = [], leaf(1.0, 2.0)
-
-    def wrapper(mark):
-        return lambda name, body: names.append(name + mark) or body
-
-    with wrap_primitives(wrapper("1")):
-        with wrap_primitives(wrapper("2")):
-            ops.sum_all(x)
-        ops.sum_all(x)
-    assert names == ["sum_all2", "sum_all1"]
-
-
 def test_wrappers_of_two_threads_take_turns():
     names, entered, x = [], threading.Event(), leaf(1.0, 2.0)
 
@@ -357,16 +344,6 @@ def test_a_dropped_graph_is_freed_at_once(no_collector):
     del y
     assert node() is None
     assert tensor() is None
-
-
-def test_a_graph_is_walked_once():
-    x = leaf(1.0)
-    y = ops.multiply(x, x)
-    a, b = ops.sum_all(y), ops.sum_all(y)
-    a.backward()
-    for result in (a, b):
-        with pytest.raises(RuntimeError, match="released by an earlier backward"):
-            result.backward()
 
 
 def test_wrong_gradients_are_refused():

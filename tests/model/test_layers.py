@@ -1,7 +1,6 @@
 """Properties of attention, positions and initial weights."""
 
 import math
-import types
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.engine.autograd import PRIMITIVES
-from minitransformer.model import layers
 from minitransformer.model.layers import Embedding, sinusoids
 from minitransformer.model.parameters import Initializer
 from minitransformer.model.transformer import Transformer
@@ -122,20 +120,3 @@ def test_the_table_of_sinusoids_is_doubled_when_it_is_too_short():
     assert grown.data.dtype == np.float32
     assert_close(grown.data, sinusoids(512, 4), "float32")
     assert embedding.reserve(2000).shape == (2000, 4)
-
-
-def test_sinusoids_follow_the_table_to_its_device(monkeypatch):
-    class DeviceArray(np.ndarray):
-        pass
-
-    def asarray(values, dtype):
-        return np.asarray(values, dtype).view(DeviceArray)
-
-    library = types.SimpleNamespace(asarray=asarray)
-    monkeypatch.setattr(layers, "array_module", lambda array: library)
-    embedding = embedding_of(8, 4)
-    embedding.table.data = embedding.table.data.view(DeviceArray)
-    moved = embedding.reserve(3)
-    assert type(moved.data) is DeviceArray
-    assert_close(moved.data[:256], sinusoids(256, 4))
-    assert embedding.reserve(3) is moved

@@ -311,23 +311,3 @@ def test_the_summary_worked_out_by_hand(tmp_path):
     for name, values in expected.items():
         assert [part[name] for part in found] == pytest.approx(values), name
     assert found[0].keys() == expected.keys()
-
-
-def test_marks_without_a_tag_get_the_one_that_the_treebank_gives_them():
-    tags = {
-        ",": ",", ".": ".", "?": ".", "!": ".", ":": ":", ";": ":", "-": ":",
-        "--": ":", "...": ":", "``": "``", "`": "``", "''": "''",
-        "-LRB-": "-LRB-", "-LCB-": "-LRB-", "-RRB-": "-RRB-", "-RCB-": "-RRB-",
-    }  # fmt: skip
-    for mark, tag in tags.items():
-        assert restore_tree("", ["a", mark]) == [Leaf("NN", "a"), Leaf(tag, mark)]
-
-
-@pytest.mark.parametrize("ending", ["words", "tree", "mrg"])
-def test_trees_that_are_read_are_not_overwritten(tmp_path, capsys, ending):
-    trees = tmp_path / f"train.{ending}"
-    trees.write_text(f"( {FOUR})\n")
-    assert parsing.main(["linearise", str(tmp_path), str(trees)]) == 2
-    assert "expected no file that is read" in capsys.readouterr().err
-    assert trees.read_text() == f"( {FOUR})\n"
-    assert [path.name for path in tmp_path.iterdir()] == [trees.name]

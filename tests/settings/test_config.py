@@ -141,10 +141,6 @@ def run_config():
     return RunConfig("tiny", *configs, {"train": ("a", "b")})
 
 
-def test_a_run_config_survives_json():
-    assert RunConfig.from_json(run_config().to_json()) == run_config()
-
-
 @pytest.mark.parametrize("part", ["model", "training", "decoding", "text"])
 def test_a_damaged_run_config_is_refused(part):
     stored = json.loads(run_config().to_json())
@@ -332,12 +328,6 @@ def test_steps_between_checkpoints_replace_a_presets_minutes(tmp_path):
     assert minutes(preset=find_preset(str(mine))[1]) is None
     mine.write_text('config = "base"\nsteps = 7\n')
     assert minutes(preset=find_preset(str(mine))[1]) == 10
-
-
-def test_a_resumed_run_keeps_its_minutes():
-    training = build(TrainingConfig, PRESETS["base"], {})
-    run = replace(run_config(), training=training)
-    assert run.resumed(parse("--save-every", "1000")).training == training
 
 
 def test_running_out_of_memory_is_an_error_of_one_line(capsys):

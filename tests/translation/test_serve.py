@@ -2,15 +2,13 @@
 
 import http.client
 import json
-import re
 import socket
 import struct
 import threading
-import time
 
 import pytest
 
-from minitransformer import DecodingConfig, TranslationConfig, load
+from minitransformer import DecodingConfig, load
 from minitransformer.translation import serve
 from minitransformer.translation.serve import Server
 from support.browser import needs_browser, open_tab
@@ -81,28 +79,6 @@ def test_the_page_is_whole_and_loads_nothing(server):
     assert "/*" not in text.replace("*/", "")[:200]
     assert "showAttention" in text
     assert "default-src 'none'" in headers["Content-Security-Policy"]
-
-
-def test_the_page_begins_with_the_defaults(model_path, monkeypatch):
-    """They are those of the run; a larger beam than usual may then be asked for."""
-    monkeypatch.setattr(serve, "MAX_MIN_LEN", 2)
-    limits = {"max_len_a": 0, "max_len_b": 1, "min_len": 3}
-    parsing = TranslationConfig(beam=21, nbest=2, **limits)
-    with Server("127.0.0.1", 0, load(model_path), parsing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        _, text, _ = request(server, "GET", "/")
-        fields = re.findall(r'id="(beam|nbest)" .* max="(\d+)" value="(\d+)"', text)
-        assert fields == [("beam", "21", "21"), ("nbest", "21", "2")]
-        for body, status in (
-            ({"text": "a", "beam": 21}, 200),
-            ({"text": "a", "beam": 22}, 400),
-            ({"text": "a", "min_len": 4}, 400),
-            ({"text": "\n" * 49}, 200),
-        ):
-            assert request(server, "POST", "/translate", body)[0] == status
-        body = {"text": "a", "beam": 1}  # fewer than the translations of a line
-        assert request(server, "POST", "/attention", body)[0] == 200
-        server.shutdown()
 
 
 def test_an_address_that_is_taken_is_named(server):
@@ -289,31 +265,3 @@ def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):
     code, _, err = run_translate(capfd, "--model", model_path, "--serve", "54321")
     assert (code, err.count("\n")) == (0, 1)
     assert err.endswith("(Ctrl-C ends)\n")
-
-
-def test_the_end_waits_for_the_answer_in_work_and_for_no_other(model_path, monkeypatch):
-    begun, finish, answered = threading.Event(), threading.Event(), []
-
-    def translates(asked):
-        begun.set()
-        assert finish.wait(30)
-        answered.append(asked["text"])
-        return "{}"
-
-    with Server("127.0.0.1", 0, load(model_path), SHORT) as server:
-        monkeypatch.setattr(server, "_translate", translates)
-        for text in ("first", "second"):
-            asks = "/translate", {"text": text}
-            threading.Thread(target=server.answer, args=asks, daemon=True).start()
-            assert begun.wait(30)
-        while server._waiting.empty():
-            time.sleep(0.01)
-        ending = threading.Thread(target=server.end, daemon=True)
-        ending.start()
-        while not server._ending:
-            time.sleep(0.01)
-        assert ending.is_alive()
-        finish.set()
-        ending.join(30)
-        assert not ending.is_alive()
-    assert answered == ["first"]
