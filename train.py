@@ -57,7 +57,7 @@ from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.find import find_text, text_of
 from minitransformer.text.grammar.corpus import built_in_corpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import set_final_parameters

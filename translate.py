@@ -24,15 +24,13 @@ from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, given
-from minitransformer.text.lines import (
-    check_files,
+from minitransformer.text.lines import read_lines, source_lines, zip_lines
+from minitransformer.text.output import (
     open_output,
     progress_bar,
-    read_lines,
-    require_unread,
-    source_lines,
-    with_lines_beside,
+    refuse_overwriting_inputs,
 )
+from minitransformer.text.pairs import check_files
 from minitransformer.translation.alignment import pharaoh
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator, json_objects
@@ -142,7 +140,7 @@ def load_model(args: argparse.Namespace) -> Translator:
     if args.output:
         found = [find_checkpoint(path) for path in paths]
         own = (file for path in found for file in RunDirectory(path.parent).own_files())
-        require_unread("--output", args.output, args.shortlist, *found, *own)
+        refuse_overwriting_inputs("--output", args.output, args.shortlist, *found, *own)
     if not args.model:
         print(f"translate.py: using {described(paths[0])}", file=sys.stderr)
     names = "device", "precision", "shortlist", "tag"
@@ -161,7 +159,7 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
     outputs, number = list[str](), 0
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
     with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
-        for lines, prefixes in with_lines_beside(source, args.prefix):
+        for lines, prefixes in zip_lines(source, args.prefix):
             config = translator.decoding
             batch = translator.hypotheses(lines, config, number + 1, prefixes)
             for found, prefix in zip(batch, prefixes, strict=True):
@@ -203,7 +201,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     total, tokens, number = 0.0, 0, 0
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
     with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
-        for pairs in with_lines_beside(source, args.score):
+        for pairs in zip_lines(source, args.score):
             rest = translator.decoding, number + 1
             scores = translator.score(*pairs, *rest)
             ends = [""] * len(scores)

@@ -24,7 +24,8 @@ from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.options import build
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.cache import LINES_PER_CHUNK, encoded_corpus
-from minitransformer.text.lines import TextPair, read_lines
+from minitransformer.text.lines import read_lines
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
 SIDES = ("ours", "sentencepiece")

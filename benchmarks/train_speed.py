@@ -42,7 +42,7 @@ from minitransformer.settings.options import build
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+from collections import Counter
 from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
@@ -1196,6 +1197,27 @@ def test_trying_out_begins_no_run(start, monkeypatch):
     run, _, resumes, args, ranks = calls[0]
     assert (resumes, args.dry_run, ranks.size) == (False, True, 1)
     assert not run.path.exists()
+
+
+def test_text_is_read_for_its_digest_to_learn_and_to_encode_and_not_again(place):
+    """Python tells this test of every file that is opened."""
+    opened, flags = Counter(), []
+    for split, count in (("train", 9), ("val", 2)):
+        for side, line in (("source", "c a b ab\n"), ("target", "b a c c\n")):
+            name = f"counted-{split}.{side}"
+            (place / name).write_text(line * count)
+            flags += [f"--{split}-{side}", name]
+
+    def hook(event, arguments):
+        if event == "open" and "counted-" in (name := os.fsdecode(str(arguments[0]))):
+            opened[os.path.basename(name)] += 1
+
+    sys.addaudithook(hook)
+    flags += [*MODEL, *EVERY, "--validate-bleu", 0, "--steps", 2, "--run", "run"]
+    assert run_main(train.main, *flags)[0] == 0
+    sides = "source", "target"
+    assert {opened[f"counted-train.{side}"] for side in sides} == {3}
+    assert {opened[f"counted-val.{side}"] for side in sides} == {2}
 
 
 # A vocabulary of one's own

@@ -9,7 +9,8 @@ from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.files import atomic_folder, require_new
 from minitransformer.settings.options import UsageError
 from minitransformer.text.find import find_splits
-from minitransformer.text.lines import TextPair, open_output
+from minitransformer.text.output import open_output
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import check_symbols
 
 Part = tuple[TextPair, int, str]  # how often it is repeated, and its tag

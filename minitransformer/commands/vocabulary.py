@@ -10,7 +10,8 @@ from pathlib import Path
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.files import write_bytes
 from minitransformer.settings.options import UsageError
-from minitransformer.text.lines import read_lines, require_unread
+from minitransformer.text.lines import read_lines
+from minitransformer.text.output import refuse_overwriting_inputs
 from minitransformer.text.tokenizer import check_symbols, learn_vocabulary
 
 RULES = "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
-        require_unread("file", args.file, *args.text)
+        refuse_overwriting_inputs("file", args.file, *args.text)
         check_symbols("--user-symbols", args.user_symbols)
         if not 0.98 <= args.character_coverage <= 1:
             got = f"got {args.character_coverage:g}"

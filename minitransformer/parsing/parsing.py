@@ -31,7 +31,8 @@ from minitransformer.parsing.trees import (
     words,
 )
 from minitransformer.settings.options import UsageError
-from minitransformer.text.lines import TextPair, open_output, require_unread
+from minitransformer.text.output import open_output, refuse_overwriting_inputs
+from minitransformer.text.pairs import TextPair
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
 PUNCTUATION = (",", ":", "``", "''", ".")
@@ -68,7 +69,7 @@ def linearise(
         raise UsageError(f"--split: expected different names, got {repeated[0]} twice")
     for name in names:
         for ending in ("words", "numbered", "tree", "mrg"):
-            require_unread("folder", folder / f"{name}.{ending}", *paths)
+            refuse_overwriting_inputs("folder", folder / f"{name}.{ending}", *paths)
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     divided = [list(itertools.islice(trees, count)) for _, count in parsed]
     for split, part, (_, count) in zip(splits, divided, parsed, strict=True):
@@ -275,7 +276,7 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
         linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
-        require_unread("--output", args.output, args.sequences, args.words)
+        refuse_overwriting_inputs("--output", args.output, args.sequences, args.words)
         pairs = TextPair(args.sequences, args.words).lines()
         lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
         with open_output(args.output) as out:

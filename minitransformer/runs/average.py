@@ -12,7 +12,7 @@ from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.checkpoint import Checkpoint, load, save
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError
-from minitransformer.text.lines import require_unread
+from minitransformer.text.output import refuse_overwriting_inputs
 
 
 def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = select_checkpoints(args.inputs, args.last)
         runs = [RunDirectory(path) for path in args.inputs if path.is_dir()]
         own = [x for run in runs for x in run.own_files() if x != run.averaged]
-        require_unread("output", args.output, *paths, *own)
+        refuse_overwriting_inputs("output", args.output, *paths, *own)
         # `average A B` may mean the mean of both, and A would be lost.
         if paths == args.inputs[:1] and args.output.exists():
             one = f"{args.output}, which exists, and one checkpoint to average"

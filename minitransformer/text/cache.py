@@ -19,7 +19,7 @@ from minitransformer.files import build_once, name_errors
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar.corpus import FOLDER
 from minitransformer.text.ids import Ragged, StoredIds
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import (
     Tokenizer,
     VocabularyError,
@@ -85,7 +85,7 @@ def encoded_corpus(
 
 
 def _expect_unchanged(text: TextPair, digest: str) -> None:
-    """Raise ValueError if a text is no longer the one after which a file is named."""
+    """Raises: ValueError if the text changed since `digest` was taken."""
     if text.digest() != digest:
         raise ValueError(f"{text}: expected text that stays the same, it was changed")
 

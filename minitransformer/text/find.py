@@ -7,7 +7,7 @@ from pathlib import Path
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.grammar.corpus import FOLDER, built_in_corpus
-from minitransformer.text.lines import TextPair, text_pairs
+from minitransformer.text.pairs import TextPair, text_pairs
 
 
 def find_text(config: TextConfig) -> dict[str, TextPair]:

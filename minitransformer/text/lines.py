@@ -1,28 +1,17 @@
-"""Text files, plain or .gz, and standard input and output: lines of UTF-8.
-
-Two files that are translations of each other, line by line, are a `TextPair`.
-"""
+"""Read lines of UTF-8 from files, plain or .gz, and from pipes and terminals."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
 import itertools
 import os
 import select
-import stat
 import sys
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
-
-from minitransformer.files import atomic_write
-from minitransformer.settings.options import UsageError
+from typing import BinaryIO, cast
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
 # times as much memory.
@@ -40,55 +29,6 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
-
-
-@contextmanager
-def open_output(path: Path | None) -> Iterator[TextIO]:
-    """Open standard output, or a file that appears once it is complete.
-
-    It is compressed if its name ends in .gz, always to the same bytes.
-
-    Raises: ValueError if standard output is closed, OSError naming what cannot be
-    written.
-    """
-    if path is not None:
-        if path.is_dir():
-            raise ValueError(f"expected a file to write, got the folder {path}")
-        with ExitStack() as stack:
-            file = stack.enter_context(atomic_write(path))
-            if path.suffix == ".gz":
-                packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
-                file = cast(BinaryIO, stack.enter_context(packed))
-            text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
-            yield text
-            text.detach()
-        return
-    if sys.stdout is None:
-        raise ValueError("standard output: expected an open file, it is closed")
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    yield sys.stdout
-    sys.stdout.flush()
-
-
-@contextmanager
-def progress_bar(
-    source: Path | None, output: Path | None
-) -> Iterator[Callable[[int], object]]:
-    """Yield a function that shows how many more lines of a file are done.
-
-    The bar is for people who wait: there is none unless standard error is a terminal,
-    nor where the output appears on the terminal or the source is no file.
-    """
-    waits = sys.stderr is not None and sys.stderr.isatty()
-    if output is None and sys.stdout is not None and sys.stdout.isatty():
-        waits = False
-    if not waits or source is None or not source.is_file():
-        yield lambda lines: None
-        return
-    from tqdm import tqdm  # here, since most commands are to start without delay
-
-    with tqdm(total=sum(1 for _ in read_lines(source)), unit=" lines") as bar:
-        yield bar.update
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -189,7 +129,7 @@ def _read_block(descriptor: int, place: str) -> bytes:
         raise
 
 
-def with_lines_beside(
+def zip_lines(
     parts: Iterable[list[str]], path: Path | None
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield lists of lines, each with as many lines of the file at `path`.
@@ -206,98 +146,3 @@ def with_lines_beside(
         yield lines, others
     if path and next(beside, None) is not None:
         raise ValueError(f"{expected}, got more than {number}")
-
-
-@dataclass(frozen=True)
-class TextPair:
-    """Parallel text: two files whose lines are translations of each other."""
-
-    source: Path
-    target: Path
-
-    def __str__(self) -> str:
-        return f"{self.source}, {self.target}"
-
-    @property
-    def paths(self) -> tuple[str, str]:
-        """The absolute paths of the source and of the target."""
-        return str(self.source.absolute()), str(self.target.absolute())
-
-    def digest(self) -> str:
-        """Return a digest of the content, independent of the names of the files."""
-        total = hashlib.blake2b(digest_size=16)
-        for path in (self.source, self.target):
-            part = hashlib.blake2b(digest_size=16)
-            with open_text(path) as file:
-                while block := file.read(1 << 20):
-                    part.update(block)
-            total.update(part.digest())
-        return total.hexdigest()
-
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of lines. Raises: ValueError if one file has more lines."""
-        source, target = read_lines(self.source), read_lines(self.target)
-        for number, (s, t) in enumerate(itertools.zip_longest(source, target)):
-            if s is None or t is None:
-                total = number + 1 + sum(1 for _ in itertools.chain(source, target))
-                files = (self.source, self.target)
-                shorter, longer = files if s is None else reversed(files)
-                raise ValueError(
-                    f"expected as many lines in {shorter} as in {longer}, got {number} "
-                    f"and {total}"
-                )
-            yield s, t
-
-
-def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
-    """Check files before they are used: others have a line for each line of the source.
-
-    Raises: UsageError if the output is one of the others, or the source, by whatever
-    name; else as `compare_lengths`.
-    """
-    require_unread("--output", output, source, *others)
-    if output and source and source.is_file() and not any(others):
-        deque(read_lines(source), maxlen=0)  # that all of it is text
-    for other in others:
-        compare_lengths(source, other)
-
-
-def require_unread(name: str, output: Path | None, *read: Path | None) -> None:
-    """Raises: UsageError if an output is a file that is read, by whatever name.
-
-    `name` is what the command calls its output.
-    """
-    if output is not None and os.path.isfile(output):  # a terminal may be both
-        sources = {os.path.realpath(path) for path in read if path}
-        if os.path.realpath(output) in sources:
-            raise UsageError(f"{name}: expected no file that is read, got {output}")
-
-
-def compare_lengths(source: Path | None, target: Path | None) -> None:
-    """Compare two files before they are used, unless one is a pipe or is not named.
-
-    If only the target can be read in advance, that is checked.
-
-    Raises: ValueError if one has more lines or is not text, OSError if one does not
-    exist or cannot be read.
-    """
-    files = []  # and folders, which raise an error when they are read
-    for path in filter(None, (source, target)):
-        mode = os.stat(path).st_mode
-        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-            files.append(path)
-    if len(files) == 2:
-        deque(TextPair(files[0], files[1]).lines(), maxlen=0)
-    elif target in files:
-        deque(read_lines(files[0]), maxlen=0)
-
-
-def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
-    """Return the pair of files of each split, from their (source, target) names.
-
-    Raises: FileNotFoundError if a file does not exist.
-    """
-    for path in itertools.chain.from_iterable(files.values()):
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"expected a text file, found none at {path}")
-    return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}

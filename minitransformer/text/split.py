@@ -13,7 +13,9 @@ from typing import TypeAlias
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.files import atomic_folder, require_new
 from minitransformer.settings.options import UsageError
-from minitransformer.text.lines import TextPair, open_output, read_lines
+from minitransformer.text.lines import read_lines
+from minitransformer.text.output import open_output
+from minitransformer.text.pairs import TextPair
 
 Pair: TypeAlias = tuple[str, str]
 

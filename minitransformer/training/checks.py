@@ -13,7 +13,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import ParallelCorpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.progress import TrainingState
 

@@ -18,7 +18,7 @@ from minitransformer.settings.config import (
     TrainingConfig,
 )
 from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.cost import (
     parameters_by_block,

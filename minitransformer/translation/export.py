@@ -24,7 +24,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
-from minitransformer.text.lines import require_unread
+from minitransformer.text.output import refuse_overwriting_inputs
 
 NOTES = """\
 For float16, the output is a checkpoint of half the size, which translate.py reads and
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trained = checkpoint.load(source)
         if args.kind == "float16":
             own = RunDirectory(args.run).own_files() if args.run.is_dir() else []
-            require_unread("output", args.output, source, *own)
+            refuse_overwriting_inputs("output", args.output, source, *own)
             checkpoint.save(args.output, trained, half=True)
             print(f"wrote {source} to {args.output} in float16")
             return

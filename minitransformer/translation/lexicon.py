@@ -92,12 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Imported here, because to translate with a lexicon takes none of it.
         from minitransformer.text.cache import encoded_corpus
         from minitransformer.text.find import text_of
-        from minitransformer.text.lines import require_unread
+        from minitransformer.text.output import refuse_overwriting_inputs
 
         run = RunDirectory(args.run)
         settings = run.read_config()
         text = (Path(file) for pair in settings.text.values() for file in pair)
-        require_unread("file", args.file, *run.own_files(), *text)
+        refuse_overwriting_inputs("file", args.file, *run.own_files(), *text)
         train = text_of(settings, args.cache)["train"]
         tokenizer = Tokenizer(run.tokenizer.read_bytes())
         corpus = encoded_corpus(train, tokenizer, args.cache)

@@ -16,7 +16,7 @@ from minitransformer.runs import average, checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.grammar import corpus as grammar
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from support.crash_points import crashes, recording, replay
 from support.models import CAT_LINES
 from support.scripts import SHORT, TIMINGS, write_random_text

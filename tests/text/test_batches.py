@@ -16,7 +16,7 @@ from minitransformer.text.batches import (
 )
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.ids import Ragged
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
 LINES = [f"the cat number {i} sat on the mat and looked at {i * 7}" for i in range(200)]

@@ -7,7 +7,7 @@ import pytest
 
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.grammar.corpus import built_in_corpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]

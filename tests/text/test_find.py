@@ -8,7 +8,7 @@ import pytest
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.find import find_text, text_of
 from minitransformer.text.grammar import corpus
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 
 
 def test_text_is_found_in_a_folder(tmp_path):

@@ -11,7 +11,9 @@ import pytest
 
 from minitransformer.cli import OutputStream
 from minitransformer.text import lines as text
-from minitransformer.text.lines import TextPair, read_available_lines, read_lines
+from minitransformer.text import output, pairs
+from minitransformer.text.lines import read_available_lines, read_lines
+from minitransformer.text.pairs import TextPair
 
 
 def write_pair(folder: Path, source: str, target: str) -> TextPair:
@@ -113,11 +115,11 @@ def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capf
         list(read_available_lines(1 << 20, 1))
     assert caught.value.filename == "standard input"
     with pytest.raises(ValueError, match="expected a file to write, got the folder"):
-        text.open_output(tmp_path).__enter__()
+        output.open_output(tmp_path).__enter__()
     with open("/dev/full", "w") as full, monkeypatch.context() as patches:
         patches.setattr("sys.stdout", OutputStream(full, "standard output"))
         failing = pytest.raises(OSError, match="No space")
-        with failing as caught, text.open_output(None) as out:
+        with failing as caught, output.open_output(None) as out:
             out.write("x")
     assert caught.value.filename == "standard output"
 
@@ -127,7 +129,7 @@ def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
     for folder in ("a", "b"):
         path = tmp_path / folder / "out.gz"
         path.parent.mkdir()
-        with text.open_output(path) as file:
+        with output.open_output(path) as file:
             file.write("süß\n")
             file.flush()
             file.write("x\n")
@@ -135,7 +137,7 @@ def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
     assert gzip.decompress(written[0]) == "süß\nx\n".encode()
     assert written[0] == written[1]
     assert written[0][4:8] == bytes(4)  # the time
-    with suppress(KeyboardInterrupt), text.open_output(path) as file:
+    with suppress(KeyboardInterrupt), output.open_output(path) as file:
         file.write("y\n")
         raise KeyboardInterrupt
     assert path.read_bytes() == written[1]
@@ -148,8 +150,8 @@ def test_lengths_of_files_are_compared_and_pipes_left_alone(tmp_path):
     two.write_text("a\nb\n")
     os.mkfifo(pipe)
     for pair in ((one, one), (one, None), (None, two), (None, None), (pipe, one)):
-        text.compare_lengths(*pair)
+        pairs.compare_lengths(*pair)
     with pytest.raises(ValueError, match=r"as many lines in .*one as in .*two"):
-        text.compare_lengths(two, one)
+        pairs.compare_lengths(two, one)
     with pytest.raises(FileNotFoundError):
-        text.compare_lengths(None, tmp_path / "none")
+        pairs.compare_lengths(None, tmp_path / "none")

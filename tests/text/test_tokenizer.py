@@ -11,7 +11,7 @@ import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.text.cache import cached_tokenizer
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]

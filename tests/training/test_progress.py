@@ -19,7 +19,7 @@ from minitransformer.settings.config import (
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
-from minitransformer.text.lines import TextPair
+from minitransformer.text.pairs import TextPair
 from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel

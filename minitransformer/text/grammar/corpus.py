@@ -9,7 +9,7 @@ from pathlib import Path
 from minitransformer.files import build_once
 from minitransformer.text.grammar import numbers, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
-from minitransformer.text.lines import TextPair, text_pairs
+from minitransformer.text.pairs import TextPair, text_pairs
 
 VERSION = 1
 FOLDER = f"built-in-{VERSION}"

@@ -1,0 +1,111 @@
+"""Parallel text: two files whose lines are translations of each other."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minitransformer.text.lines import open_text, read_lines
+from minitransformer.text.output import refuse_overwriting_inputs
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Parallel text: two files whose lines are translations of each other."""
+
+    source: Path
+    target: Path
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.target}"
+
+    @property
+    def paths(self) -> tuple[str, str]:
+        """The absolute paths of the source and of the target."""
+        return str(self.source.absolute()), str(self.target.absolute())
+
+    def digest(self) -> str:
+        """Return a digest of the content, independent of the names of the files.
+
+        A file is read again only if its size or time has changed.
+        """
+        total = hashlib.blake2b(digest_size=16)
+        for path in (self.source, self.target):
+            state = os.stat(path)
+            version = state.st_ino, state.st_size, state.st_mtime_ns
+            total.update(_digest(path, version))
+        return total.hexdigest()
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of lines. Raises: ValueError if one file has more lines."""
+        source, target = read_lines(self.source), read_lines(self.target)
+        for number, (s, t) in enumerate(itertools.zip_longest(source, target)):
+            if s is None or t is None:
+                total = number + 1 + sum(1 for _ in itertools.chain(source, target))
+                files = (self.source, self.target)
+                shorter, longer = files if s is None else reversed(files)
+                raise ValueError(
+                    f"expected as many lines in {shorter} as in {longer}, got {number} "
+                    f"and {total}"
+                )
+            yield s, t
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, version: tuple[int, ...]) -> bytes:
+    """Return the digest of a file, which is kept for a version of it."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open_text(path) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.digest()
+
+
+def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
+    """Return the pair of files of each split, from their (source, target) names.
+
+    Raises: FileNotFoundError if a file does not exist.
+    """
+    for path in itertools.chain.from_iterable(files.values()):
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"expected a text file, found none at {path}")
+    return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}
+
+
+def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
+    """Check files before they are used: others have a line for each line of the source.
+
+    Raises: UsageError if the output is one of the others, or the source, by whatever
+    name; else as `compare_lengths`.
+    """
+    refuse_overwriting_inputs("--output", output, source, *others)
+    if output and source and source.is_file() and not any(others):
+        deque(read_lines(source), maxlen=0)  # that all of it is text
+    for other in others:
+        compare_lengths(source, other)
+
+
+def compare_lengths(source: Path | None, target: Path | None) -> None:
+    """Compare two files before they are used, unless one is a pipe or is not named.
+
+    If only the target can be read in advance, that is checked.
+
+    Raises: ValueError if one has more lines or is not text, OSError if one does not
+    exist or cannot be read.
+    """
+    files = []  # and folders, which raise an error when they are read
+    for path in filter(None, (source, target)):
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            files.append(path)
+    if len(files) == 2:
+        deque(TextPair(files[0], files[1]).lines(), maxlen=0)
+    elif target in files:
+        deque(read_lines(files[0]), maxlen=0)
