@@ -73,7 +73,8 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    tags = Tags(tokenizer, tags_of(checkpoints[0].state), tag)
+    known = tags_of(checkpoints[0].state)
+    tags = Tags(tokenizer, known, tag) if known or tag is not None else None
     return Translator(model, tokenizer, opened.num_threads, lexicon, decoding, tags)
 
 

@@ -75,7 +75,7 @@ def test_what_is_not_given_is_as_in_the_run(tmp_path):
         (["one"], {"beams": 2}, "expected options of TranslationConfig, got beams"),
         (["one"], {"help_group": 2}, "expected options of TranslationConfig, got help"),
         (["one"], {"prefix": "a"}, "expected a list of prefixes, got one string"),
-        (["one"], {"prefix": []}, "expected a prefix for each of 1 lines, got 0"),
+        (["one"], {"prefix": []}, "expected prefixes for 1 lines, got 0"),
         (["one"], {"top_k": 2}, "top_k: does nothing without sample"),
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
         (["one"], {"min_len": 10**5}, "min_len: expected at most 10000, got 100000"),
@@ -108,7 +108,7 @@ def test_lines_may_come_from_any_iterable(model_path):
 @pytest.mark.parametrize(("lines", "others"), [("a", ""), ("a", "ab"), ("ab", "a")])
 def test_each_line_needs_a_translation(model_path, method, lines, others):
     translator = minitransformer.load(model_path)
-    message = f"for each of {len(lines)} lines, got {len(others)}"
+    message = f"translations for {len(lines)} lines, got {len(others)}"
     with pytest.raises(ValueError, match=message):
         getattr(translator, method)([*lines], [*others], translator.decoding)
 

@@ -17,7 +17,11 @@ from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.beam_search import BeamSearch, Hypothesis
 from minitransformer.translation.constraints import Constraints
-from minitransformer.translation.ensemble import Ensemble, incremental_decoder
+from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import (
+    IncrementalDecoder,
+    incremental_decoder,
+)
 from minitransformer.workers import parallel_map
 
 R = TypeVar("R")
@@ -63,7 +67,12 @@ def translate_ids(
         if constraints:
             limits = constraints.limits(limits, batch)
             tokens = None if tokens is None else constraints.shortlist(tokens, batch)
-        decoder = incremental_decoder(model, xp.asarray(source), config.beam, tokens)
+        given = xp.asarray(source), config.beam, tokens
+        decoder: IncrementalDecoder
+        if isinstance(model, Ensemble):
+            decoder = model.decoder(*given)
+        else:
+            decoder = incremental_decoder(model, *given)
         if constraints:
             decoder = constraints.decoder(decoder, batch, tokens)
         limits = np.minimum(limits, positions)

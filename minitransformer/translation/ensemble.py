@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module, fused_kernel
+from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer
 from minitransformer.translation.candidates import TokenWeights, group_maxima
 from minitransformer.translation.incremental_decoding import (
@@ -41,6 +41,13 @@ class Ensemble:
         limits = [m.position_limit for m in self.members if m.position_limit]
         return min(limits, default=None)
 
+    def decoder(
+        self, source: Array, beam_size: int, shortlist: np.ndarray | None = None
+    ) -> EnsembleDecoder:
+        """Return what `incremental_decoder` returns for one model."""
+        rest = source, beam_size, shortlist
+        return EnsembleDecoder([CachedDecoder(m, *rest) for m in self.members])
+
 
 class EnsembleDecoder(IncrementalDecoder):
     """Decoders whose probabilities are averaged at every step."""
@@ -64,21 +71,3 @@ class EnsembleDecoder(IncrementalDecoder):
     def join(self, other: EnsembleDecoder) -> None:
         for member, joining in zip(self._members, other._members, strict=True):
             member.join(joining)
-
-
-def incremental_decoder(
-    model: Transformer | Ensemble,
-    source: Array,
-    beam_size: int,
-    shortlist: np.ndarray | None = None,
-) -> IncrementalDecoder:
-    """Encode a batch of sentences and return what decodes them.
-
-    Shapes: source ids [B, S], shortlist of token ids [any]
-    """
-    if isinstance(model, Transformer):
-        table = model.embedding.table.data
-        decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
-        return decoder(model, source, beam_size, shortlist)
-    members = [CachedDecoder(m, source, beam_size, shortlist) for m in model.members]
-    return EnsembleDecoder(members)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module
+from minitransformer.engine.backend import Array, array_module, fused_kernel
 from minitransformer.model.transformer import Transformer
 from minitransformer.translation.candidates import TokenWeights, token_weights
 
@@ -89,3 +89,19 @@ class CachedDecoder(IncrementalDecoder):
 
     def join(self, other: CachedDecoder) -> None:
         self._state.join(other._state)
+
+
+def incremental_decoder(
+    model: Transformer,
+    source: Array,
+    beam_size: int,
+    shortlist: np.ndarray | None = None,
+) -> IncrementalDecoder:
+    """Encode a batch of sentences and return what decodes them; a GPU has its own.
+
+    Shapes: source ids [B, S], shortlist of token ids [any]
+    """
+    table = model.embedding.table.data
+    decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
+    started: IncrementalDecoder = decoder(model, source, beam_size, shortlist)
+    return started

@@ -29,8 +29,8 @@ from minitransformer.translation.tags import Tags
 class Translator:
     """A model or an ensemble with its tokenizer, and a lexicon for shortlists if any.
 
-    It translates on `num_threads` threads; `decoding` is how it decodes unless it is
-    told otherwise. `tags` are those of the source lines. Where a method takes
+    It translates on `num_threads` workers; `decoding` is how it decodes by default.
+    `tags` are those of the source lines, if they have any. Where a method takes
     `first_line`, that is the number by which errors call the first of its lines.
     """
 
@@ -43,16 +43,12 @@ class Translator:
         decoding: DecodingConfig | None = None,
         tags: Tags | None = None,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.tags = model, tokenizer, tags
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
-        self.tags = tags or Tags(tokenizer)
         self.shortlist = lexicon.shortlist if lexicon else None
 
     def use_device(self) -> None:
-        """Have this thread compute where the model is, if that is one of several GPUs.
-
-        CUDA has every thread begin with the first.
-        """
+        """Select the model's GPU in this thread, which CUDA begins with the first."""
         table = self.model.embedding.table.data
         if not isinstance(table, np.ndarray):
             table.device.use()
@@ -64,6 +60,8 @@ class Translator:
             raise UsageError(f"expected one --model, got {len(self.model.members)}")
         return self.model
 
+    # From lines to word pieces, to their translations, and back to text
+
     def translate(
         self,
         lines: Sequence[str],
@@ -72,7 +70,7 @@ class Translator:
         prefixes: Iterable[str] | None = None,
     ) -> list[str]:
         """Return the best translation of each line."""
-        prefixes = _one_each(prefixes, lines)
+        prefixes = _prefix_of_each(prefixes, lines)
         found = self.hypotheses(lines, config, first_line, prefixes)
         return [self.text(h[:1], p)[0] for h, p in zip(found, prefixes, strict=True)]
 
@@ -95,50 +93,104 @@ class Translator:
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
         lines = list_of_text("lines", lines)
-        prefixes = _one_each(prefixes, lines)
+        prefixes = _prefix_of_each(prefixes, lines)
         encoded = self.encode(lines, config, first_line)
         starts = self._prefixes(prefixes, encoded, first_line)
-        sources = [part for parts in encoded for part in parts]
-        model, threads = self.model, self.num_threads
-        if config.sample:
-            found = sample_ids(model, sources, config, threads, starts)
-        else:
-            constraints = Constraints(config, starts)
-            found = translate_ids(
-                model, sources, config, threads, self.shortlist, constraints
-            )
-        rest = iter(found)
-        in_parts = [[next(rest) for _ in parts] for parts in encoded]
+        found = iter(self._translate_parts(encoded, config, starts))
+        in_parts = [[next(found) for _ in parts] for parts in encoded]
         joined = [_joined(parts) for parts in in_parts]
-        for number, hypotheses in enumerate(joined, first_line):
-            if not hypotheses:
-                raise ValueError(
-                    f"line {number}: expected a translation within the constraints, "
-                    "found none"
-                )
+        for number, best in enumerate(joined, first_line):
+            if not best:
+                expected = "expected a translation within the constraints, found none"
+                raise ValueError(f"line {number}: {expected}")
         if not config.alignment:
             return joined
         texts = map(self.text, joined, prefixes)
-        pairs = [
-            (source, TextInParts(text, [p[n].tokens for p in ranked]))
-            for source, ranked, best in zip(
-                self.sources_in_parts(lines, encoded), in_parts, texts, strict=True
-            )
-            for n, text in enumerate(best)
+        targets = [
+            [
+                TextInParts(text, [p[n].tokens for p in parts])
+                for n, text in enumerate(t)
+            ]
+            for t, parts in zip(texts, in_parts, strict=True)
         ]
+        sources = self.sources_in_parts(lines, encoded)
+        pairs = [(s, t) for s, each in zip(sources, targets, strict=True) for t in each]
         links = iter(self._align(pairs, config))
         return [[replace(h, alignment=next(links)) for h in best] for best in joined]
 
-    def _align(
-        self, pairs: Sequence[tuple[TextInParts, TextInParts]], config: DecodingConfig
-    ) -> list[Links]:
-        tokens, threads = config.decode_tokens // config.beam, self.num_threads
-        return align_words(self.model, self.tokenizer, pairs, tokens, threads)
+    def encode(
+        self,
+        lines: Sequence[str],
+        config: DecodingConfig,
+        first_line: int = 1,
+        targets: bool = False,
+    ) -> list[list[list[int]]]:
+        """Return the ids of each line in parts: one, unless the line is too long.
+
+        Every part begins with the tag of its line, unless these are `targets`. A line
+        of more than `max_input` ids, or of more than the model has positions for, is
+        treated as `long_input` says.
+
+        Raises: ValueError that names the line if `long_input` is "error" or if it has
+        not the tag that it needs.
+        """
+        positions = (self.model.position_limit or math.inf) - 1  # one is EOS's
+        limit = int(min(config.max_input, positions))
+        what = "translation of line" if targets else "line"
+        tags, encoded = None if targets else self.tags, []
+        for number, ids in enumerate(self.tokenizer.encode(lines), start=first_line):
+            tag, text = tags.divide(ids, number) if tags else ([], ids)
+            length = len(tag) + len(text)
+            if length > limit and config.long_input == "error":
+                raise ValueError(
+                    f"{what} {number}: expected at most {limit} word pieces "
+                    f"(--max-input, or the model's positions), got {length}"
+                )
+            parts = self.tokenizer.split(text, max(limit - len(tag), 1))
+            parts = parts if config.long_input == "split" else parts[:1]
+            encoded.append([[*tag, *part] for part in parts])
+        return encoded
+
+    def _translate_parts(
+        self,
+        encoded: Sequence[list[list[int]]],
+        config: TranslationConfig,
+        starts: Sequence[Prefix | None],
+    ) -> list[list[Hypothesis]]:
+        """Translate each part of all lines, of which some begin with a prefix."""
+        sources, threads = (
+            list(itertools.chain.from_iterable(encoded)),
+            self.num_threads,
+        )
+        if config.sample:
+            return sample_ids(self.model, sources, config, threads, starts)
+        constraints = Constraints(config, starts)
+        rest = threads, self.shortlist, constraints
+        return translate_ids(self.model, sources, config, *rest)
+
+    def text(self, hypotheses: Sequence[Hypothesis], prefix: str = "") -> list[str]:
+        """Detokenise. A line feed within a translation becomes a space.
+
+        `prefix` is what the translations were asked to begin with. The model sees it
+        normalised; the output starts with it exactly as given.
+
+        Raises: ValueError if there was too little room for the prefix.
+        """
+        decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
+        lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
+        start = self._finder.find(prefix) if prefix else None
+        return [start.restore(x, prefix) if start else prefix + x for x in lines]
+
+    # Prefixes
+
+    @cached_property
+    def _finder(self) -> PrefixFinder:
+        return PrefixFinder(self.tokenizer)
 
     def _prefixes(
         self,
         prefixes: Sequence[str],
-        encoded: Sequence[Sequence[Sequence[int]]],
+        encoded: Sequence[list[list[int]]],
         first_line: int,
     ) -> list[Prefix | None]:
         """Return the prefix of each part of each line, which only the first one has.
@@ -146,9 +198,8 @@ class Translator:
         Raises: ValueError naming a line that is blank, or whose prefix is impossible.
         """
         result: list[Prefix | None] = []
-        for number, (text, parts) in enumerate(
-            zip(prefixes, encoded, strict=True), first_line
-        ):
+        each = zip(prefixes, encoded, strict=True)
+        for number, (text, parts) in enumerate(each, first_line):
             try:
                 prefix = self._finder.find(text) if text else None
                 if prefix and not parts[0]:
@@ -158,9 +209,7 @@ class Translator:
             result += [prefix, *[None] * (len(parts) - 1)]
         return result
 
-    @cached_property
-    def _finder(self) -> PrefixFinder:
-        return PrefixFinder(self.tokenizer)
+    # Given translations: their scores, and which words were made from which
 
     def score(
         self,
@@ -175,15 +224,10 @@ class Translator:
         there is not one translation for each.
         """
         model, whole = self.single_model, replace(config, long_input="error")
-        require_one_each(lines, translations)
-        no_tags = Tags(self.tokenizer)
-        sources, targets = (
-            [ids for [ids] in self.encode(side, whole, first_line, tags, what)]
-            for side, tags, what in (
-                (lines, self.tags, "line"),
-                (translations, no_tags, "translation of line"),
-            )
-        )
+        lines = list_of_text("lines", lines)
+        translations = list_of_text("translations", translations, len(lines))
+        sources = [ids for [ids] in self.encode(lines, whole, first_line)]
+        targets = [ids for [ids] in self.encode(translations, whole, first_line, True)]
         max_tokens = config.decode_tokens // config.beam
         return score_targets(model, sources, targets, max_tokens, self.num_threads)
 
@@ -199,13 +243,12 @@ class Translator:
         Raises: ValueError if a line is too long, or if there is not one translation
         for each.
         """
-        require_one_each(lines, translations)
-        whole, no_tags = replace(config, long_input="error"), Tags(self.tokenizer)
-        encoded = self.encode(lines, whole, first_line)
-        what = "translation of line"
-        targets = self.encode(translations, whole, first_line, no_tags, what)
+        whole, lines = replace(config, long_input="error"), list_of_text("lines", lines)
+        translations = list_of_text("translations", translations, len(lines))
+        sources = self.encode(lines, whole, first_line)
+        targets = self.encode(translations, whole, first_line, True)
         sides = (
-            self.sources_in_parts(lines, encoded),
+            self.sources_in_parts(lines, sources),
             map(TextInParts, translations, targets),
         )
         return self._align(list(zip(*sides, strict=True)), config)
@@ -214,61 +257,19 @@ class Translator:
         self, lines: Sequence[str], encoded: Sequence[list[list[int]]]
     ) -> list[TextInParts]:
         """Return lines with the parts that `encode` cut them into, to align words."""
-        found = []
-        ids = self.tokenizer.encode(lines)
-        for line, own, parts in zip(lines, ids, encoded, strict=True):
+        if not self.tags:
+            return list(map(TextInParts, lines, encoded))
+        found, each = [], zip(lines, self.tokenizer.encode(lines), encoded, strict=True)
+        for line, own, parts in each:
             text, *tag = self.tags.without(line, own)
             found.append(TextInParts(text, parts, *tag))
         return found
 
-    def encode(
-        self,
-        lines: Sequence[str],
-        config: DecodingConfig,
-        first_line: int = 1,
-        tags: Tags | None = None,
-        what: str = "line",
-    ) -> list[list[list[int]]]:
-        """Return the ids of each line in parts: one, unless the line is too long.
-
-        Every part begins with the tag of its line; `tags`, if given, is used in place
-        of the translator's own. A line of more than `max_input` ids, or of more than
-        the model has positions for, is treated as `long_input` says. Error messages
-        call it `what`.
-
-        Raises: ValueError that names the line if `long_input` is "error" or if it has
-        not the tag that it needs.
-        """
-        positions = (self.model.position_limit or math.inf) - 1  # one is EOS's
-        limit = int(min(config.max_input, positions))
-        encoded, tags = [], tags or self.tags
-        for number, ids in enumerate(self.tokenizer.encode(lines), start=first_line):
-            tag, text = tags.divide(ids, number)
-            length = len(tag) + len(text)
-            if length > limit and config.long_input == "error":
-                raise ValueError(
-                    f"{what} {number}: expected at most {limit} word pieces "
-                    f"(--max-input, or the model's positions), got {length}"
-                )
-            parts = [
-                [*tag, *part]
-                for part in self.tokenizer.split(text, max(limit - len(tag), 1))
-            ]
-            encoded.append(parts if config.long_input == "split" else parts[:1])
-        return encoded
-
-    def text(self, hypotheses: Sequence[Hypothesis], prefix: str = "") -> list[str]:
-        """Detokenise. A line feed within a translation becomes a space.
-
-        `prefix` is what the translations were asked to begin with. It is normalised as
-        all text, but what is returned begins with it to the letter.
-
-        Raises: ValueError if there was too little room for the prefix.
-        """
-        decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
-        lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
-        start = self._finder.find(prefix) if prefix else None
-        return [start.restore(x, prefix) if start else prefix + x for x in lines]
+    def _align(
+        self, pairs: Sequence[tuple[TextInParts, TextInParts]], config: DecodingConfig
+    ) -> list[Links]:
+        tokens, threads = config.decode_tokens // config.beam, self.num_threads
+        return align_words(self.model, self.tokenizer, pairs, tokens, threads)
 
 
 def json_objects(
@@ -282,6 +283,33 @@ def json_objects(
     ]
 
 
+def list_of_text(
+    name: str, given: Iterable[str], count: int | None = None
+) -> list[str]:
+    """Return strings as a list.
+
+    Raises: ValueError if what is given is one string, has other things, or is not one
+    for each of `count` lines
+    """
+    if isinstance(given, str):
+        raise ValueError(f"expected a list of {name}, got one string")
+    if not isinstance(given, Iterable):
+        raise ValueError(f"expected a list of {name}, got {given!r}")
+    found = list(given)
+    if others := [thing for thing in found if not isinstance(thing, str)]:
+        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
+    if count is not None and len(found) != count:
+        raise ValueError(f"expected {name} for {count} lines, got {len(found)}")
+    return found
+
+
+def _prefix_of_each(prefixes: Iterable[str] | None, lines: Sequence[str]) -> list[str]:
+    """Return the prefix of each line, empty ones if there are none."""
+    if prefixes is None:
+        return [""] * len(lines)
+    return list_of_text("prefixes", prefixes, len(lines))
+
+
 def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
     """Join the hypotheses of a line's parts, the n-th best of each to one."""
     return [
@@ -292,37 +320,3 @@ def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
         )
         for ranked in zip(*parts, strict=False)
     ]
-
-
-def _one_each(prefixes: Iterable[str] | None, lines: Sequence[str]) -> list[str]:
-    """Return the prefix of each line, empty ones if there are none."""
-    if prefixes is None:
-        return [""] * len(lines)
-    found = list_of_text("prefixes", prefixes)
-    if len(found) != len(lines):
-        expected = f"expected a prefix for each of {len(lines)} lines"
-        raise ValueError(f"{expected}, got {len(found)}")
-    return found
-
-
-def list_of_text(name: str, given: Iterable[str]) -> list[str]:
-    """Raises: ValueError if what is given is one string, or has other things."""
-    if isinstance(given, str):
-        raise ValueError(f"expected a list of {name}, got one string")
-    if not isinstance(given, Iterable):
-        raise ValueError(f"expected a list of {name}, got {given!r}")
-    found = list(given)
-    if others := [thing for thing in found if not isinstance(thing, str)]:
-        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
-    return found
-
-
-def require_one_each(lines: Sequence[str], translations: Sequence[str]) -> None:
-    """Raises: ValueError if there is not one translation for each line."""
-    for name, given in (("lines", lines), ("translations", translations)):
-        list_of_text(name, given)
-    if len(lines) != len(translations):
-        raise ValueError(
-            f"expected a translation for each of {len(lines)} lines, "
-            f"got {len(translations)}"
-        )

@@ -309,7 +309,7 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
             ["", "\u4f60"],
             "prefix of line 8: expected text that the vocabulary can write",
         ),
-        (["", "a", "x"], "expected a prefix for each of 2 lines, got 3"),
+        (["", "a", "x"], "expected prefixes for 2 lines, got 3"),
         (["", "\ud800"], "prefix of line 8: expected Unicode text"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ import pytest
 from minitransformer.engine.backend import register_kernels
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation import incremental_decoding
-from minitransformer.translation.ensemble import incremental_decoder
+from minitransformer.translation.incremental_decoding import incremental_decoder
 from support.closeness import assert_close
 from support.models import SOURCE, confident_models, next_logits
 from support.scripted_decoder import search_to_the_end

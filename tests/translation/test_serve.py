@@ -155,7 +155,7 @@ def test_bad_requests_get_one_line(server, path, body, headers, status, message)
         ({"sample": "x" * 9999}, f"sample: expected bool, got '{'x' * 39}"),
         ({"beam": 3, "nbest": 4}, "nbest: expected at most the beam (3), got 4"),
         ({"prefix": ["a"]}, "prefix: expected str, got ['a']"),
-        ({"prefix": "a\nb"}, "expected a prefix for each of 1 lines, got 2"),
+        ({"prefix": "a\nb"}, "expected prefixes for 1 lines, got 2"),
         ({"prefix": "\u4e00"}, "prefix of line 1: expected text that the vocabulary"),
     ],
 )
