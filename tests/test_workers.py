@@ -83,10 +83,6 @@ def test_only_shared_memory_is_seen_by_all():
         assert not own.any()
 
 
-def test_shared_arrays_may_be_empty():
-    assert shared_zeros((0, 3), np.float32).shape == (0, 3)
-
-
 @forks
 def test_an_error_of_a_worker_is_raised_and_ends_all():
     def fail(item):
@@ -119,31 +115,11 @@ def test_a_worker_that_is_killed_is_told():
 
 
 @forks
-def test_a_result_that_cannot_be_sent_is_an_error(capfd):
-    message = "worker process, it ended with code 1"
-    with (
-        Workers(lambda item: lambda: item, 1) as workers,
-        pytest.raises(RuntimeError, match=message),
-    ):
-        list(workers.map([1]))
-    assert "local object" in capfd.readouterr().err
-
-
-@forks
 def test_workers_end_with_the_last_reference():
     workers = Workers(abs, 2)
     ids = [*workers._processes.values()]
     del workers
     assert not any(map(is_running, ids))
-
-
-@forks
-def test_a_worker_leaves_those_alone_that_were_forked_before():
-    first = Workers(abs, 1)
-    with Workers(lambda _: first.close(), 1) as second:
-        list(second.map([0]))
-    assert list(first.map([-1])) == [1]
-    first.close()
 
 
 @forks

@@ -19,14 +19,6 @@ def test_table_2_training_cost(config, steps, published, capsys):
     assert 0.2 < counted / paper < 0.6  # a GPU does not reach what it could
 
 
-@pytest.mark.parametrize(
-    "device", ["P100", "8xP200", "x", "8x", "0xP100", "8x-5", "8xnan", "-8x-9"]
-)
-def test_unknown_devices_are_refused(device, capsys):
-    assert cost.main([f"--device={device}"]) == 2
-    assert "expected COUNTxNAME of K80" in capsys.readouterr().err
-
-
 def test_the_papers_time_is_only_that_of_the_papers_models(capsys, tmp_path):
     """Parameters and operations of any model are counted; its time has to be given."""
     (tmp_path / "base.json").write_text('{"d_model": 64}')
@@ -52,12 +44,6 @@ def test_settings_that_cost_nothing_are_no_flags(flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         cost.main([flag, "0"])
     assert f"unrecognized argument {flag}" in capsys.readouterr().err
-
-
-def test_a_limit_of_positions_belongs_to_learned_ones(capsys):
-    assert cost.main(["--max-positions", "9"]) == 2
-    assert "does nothing without --positions learned" in capsys.readouterr().err
-    assert cost.main(["--max-positions", "9", "--positions", "learned"]) == 0
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])

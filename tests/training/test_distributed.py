@@ -19,7 +19,7 @@ from minitransformer.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import distributed
-from minitransformer.training.distributed import Communicator, GradientAllReduce
+from minitransformer.training.distributed import Communicator
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import small_batch, small_model
@@ -116,37 +116,6 @@ def test_ranks_do_not_change_the_gradient(size, threads, monkeypatch):
     for other, found in run_ranks(size, lambda r: gradient(r, batches, threads)):
         assert_close(other, loss)
         assert_close(found, expected)
-
-
-def test_gradient_buckets_start_in_one_order_and_cover_everything(monkeypatch):
-    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 600)
-    parameters = ParameterBuffer(small_model())
-    started = []
-
-    class Recorder(Communicator):
-        def start_all_reduce(self, array):
-            started.append((array.ctypes.data - base) // 8)
-            sizes.append(array.size)
-            return lambda: None
-
-    base, sizes = parameters.grad.ctypes.data, []
-    gradients = GradientAllReduce(Recorder(), parameters)
-    leaves = list(parameters.parameters.values())
-    for leaf in (*leaves[::2], *leaves[1::2]):
-        gradients.complete(leaf)
-    assert len(started) > 3
-    assert started == sorted(started, reverse=True)
-    assert sum(sizes) == parameters.grad.size
-    before = list(started)
-    gradients.finish()
-    assert started == before  # nothing was left to start
-    for first in range(len(leaves) + 1):
-        complete_from = sum(leaf.data.size for leaf in leaves[:first])
-        ready = sum(start >= complete_from for start in started)
-        assert gradients.num_ready(leaves[first:]) == ready
-    gradients.complete(leaves[-1])
-    gradients.finish()
-    assert started == 2 * before
 
 
 @pytest.fixture(scope="module")
@@ -396,10 +365,3 @@ def test_the_mpi_beside_this_python_is_preferred(tmp_path, monkeypatch):
     assert distributed.find_mpiexec() == str(tmp_path / "here" / "mpirun")
     (tmp_path / "here" / "mpirun").unlink()
     assert distributed.find_mpiexec() == str(tmp_path / "elsewhere" / "mpiexec")
-
-
-@pytest.mark.skipif(find_spec("cupy") is not None, reason="needs a place without CuPy")
-def test_without_cupy_one_line_says_how_to_install_it(tmp_path):
-    done = train(tmp_path, "--device", "cuda", "--gpus", "2", code=1)
-    [line] = done.stderr.splitlines()
-    assert "device cuda needs CuPy: pip install" in line

@@ -183,13 +183,6 @@ def test_a_beam_that_never_ends_is_returned_as_it_stands():
     assert len(decoder.counts) == 7
 
 
-def test_live_beams_are_no_translations_beside_one_that_has_ended():
-    """Though one has the higher score: it would be the best of two."""
-    table = scripted({(): {EOS_ID: 0.2, 4: 0.8}}, {})
-    [found], _ = search(table, [1], 2, 0.0, nbest=2)
-    assert [h.tokens for h in found] == [()]
-
-
 def test_the_search_ends_with_as_many_finished_hypotheses_as_beams():
     """Though a longer translation would score -0.46, and the best of these -1.15."""
     table = scripted(
@@ -297,47 +290,6 @@ def all_at_once(lengths, ends, max_tokens, share_left, monkeypatch):
     tokens = {sentence: hypotheses[0].tokens for sentence, hypotheses in found}
     assert tokens == {n: (4,) * (end - 1) for n, end in enumerate(ends)}
     return steps
-
-
-def test_few_sentences_wait_until_others_catch_up(monkeypatch):
-    """Of 4 in a batch, the one that is left waits for the next ones, and so on."""
-    steps = all_at_once([1] * 8, [1, 1, 3, 1, 4, 1, 4, 3], 8, 0.4, monkeypatch)
-    assert steps == [
-        ("start", [0, 1, 2, 3]),
-        (1, [0, 1, 2, 3]),
-        ("start", [4, 5]),  # in equal parts, though 3 of them have room
-        (1, [4, 5]),
-        (2, [4, 2]),
-        (3, [4, 2]),
-        ("start", [6, 7]),
-        (1, [6, 7]),
-        (2, [6, 7]),
-        (3, [6, 7]),
-        (4, [6, 4]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "max_tokens", "in_work", "expected"),
-    [
-        ([], 10, 0, 0),
-        ([], 10, 5, 0),
-        ([9], 5, 0, 1),  # at least one, if there are none
-        ([9], 5, 1, 0),
-        ([1, 1, 1, 1], 8, 0, 4),
-        ([1, 1, 1, 1], 8, 1, 2),  # though 3 fit: 2 batches of 2
-        ([1] * 10, 10, 0, 5),
-        ([1] * 11, 10, 0, 3),  # 3 batches, of 22 tokens in all
-        ([2, 2, 2, 8], 9, 0, 3),  # 18 tokens in 2 batches of 9
-        ([1, 3, 3], 10, 1, 1),  # with a third, 12 tokens with padding
-    ],
-)
-def test_as_many_sentences_are_started_as_make_equal_batches(
-    lengths, max_tokens, in_work, expected
-):
-    count = batch_translation._batch_size(np.array(lengths, int), max_tokens, in_work)
-    assert count == expected
-    assert isinstance(count, int)
 
 
 @pytest.mark.parametrize("share_left", [0.0, 0.3, 1.0])
@@ -532,51 +484,6 @@ def test_a_gpu_may_have_a_search_of_its_own():
     assert found != [own]
 
 
-def test_constraints_and_a_shortlist_both_hold():
-    """Also in batches that wait for others, with which they have no list in common."""
-    net, config = model(), DecodingConfig(beam=2, max_len_b=9, decode_tokens=8)
-    constraints = Constraints(TranslationConfig(min_len=6))
-    found = translate_ids(
-        net,
-        [[4, 5], [6], [7, 8, 9], [10]] * 3,
-        config,
-        1,
-        lambda source: np.array([0, 1, 2, 3, 9, 12]),
-        constraints,
-    )
-    for [best] in found:
-        assert len(best.tokens) >= 6
-        assert {*best.tokens} <= {9, 12}
-
-
-@pytest.mark.parametrize(
-    ("lengths", "threads", "sizes"),
-    [
-        ([9] * 30, 1, [10, 10, 10]),  # as few as the limit allows
-        ([9] * 31, 1, [8, 8, 8, 7]),  # and equally large
-        ([9] * 31, 2, [8, 8, 8, 7]),
-        ([9] * 11, 2, [6, 5]),
-        ([9] * 11, 4, [3, 3, 3, 2]),
-        ([9] * 3, 8, [1, 1, 1]),
-        ([49, 24, 24] + [4] * 20, 2, [1, 2, 10, 10]),
-        ([200, 9, 9], 1, [1, 2]),
-        ([], 2, []),
-    ],
-)
-def test_the_batches_of_threads_are_equally_many_and_large(
-    lengths, threads, sizes, monkeypatch
-):
-    monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them
-    found = {}
-
-    def size_of(batch):
-        found[int(batch.min())] = len(batch)
-        return batch
-
-    list(map_batches(size_of, np.array(lengths, int), 100, threads))
-    assert [found[first] for first in sorted(found)] == sizes
-
-
 def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
     translator = load(model_path, threads=1)
     config = DecodingConfig(
@@ -598,13 +505,6 @@ def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
 @pytest.fixture(scope="module")
 def translator(model_path):
     return load(model_path, threads=1)
-
-
-def test_one_blank_side_does_not_leave_the_other_unscored(translator):
-    target = translator.tokenizer.encode(["the cat"])[0]
-    found = score_targets(translator.single_model, [[], target], [target, []])
-    assert [length for _, length in found] == [len(target) + 1, 1]
-    assert all(log_prob < 0 for log_prob, _ in found)
 
 
 def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer import load
-from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import EOS_ID, UNK_ID, ModelConfig
+from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
@@ -184,18 +183,6 @@ def test_a_long_word_may_end_in_any_of_its_pieces(letters, word):
     assert found == finder._find_endings(word)
 
 
-def test_pieces_of_a_prefix_may_repeat_themselves(letters):
-    prefix = PrefixFinder(letters).find("ab ab ab ")
-    table = random_log_probs(1, vocab_size=letters.vocab_size)
-    config = TranslationConfig(no_repeat_ngram=1)
-    [best] = constrained_search(table, 8, 1, config, [prefix], beam=4)
-    assert letters.decode([best.tokens])[0].startswith("ab ab ab ")
-    first = len(prefix.tokens)
-    rest = best.tokens[first + 1 :]
-    assert not {*rest} & {*best.tokens[: first + 1]}
-    assert len({*rest}) == len(rest)
-
-
 @pytest.fixture(scope="module")
 def translator(model_path):
     return load(model_path, threads=1)
@@ -258,19 +245,6 @@ def test_text_that_is_normalised_is_restored(translator):
         assert plain.startswith(" ".join(normal))
 
 
-def test_characters_without_a_piece_are_written_as_bytes():
-    rng = np.random.default_rng(1)
-    words = ["".join(rng.choice([*"abcdefghij"], 5)) for _ in range(3000)]
-    tokenizer = Tokenizer.train(map(" ".join, itertools.pairwise(words)), 1024)
-    sizes = {"vocab_size": 1024, "d_model": 8, "d_ff": 8, "num_heads": 2}
-    config = ModelConfig(encoder_layers=1, decoder_layers=1, **sizes)
-    translator = Translator(Transformer(config), tokenizer)
-    prefix = "abc \N{SLIGHTLY SMILING FACE}\u4f60\u4f60\u4f60\u4f60"
-    for end in range(1, len(prefix) + 1):
-        [text] = translator.translate(["ab"], SHORT_OUTPUT, 1, [prefix[:end]])
-        assert text.startswith(prefix[:end])
-
-
 def test_a_prefix_has_room_in_the_longest_output(translator):
     [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [CAT_LINES[3] + " the"])
     prefix = PrefixFinder(translator.tokenizer).find(CAT_LINES[3] + " the")
@@ -282,25 +256,6 @@ def test_a_prefix_has_room_in_the_longest_output(translator):
     assert longest.tolist() == [31, 40]  # EOS counted
     [[best]] = translator.hypotheses(["on"], config)
     assert len(best.tokens) >= 30
-
-
-@pytest.mark.parametrize("text", ["ab " * 3000, "ab" * 3000])
-def test_prefixes_may_be_longer_than_the_stack(letters, text):
-    """Of many words and of one, also where only their own tokens may be used."""
-    prefix = PrefixFinder(letters).find(text)
-    for listed in (None, {*range(letters.vocab_size)}):
-        tree = prefix.tree(listed)
-        for token in prefix.tokens:
-            tree = tree[token]
-        assert (tree is None) == (not text.endswith(" "))
-
-
-def test_sentences_of_a_batch_have_their_own_prefixes(translator):
-    """Whatever the batch, the order and the threads, and also where some have none."""
-    prefixes = ["", "sat", "", "the m", "7"]
-    together = translator.translate(CAT_LINES[:5], SHORT_OUTPUT, 1, prefixes)
-    for line, prefix, text in zip(CAT_LINES, prefixes, together, strict=False):
-        assert translator.translate([line], SHORT_OUTPUT, 1, [prefix]) == [text]
 
 
 def test_impossible_constraints_name_the_line(translator, tmp_path):
