@@ -52,6 +52,7 @@ def test_instructions_may_be_the_limit(roofline):
     assert several == 4 * long  # two tiles of queries times two of keys
 
 
+@pytest.mark.slow
 def test_the_page_has_the_times_that_are_printed(roofline, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["roofline.py"])
     roofline.main()

@@ -41,6 +41,7 @@ def random_batch(rng):
     return Batch(source, target)
 
 
+@pytest.mark.slow
 def test_three_updates_of_pytorch_are_those_of_this_engine(benchmark):
     rng, rate = np.random.default_rng(0), 0.01
     ours = Transformer(CONFIG, seed=1)

@@ -576,6 +576,7 @@ def test_every_kernel_is_launched():
     assert [name for name in names if f'"{name}"' not in code] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc, ptxas"
 )

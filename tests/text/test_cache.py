@@ -37,6 +37,7 @@ def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
     assert learn(pair, cache).model == first.model
 
 
+@pytest.mark.slow
 def test_a_vocabulary_too_large_for_the_built_in_corpus_names_the_flags(tmp_path):
     """Who forgets to say what to learn from does not know the files of this corpus."""
     text = built_in_corpus(tmp_path)["test"]

@@ -206,6 +206,7 @@ def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
         np.testing.assert_allclose(theirs[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_resumes_on_another_number_of_ranks(tmp_path, data, before, after):
@@ -254,6 +255,7 @@ def all_end(processes):
     return not left
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_killed_rank_ends_all_and_the_run_goes_on_bit_for_bit(tmp_path, data):
     process, ranks = start(tmp_path, data, "--steps", "400")
