@@ -2,20 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from minitransformer import load
-from minitransformer.__main__ import main
-from minitransformer.model.transformer import Transformer
-from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.alignment import piece_weights
-from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.tags import Tags, tags_of
 from minitransformer.translation.translator import Translator
-from support.models import CAT_LINES, save_small_model, small_model
+from support.models import CAT_LINES, small_model
 
 KNOWN = ["<2de>", "<2fr>"]
 CONFIG = DecodingConfig(max_input=8)
@@ -55,13 +49,6 @@ def test_the_tag_of_a_line_is_its_own_or_the_chosen_one(tokenizer, known, chosen
 @pytest.mark.parametrize("chosen", [None, ""])
 def test_lines_have_no_tag_if_a_corpus_had_none(tokenizer, chosen):
     assert encoded(tokenizer, ["", "<2de>"], chosen, "the cat") == [["▁the▁cat"]]
-
-
-def test_what_training_encodes_is_what_translation_encodes(tokenizer):
-    tags = Tags(tokenizer, KNOWN, "<2fr>")
-    translator = Translator(small_model(), tokenizer, tags=tags)
-    [[found]] = translator.encode(["the cat sat"], DecodingConfig())
-    assert [found] == tokenizer.encode(["<2fr> the cat sat"])
 
 
 @pytest.mark.parametrize("line", ["<2fr> ", ""])
@@ -125,83 +112,3 @@ def test_a_model_without_recorded_tags_has_those_of_its_vocabulary(tokenizer):
     for wrong in ("<2x>", "the cat", ""):
         with pytest.raises(UsageError, match="--tag: expected a symbol of the vocab"):
             Tags(tokenizer, [], wrong)
-
-
-def test_scores_are_of_tagged_lines_and_of_targets_without_tag(tokenizer, monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        "minitransformer.translation.translator.score_targets",
-        lambda *arguments: calls.append(arguments),
-    )
-    tags = Tags(tokenizer, KNOWN, "<2de>")
-    translator = Translator(small_model(), tokenizer, tags=tags)
-    translator.score(["the cat"], ["the mat"], DecodingConfig())
-    _, sources, targets, *_ = calls[0]
-    assert sources == tokenizer.encode(["<2de> the cat"])
-    assert targets == tokenizer.encode(["the mat"])
-
-
-@pytest.mark.parametrize("state", [None, [], {}, {"tags": [5]}, {"tags": []}])
-def test_a_checkpoint_without_tags_has_none(state):
-    assert tags_of(state) == []
-    assert tags_of({"tags": ["<a>", ""]}) == ["<a>", ""]
-
-
-def aligning(tokenizer, chosen=None):
-    """A translator whose model is sure enough that links are not all to one word."""
-    model = Transformer(replace(small_model().config, vocab_size=60), seed=1)
-    model.embedding.table.data *= 3
-    return Translator(model, tokenizer, tags=Tags(tokenizer, KNOWN, chosen))
-
-
-def words_of(pieces):
-    return [
-        sum(p.startswith("▁") for p in pieces[: n + 1]) - 1 for n in range(len(pieces))
-    ]
-
-
-@pytest.mark.parametrize("tagged", [False, True])
-def test_words_of_given_translations_are_aligned_without_the_tag(tokenizer, tagged):
-    """By the definition: the pieces of the tag count for no word."""
-    text, target = "the cat number 77 sat on", "mat the cat looked"
-    translator = aligning(tokenizer, None if tagged else "<2de>")
-    line = f"<2de> {text}" if tagged else text
-    [found] = translator.align([line], [target], DecodingConfig())
-    source, ids = tokenizer.encode([f"<2de> {text}", target])
-    [weights] = piece_weights(translator.model, [source], [ids])
-    in_source, in_target = (words_of(tokenizer.pieces(x)) for x in (source[2:], ids))
-    sums = np.zeros((4, 6))
-    for t, j in enumerate(in_target):
-        for s, i in enumerate(in_source):
-            sums[j, i] += weights[t, s + 2]
-    best = sums.argmax(axis=1).tolist()
-    assert len(set(best)) > 1
-    assert found == tuple(sorted((i + tagged, j) for j, i in enumerate(best)))
-
-
-@pytest.mark.parametrize("text", ["the cat 7", "the cat number 77 sat on the mat"])
-def test_links_of_a_line_do_not_count_a_tag_that_it_lacks(tokenizer, text):
-    """In one part and in several, each of which begins with the tag."""
-    config = TranslationConfig(max_input=8, max_len_a=0, max_len_b=9, alignment=True)
-    [[lacks]] = aligning(tokenizer, "<2de>").hypotheses([text], config)
-    [[has]] = aligning(tokenizer).hypotheses([f"<2de> {text}"], config)
-    assert has.tokens == lacks.tokens
-    assert has.alignment == tuple((i + 1, j) for i, j in lacks.alignment)
-    assert {i for i, _ in lacks.alignment} <= {*range(len(text.split()))}
-    maps = [
-        attention_maps(translator, line, replace(config, alignment=False)).words
-        for translator, line in (
-            (aligning(tokenizer, "<2de>"), "the cat"),
-            (aligning(tokenizer), "<2de> the cat"),
-        )
-    ]
-    np.testing.assert_allclose(maps[0], maps[1][..., 1:], rtol=1e-6)
-
-
-@pytest.mark.parametrize("command", [["average"], ["export", "float16"]])
-def test_what_is_written_from_a_checkpoint_keeps_its_tags(tmp_path, command):
-    source, alone = tmp_path / "x.safetensors", tmp_path / "alone.safetensors"
-    save_small_model(source, {"tags": ["the", ""]})
-    paths = [alone, source] if command == ["average"] else [source, alone]
-    assert main([*command, *map(str, paths)]) == 0
-    assert load(alone, tag="the").tags.names == "the"
