@@ -1,22 +1,24 @@
-"""Train a Transformer (section 5 of "Attention Is All You Need"); see EXAMPLES."""
+"""Train a Transformer (section 5 of "Attention Is All You Need").
+
+The functions come in the order of the paper's sections: text and batches (5.1), devices
+and ranks (5.2), the model (3), the loop (5.3, 5.4) and the end of a run (6.1). What
+keeps a run safe is in `training/lifecycle.py`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import json
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
-
-from tqdm import tqdm
 
 from minitransformer.cli import (
     Parser,
@@ -26,69 +28,28 @@ from minitransformer.cli import (
     positive,
 )
 from minitransformer.devices import (
-    Device,
     check_device,
     connect_ranks,
     open_device,
     parallel_model,
 )
-from minitransformer.machine import tune_allocator
-from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
-from minitransformer.runs import checkpoint
-from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.run_directory import (
-    ReadOnlyRunDirectory,
-    RunDirectory,
-    new_directory,
-    newest_run,
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.starting_point import (
+    choose_run,
+    first_checkpoint,
+    new_settings,
 )
-from minitransformer.runs.starting_point import choose_model, take_over
-from minitransformer.settings.config import (
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-)
-from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError, build, given
-from minitransformer.settings.presets import find_preset
-from minitransformer.settings.text_config import TextConfig
-from minitransformer.text.batches import BatchStream, ParallelCorpus
-from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.find import find_text, text_of
-from minitransformer.text.grammar.corpus import built_in_corpus
+from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
+from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
+from minitransformer.text.cache import encoded_corpus
+from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
-from minitransformer.text.prefetch import Prefetcher
-from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training.averaging import set_final_parameters
-from minitransformer.training.checks import (
-    check_long_input,
-    check_positions,
-    check_text,
-    last_checkpoint,
-)
-from minitransformer.training.distributed import (
-    Communicator,
-    checksum,
-    start_ranks,
-    started_by_mpi,
-)
-from minitransformer.training.evaluation import validate
-from minitransformer.training.lifecycle import (
-    STOP_SIGNALS,
-    end_at_second_signal,
-    logger,
-    stop_signals_handled,
-)
-from minitransformer.training.loss_scale import LossScale
-from minitransformer.training.optimizer import (
-    Optimizer,
-    learning_rate,
-    peak_learning_rate,
-)
+from minitransformer.training import checks, distributed, evaluation, optimizer
+from minitransformer.training.averaging import average_last
+from minitransformer.training.lifecycle import TrainingRun, locked_directory
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.profiling import profile_updates
-from minitransformer.training.progress import Progress, TrainingState, run_summary
+from minitransformer.training.progress import run_summary
 from minitransformer.translation.quality import TranslationQuality, translation_quality
 from minitransformer.translation.translator import Translator
 
@@ -103,10 +64,17 @@ A preset replaces the defaults above: without --config it is tiny, with --from f
 The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
 checkpoints, which translate.py reads."""
 
+# The flags that --help shows; --help-all shows all.
+USUAL = tuple(
+    "--config --data --source --target --train-source --train-target --val-source "
+    "--val-target --device --precision --ranks --gpus --steps --minutes --max-tokens "
+    "--learning-rate --dropout --run --resume --from".split()
+)
+
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     summary = 'Train a Transformer (section 5 of "Attention Is All You Need").'
-    parser = Parser("train.py", summary, EXAMPLES, NOTES)
+    parser = Parser("train.py", summary, EXAMPLES, NOTES, USUAL)
     add = parser.add_argument
     preset = (
         "preset: tiny, multi30k, small, finetune, base, big, base-en-fr, big-en-fr, "
@@ -114,11 +82,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "TOML file; for --from, finetune (default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
-    device = "cpu, cuda or cuda:N (default cpu)"
-    add("--device", default="cpu", help=device)
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     threads = "how many cores of a CPU are used (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
-    eager = "launch a GPU's work kernel by kernel, not as graphs, to find errors"
+    ranks = "train with N processes on CPUs, which MPI starts and connects"
+    add("--ranks", default=1, type=positive, metavar="N", help=ranks)
+    gpus = "train on the first N GPUs, with a process for each (NCCL and MPI)"
+    add("--gpus", default=1, type=positive, metavar="N", help=gpus)
+    eager = "run without CUDA graphs (for debugging)"
     add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
     add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
@@ -126,20 +97,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--from", type=Path, metavar="PATH", dest="start", help=start)
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
-    ranks = "train with N processes on CPUs, which MPI starts and connects"
-    add("--ranks", default=1, type=positive, metavar="N", help=ranks)
-    gpus = "train on the first N GPUs, with a process for each (NCCL and MPI)"
-    add("--gpus", default=1, type=positive, metavar="N", help=gpus)
-    dry_run = "say what would be trained, and end"
-    add("--dry-run", action="store_true", help=dry_run)
+    add("--dry-run", action="store_true", help="say what would be trained, and end")
     profile = "time N updates by operation and keep no run (default 20)"
     add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
     pieces = "SentencePiece model to take as the vocabulary; none is learned"
     add("--vocabulary", type=Path, metavar="FILE", help=pieces)
-    for cls in (TextConfig, ModelConfig, TrainingConfig, DecodingConfig):
-        add_arguments(parser, cls, without=("nbest",))
+    for settings in SETTINGS:
+        add_arguments(parser, settings, without=ONLY_IN_FILES)
     args = parser.parse_args(arguments)
     new_only = args.run or args.config or args.start or args.vocabulary
     if args.resume is not None and (new_only or args.profile or args.dry_run):
@@ -158,406 +124,236 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-# What to train, and where: the settings and the run directory
+# Section 5.1: training data and batching
 
 
-def new_config(args: argparse.Namespace) -> RunConfig:
-    """Combine a preset with the flags."""
-    usual = "finetune" if args.start else "tiny"
-    name, preset = find_preset(usual if args.config is None else args.config)
-    named = given(args, TextConfig)
-    text = build(TextConfig, {}, named)
-    sizes, vocabulary = given(args, ModelConfig), None
-    if args.vocabulary is not None:
-        if "vocab_size" in sizes:
-            raise UsageError("--vocab-size does nothing with --vocabulary")
-        vocabulary = str(args.vocabulary.absolute())
-        sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
-    model, start = choose_model(args.start, preset, sizes)
-    training = build(TrainingConfig, preset, given(args, TrainingConfig))
-    decoding = build(DecodingConfig, preset, given(args, DecodingConfig))
-    found = find_text(text) if named else built_in_corpus(args.cache)
-    files = {split: pair.paths for split, pair in found.items()}
-    settings = RunConfig(
-        preset=name,
-        model=model,
-        training=training,
-        decoding=decoding,
-        text=files,
-        vocabulary=vocabulary,
-        start=start,
-    )
-    settings.refuse_useless(args)
-    return settings
+@dataclass(frozen=True)
+class Data:
+    """The text of each split (train, val, test), its word pieces, and batches."""
+
+    text: dict[str, TextPair]
+    corpora: dict[str, ParallelCorpus]
+    batches: BatchStream
 
 
-def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
-    """Return the run's directory and settings, and whether it is continued.
+def encode(
+    run: TrainingRun, text: dict[str, TextPair], cache: Path, cores: int
+) -> Data:
+    """Turn text into word pieces, and these into batches of similar length."""
+    tokenizer, state = run.start.tokenizer, run.state
+    corpora = {
+        split: encoded_corpus(pair, tokenizer, cache, cores)
+        for split, pair in text.items()
+    }
+    checks.check_lengths(run.settings, text, corpora, tokenizer)
+    training = run.settings.training
+    batches = BatchStream(corpora["train"], training, state.epoch, state.position)
+    return Data(text, corpora, batches)
 
-    Rank 0 alone names and makes the directory of a new run.
-    """
-    if args.resume is None:
-        settings = new_config(args)
-        new = args.run or (Path() if rank else new_directory(settings.preset))
-        return new, settings, False
-    run = newest_run() if args.resume is True else RunDirectory(args.resume)
-    return run.path, run.read_config().resumed(args), True
 
-
-# Before the first update: the vocabulary (5.1), the parameters, the optimizer (5.3)
+# Section 5.2: devices, each rank with one of its own; section 3: the model
 
 
 def prepare(
-    run: RunDirectory,
+    args: argparse.Namespace,
+    directory: RunDirectory,
     settings: RunConfig,
     resumes: bool,
-    args: argparse.Namespace,
-    communicator: Communicator,
-) -> Trainer:
+    ranks: distributed.Communicator,
+) -> tuple[TrainingRun, Data, ParallelModel, optimizer.Optimizer]:
     """Load or create everything that training needs, and begin the run directory."""
     training = settings.training
-    cores = args.threads or communicator.num_cores()
-    device = open_device(communicator.device(args.device), training.precision, cores)
     if not resumes:
-        run.require_empty()
+        directory.require_empty()
+    cores = args.threads or ranks.num_cores()
+    device = open_device(ranks.device(args.device), training.precision, cores)
     text = text_of(settings, args.cache)
-    start, log_line = last_checkpoint(run, settings) if resumes else None, ""
+
+    # The model and its vocabulary: from the run's last checkpoint, or new.
+    start, news = checks.last_checkpoint(directory, settings) if resumes else None, ""
     if start is None:
-        start, log_line = first_checkpoint(
-            run, settings, text["train"], args.cache, cores
-        )
-    state = TrainingState.from_json(start.state)
-    check_text(state, text)
-    shared = {**vars(settings.model), **vars(training), **vars(settings.decoding)}
-    shared |= {"threads": cores, "precision": device.precision, "text": state.text}
-    shared |= {"vocabulary": start.tokenizer.checksum, "state": state.to_json()}
-    communicator.assert_equal(shared)
+        begin = directory, settings, text["train"], args.cache, cores
+        start, news = first_checkpoint(*begin)
+    checks.remember_text(start, text)
+    checks.check_ranks(ranks, settings, start, cores, device.precision)
     start.parameters.move_to(device.xp, device.low_precision)
-    communicator.broadcast(start.parameters.data)
+    ranks.broadcast(start.parameters.data)
     start.parameters.data_changed()
-    corpora = {
-        split: encoded_corpus(pair, start.tokenizer, args.cache, cores)
-        for split, pair in text.items()
-    }
-    check_positions(settings, corpora)
-    check_long_input(settings, text, start.tokenizer)
-    stream = BatchStream(corpora["train"], training, state.epoch, state.position)
-    scale = LossScale(device.xp, device.precision, state.loss_scale)
-    log = logger(run, is_first=not communicator.rank)
+
+    # The text in its word pieces, what computes gradients of it, and the optimizer.
+    scale = device.loss_scale(start.state.loss_scale)
+    run = TrainingRun(directory, settings, ranks, start, scale)
+    data = encode(run, text, args.cache, cores)
     graphs = not (args.eager or args.profile)
-    parallel, adam = parallel_model(
-        device, start, training, scale, communicator, graphs, log
-    )
+    rest = training, scale, ranks, graphs, run.log
+    model, adam = parallel_model(device, start, *rest)
     if start.moments is not None:
-        adam.restore(state.step - state.skipped, *start.moments)
-    run.begin(settings, start.tokenizer.model, resumes)
-    if log_line:
-        log(log_line)
-    run.truncate_metrics(state.step, bool(state.pending_validations))
-    run.prune(training)
-    return Trainer(
-        run=run,
-        settings=settings,
-        device=device,
-        tokenizer=start.tokenizer,
-        text=text,
-        corpora=corpora,
-        stream=stream,
-        parallel=parallel,
-        adam=adam,
-        progress=Progress(state, scale),
-        log=log,
-    )
+        adam.restore(run.state.step - run.state.skipped, *start.moments)
+        start.moments = None  # which Adam has copied
+
+    # The run directory, as it was after the last checkpoint.
+    directory.begin(settings, start.tokenizer.model, resumes)
+    directory.truncate_metrics(run.state.step, bool(run.state.pending_validations))
+    directory.prune(training)
+    if news:
+        run.log(news)
+    if not (args.dry_run or args.profile):
+        run.log(f"run         {directory.path}")
+    summary = run_summary(data.batches, text, data.corpora, model)
+    run.describe(device.description, summary)
+    return run, data, model, adam
 
 
-def first_checkpoint(
-    run: RunDirectory, settings: RunConfig, train: TextPair, cache: Path, cores: int
-) -> tuple[Checkpoint, str]:
-    """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
+# Sections 5.3 and 5.4: the loop
 
-    With --from, both come from that model. A run that was stopped before it saved a
-    checkpoint has its vocabulary already. Also returns a line for the log, or "".
+
+def train(
+    run: TrainingRun, data: Data, model: ParallelModel, adam: optimizer.Optimizer
+) -> None:
+    """Update until steps, minutes or patience are used up, or a signal arrives."""
+    batches = model.prefetched(data.batches)
+    model.reserve_memory(data.batches, run.settings.training.label_smoothing)
+    if run.state.pending_validations:
+        validate(run, data, model)
+    for _ in run.updates():
+        update(run, batches, model, adam)
+        if run.report_is_due():
+            run.report()
+        if run.validation_is_due():
+            run.progress.change(pending_validations=1)  # if there is no time for it
+            if not run.stopped_by:
+                validate(run, data, model)
+        if run.checkpoint_is_due() and not run.stopped_by:
+            run.save((adam.first_moment, adam.second_moment))
+    if run.stopped_by:
+        run.save((adam.first_moment, adam.second_moment))
+
+
+def update(
+    run: TrainingRun,
+    batches: Batches,
+    model: ParallelModel,
+    adam: optimizer.Optimizer,
+) -> None:
+    """Do one step of section 5.3 on the next `accumulate` batches.
+
+    Gradient accumulation: the gradients of all these batches make one update.
     """
-    size, file = settings.model.vocab_size, settings.vocabulary
-    if run.tokenizer.is_file():
-        file = str(run.tokenizer)
-
-    def learn() -> Tokenizer:
-        if file is None:
-            return cached_tokenizer(train, size, cache, cores)
-        own = Tokenizer.read(Path(file))
-        if own.vocab_size != size:
-            found = f"expected {size} word pieces, got {own.vocab_size}"
-            raise ValueError(f"{file}: {found}")
-        return own
-
-    model = Transformer(settings.model, settings.training.seed)
-    tokenizer, log_line = take_over(settings, model, learn)
-    state = TrainingState.at_start(settings).to_json()
-    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), log_line
-
-
-# Training (5.2 to 5.4)
+    training, step, started = (
+        run.settings.training,
+        run.state.step + 1,
+        time.monotonic(),
+    )
+    width, warmup = run.settings.model.d_model, training.warmup
+    peak = training.learning_rate or optimizer.peak_learning_rate(width, warmup)
+    some = [next(batches) for _ in range(training.accumulate)]
+    # Section 5.4: label smoothing is in `model/loss.py`, dropout in `model/layers.py`.
+    loss = model.forward_backward(some, training.label_smoothing, (training.seed, step))
+    rate = optimizer.learning_rate(step, peak, warmup)
+    norm, finite = adam.step(model.parameters.grad, loss, rate)
+    run.progress.add(some, batches, rate, loss, norm, finite)
+    run.sync_ranks()
+    run.progress.add_seconds(time.monotonic() - started)
+    if not model.asynchronous:
+        run.synchronize()
 
 
-@dataclass
-class Trainer:
-    """One training run, from its first update or from its last checkpoint."""
+def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
+    """Measure loss, accuracy and BLEU on validation text; save the best model."""
+    run.progress.change(pending_validations=0)
+    if "val" not in data.corpora:
+        return
+    run.synchronize()
+    training, state = run.settings.training, run.state
+    total = evaluation.validate(model, data.corpora["val"], training.max_tokens)
+    values = {"seconds": round(state.seconds, 3), **total.metrics("validation")}
+    text, bleu = "", -1.0
+    if training.validate_bleu:
+        bleu = translate(run, data, model, "val", training.validate_bleu).bleu
+        text, values["validation_bleu"] = f"  BLEU {bleu:.2f}", bleu
+    run.directory.record(state.step, **values)
+    better = run.progress.validated(total.loss, bleu, training.best_by)
+    text += "  best" * better
+    run.log(
+        f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
+        f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
+    )
+    if better:
+        run.save_best(total.loss, bleu)
 
-    run: RunDirectory
-    settings: RunConfig
-    device: Device
-    tokenizer: Tokenizer
-    text: dict[str, TextPair]
-    corpora: dict[str, ParallelCorpus]
-    stream: BatchStream
-    parallel: ParallelModel
-    adam: Optimizer
-    progress: Progress
-    log: Callable[[str], None]
-    signal: int | None = None  # that this process received
-    stopped_by: int | None = None  # the signal that stops all ranks
-    saved: bool = True  # whether the last checkpoint could be written
 
-    def __post_init__(self) -> None:
-        self.training, self.state = self.settings.training, self.progress.state
-        self.model, self.parameters = self.parallel.model, self.parallel.parameters
-        self.communicator = self.parallel.communicator
-        prefetches = self.parallel.asynchronous
-        self.batches = Prefetcher(self.stream) if prefetches else self.stream
-        self.peak = self.training.learning_rate or peak_learning_rate(
-            self.settings.model.d_model, self.training.warmup
+def translate(
+    run: TrainingRun, data: Data, model: ParallelModel, split: str, limit: int | None
+) -> TranslationQuality:
+    """Translate a split, or its first `limit` pairs; compare with references."""
+    pairs = list(itertools.islice(data.text[split].lines(), limit))
+    rank, size = run.ranks.rank, run.ranks.size
+    translator = Translator(model.model, run.start.tokenizer, model.num_processes)
+    mine = [source for source, _ in pairs[rank::size]]
+    mine = translator.translate(mine, run.settings.decoding)
+    parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
+    lines = [parts[i % size][i // size] for i in range(len(pairs))]
+    return translation_quality(lines, [target for _, target in pairs])
+
+
+# Section 6.1: the end of a run
+
+
+def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
+    """Average the last checkpoints and translate the test text."""
+    training = run.settings.training
+
+    def cost() -> float:
+        if training.best_by == "bleu":
+            return -translate(run, data, model, "val", training.validate_bleu).bleu
+        return evaluation.validate(model, data.corpora["val"], training.max_tokens).loss
+
+    chooses = "val" in data.corpora and training.average_by != "number"
+    places = run.directory, training, model
+    lowest = average_last(*places, cost if chooses else None, run.log)
+    if lowest is not None:
+        run.save_average(lowest)
+    if "test" in data.text:
+        test = translate(run, data, model, "test", None)
+        run.directory.record(run.state.step, test_bleu=test.bleu, exact=test.exact)
+        run.log(
+            f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
+            f"({test.bleu_signature}), beam {run.settings.decoding.beam}"
         )
-        self.began = time.monotonic() - self.state.seconds
-
-    def describe(self) -> None:
-        """Say what is about to be computed, and on what."""
-        cost = run_summary(self.stream, self.text, self.corpora, self.parallel)
-        count, device = self.communicator.size, self.device.description
-        if count > 1:  # MPI names a rank that dies by its process
-            ids = ", ".join(map(str, self.run.processes()))
-            device = f"{count} ranks (processes {ids}), {device} each"
-        self.log("\n".join((f"device      {device}", *cost)))
-        if self.state.step:
-            self.log(f"resumed     after step {self.state.step:,}")
-
-    def train(self) -> None:
-        """Update until steps, minutes or patience are used up, or a signal stops it."""
-        training, state = self.training, self.state
-        off = bool(self.communicator.rank) or not sys.stderr.isatty()
-        bar = tqdm(total=training.steps, initial=state.step, unit="step", disable=off)
-        self.parallel.reserve_memory(self.stream, training.label_smoothing)
-        if state.pending_validations:
-            self.validate()
-        finished = state.used_up(training)
-        while not finished and self.stopped_by is None:
-            before = state.seconds
-            self.update()
-            bar.update()
-            finished = state.used_up(training)
-            if state.step % training.log_every == 0:
-                self.report()
-            if state.step % training.validate_every == 0 or finished:
-                if self.stopped_by is not None:  # there may be no time to validate
-                    state.pending_validations = 1
-                    self.save()
-                self.validate()
-                finished = state.used_up(training)
-            due = training.checkpoint_due(state.step, before, state.seconds)
-            if (due or finished) and self.stopped_by is None:
-                self.save()
-        self.sync_clock_and_stop()
-        if self.stopped_by is not None:
-            self.save()
-        elif state.step < training.steps:
-            self.log(f"ended       after step {state.step:,}: {finished} used up")
-        bar.close()
-
-    def update(self) -> None:
-        """Do one step of section 5.3 on the next `accumulate` batches.
-
-        Gradient accumulation: the gradients of all these batches make one update.
-        """
-        training, started = self.training, time.monotonic()
-        step = self.state.step + 1
-        batches = [next(self.batches) for _ in range(training.accumulate)]
-        loss = self.parallel.forward_backward(
-            batches, training.label_smoothing, (training.seed, step)
-        )
-        rate = learning_rate(step, self.peak, training.warmup)
-        norm, finite = self.adam.step(self.parameters.grad, loss, rate)
-        self.progress.add(batches, self.batches, rate, loss, norm, finite)
-        self.sync_clock_and_stop()
-        self.state.window.seconds += time.monotonic() - started
-        if not self.parallel.asynchronous:
-            self.synchronize()
-
-    def sync_clock_and_stop(self) -> None:
-        """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
-        clock = 0.0 if self.communicator.rank else time.monotonic() - self.began
-        received = [float(number == self.signal) for number in STOP_SIGNALS]
-        clock, *received = self.communicator.all_reduce_numbers([clock, *received])
-        self.state.seconds = clock
-        asked = [n for n, count in zip(STOP_SIGNALS, received, strict=True) if count]
-        self.stopped_by = max(asked, default=None)
-
-    def synchronize(self) -> None:
-        """Wait for all updates so far, and see whether any were skipped.
-
-        Threads are never behind; a GPU is waited for before a report, a validation or
-        a checkpoint. Updates whose loss or gradient was not finite have been skipped;
-        they end the run or are logged (--on-nonfinite).
-        """
-        if not (skipped := self.progress.synchronize()):
-            return
-        where = self.parameters.first_nonfinite_gradient()
-        found = self.progress.describe_skipped(skipped, where)
-        if self.training.on_nonfinite == "stop":
-            advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
-            raise ValueError(f"{found}; checkpoints are untouched, try {advice}")
-        self.log(f"{found}; skipped")
-
-    def report(self) -> None:
-        """Record the mean loss and the speed since the last report."""
-        self.synchronize()
-        if self.communicator.size > 1:
-            parameters = checksum(self.parameters.data)
-            self.communicator.assert_equal({"parameters": parameters})
-        values, line = self.progress.report()
-        self.run.record(self.state.step, **values)
-        self.log(line)
-
-    def validate(self) -> None:
-        """Measure loss, accuracy and BLEU on validation text; save the best model."""
-        self.state.pending_validations = 0
-        if "val" not in self.corpora:
-            return
-        self.synchronize()
-        training, state = self.training, self.state
-        total = validate(self.parallel, self.corpora["val"], training.max_tokens)
-        values = {"seconds": round(state.seconds, 3), **total.metrics("validation")}
-        text, bleu = "", -1.0
-        if count := training.validate_bleu:
-            quality = self.translate_split("val", count)
-            text, bleu = f"  BLEU {quality.bleu:.2f}", quality.bleu
-            values["validation_bleu"] = bleu
-        self.run.record(state.step, **values)
-        better = state.count_validation(total.loss, bleu, training.best_by)
-        self.log(
-            f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
-            f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
-            f"{'  best' * better}"
-        )
-        if better:
-            best_so_far = state.best_loss, state.best_bleu
-            state.best_loss, state.best_bleu = total.loss, bleu
-            saved = float(self.save_as(self.run.best, with_moments=False))
-            if self.communicator.all_reduce_numbers([saved]) == [0.0]:
-                state.best_loss, state.best_bleu = best_so_far
-
-    def translate_split(
-        self, split: str, limit: int | None = None
-    ) -> TranslationQuality:
-        """Translate a split, or its first `limit` pairs; compare with references."""
-        pairs = list(itertools.islice(self.text[split].lines(), limit))
-        rank, size = self.communicator.rank, self.communicator.size
-        processes = self.parallel.num_processes
-        translator = Translator(self.model, self.tokenizer, processes)
-        mine = [source for source, _ in pairs[rank::size]]
-        mine = translator.translate(mine, self.settings.decoding)
-        gathered = self.communicator.all_gather(json.dumps(mine).encode())
-        parts = [json.loads(part) for part in gathered]
-        lines = [parts[i % size][i // size] for i in range(len(pairs))]
-        return translation_quality(lines, [target for _, target in pairs])
-
-    def save(self) -> None:
-        """Write a checkpoint to resume from; delete the oldest ones."""
-        self.synchronize()
-        self.saved = self.save_as(self.run.checkpoint(self.state.step))
-        self.run.prune(self.training)
-
-    def save_as(self, path: Path, with_moments: bool = True) -> bool:
-        """Write a checkpoint, or say that it cannot be written (--on-save-error).
-
-        Returns: whether it was written; False on the ranks above 0, which write none
-        """
-        if self.communicator.rank:
-            return False
-        state = self.state.to_json()
-        saved = Checkpoint(self.model, self.tokenizer, self.parameters, state)
-        if with_moments:
-            saved.moments = self.adam.first_moment, self.adam.second_moment
-        try:
-            self.run.sync_metrics()
-            checkpoint.save(path, saved)
-        except OSError as error:
-            if self.training.on_save_error == "stop":
-                raise
-            self.log(f"not saved   {error}; training continues")
-            return False
-        return True
-
-    def finish(self) -> None:
-        """Average the last checkpoints (6.1) and translate the test text."""
-        run, training, val = self.run, self.training, self.corpora.get("val")
-
-        def bleu() -> float:
-            return self.translate_split("val", training.validate_bleu).bleu
-
-        so_far = run, training, self.parallel, val, self.state, self.log
-        if set_final_parameters(*so_far, bleu):
-            self.saved &= self.save_as(run.averaged, with_moments=False)
-        if "test" in self.text:
-            test = self.translate_split("test")
-            self.run.record(self.state.step, test_bleu=test.bleu, exact=test.exact)
-            self.log(
-                f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
-                f"({test.bleu_signature}), beam {self.settings.decoding.beam}"
-            )
-        if not self.saved and not self.communicator.rank:
-            raise OSError("the run has ended, but not all of it could be saved")
-        self.log(f"done        {self.run.path}, {self.state.seconds:,.0f} s")
+    if not run.saved and not run.ranks.rank:
+        raise OSError("the run has ended, but not all of it could be saved")
+    run.log(f"done        {run.directory.path}, {run.state.seconds:,.0f} s")
 
 
-# The command line
+# The command
+
+
+def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> int:
+    """Begin a run or continue one; return the exit code."""
+    path, settings, resumes = choose_run(args, ranks.rank)
+    with locked_directory(path, ranks) as directory:
+        run, data, model, adam = prepare(args, directory, settings, resumes, ranks)
+        with closing(model):
+            with run.heeding_signals():
+                train(run, data, model, adam)
+            if not run.stopped_by:
+                finish(run, data, model)
+                return 0
+        how = "and saved" if run.saved else "but not saved"
+        run.log(f"stopped     {how}: train.py --resume {directory.path} continues")
+        return 128 + run.stopped_by
 
 
 def try_out(args: argparse.Namespace) -> int:
     """Print what would be trained and, with --profile, where the time goes."""
-    with tempfile.TemporaryDirectory() as directory:
-        run = RunDirectory(Path(directory))
-        trainer = prepare(run, new_config(args), False, args, Communicator())
-        with closing(trainer.parallel) as parallel:
-            trainer.describe()
+    with tempfile.TemporaryDirectory() as folder:
+        directory, settings = RunDirectory(Path(folder)), new_settings(args)
+        started = prepare(args, directory, settings, False, distributed.Communicator())
+        run, data, model, adam = started
+        with closing(model):
             if args.profile:
-                adam, steps = trainer.adam, args.profile
-                print(profile_updates(trainer.update, adam, parallel, steps))
-    return 0
-
-
-def run_training(args: argparse.Namespace, communicator: Communicator) -> int:
-    """Begin a run or continue one; return the exit code."""
-    path, settings, resumes = choose_run(args, communicator.rank)
-    path = Path(os.fsdecode(communicator.all_gather(bytes(path))[0]))
-    run = ReadOnlyRunDirectory(path) if communicator.rank else RunDirectory(path)
-    ids = [int(pid) for pid in communicator.all_gather(str(os.getpid()).encode())]
-    with run.lock(ids):
-        trainer = prepare(run, settings, resumes, args, communicator)
-
-        def stop(number: int) -> None:
-            trainer.signal = number  # finish the step, save, exit
-            end_at_second_signal()
-
-        with closing(trainer.parallel):
-            with stop_signals_handled(stop):
-                trainer.log(f"run         {path}")
-                trainer.describe()
-                trainer.train()
-            if trainer.stopped_by:
-                how = "and saved" if trainer.saved else "but not saved"
-                trainer.log(f"stopped     {how}: train.py --resume {path} continues")
-                return 128 + trainer.stopped_by
-            trainer.finish()
+                step = partial(update, run, data.batches, model, adam)
+                print(profile_updates(step, adam, model, args.profile))
     return 0
 
 
@@ -567,31 +363,30 @@ def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
     path, _, resumes = choose_run(args, rank=1)
     if args.run and not resumes:
         RunDirectory(path).require_empty()
-    start_ranks(args.processes, [str(Path(__file__).absolute()), *arguments])
+    command = [str(Path(__file__).absolute()), *arguments]
+    distributed.start_ranks(args.processes, command)
 
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
     if args.profile or args.dry_run:
         return try_out(args)
-    if args.processes > 1 and not started_by_mpi():
+    if args.processes > 1 and not distributed.started_by_mpi():
         launch(args, arguments)
     drop_failed_output()
-    communicator = connect_ranks(args.device)
-    if communicator.size == 1:
-        return run_training(args, communicator)
-    name = f"rank {communicator.rank}: "
-    run = partial(run_training, args, communicator)
-    if (code := exit_code("train.py", run, name)) in (1, 2):
-        communicator.abort(code)
+    ranks = connect_ranks(args.device)
+    if ranks.size == 1:
+        return run_training(args, ranks)
+    one = partial(run_training, args, ranks)
+    if (code := exit_code("train.py", one, f"rank {ranks.rank}: ")) in (1, 2):
+        ranks.abort(code)
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
-    tune_allocator()
-    given_flags = sys.argv[1:] if arguments is None else arguments
-    return exit_code("train.py", lambda: work(args, given_flags))
+    given = sys.argv[1:] if arguments is None else arguments
+    return exit_code("train.py", lambda: work(args, given))
 
 
 if __name__ == "__main__":

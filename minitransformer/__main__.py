@@ -16,7 +16,7 @@ from minitransformer.settings.options import suggestion
 COMMANDS = {
     "train": ("train.py", "train a model (section 5)"),
     "translate": ("translate.py", "translate, score and serve (section 6.1)"),
-    "average": ("runs.average", "average the parameters of checkpoints"),
+    "average": ("commands.average", "average the parameters of checkpoints"),
     "corpora": ("text.corpora", "download a public corpus"),
     "mix": ("commands.mix", "make one corpus of several"),
     "split": ("text.split", "split sentence pairs into train, val and test"),

@@ -23,7 +23,7 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.shortlist import Lexicon
-from minitransformer.translation.tags import Tags, tags_of
+from minitransformer.translation.tags import Tags
 from minitransformer.translation.translator import Translator, list_of_text
 
 
@@ -58,8 +58,7 @@ def load(
     places: list[Path | None] = [Path(path) for path in paths] or [None]
     found = [find_checkpoint(place) for place in places]
     checkpoints = [checkpoint.load(path) for path in found]
-    decoding = DecodingConfig.of_run(checkpoints[0].state)
-    tokenizer, lexicon = checkpoints[0].tokenizer, None
+    tokenizer, lexicon, state = checkpoints[0].tokenizer, None, checkpoints[0].state
     for place, loaded in zip(places, checkpoints, strict=True):
         if loaded.tokenizer.model != tokenizer.model:
             raise ValueError(f"{place}: its tokenizer differs from that of {paths[0]}")
@@ -73,9 +72,10 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    known = tags_of(checkpoints[0].state)
-    tags = Tags(tokenizer, known, tag) if known or tag is not None else None
-    return Translator(model, tokenizer, opened.num_threads, lexicon, decoding, tags)
+    known = state.tags or tag is not None
+    tags = Tags(tokenizer, state.tags, tag) if known else None
+    threads, decoding = opened.num_threads, state.decoding
+    return Translator(model, tokenizer, threads, lexicon, decoding, tags)
 
 
 def translate(

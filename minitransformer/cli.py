@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from minitransformer.settings import VERSION
+from minitransformer.settings.config import ONLY_IN_FILES
 from minitransformer.settings.options import (
     Config,
     UsageError,
@@ -30,6 +31,7 @@ NUMBERS = {int: "a whole number", float: "a number"}
 # Flags of other toolkits, and those that do here what they do there.
 ELSEWHERE = {
     "--arch": "--config",
+    **dict.fromkeys(map(flag_name, ONLY_IN_FILES), "--config"),
     "--batch-size": "--max-tokens --decode-tokens",
     "--checkpoint": "--model --resume",
     "--early-stopping": "--patience",
@@ -112,7 +114,10 @@ class Parser(CommandParser):
         self._usual = usual
         if usual:
             every = "show all flags, by topic, and exit"
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=every)
+            none = argparse.SUPPRESS
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, help=every, default=none
+            )
         hidden = argparse.SUPPRESS  # each command has it, and none needs to say so
         shown = package_version()
         self.add_argument("--version", action="version", version=shown, help=hidden)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitransformer.engine.backend import register_kernels
+from minitransformer.machine import tune_allocator
 from minitransformer.settings.options import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ class Device:
             return f"cpu, {workers}{products}"
         return f"{self.name}, {self.precision}"
 
+    def loss_scale(self, restored: tuple[float, int] | None) -> LossScale:
+        """Return the loss scale of this precision, or restore that of a run."""
+        from minitransformer.training.loss_scale import LossScale
+
+        return LossScale(self.xp, self.precision, restored)
+
 
 def check_device(name: str) -> None:
     """Raises: UsageError or RuntimeError if there is no device of this name."""
@@ -86,6 +93,7 @@ def open_device(
             possible = "fp32, fp32-onednn or bf16"
             expected = f"expected {possible} with --device cpu, or int8 to translate"
             raise UsageError(f"--precision: {expected}, got {precision}")
+        tune_allocator()
         register_kernels(np.ndarray, None)
         if precision in ONEDNN:
             register_kernels(np.ndarray, open_kernels(precision).find)

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 import train
+from minitransformer.runs import starting_point
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.starting_point import choose_run, new_settings
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError
+from minitransformer.settings.options import UsageError, build
+from minitransformer.settings.text_config import TextConfig
+from minitransformer.text.find import find_text
 from minitransformer.training import distributed
 from minitransformer.training.distributed import Communicator
 from support.in_process import run_main
@@ -141,7 +145,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--train-source t --train-target t --best-by loss", 2, "expects validation"),
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
-        ("--max-positions 99", 2, "does nothing without --positions learned"),
+        ("--max-positions 99", 2, "--max-positions; did you mean --config?"),
         ("--beam 0", 2, "--beam-size: expected at least 1, got 0"),
         (
             "--device cpu --precision fp16",
@@ -170,33 +174,14 @@ def test_an_error_is_the_only_line(place):
     assert ended == (1, "", f"train.py: error: {message}\n")
 
 
-def test_the_help_shows_every_flag_with_a_text(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    code, out, _ = run_main(train.main, "--help")
-    assert code == 0
-    assert out.startswith("usage: train.py [-h]")
-    assert "\nTrain a Transformer" in out
-    out = out.replace("--run DIR, ", "--run, ")  # as from Python 3.13 on
-    flags = {
-        "--config NAME": "(default tiny)",
-        "--device DEVICE": "(default cpu)",
-        "--threads N": "(default all cores)",
-        "--eager": "",
-        "--run, --save-dir DIR": "(default runs/CONFIG-TIME)",
-        "--resume [DIR]": "(default the newest run)",
-        "--dry-run": "",
-        "--profile [N]": "(default 20)",
-        "--cache DIR": "(default cache)",
-        "--d-model N": "(default 512)",
-        "--ranks N": "",
-    }
-    for flag, end in flags.items():
-        found = re.search(rf"^  {re.escape(flag)}\s+(\w.*)", out, re.MULTILINE)
-        assert len(found[1].split()) >= 2, flag
-        assert found[1].endswith(end)
-    assert "attempt" not in out
-    assert "    python train.py --resume " in out
-    assert "The run directory receives" in out
+def test_the_help_shows_twenty_flags_and_on_request_all():
+    usual, every = (
+        set(re.findall(r"^  (--[\w-]+)", run_main(train.main, flag)[1], re.MULTILINE))
+        for flag in ("--help", "--help-all")
+    )
+    assert {"--config", "--device", "--steps", "--ranks"} <= usual < every
+    assert len(usual - {"--help-all"}) == 20
+    assert len(every - {"--help-all"}) <= 60
 
 
 # The settings and the run directory
@@ -218,7 +203,7 @@ def test_flags_override_a_preset(place):
     (place / "own.json").write_text(json.dumps({**preset, "beam": 3, "alpha": 0.5}))
     flags, files = named_text(place)
     settings = "--config own.json --d-ff 4 --steps 2 --alpha 0.25".split()
-    config = train.new_config(parse(*settings, *flags))
+    config = new_settings(parse(*settings, *flags))
     assert config.preset == "own"
     assert config.model == ModelConfig(d_model=6, num_heads=3, d_ff=4)
     assert config.training == TrainingConfig(warmup=7, steps=2)
@@ -228,73 +213,65 @@ def test_flags_override_a_preset(place):
 
 def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeypatch):
     flags, files = named_text(place)
-    pairs = train.find_text(train.build(train.TextConfig, {}, vars(parse(*flags))))
+    pairs = find_text(build(TextConfig, {}, vars(parse(*flags))))
     asked = []
-    monkeypatch.setattr(train, "built_in_corpus", lambda x: asked.append(x) or pairs)
-    config = train.new_config(parse("--cache", "kept"))
+    monkeypatch.setattr(
+        starting_point, "built_in_corpus", lambda x: asked.append(x) or pairs
+    )
+    config = new_settings(parse("--cache", "kept"))
     assert (config.preset, config.text) == ("tiny", files)
     assert asked == [Path("kept")]
-    train.new_config(parse(*flags))
+    new_settings(parse(*flags))
     assert len(asked) == 1
 
 
 def test_checkpoints_come_by_updates_or_by_minutes(place):
     flags, _ = named_text(place)
-    often = train.new_config(parse(*flags, "--config", "base", "--save-every", 9))
+    often = new_settings(parse(*flags, "--config", "base", "--save-every", 9))
     assert (often.training.save_every, often.training.checkpoint_minutes) == (9, None)
     both = parse(*flags, "--save-every", 9, "--checkpoint-minutes", 5)
     with pytest.raises(UsageError, match="--save-every does nothing with --check"):
-        train.new_config(both)
+        new_settings(both)
 
 
 @pytest.mark.parametrize("flag", ["--patience", "--validate-every"])
 def test_flags_of_validation_expect_text_for_it(place, flag):
     flags, files = named_text(place)
     assert "val" in files
-    train.new_config(parse(*flags, flag, 3))
+    new_settings(parse(*flags, flag, 3))
     train_alone = flags[: flags.index("--val-source")]
     with pytest.raises(UsageError, match=f"{flag} expects validation text, found none"):
-        train.new_config(parse(*train_alone, flag, 3))
+        new_settings(parse(*train_alone, flag, 3))
     # The preset's own patience is not refused: it is for runs with validation text.
-    tuned = train.new_config(parse(*train_alone, "--config", "finetune"))
+    tuned = new_settings(parse(*train_alone, "--config", "finetune"))
     assert tuned.training.patience
     with pytest.raises(UsageError, match="--patience expects"):
         tuned.resumed(parse("--patience", 3))
 
 
-def test_a_limit_of_positions_is_for_learned_ones(place):
-    flags, _ = named_text(place)
-    learned = [*flags, "--positions", "learned"]
-    limited = train.new_config(parse(*learned, "--max-positions", 9))
-    assert limited.model.position_limit == 9
-    assert train.new_config(parse(*learned)).model.position_limit == 512
-    with pytest.raises(UsageError, match="--positions learned"):
-        train.new_config(parse(*flags, "--max-positions", 9))
-
-
 def test_rank_0_names_a_new_run(place):
     flags, _ = named_text(place)
-    assert train.choose_run(parse(*flags), 1)[0] == Path()
+    assert choose_run(parse(*flags), 1)[0] == Path()
     assert not (place / "runs").exists()
-    path, settings, resumes = train.choose_run(parse(*flags, "--steps", 3), 0)
+    path, settings, resumes = choose_run(parse(*flags, "--steps", 3), 0)
     assert (path.parent, path.is_dir()) == (Path("runs"), True)
     assert path.name.startswith("tiny-")
     assert (settings.training.steps, resumes) == (3, False)
-    path, _, resumes = train.choose_run(parse(*flags, "--run", "own"), 0)
+    path, _, resumes = choose_run(parse(*flags, "--run", "own"), 0)
     assert (path, resumes) == (Path("own"), False)
-    assert train.choose_run(parse(*flags, "--run", "own"), 1)[0] == Path("own")
+    assert choose_run(parse(*flags, "--run", "own"), 1)[0] == Path("own")
 
 
 def test_a_run_is_continued_with_its_settings(place):
     flags, _ = named_text(place)
-    settings = train.new_config(parse(*flags, "--d-ff", 4, "--steps", 3))
+    settings = new_settings(parse(*flags, "--d-ff", 4, "--steps", 3))
     for name in ("runs/one", "runs/two"):
         RunDirectory(place / name).path.mkdir(parents=True)
         RunDirectory(place / name).begin(settings, b"", False)
     os.utime(place / "runs" / "one", (1, 1))
     for resume, name in (([], "two"), (["runs/one"], "one")):
         args = parse("--resume", *resume, "--steps", 5)
-        path, found, resumes = train.choose_run(args, 0)
+        path, found, resumes = choose_run(args, 0)
         assert (path, resumes) == (Path("runs") / name, True)
         assert (found.model, found.training.steps) == (settings.model, 5)
 
@@ -358,13 +335,13 @@ def test_mpi_starts_the_ranks_once_the_flags_are_checked(
 
 def test_a_run_from_a_model_has_the_preset_finetune(model_path, place):
     flags, _ = named_text(place)
-    tuned = train.new_config(parse("--from", model_path, *flags))
+    tuned = new_settings(parse("--from", model_path, *flags))
     assert (tuned.preset, tuned.training.learning_rate) == ("finetune", 3e-4)
-    other = train.new_config(parse("--from", model_path, "--config", "base", *flags))
+    other = new_settings(parse("--from", model_path, "--config", "base", *flags))
     assert other.preset == "base"
 
 
 def test_an_empty_name_of_a_preset_is_not_the_usual_one(place):
     flags, _ = named_text(place)
     with pytest.raises(UsageError, match="expected"):
-        train.new_config(parse("--config", "", *flags))
+        new_settings(parse("--config", "", *flags))

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections import Counter
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,15 +27,15 @@ from safetensors.numpy import load_file
 
 import train
 import translate
-from minitransformer.devices import Device
-from minitransformer.runs import average, checkpoint
+from minitransformer.commands import average
+from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training import lifecycle, progress
-from minitransformer.training.distributed import Communicator
+from minitransformer.training import evaluation, lifecycle, progress
 from minitransformer.training.evaluation import TokenStatistics
+from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
-from minitransformer.training.progress import TrainingState
 from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, signals_put_back
 from support.ranks import run_ranks
@@ -43,9 +44,10 @@ from support.scripts import TIMINGS
 # A model of two layers that updates in milliseconds.
 MODEL = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
-    "--vocab-size 12 --dropout 0.2 --max-tokens 40 --warmup 3 --beam 2 --max-len-a 0 "
-    "--max-len-b 8 --validate-bleu 0"
+    "--vocab-size 12 --dropout 0.2 --max-tokens 40 --warmup 3 --beam 2 "
+    "--validate-bleu 0"
 ).split()
+SHORT = {"max_len_a": 0.0, "max_len_b": 8}  # which have no flags
 EVERY = (
     "--validate-every 2 --save-every 2 --log-every 1 --average 2 --average-by number"
 ).split()
@@ -67,8 +69,9 @@ def text(tmp_path_factory):
         sources = [" ".join(row[:n]) for row, n in zip(rows, lengths, strict=True)]
         (folder / f"{split}.en").write_text("\n".join(sources) + "\n")
         (folder / f"{split}.de").write_text("\n".join(targets) + "\n")
-    cache = ("--cache", str(folder / "cache"))
-    return ["--data", str(folder), "--source", "en", "--target", "de", *cache]
+    (folder / "short.json").write_text(json.dumps(SHORT))
+    more = ("--config", str(folder / "short.json"), "--cache", str(folder / "cache"))
+    return ["--data", str(folder), "--source", "en", "--target", "de", *more]
 
 
 @pytest.fixture
@@ -188,7 +191,7 @@ def test_the_lines_of_a_validation_say_what_is_recorded(start):
         perplexity = record["validation_perplexity"]
         assert perplexity == pytest.approx(math.exp(loss))
         assert 0 < accuracy < 1
-        assert record["seconds"] == round(state(run, step)["seconds"], 3)
+        assert record["seconds"] == round(state(run, step).seconds, 3)
         expected = f"step {step:>6,}  validation: loss {loss:.4f}  perplexity "
         expected += f"{perplexity:.2f}  accuracy {accuracy:.2%}"
         assert line == expected + ("  best" if loss < best else "")
@@ -207,7 +210,7 @@ def test_checkpoints_have_moments_and_results_have_none(start):
     assert [len(moment) for moment in last.moments] == [last.parameters.data.size] * 2
     for size in results:
         assert step - size == pytest.approx(2 * last.parameters.data.size, abs=200)
-    assert state(run, 7)["best_loss"] == min(values(run, "validation_loss").values())
+    assert state(run, 7).best_loss == min(values(run, "validation_loss").values())
 
 
 @pytest.mark.parametrize("steps_before", [4, 7])
@@ -374,7 +377,7 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
         """Let the validations from here on find these numbers, in this order."""
         losses, bleus = iter((3.0, 4.0, 1.0, 1.0, 2.0)), iter((0.0, 7.5, 7.5, 3.0, 0.0))
 
-        def translate_split(self, split, limit=None):
+        def translated(run, data, model, split, limit):
             assert limit == (4 if split == "val" else None)
             bleu = next(bleus) if split == "val" else 0.0
             return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
@@ -382,8 +385,8 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
         def validate(*arguments):
             return TokenStatistics(next(losses), 0, 1)
 
-        monkeypatch.setattr(train.Trainer, "translate_split", translate_split)
-        monkeypatch.setattr(train, "validate", validate)
+        monkeypatch.setattr(train, "translate", translated)
+        monkeypatch.setattr(evaluation, "validate", validate)
 
     flags = [*flags.split(), "--validate-bleu", 4, "--patience", 2, "--save-every", 4]
     script()
@@ -392,9 +395,9 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
     assert [int(x.split()[1]) for x in lines if x.endswith("  best")] == best
     assert steps("whole")[-1] == last
     found = checkpoint.load(Path("whole", "best.safetensors")).state
-    assert (found["step"], found["validations_since_best"]) == (best[-1], 0)
+    assert (found.step, found.validations_since_best) == (best[-1], 0)
     expected = {4: (4.0, 7.5), 6: (1.0, 7.5)}[best[-1]]
-    assert (found["best_loss"], found["best_bleu"]) == expected
+    assert (found.best_loss, found.best_bleu) == expected
     script()
     start(*flags, "--steps", 4, "--run", "run")
     start("--resume", "run", "--steps", 50)
@@ -421,7 +424,7 @@ def test_by_bleu_the_average_is_the_one_that_translates_best(start, text):
     assert shown == [f"{bleu:.2f}" for bleu in bleus]
     best = max(values("run", "validation_bleu").values())
     chosen = checkpoint.load(run.preferred_checkpoint())
-    assert chosen.state["best_bleu"] == pytest.approx(max(best, *bleus))
+    assert chosen.state.best_bleu == pytest.approx(max(best, *bleus))
     assert run.averaged.exists() == (max(bleus) > best)
     assert len(set(bleus)) > 1
 
@@ -439,10 +442,17 @@ def bars(monkeypatch):
         def update(self):
             self.count += 1
 
-        def close(self):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
             self.closed = True
 
-    monkeypatch.setattr(train, "tqdm", Bar)
+        @staticmethod
+        def write(line, file):
+            print(line, file=file)
+
+    monkeypatch.setattr(lifecycle, "tqdm", Bar)
     return made
 
 
@@ -478,7 +488,7 @@ def clock(monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    for module in (train, progress):
+    for module in (train, progress, lifecycle):
         clock = SimpleNamespace(monotonic=lambda: now[0])
         monkeypatch.setattr(module, "time", clock)
     return now
@@ -578,7 +588,7 @@ def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
     [line] = [x for x in out.splitlines() if x.endswith("; skipped")]
     assert line.startswith("step 2, epoch ")
     assert out.index(line) < out.index("step      2  epoch")
-    assert [state("unbroken", step)["skipped"] for step in (2, 5)] == [1, 1]
+    assert [state("unbroken", step).skipped for step in (2, 5)] == [1, 1]
     assert [values("unbroken", "loss")[step] is None for step in (1, 2, 3)] == [
         *(False, True, False)
     ]
@@ -626,8 +636,8 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
         assert re.search(rf"not saved .*{name}.*; training continues", out), name
     assert "done " not in out
     assert "BLEU" in out[out.index("test  ") :]
-    assert state("run", 4)["best_loss"] is None
-    assert state("run", 4)["validations_since_best"] == 0
+    assert state("run", 4).best_loss == math.inf
+    assert state("run", 4).validations_since_best == 0
     error = start("--steps", 4, "--run", "other", code=1)
     assert "best.safetensors: No space left on device" in error
     refused[:] = ["step-00000005"]  # but not what is averaged
@@ -647,7 +657,7 @@ def test_the_best_validation_decides_about_patience_saved_or_not(
     real, losses = checkpoint.save, [5.0, 1.0, 4.0, 3.0, 2.0, 1.5, 0.5]
 
     def save(path, saved):
-        if path.stem == "best" and saved.state["step"] < 5:
+        if path.stem == "best" and saved.state.step < 5:
             raise OSError(ENOSPC, "No space left on device", str(path))
         real(path, saved)
 
@@ -658,12 +668,12 @@ def test_the_best_validation_decides_about_patience_saved_or_not(
         def validate(*arguments):
             return TokenStatistics(9.0 if by_bleu else next(left), 0, 1)
 
-        def translate_split(self, split, limit=None):
+        def translated(run, data, model, split, limit):
             bleu = 50 - 9 * next(left) if by_bleu and split == "val" else 0.0
             return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
 
-        monkeypatch.setattr(train, "validate", validate)
-        monkeypatch.setattr(train.Trainer, "translate_split", translate_split)
+        monkeypatch.setattr(evaluation, "validate", validate)
+        monkeypatch.setattr(train, "translate", translated)
 
     monkeypatch.setattr(checkpoint, "save", save)
     flags = "--validate-every 1 --save-every 1 --on-save-error continue".split()
@@ -679,11 +689,11 @@ def test_the_best_validation_decides_about_patience_saved_or_not(
     start("--resume", "run", "--patience", 3, "--steps", 9)
     assert steps("run")[-1] == 5
     best = checkpoint.load(Path("run", "best.safetensors")).state
-    assert (best["step"], best["validations_since_best"]) == (5, 3)
-    assert (best["best_bleu"] == 32) if by_bleu else (best["best_loss"] == 2)
+    assert (best.step, best.validations_since_best) == (5, 3)
+    assert (best.best_bleu == 32) if by_bleu else (best.best_loss == 2)
     script(0)
     start(*flags, "--patience", 5, "--steps", 7, "--run", "five")
-    assert state("five", 7)["validations_since_best"] == 0
+    assert state("five", 7).validations_since_best == 0
 
 
 def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch):
@@ -741,66 +751,27 @@ def test_a_signal_saves_and_stops(start, monkeypatch, number):
     assert not Path("run", "averaged.safetensors").exists()
 
 
-def test_a_stopped_run_is_saved_before_it_is_validated(start, monkeypatch):
-    real, validate, before = CpuModel.forward_backward, train.Trainer.validate, []
-
-    def forward_backward(self, batches, smoothing, key):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, smoothing, key)
-
-    def observed(self):
-        before.append(steps("run"))
-        validate(self)
-
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    monkeypatch.setattr(train.Trainer, "validate", observed)
-    flags = ("--run", "run", "--steps", 9, "--validate-every", 1, "--save-every", 9)
-    with signals_put_back():
-        start(*flags, code=128 + signal.SIGTERM)
-    assert before == [[1]]
-
-
 @pytest.mark.parametrize(
     ("more", "last"), [([], 6), (["--learning-rate", 1e-30, "--patience", 1], 4)]
 )
-def test_a_validation_that_was_cut_off_is_made_up_for(start, monkeypatch, more, last):
-    real, validate, stopping = (
-        CpuModel.forward_backward,
-        train.Trainer.validate,
-        [False],
-    )
+def test_a_stopped_run_makes_up_for_its_validation(start, monkeypatch, more, last):
+    real = CpuModel.forward_backward
 
     def forward_backward(self, batches, smoothing, key):
-        if stopping[0] and key[1] == 4:
+        if key[1] == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, batches, smoothing, key)
 
-    def killed(self):
-        if self.stopped_by:
-            raise RuntimeError("killed")
-        validate(self)
-
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    monkeypatch.setattr(train.Trainer, "validate", killed)
     flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9, *more)
     start(*flags, "--run", "whole")
-    stopping[0] = True
-    with signals_put_back():
-        start(*flags, "--run", "killed", code=1)
-    stopping[0] = False
-    assert steps("killed") == [4]
-    for _ in range(2):
-        start("--resume", "killed")
-    assert steps("killed")[-1] == steps("whole")[-1] == last
-    found = []
-    for run in ("whole", "killed"):
-        rows = Path(run, "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(row) for row in rows]
-        found.append([r for r in rows if "validation_loss" in r])
-        for row in found[-1]:
-            del row["seconds"]
-    assert found[0] == found[1]
-    assert [row["step"] for row in found[0]] == [*range(2, last + 1, 2)]
+    with monkeypatch.context() as patch, signals_put_back():
+        patch.setattr(CpuModel, "forward_backward", forward_backward)
+        start(*flags, "--run", "run", code=128 + signal.SIGTERM)
+    assert steps("run") == [4]
+    assert list(values("run", "validation_loss")) == [2]
+    start("--resume", "run")
+    assert steps("run")[-1] == steps("whole")[-1] == last
+    assert values("run", "validation_loss") == values("whole", "validation_loss")
 
 
 def test_a_signal_during_the_last_save_stops_before_the_test_text(start, monkeypatch):
@@ -937,7 +908,7 @@ def test_a_run_that_mixed_corpora_is_not_resumed(start, whole):
         ("train", ["--max-length", "10"], None),
         ("val", [], "of the validation text, EOS counted, got 20"),
         ("test", [], None),  # translated in parts
-        ("test", ["--long-input", "error"], "of the test text, EOS counted, got 20"),
+        ("test", "error", "of the test text, EOS counted, got 20"),
     ],
 )
 def test_text_beyond_the_positions_is_refused_before_training(
@@ -949,14 +920,18 @@ def test_text_beyond_the_positions_is_refused_before_training(
         for side in ("en", "de"):
             (place / f"{split}.{side}").write_text(text)
     data = ["--data", ".", "--source", "en", "--target", "de", *MODEL, "--steps", 1]
-    limits = ["--positions", "learned", "--max-positions", 20, "--vocab-size", 24]
+    limits = {**SHORT, "max_positions": 20}
+    if flags == "error":
+        limits, flags = {**limits, "long_input": "error"}, []
+    (place / "limits.json").write_text(json.dumps(limits))
+    limits = "--positions learned --config limits.json --vocab-size 24".split()
     flags = [*data, *limits, "--run", "run", "--beam", 1, "--threads", 2, *flags]
     code, _, error = run_main(train.main, *flags)
     if message is None:
         assert (code, error) == (0, "")
         return
     assert (code, error.count("\n")) == (2, 1), error
-    assert "--max-positions: expected at least " in error
+    assert "max_positions: expected at least " in error
     assert message in error
     assert not (place / "run").exists()
 
@@ -968,8 +943,7 @@ def test_text_beyond_the_positions_is_refused_before_training(
         ("val", ["--validate-bleu", 2], True),
         ("val", ["--validate-bleu", 1], False),  # the long line is the second
         ("val", [], False),  # nor is any line translated
-        ("test", ["--long-input", "truncate"], False),
-        ("test", ["--max-input", 6], False),
+        ("test", ["--config", "six.json"], False),
     ],
 )
 def test_text_that_long_input_refuses_is_found_before_training(
@@ -980,12 +954,15 @@ def test_text_that_long_input_refuses_is_found_before_training(
         lines = ["c", "c c c c c c" if name == split else "c"]
         for side in ("en", "de"):
             (place / "text" / f"{name}.{side}").write_text("\n".join(lines))
-    flags = ["--max-input", 5, "--long-input", "error", "--steps", 2, *flags]
+    for name, limit in (("five", 5), ("six", 6)):
+        limits = {**SHORT, "max_input": limit, "long_input": "error"}
+        (place / f"{name}.json").write_text(json.dumps(limits))
+    flags = ["--config", "five.json", "--steps", 2, *flags]
     place_of_text = ["--data", "text", *text[2:]]
     code, _, error = run_main(train.main, *place_of_text, *MODEL, *EVERY, *flags)
     names = {"val": "validation", "test": "test"}
     message = (
-        "train.py: error: --long-input error: expected at most 5 word pieces in a line "
+        "train.py: error: long_input error: expected at most 5 word pieces in a line "
         f"of the {names[split]} text, got 6\n"
     )
     assert (code, error) == ((2, message) if refused else (0, ""))
@@ -1001,202 +978,13 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
     assert not os.listdir()
 
 
-def test_a_profile_times_operations_and_writes_nothing(start, monkeypatch):
-    asked, real = [], train.profile_updates
-
-    def profile_updates(update, adam, parallel, steps):
-        trainer = update.__self__
-        asked.append((adam is trainer.adam, parallel is trainer.parallel, steps))
-        return real(update, adam, parallel, steps)
-
-    monkeypatch.setattr(train, "profile_updates", profile_updates)
-    out = start("--profile", 2)
-    assert asked == [(True, True, 2)]
-    lines = out.splitlines()
+def test_a_profile_times_operations_and_writes_nothing(start):
+    lines = start("--profile", 2).splitlines()
     table = next(i for i, line in enumerate(lines) if line.startswith("operation"))
     assert lines[0].startswith("device ")
     names = {line[:34].strip() for line in lines[table:]}
     assert {"linear forward", "attention backward", "adam", "a step"} <= names
     assert not os.listdir()
-
-
-# What the parts of a run are given
-
-
-class Observed(Communicator):
-    """A rank of its own that remembers what is compared and sent."""
-
-    def __init__(self, cores=1):
-        super().__init__()
-        self.cores, self.compared, self.sent = cores, [], []
-
-    def num_cores(self):
-        return self.cores
-
-    def assert_equal(self, values):
-        self.compared.append(values)
-        super().assert_equal(values)
-
-    def broadcast(self, array):
-        self.sent.append((array, array.copy()))
-
-
-def observed(monkeypatch, name):
-    """Remember the arguments of a function that train.py calls."""
-    calls, real = [], getattr(train, name)
-
-    def function(*arguments, **options):
-        calls.append((*arguments, *options.values()))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(train, name, function)
-    return calls
-
-
-def test_ranks_compare_what_they_would_train(text, place, capsys):
-    flags = [*text, *MODEL, *EVERY, "--steps", 2, "--run", "run", "--threads", 2]
-    ranks = Observed()
-    with signals_put_back():
-        assert train.run_training(parse(*flags), ranks) == 0
-    [compared] = ranks.compared
-    config = json.loads(Path("run", "config.json").read_text())
-    for name in ("model", "training", "decoding"):
-        if name == "training":  # of which the device chose the number format
-            config[name]["precision"] = "fp32"
-        assert compared.items() >= config[name].items()
-    assert (compared["threads"], compared["state"]["step"]) == (2, 0)
-    assert compared["text"].keys() == {"train", "val", "test"}
-    assert compared["state"]["text"] == compared["text"]
-    (_, drawn), (_, ended) = ranks.sent
-    assert not np.array_equal(drawn, ended)
-    averaged = checkpoint.load(RunDirectory(Path("run")).checkpoint(2))
-    np.testing.assert_array_equal(ended, averaged.parameters.data)
-
-
-@pytest.mark.parametrize(
-    ("flags", "cores", "expected"), [(["--threads", 3], 8, 3), ([], 3, 3), ([], 1, 1)]
-)
-def test_threads_are_the_cores_of_a_rank(
-    text, place, monkeypatch, capsys, flags, cores, expected
-):
-    places = {"open_device": 2, "cached_tokenizer": 3, "encoded_corpus": 3}
-    calls = [observed(monkeypatch, name) for name in places]
-    translators = observed(monkeypatch, "Translator")
-    settings = [*text, *MODEL, *EVERY, "--steps", 1, "--run", "run"]
-    with signals_put_back():
-        train.run_training(parse(*settings, *flags), Observed(cores))
-    threads = [
-        [call[place] for call in found]
-        for found, place in zip(calls, places.values(), strict=True)
-    ]
-    assert threads == [[expected], [expected], [expected] * 3]
-    assert [call[-1] for call in translators] == [expected]
-    assert calls[0][0][:2] == ("cpu", None)
-
-
-def test_the_parts_of_a_run_get_its_device_and_state(start, monkeypatch):
-    moved, reserved = [], []
-    place = train.ParameterBuffer.move_to
-
-    def move_to(self, *arguments):
-        moved.append(arguments)
-        place(self, *arguments)
-
-    monkeypatch.setattr(train.ParameterBuffer, "move_to", move_to)
-    monkeypatch.setattr(CpuModel, "reserve_memory", lambda self, *x: reserved.append(x))
-    scales = observed(monkeypatch, "LossScale")
-    loggers = observed(monkeypatch, "logger")
-    models = observed(monkeypatch, "parallel_model")
-    start("--steps", 1, "--run", "run", "--label-smoothing", 0.25)
-    assert (np, None) in moved
-    assert scales == [(np, "fp32", None)]
-    assert loggers[0][1] is True
-    assert reserved[0][1] == 0.25
-    assert reserved[0][0].training.label_smoothing == 0.25
-    assert models[0][5] is True
-
-
-@pytest.mark.parametrize(
-    ("flags", "graphs"),
-    [
-        ([], True),
-        (["--eager"], False),
-        (["--profile", 2], False),
-        (["--dry-run"], True),
-    ],
-)
-def test_a_gpu_records_graphs_unless_it_must_not(
-    text, place, monkeypatch, capsys, flags, graphs
-):
-    """What computes on a GPU is replaced by what is told of it."""
-    from minitransformer.cuda import optimizer, training
-
-    made = {}
-
-    def open_device(name, precision, cores):
-        made["device"] = name
-        return Device(name, np, precision, np.dtype("float16"), 1)
-
-    def from_json(stored):
-        return TrainingState(**{**stored, "loss_scale": (4.0, 7)})
-
-    monkeypatch.setattr(train, "open_device", open_device)
-    monkeypatch.setattr(train.TrainingState, "from_json", from_json)
-
-    class Ranks(Communicator):
-        size, local_rank = 3, 2
-
-        def assert_equal(self, values):
-            """Do nothing."""
-
-        def num_cores(self):
-            return 1
-
-        def broadcast(self, array):
-            array *= 2  # rank 0 has other parameters
-
-    class Stop(Exception):  # noqa: N818
-        pass
-
-    def gpu_model(*arguments):
-        made["model"] = arguments
-        return arguments[0]
-
-    def gpu_adam(*arguments):
-        made["adam"] = arguments
-        raise Stop
-
-    monkeypatch.setattr(training, "GpuModel", gpu_model)
-    monkeypatch.setattr(optimizer, "GpuAdam", gpu_adam)
-    settings = [*text, *MODEL, "--device", "cuda", "--precision", "fp16", *flags]
-    args = parse(*settings)
-    run = RunDirectory(place / "run")
-    ranks = Ranks()
-    config = train.new_config(args)
-    with pytest.raises(Stop):
-        train.prepare(run, config, False, args, ranks)
-    model, parameters, scale, found, recorded, log = made["model"]
-    assert (recorded, found, made["device"]) == (graphs, ranks, "cuda:2")
-    assert parameters.parameters.keys() == dict(model.named_parameters()).keys()
-    assert (scale.dynamic, scale.factor, scale.finite_steps) == (True, 4, 7)
-    assert parameters.low_precision.dtype == "float16"
-    np.testing.assert_array_equal(
-        parameters.low_precision, parameters.data.astype("float16")
-    )
-    assert made["adam"] == (parameters, config.training, scale)
-    run.path.mkdir()
-    log("said")
-    assert (capsys.readouterr().out, (run.path / "train.log").read_text()) == (
-        "said\n", "said\n",
-    )  # fmt: skip
-
-
-def test_trying_out_begins_no_run(start, monkeypatch):
-    calls = observed(monkeypatch, "prepare")
-    start("--dry-run")
-    run, _, resumes, args, ranks = calls[0]
-    assert (resumes, args.dry_run, ranks.size) == (False, True, 1)
-    assert not run.path.exists()
 
 
 def test_text_is_read_for_its_digest_to_learn_and_to_encode_and_not_again(place):
@@ -1244,7 +1032,7 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
         path.unlink()
     Path("run", ".unsaved").touch()
     start("--resume", "run", "--steps", 4)
-    assert state("run", 4)["step"] == 4
+    assert state("run", 4).step == 4
     (place / "none").write_text("no vocabulary")
     for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
         code, _, error = run_main(train.main, *flags, "--vocabulary", file)
@@ -1256,27 +1044,22 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
 # Several ranks
 
 
-def rank_run(text, monkeypatch, size, *flags):
-    """Train with `size` ranks that are threads; return what each was told to compare.
-
-    Only a process has signals, so that these ranks cannot be stopped by them.
-    """
+@pytest.fixture
+def rank_run(text, place, monkeypatch):
+    """Train with ranks that are threads: only a process can have signals."""
 
     @contextlib.contextmanager
     def no_signals(handle):
         yield
 
-    monkeypatch.setattr(train, "stop_signals_handled", no_signals)
-    settings = [*text, *MODEL, *EVERY, "--threads", 1, *flags]
-    compared = [[] for _ in range(size)]
+    monkeypatch.setattr(lifecycle, "stop_signals_handled", no_signals)
 
-    def work(ranks):
-        real = ranks.assert_equal
-        ranks.assert_equal = lambda x: compared[ranks.rank].append(x) or real(x)
-        return train.run_training(parse(*settings), ranks)
+    def rank_run(size, *flags):
+        settings = [*text, *MODEL, *EVERY, "--threads", 1, *flags]
+        work = partial(train.run_training, parse(*settings))
+        assert run_ranks(size, work) == [0] * size
 
-    assert run_ranks(size, work) == [0] * size
-    return compared
+    return rank_run
 
 
 def assert_close_results(one, other):
@@ -1290,76 +1073,58 @@ def assert_close_results(one, other):
                 np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-5)
 
 
-def test_ranks_make_one_new_directory(text, place, monkeypatch):
-    rank_run(text, monkeypatch, 2, "--steps", 1)
+def test_ranks_make_one_new_directory(rank_run, place):
+    rank_run(2, "--steps", 1)
     assert len(list((place / "runs").iterdir())) == 1
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_two_ranks_do_what_one_with_two_threads_does(
-    start, text, monkeypatch, capsys, asynchronous
+    start, rank_run, monkeypatch, capsys, asynchronous
 ):
     flags = ["--validate-bleu", 5, "--steps", 4, "--learning-rate", 0.01, "--run"]
     start(*flags, "one")
     monkeypatch.setattr(CpuModel, "asynchronous", asynchronous)
-    compared = rank_run(text, monkeypatch, 2, *flags, "two")
+    rank_run(2, *flags, "two")
     assert_close_results("one", "two")
     out = capsys.readouterr().out
     assert out == Path("two", "train.log").read_text()
     ids = f"processes {os.getpid()}, {os.getpid()}"
     assert f"\ndevice      2 ranks ({ids}), cpu, 1 worker each\n" in out
     assert logged(out, "epoch") == [1, 2, 3, 4]
-    seconds = list(values("two", "seconds").values())
-    assert 0 < seconds[0] <= seconds[1] <= seconds[-1]
-    for found in compared:
-        assert [list(x) for x in found[1:]] == [["parameters"]] * 4
-    found = [[x["parameters"] for x in rank[1:]] for rank in compared]
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 4
 
 
 def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
-    text, place, monkeypatch, capsys, bars
+    rank_run, monkeypatch, capsys, bars
 ):
     def save(path, saved):
         raise OSError(ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(checkpoint, "save", save)
-    trainers = []
-    real = train.Trainer.finish
-
-    def finish(self):
-        trainers.append(self)
-        real(self)
-
-    monkeypatch.setattr(train.Trainer, "finish", finish)
+    runs, real = [], train.finish
+    monkeypatch.setattr(train, "finish", lambda *x: runs.append(x[0]) or real(*x))
     flags = ("--steps", 2, "--run", "run", "--on-save-error", "continue")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with pytest.raises(OSError, match="not all of it"):
-        rank_run(text, monkeypatch, 2, *flags)
+        rank_run(2, *flags)
     assert sorted(bar.options["disable"] for bar in bars) == [False, True]
-    assert [trainer.state.best_loss for trainer in trainers] == [math.inf] * 2
+    assert [run.state.best_loss for run in runs] == [math.inf] * 2
     assert capsys.readouterr().out.count("; training continues") == 2
 
 
 def test_ranks_stop_by_the_largest_of_their_signals_and_by_rank_0s_clock(monkeypatch):
-    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 70.0))
+    clock = SimpleNamespace(monotonic=lambda: 70.0)
+    monkeypatch.setattr(lifecycle, "time", clock)
 
     def work(ranks, numbers=(None, signal.SIGTERM, signal.SIGINT)):
-        trainer = SimpleNamespace(communicator=ranks, began=50.0 - ranks.rank)
-        trainer.signal = numbers[ranks.rank]
-        trainer.state = SimpleNamespace(seconds=0.0)
-        train.Trainer.sync_clock_and_stop(trainer)
-        return trainer.stopped_by, trainer.state.seconds
+        start = checkpoint.Checkpoint(None, None, None, RunState(seconds=20.0))
+        run = lifecycle.TrainingRun(None, None, ranks, start, LossScale(np, "fp32"))
+        run.signal, run._began = numbers[ranks.rank], 45.0 - ranks.rank
+        run.sync_ranks()
+        return run.stopped_by, run.state.seconds
 
-    assert run_ranks(3, work) == [(signal.SIGTERM, 20.0)] * 3
-    assert run_ranks(2, lambda ranks: work(ranks, [None] * 2)) == [(None, 20.0)] * 2
-
-
-def test_the_allocator_is_tuned_for_training(start, monkeypatch):
-    calls = observed(monkeypatch, "tune_allocator")
-    start("--dry-run")
-    assert calls == [()]
+    assert run_ranks(3, work) == [(signal.SIGTERM, 25.0)] * 3
+    assert run_ranks(2, lambda ranks: work(ranks, [None] * 2)) == [(None, 25.0)] * 2
 
 
 def test_a_run_says_what_ended_it_and_goes_on_with_flags_of_a_resume(start):

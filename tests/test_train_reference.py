@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import train as train_script
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs import checkpoint
+from minitransformer.runs import checkpoint, starting_point
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.batches import BatchStream
 from minitransformer.training import parallel
@@ -72,7 +72,7 @@ class Watched:
             return self.noise.setdefault(key, RecordedNoise(key))
 
         exact = functools.partial(Transformer, dtype="float64")
-        monkeypatch.setattr(train_script, "Transformer", exact)
+        monkeypatch.setattr(starting_point, "Transformer", exact)
         monkeypatch.setattr(checkpoint, "Transformer", exact)
         monkeypatch.setattr(BatchStream, "__next__", remember)
         monkeypatch.setattr(parallel, "HostStream", draw)
@@ -200,8 +200,8 @@ def test_a_run_with_other_settings_is_that_of_the_reference(tmp_path, monkeypatc
     }
     flags = "--max-tokens 40 --save-every 1 --log-every 1 --validate-every 1".split()
     flags += ["--validate-bleu", 0]
-    for name, value in {**model, **settings}.items():
-        flags += [f"--{name.replace('_', '-')}", value]
+    (tmp_path / "own.json").write_text(json.dumps({**model, **settings}))
+    flags += ["--config", tmp_path / "own.json"]
     run = Watched(tmp_path, monkeypatch, *flags)
     records = check_run(run, ModelConfig(**model), **settings)
     # The run is one of which these settings matter: two validations in a row without

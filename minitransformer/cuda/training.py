@@ -27,7 +27,8 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
-from minitransformer.text.batches import Batch, BatchStream
+from minitransformer.text.batches import Batch, Batches, BatchStream
+from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.distributed import (
     Communicator,
     GradientAllReduce,
@@ -145,6 +146,9 @@ class GpuModel:
 
     def close(self) -> None:
         """Do nothing: there are no threads."""
+
+    def prefetched(self, stream: BatchStream) -> Batches:
+        return Prefetcher(stream)
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Fill the memory pools: compute the largest batches and discard the results.

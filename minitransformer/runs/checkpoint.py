@@ -23,6 +23,7 @@ from minitransformer.engine.backend import to_host
 from minitransformer.files import atomic_write, json_of
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
+from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import from_dict
 from minitransformer.text.tokenizer import Tokenizer
@@ -40,14 +41,13 @@ MOMENTS = "adam.mean", "adam.square"
 class Checkpoint:
     """A model with its tokenizer, and what a training run needs to continue.
 
-    `state` is a JSON object: the step and whatever else the training loop keeps.
     `moments` are Adam's first and second moment.
     """
 
     model: Transformer
     tokenizer: Tokenizer
     parameters: ParameterBuffer
-    state: dict[str, Any] = field(default_factory=dict)
+    state: RunState = field(default_factory=RunState)
     moments: tuple[np.ndarray, np.ndarray] | None = None
 
 
@@ -74,7 +74,7 @@ def save(path: Path, checkpoint: Checkpoint, half: bool = False) -> None:
         "format": FORMAT,
         "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
-        "state": json_of(checkpoint.state),
+        "state": json_of(dataclasses.asdict(checkpoint.state)),
     }
     if half:
         metadata["parameters"] = "float16"
@@ -137,11 +137,8 @@ def recorded_cost(path: Path, best_by: str | None) -> float:
     """
     try:
         with safe_open(path, framework="np") as file:
-            state = json.loads(file.metadata()["state"])
-        if best_by == "bleu":
-            return -state["best_bleu"]
-        loss = state["best_loss"]
-        return math.inf if loss is None else float(loss)
+            state = RunState.from_json(json.loads(file.metadata()["state"]))
+        return state.best_cost(best_by)
     except Exception:  # whatever a damaged or malicious file may cause
         return math.nan
 
@@ -191,7 +188,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
         raise ValueError(f"expected no tensor {min(extra)!r}")
     for name, view in views.items():
         view[...] = read(name, view, half)
-    state, moments = json.loads(metadata["state"]), None
+    state, moments = RunState.from_json(json.loads(metadata["state"])), None
     if with_moments:
         if not names.issuperset(MOMENTS):
             raise ValueError("it holds no optimizer state to resume from")

@@ -1,4 +1,4 @@
-"""Begin a run with the weights of another one: fine-tuning.
+"""What a run begins with: its settings, and a new model or that of another run.
 
 The paper trains every model from random parameters. A model that has learned from much
 text needs little of another kind to learn that, too (Luong and Manning, 2015).
@@ -6,47 +6,129 @@ text needs little of another kind to learn that, too (Luong and Manning, 2015).
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import Checkpoint, load
-from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.runs.run_directory import (
+    RunDirectory,
+    find_checkpoint,
+    new_directory,
+    newest_run,
+)
 from minitransformer.runs.shipped import shipped_model
-from minitransformer.settings.config import ModelConfig, RunConfig
-from minitransformer.settings.options import UsageError, build, flag_name
+from minitransformer.runs.state import RunState
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.options import UsageError, build, flag_name, given
+from minitransformer.settings.presets import find_preset
+from minitransformer.settings.text_config import TextConfig
+from minitransformer.text.cache import cached_tokenizer
+from minitransformer.text.find import find_text
+from minitransformer.text.grammar.corpus import built_in_corpus
+from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
 # What need not be as in the model that a run begins from.
 MAY_DIFFER = {"vocab_size", "dropout", "attention_dropout", "relu_dropout"}
 
 
+def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
+    """Return the run's directory and settings, and whether it is continued.
+
+    Rank 0 alone names and makes the directory of a new run. `args` are the flags.
+    """
+    if args.resume is None:
+        settings = new_settings(args)
+        new = args.run or (Path() if rank else new_directory(settings.preset))
+        return new, settings, False
+    run = newest_run() if args.resume is True else RunDirectory(args.resume)
+    return run.path, run.read_config().resumed(args), True
+
+
+def new_settings(args: argparse.Namespace) -> RunConfig:
+    """Combine a preset with the flags."""
+    usual = "finetune" if args.start else "tiny"
+    name, preset = find_preset(usual if args.config is None else args.config)
+    named = given(args, TextConfig)
+    sizes, vocabulary = given(args, ModelConfig), None
+    if args.vocabulary is not None:
+        if "vocab_size" in sizes:
+            raise UsageError("--vocab-size does nothing with --vocabulary")
+        vocabulary = str(args.vocabulary.absolute())
+        sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
+    model, start = choose_model(args.start, preset, sizes)
+    text = build(TextConfig, {}, named)
+    found = find_text(text) if named else built_in_corpus(args.cache)
+    settings = RunConfig(
+        preset=name,
+        model=model,
+        training=build(TrainingConfig, preset, given(args, TrainingConfig)),
+        decoding=build(DecodingConfig, preset, given(args, DecodingConfig)),
+        text={split: pair.paths for split, pair in found.items()},
+        vocabulary=vocabulary,
+        start=start,
+    )
+    settings.refuse_useless(args)
+    return settings
+
+
 def choose_model(
-    place: Path | None, preset: dict[str, Any], given: dict[str, Any]
+    place: Path | None, preset: dict[str, Any], named: dict[str, Any]
 ) -> tuple[ModelConfig, tuple[str, str] | None]:
     """Return the settings of the model to train, and what it begins as, if anything.
 
     That is the place of another model (a path, or the name of a shipped one) and a
-    digest of its content. `given` are the settings that flags name. If the model begins
+    digest of its content. `named` are the settings that flags name. If the model begins
     as another one, only the dropout is taken from `preset`.
 
     Raises: UsageError if a flag names another shape, or as `load`.
     """
     if place is None:
-        return build(ModelConfig, preset, given), None
+        return build(ModelConfig, preset, named), None
     path = find_checkpoint(place)
     start = load(path)
     config = start.model.config
-    for name, value in given.items():
+    for name, value in named.items():
         if name not in MAY_DIFFER and value != (own := getattr(config, name)):
             expected = f"expected {own}, as in {place}, or nothing"
             raise UsageError(f"{flag_name(name)}: {expected}, got {value}")
     of_preset = preset.keys() & MAY_DIFFER - {"vocab_size"}
     settings = {**vars(config), **{name: preset[name] for name in of_preset}}
     name = str(place) if path == shipped_model(str(place)) else str(path.absolute())
-    return build(ModelConfig, settings, given), (name, _digest(start))
+    return build(ModelConfig, settings, named), (name, _digest(start))
+
+
+def first_checkpoint(
+    run: RunDirectory, settings: RunConfig, train: TextPair, cache: Path, cores: int
+) -> tuple[Checkpoint, str]:
+    """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
+
+    With --from, both come from that model. A run that was stopped before it saved a
+    checkpoint has its vocabulary already. Also returns a line for the log, or "".
+    """
+    size, file = settings.model.vocab_size, settings.vocabulary
+    if run.tokenizer.is_file():
+        file = str(run.tokenizer)
+
+    def learn() -> Tokenizer:
+        if file is None:
+            return cached_tokenizer(train, size, cache, cores)
+        own = Tokenizer.read(Path(file))
+        if own.vocab_size != size:
+            found = f"expected {size} word pieces, got {own.vocab_size}"
+            raise ValueError(f"{file}: {found}")
+        return own
+
+    model = Transformer(settings.model, settings.training.seed)
+    tokenizer, news = take_over(settings, model, learn)
+    state = RunState(decoding=settings.decoding)
+    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), news
 
 
 def take_over(

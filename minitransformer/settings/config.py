@@ -260,6 +260,15 @@ class TrainingConfig(Config):
         return max(self.keep_last, self.average)
 
 
+# Settings that have no flag of train.py: presets have them, and files for --config.
+ONLY_IN_FILES = tuple(
+    "d_k d_v attention_dropout relu_dropout max_positions beta1 beta2 epsilon nbest "
+    "max_len_a max_len_b max_input long_input decode_tokens".split()
+)
+
+# All settings that flags and files may name.
+SETTINGS = TextConfig, ModelConfig, TrainingConfig, DecodingConfig
+
 # What may change when a run is resumed: when it ends, what it reports and keeps, how it
 # treats errors, and its precision.
 RESUMABLE = (

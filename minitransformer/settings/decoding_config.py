@@ -9,7 +9,6 @@ from minitransformer.settings.options import (
     Config,
     UsageError,
     build,
-    from_dict,
     option,
 )
 
@@ -57,20 +56,6 @@ class DecodingConfig(Config):
     decode_tokens: int = option(
         8192, "source tokens times beam size in a batch of decoding", at_least=1
     )
-
-    @classmethod
-    def of_run(cls, state: Any) -> DecodingConfig:
-        """Return how a run decodes, from the state in one of its checkpoints.
-
-        There is one translation a sentence. A state without these settings, such as
-        that of a checkpoint which no run has made, has the defaults.
-
-        Raises: ValueError if they are not those of a run.
-        """
-        stored = state.get("decoding", {}) if isinstance(state, dict) else {}
-        if not isinstance(stored, dict):
-            raise ValueError(f"expected settings of decoding, got {stored!r:.40}")
-        return from_dict(cls, {**stored, "nbest": 1}) if stored else cls()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,6 +6,7 @@ An epoch is a shuffled list of such batches. Shapes: B batch, S source, T target
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -50,6 +51,15 @@ class Batch:
 def _trim(ids: np.ndarray) -> np.ndarray:
     """Drop the last columns that hold nothing but padding."""
     return ids[:, : int((ids != PAD_ID).sum(axis=1).max())]
+
+
+class Batches(Protocol):
+    """Batches one after another; the next is number `position` of `epoch`."""
+
+    epoch: int
+    position: int
+
+    def __next__(self) -> Batch: ...
 
 
 class ParallelCorpus:

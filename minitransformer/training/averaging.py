@@ -3,50 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from minitransformer.engine.backend import array_module
-from minitransformer.runs.average import average_checkpoints, running_means
-from minitransformer.runs.checkpoint import load, recorded_cost
+from minitransformer.runs.checkpoint import Checkpoint, load, recorded_cost
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import TrainingConfig
-from minitransformer.text.batches import ParallelCorpus
-from minitransformer.training.evaluation import validate
 from minitransformer.training.parallel import ParallelModel
-from minitransformer.training.progress import TrainingState
 
 # Where validation tells two models apart by less than this, it cannot say which is the
 # better one, and the mean of more checkpoints is taken. Units: nats, or BLEU.
 TIE = 1e-3
 
 
-def set_final_parameters(
+def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
+    """Yield the last checkpoint, the mean of the last two, of the last three and so on.
+
+    It is one object, whose parameters change before it is yielded again.
+
+    Raises: ValueError if there is no checkpoint, or settings or tokenizers differ.
+    """
+    if not paths:
+        raise ValueError("expected checkpoints to average, got none")
+    result = load(paths[-1])
+    total = result.parameters.data.astype(np.float64)
+    yield result
+    for count, path in enumerate(reversed(paths[:-1]), start=2):
+        other = load(path)
+        if other.model.config != result.model.config:
+            raise ValueError(f"{path}: its configuration differs from {paths[-1]}")
+        if other.tokenizer.model != result.tokenizer.model:
+            raise ValueError(f"{path}: its tokenizer differs from that of {paths[-1]}")
+        total += other.parameters.data
+        result.parameters.data[...] = total / count
+        yield result
+
+
+def mean_of(paths: Sequence[Path]) -> Checkpoint:
+    """Return the last checkpoint, with the mean of the parameters of all.
+
+    Raises: as `running_means`.
+    """
+    return deque(running_means(paths), maxlen=1).pop()
+
+
+def average_last(
     run: RunDirectory,
     training: TrainingConfig,
     parallel: ParallelModel,
-    validation: ParallelCorpus | None,
-    state: TrainingState,
+    cost: Callable[[], float] | None,
     log: Callable[[str], None],
-    validation_bleu: Callable[[], float],
-) -> bool:
-    """Set the parameters to those that the run ends with; return if they are new.
+) -> float | None:
+    """Set the parameters to the mean of the last n checkpoints.
 
-    They are the mean of the last n checkpoints, for the n up to `average` that gives
-    the lowest validation loss, or for a larger n if `TIE` makes no difference of the
-    two. The lowest loss becomes the state's `best_loss`. If that of the best model in
-    the run's directory is lower still, the parameters are that model's. With `best_by`
-    "bleu", the highest `validation_bleu` decides instead. With `average_by` "number",
-    and without such text, n is `average`.
+    `cost` validates them: the loss, or the negative of BLEU. n is the number up to
+    `average` of the lowest cost, or a larger one whose cost is within `TIE` of it. If
+    a model in the run's directory is better still, the parameters are that model's.
+    Without `cost`, n is `average`.
 
-    Differs: the paper averages a fixed number, as "number" does. While the loss still
-    falls fast, a mean that reaches far back is worse than the last checkpoint.
+    Returns: the lowest cost (NaN without `cost`), or None if there is no new mean
+
+    Differs: the paper averages a fixed number. While the loss still falls fast, a mean
+    that reaches far back is worse than the last checkpoint.
     """
     ranks, parameters = parallel.communicator, parallel.parameters
-    paths = [] if ranks.rank else run.checkpoints()[-training.average :]
-    [count] = map(int, ranks.all_reduce_numbers([float(len(paths))]))
 
     def set_parameters(values: np.ndarray | None) -> None:
         """Set those of all ranks to what rank 0 says, if anything."""
@@ -55,65 +79,55 @@ def set_final_parameters(
         ranks.broadcast(parameters.data)
         parameters.data_changed()
 
-    if validation is None or training.average_by == "number":
-        averages = count > 1 and not ranks.rank
-        set_parameters(average_checkpoints(paths).parameters.data if averages else None)
-        if count > 1:
-            log(f"averaged    the last {count} checkpoints")
-        elif not ranks.rank and run.averaged.exists():
-            made = load(run.averaged).state["step"]
-            if made < state.step:  # else it would be preferred to what is newer
-                run.averaged.unlink()
-        return count > 1
-    corpus, by_bleu = validation, training.best_by == "bleu"
-
-    def cost() -> float:
-        if by_bleu:
-            return -validation_bleu()
-        return validate(parallel, corpus, training.max_tokens).loss
-
     def shown(value: float) -> str:
-        return f"BLEU {-value:.2f}" if by_bleu else f"loss {value:.4f}"
+        return (
+            f"BLEU {-value:.2f}" if training.best_by == "bleu" else f"loss {value:.4f}"
+        )
 
-    means = running_means(paths)
-    to_beat, kept = (0.0, None) if ranks.rank else _to_beat(run, training.best_by)
-    [lowest] = ranks.all_reduce_numbers([to_beat])
-    chosen, number = None, 0
-    for n in range(1, count + 1):
+    # Rank 0 alone has files.
+    paths = [] if ranks.rank else run.checkpoints()[-training.average :]
+    least, best = 0.0, None
+    if cost is not None and not ranks.rank:
+        least, best = _best_model(run, training.best_by)
+    count, lowest = ranks.all_reduce_numbers([float(len(paths)), least])
+
+    # Of each mean, find the cost.
+    chosen, number, means = None, 0, running_means(paths)
+    for n in range(1, int(count) + 1):
         mean = None if ranks.rank else next(means).parameters.data
+        if cost is None:
+            chosen, number = mean, n if n > 1 else 0
+            continue
         set_parameters(mean)
         found = cost()
         log(f"average {n:<4}validation {shown(found)}")
         if found < lowest or (n > 1 and found < lowest + TIE):
             lowest, number = min(found, lowest), n
             chosen = None if mean is None else mean.copy()
-    if not number and kept is not None:
-        chosen = load(kept).parameters.data
-        known = f"{kept.name}, validation {shown(lowest)}"
-        log(f"averaged    none is better than {known}")
+
+    # Take the best.
+    if not number and best is not None:
+        chosen = load(best).parameters.data
+        log(f"averaged    none is better than {best.name}, validation {shown(lowest)}")
     set_parameters(chosen)
-    if number:
-        log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
-        if by_bleu:
-            state.best_bleu = -lowest
-        else:
-            state.best_loss = lowest
-    return number > 0
+    if not number:
+        return None
+    log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
+    return math.nan if cost is None else lowest
 
 
-def _to_beat(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:
-    """Return the `recorded_cost` of the best model in the directory, and the model.
+def _best_model(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:
+    """Return the recorded cost of the best model in the directory, and the model.
 
-    An older average that is no better than the best checkpoint is removed. A damaged
-    file is passed over. Without either, the cost is infinite, and the model is the last
-    checkpoint, if there is one.
+    An older average that is no better than the best checkpoint is removed. Without
+    either, the cost is infinite, and the model is the last checkpoint, if any.
     """
     costs = {path: recorded_cost(path, best_by) for path in (run.averaged, run.best)}
     if costs[run.averaged] >= costs[run.best]:
         run.averaged.unlink()
         del costs[run.averaged]
-    readable = [path for path, cost in costs.items() if not math.isnan(cost)]
-    if not readable:
+    costs = {path: cost for path, cost in costs.items() if not math.isnan(cost)}
+    if not costs:
         return math.inf, next(reversed(run.checkpoints()), None)
-    kept = min(readable, key=lambda path: costs[path])
-    return costs[kept], kept
+    best = min(costs, key=lambda path: costs[path])
+    return costs[best], best

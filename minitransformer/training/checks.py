@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from itertools import islice
 
 import numpy as np
@@ -15,7 +16,7 @@ from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training.progress import TrainingState
+from minitransformer.training.distributed import Communicator
 
 # How messages name the splits of the text.
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
@@ -47,7 +48,20 @@ def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None
     return start
 
 
-def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) -> None:
+def check_lengths(
+    settings: RunConfig,
+    text: Mapping[str, TextPair],
+    corpora: Mapping[str, ParallelCorpus],
+    tokenizer: Tokenizer,
+) -> None:
+    """Raises: UsageError if text is longer than the model or `long_input` allows."""
+    _check_positions(settings, corpora)
+    _check_long_input(settings, text, tokenizer)
+
+
+def _check_positions(
+    settings: RunConfig, corpora: Mapping[str, ParallelCorpus]
+) -> None:
     """Raises: UsageError if text is longer than the learned positions (Table 3, E).
 
     Training leaves out pairs above `max_length`. Longer test text is translated in
@@ -62,16 +76,16 @@ def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) 
         if (needed := longest.max(initial=0)) > limit and not in_parts:
             also = f" (of those up to --max-length {settings.training.max_length})"
             raise UsageError(
-                f"--max-positions: expected at least {needed}, the tokens of the "
+                f"max_positions: expected at least {needed}, the tokens of the "
                 f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"
                 f"{also * (split == 'train')}, got {limit}"
             )
 
 
-def check_long_input(
+def _check_long_input(
     settings: RunConfig, text: Mapping[str, TextPair], tokenizer: Tokenizer
 ) -> None:
-    """Raises: UsageError if `--long-input error` would refuse a line to translate.
+    """Raises: UsageError if `long_input` "error" would refuse a line to translate.
 
     Validation and test text are translated during training and at its end.
     """
@@ -83,20 +97,35 @@ def check_long_input(
         lines = tokenizer.encode([source for source, _ in pairs])
         if (longest := max(map(len, lines), default=0)) > limit:
             raise UsageError(
-                f"--long-input error: expected at most {limit} word pieces in a line "
+                f"long_input error: expected at most {limit} word pieces in a line "
                 f"of the {SPLITS[split]} text, got {longest}"
             )
 
 
-def check_text(state: TrainingState, text: Mapping[str, TextPair]) -> None:
+def remember_text(start: Checkpoint, text: Mapping[str, TextPair]) -> None:
     """Compare each split with the text that the run began with, or remember it.
 
     Raises: ValueError if a split has changed.
     """
+    found = {split: pair.digest() for split, pair in text.items()}
     for split, pair in text.items():
-        digest = pair.digest()
-        if state.text.setdefault(split, digest) != digest:
+        if start.state.text.get(split, found[split]) != found[split]:
             raise ValueError(
                 f"{pair}: the {SPLITS.get(split, split)} text has changed since this "
                 "run began, so the run cannot be resumed"
             )
+    start.state = replace(start.state, text={**start.state.text, **found})
+
+
+def check_ranks(
+    ranks: Communicator,
+    settings: RunConfig,
+    start: Checkpoint,
+    cores: int,
+    precision: str,
+) -> None:
+    """Raises: RuntimeError if the ranks would not train the same in the same way."""
+    shared = {"threads": cores, "precision": precision, "state": asdict(start.state)}
+    for part in (settings.model, settings.training, settings.decoding):
+        shared |= vars(part) | {"precision": precision}
+    ranks.assert_equal({**shared, "vocabulary": start.tokenizer.checksum})

@@ -1,16 +1,29 @@
-"""What keeps a run safe: signals that stop it, and its log."""
+"""What keeps a run safe: its directory and log, signals, clock, due dates, saving."""
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
+import numpy as np
 from tqdm import tqdm
 
-from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import ReadOnlyRunDirectory, RunDirectory
+from minitransformer.runs.state import RunState
+from minitransformer.settings.config import RunConfig
+from minitransformer.training.distributed import Communicator, checksum
+from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.progress import Progress
 
 # The signals that ask a training to save and stop; SIGHUP says that a terminal closed.
 # Windows has SIGBREAK (Ctrl-Break), which alone reaches a process in another group.
@@ -50,6 +63,182 @@ def end_at_second_signal() -> None:
     for number in STOP_SIGNALS:
         ignored = number == HANGUP
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+
+@contextmanager
+def locked_directory(path: Path, ranks: Communicator) -> Iterator[RunDirectory]:
+    """Keep other trainings out of the directory that rank 0 names.
+
+    Raises: ValueError if another training is running there.
+    """
+    path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
+    run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
+    ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
+    with run.lock(ids):
+        yield run
+
+
+class TrainingRun:
+    """A run while it is trained: `start` has its model, and its state at first.
+
+    `signal` is the stop signal that this process has received, and `stopped_by` the one
+    that stops all ranks after the same step. `saved` tells whether the last checkpoint
+    could be written.
+    """
+
+    signal: int | None = None
+    stopped_by: int | None = None
+    saved = True
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        settings: RunConfig,
+        ranks: Communicator,
+        start: Checkpoint,
+        scale: LossScale,
+    ) -> None:
+        self.directory, self.settings, self.ranks = directory, settings, ranks
+        self.start, self.log = start, logger(directory, is_first=not ranks.rank)
+        self.progress = Progress(start.state, scale)
+        self._began = time.monotonic() - self.state.seconds
+        self._seconds_before = self.state.seconds  # the last update
+
+    @property
+    def state(self) -> RunState:
+        return self.progress.state
+
+    def describe(self, device: str, summary: Sequence[str]) -> None:
+        """Say what is about to be computed, and on what."""
+        if (count := self.ranks.size) > 1:  # MPI names a rank that dies by its process
+            ids = ", ".join(map(str, self.directory.processes()))
+            device = f"{count} ranks (processes {ids}), {device} each"
+        self.log("\n".join((f"device      {device}", *summary)))
+        if self.state.step:
+            self.log(f"resumed     after step {self.state.step:,}")
+
+    @contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """Finish the step, save and exit at the first stop signal, exit at a second."""
+
+        def stop(number: int) -> None:
+            self.signal = number
+            end_at_second_signal()
+
+        with stop_signals_handled(stop):
+            yield
+
+    def updates(self) -> Iterator[int]:
+        """Yield the number of each update, until a limit is reached or a signal stops.
+
+        The limits are steps, minutes and patience.
+        """
+        training = self.settings.training
+        off = bool(self.ranks.rank) or not sys.stderr.isatty()
+        bar = tqdm(
+            total=training.steps, initial=self.state.step, unit="step", disable=off
+        )
+        with bar:
+            while not self.stopped_by and not self.state.used_up(training):
+                yield self.state.step + 1
+                bar.update()
+            self.sync_ranks()
+        ended = self.state.used_up(training)
+        if not self.stopped_by and self.state.step < training.steps:
+            self.log(f"ended       after step {self.state.step:,}: {ended} used up")
+
+    def sync_ranks(self) -> None:
+        """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
+        clock = 0.0 if self.ranks.rank else time.monotonic() - self._began
+        received = [float(number == self.signal) for number in STOP_SIGNALS]
+        clock, *received = self.ranks.all_reduce_numbers([clock, *received])
+        self._seconds_before = self.state.seconds
+        self.progress.change(seconds=clock)
+        asked = [n for n, count in zip(STOP_SIGNALS, received, strict=True) if count]
+        self.stopped_by = max(asked, default=None)
+
+    def report_is_due(self) -> bool:
+        return self.state.step % self.settings.training.log_every == 0
+
+    def validation_is_due(self) -> bool:
+        training, state = self.settings.training, self.state
+        ended = state.used_up(training) is not None
+        return ended or state.step % training.validate_every == 0
+
+    def checkpoint_is_due(self) -> bool:
+        training, state = self.settings.training, self.state
+        ended = state.used_up(training) is not None
+        seconds = self._seconds_before, state.seconds
+        return ended or training.checkpoint_due(state.step, *seconds)
+
+    def synchronize(self) -> None:
+        """Wait for all updates so far, and see whether any were skipped.
+
+        A processor is never behind; a GPU is waited for before a report, a validation
+        or a checkpoint. Updates whose loss or gradient was not finite have been
+        skipped; they end the run or are logged (--on-nonfinite).
+        """
+        if not (skipped := self.progress.synchronize()):
+            return
+        where = self.start.parameters.first_nonfinite_gradient()
+        found = self.progress.describe_skipped(skipped, where)
+        if self.settings.training.on_nonfinite == "stop":
+            advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
+            raise ValueError(f"{found}; checkpoints are untouched, try {advice}")
+        self.log(f"{found}; skipped")
+
+    def report(self) -> None:
+        """Record the mean loss and the speed since the last report."""
+        self.synchronize()
+        if self.ranks.size > 1:
+            parameters = checksum(self.start.parameters.data)
+            self.ranks.assert_equal({"parameters": parameters})
+        values, line = self.progress.report()
+        self.directory.record(self.state.step, **values)
+        self.log(line)
+
+    def save(self, moments: tuple[np.ndarray, np.ndarray]) -> None:
+        """Write a checkpoint to resume from; delete the oldest ones."""
+        self.synchronize()
+        path = self.directory.checkpoint(self.state.step)
+        self.saved = self.save_as(path, moments)
+        self.directory.prune(self.settings.training)
+
+    def save_as(
+        self, path: Path, moments: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> bool:
+        """Write the model, or say that it cannot be written (--on-save-error).
+
+        Returns: whether it was written; False on the ranks above 0, which write none
+        """
+        if self.ranks.rank:
+            return False
+        try:
+            self.directory.sync_metrics()
+            saved = replace(self.start, state=self.state, moments=moments)
+            checkpoint.save(path, saved)
+        except OSError as error:
+            if self.settings.training.on_save_error == "stop":
+                raise
+            self.log(f"not saved   {error}; training continues")
+            return False
+        return True
+
+    def save_best(self, loss: float, bleu: float) -> None:
+        """Write the model with the best validation so far, or go on as without it."""
+        before = {"best_loss": self.state.best_loss, "best_bleu": self.state.best_bleu}
+        self.progress.change(best_loss=loss, best_bleu=bleu)
+        saved = float(self.save_as(self.directory.best))
+        if self.ranks.all_reduce_numbers([saved]) == [0.0]:
+            self.progress.change(**before)
+
+    def save_average(self, cost: float) -> None:
+        """Write the model that the run ends with; its cost is NaN if unknown."""
+        if not math.isnan(cost):
+            by_bleu = self.settings.training.best_by == "bleu"
+            best = {"best_bleu": -cost} if by_bleu else {"best_loss": cost}
+            self.progress.change(**best)
+        self.saved &= self.save_as(self.directory.averaged)
 
 
 def logger(run: RunDirectory, is_first: bool) -> Callable[[str], None]:

@@ -23,7 +23,7 @@ from minitransformer.machine import limit_threads
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.text.batches import Batch, BatchStream
+from minitransformer.text.batches import Batch, Batches, BatchStream
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 from minitransformer.workers import Workers, shared_zeros
 
@@ -65,6 +65,10 @@ class ParallelModel(Protocol):
     @property
     def tokens_at_once(self) -> int:
         """Return about how many tokens of one side the model computes at once."""
+        ...
+
+    def prefetched(self, stream: BatchStream) -> Batches:
+        """Return the batches of a stream, prepared in advance if that helps."""
         ...
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
@@ -211,6 +215,9 @@ class CpuModel:
         at the same time.
         """
         return list(self._pool.map(function, items))
+
+    def prefetched(self, stream: BatchStream) -> Batches:
+        return stream
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Do nothing: parts are too small to need memory in advance."""

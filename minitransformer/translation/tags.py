@@ -9,7 +9,6 @@ refused; in a corpus by `minitransformer mix`, tags are part of the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
@@ -74,10 +73,3 @@ class Tags:
         return next(
             (t for t, x in self._ids.items() if x and (*ids[: len(x)],) == x), ""
         )
-
-
-def tags_of(state: Any) -> list[str]:
-    """Return the tags in the state of a training run, as a checkpoint has it."""
-    found = state.get("tags", []) if isinstance(state, dict) else []
-    tags = found if isinstance(found, list) else []
-    return [tag for tag in tags if isinstance(tag, str)]

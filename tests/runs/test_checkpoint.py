@@ -1,23 +1,29 @@
 """Checkpoints: saving, loading, averaging, damaged files."""
 
+import dataclasses
 import errno
+import io
 import json
 import math
+import os
+import threading
 
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load as deserialize
 from safetensors.numpy import load_file, save_file
 
 from minitransformer import files
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.average import average_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.training.averaging import mean_of
 from support.damage import rewrite_checkpoint
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
@@ -40,7 +46,7 @@ def make(tokenizer, seed=1, moments=True) -> Checkpoint:
     model = Transformer(CONFIG, seed)
     parameters = ParameterBuffer(model)
     both = parameters.data * 2, parameters.data**2
-    state = {"step": 7, "loss": 0.1 + 0.2}
+    state = RunState(step=7, seconds=0.1 + 0.2, gradient_norm=1.0)
     return Checkpoint(model, tokenizer, parameters, state, both if moments else None)
 
 
@@ -63,11 +69,11 @@ def test_everything_comes_back_bit_for_bit(saved, tokenizer):
 
 def test_a_state_that_is_not_finite_is_json_and_the_worst(tmp_path, tokenizer):
     path, made = tmp_path / "best.safetensors", make(tokenizer)
-    made.state |= {"best_loss": math.inf, "gradient_norm": math.nan, "best_bleu": 4.0}
+    made.state = RunState(best_loss=math.inf, gradient_norm=math.nan, best_bleu=4.0)
     checkpoint.save(path, made)
     with safe_open(path, "np") as file:
         text = file.metadata()["state"]
-    assert '"best_loss": null, "gradient_norm": null' in text
+    assert text.count(": null") == 4  # with lowest_cost and loss_scale
     assert checkpoint.recorded_cost(path, "loss") == math.inf
     assert checkpoint.recorded_cost(path, "bleu") == -4
 
@@ -149,11 +155,21 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
         checkpoint.load(tmp_path / "x")
 
 
+def test_one_digit_of_the_settings_is_noticed(saved):
+    """A model of one head has the same tensors as one of two."""
+    data = saved.read_bytes()
+    changed = data.replace(rb"\"num_heads\": 2", rb"\"num_heads\": 1")
+    assert changed != data
+    saved.write_bytes(changed)
+    with pytest.raises(ValueError, match="the checksum of its metadata differs"):
+        checkpoint.load(saved)
+
+
 def test_checkpoints_without_a_checksum_of_the_metadata_load(saved):
     """Those that were written before there was one."""
     state = json.dumps({"step": 8})
     rewrite_checkpoint(saved, state=state)
-    assert checkpoint.load(saved, with_moments=True).state == {"step": 8}
+    assert checkpoint.load(saved, with_moments=True).state.step == 8
 
 
 def test_the_file_is_what_safetensors_writes(saved, tmp_path):
@@ -166,6 +182,51 @@ def test_the_file_is_what_safetensors_writes(saved, tmp_path):
     assert all((tensors[name] == again[name]).all() for name in names)
 
 
+def test_tensors_begin_at_a_multiple_of_eight_bytes():
+    for length in range(8):
+        file = io.BytesIO()
+        metadata = {"text": "x" * length}
+        checkpoint.write_tensors(file, {"a": np.arange(3.0)}, metadata)
+        data = file.getvalue()
+        start = 8 + int.from_bytes(data[:8], "little")
+        assert start % 8 == 0
+        assert start == len(data) - 24
+        assert json.loads(data[8:start])["__metadata__"] == metadata
+        np.testing.assert_array_equal(deserialize(data)["a"], [0, 1, 2])
+
+
+def test_a_file_of_hardly_more_than_parameters_loads(tmp_path, tokenizer):
+    model = Transformer(dataclasses.replace(CONFIG, d_ff=40_000))
+    parameters, path = ParameterBuffer(model), tmp_path / "large.safetensors"
+    checkpoint.save(path, Checkpoint(model, tokenizer, parameters))
+    assert path.stat().st_size < 5 * parameters.data.size
+    loaded = checkpoint.load(path).parameters.data
+    np.testing.assert_array_equal(loaded, parameters.data)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_checkpoint_has_the_mode_that_the_umask_leaves(saved, tokenizer, umask):
+    other = saved.with_name("other.safetensors")
+    before = os.umask(umask)
+    try:
+        checkpoint.save(other, make(tokenizer))
+    finally:
+        os.umask(before)
+    assert other.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_checkpoint_is_written_to_a_pipe(saved, tokenizer, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    reader = threading.Thread(
+        target=lambda: found.append((tmp_path / "pipe").read_bytes())
+    )
+    reader.start()
+    checkpoint.save(tmp_path / "pipe", make(tokenizer))
+    reader.join()
+    assert found == [saved.read_bytes()]
+
+
 def test_a_damaged_newest_checkpoint_says_that_deleting_it_helps(tmp_path, tokenizer):
     run = RunDirectory(tmp_path)
     first, last = run.checkpoint(99_999_999), run.checkpoint(100_000_000)
@@ -175,7 +236,7 @@ def test_a_damaged_newest_checkpoint_says_that_deleting_it_helps(tmp_path, token
         run.load_to_resume(last)
     last.unlink()
     loaded = run.load_to_resume(run.checkpoints()[-1])
-    assert loaded.state["step"] == 7
+    assert loaded.state.step == 7
     np.testing.assert_array_equal(loaded.moments, make(tokenizer).moments)
     first.write_bytes(b"")
     with pytest.raises(ValueError, match="not a usable checkpoint") as error:
@@ -198,7 +259,7 @@ def test_averaging_is_the_mean(tmp_path, tokenizer):
         one = make(tokenizer, seed)
         checkpoint.save(paths[-1], one)
         values.append(one.parameters.data.astype(np.float64))
-    averaged = average_checkpoints(paths)
+    averaged = mean_of(paths)
     np.testing.assert_allclose(
         averaged.parameters.data, np.mean(values, axis=0), rtol=1e-6, atol=1e-9
     )
@@ -208,9 +269,18 @@ def test_averaging_is_the_mean(tmp_path, tokenizer):
 
 def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
     with pytest.raises(ValueError, match="expected checkpoints to average, got none"):
-        average_checkpoints([])
+        mean_of([])
     other = tmp_path / "other.safetensors"
     one = make(Tokenizer.train([x.upper() for x in LINES], 40))
     checkpoint.save(other, one)
     with pytest.raises(ValueError, match="its tokenizer differs"):
-        average_checkpoints([other, saved])
+        mean_of([other, saved])
+
+
+def test_a_shortage_of_memory_is_not_called_damage(saved, monkeypatch):
+    def short_of_memory(config, seed):
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, "Transformer", short_of_memory)
+    with pytest.raises(MemoryError):
+        checkpoint.load(saved)

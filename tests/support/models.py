@@ -8,6 +8,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
 from minitransformer.settings.config import (
     BOS_ID,
     EOS_ID,
@@ -19,7 +20,6 @@ from minitransformer.settings.config import (
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training.progress import TrainingState
 from support.closeness import assert_close
 
 CAT_LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)]
@@ -65,7 +65,7 @@ def save_small_model(path, state=None, **settings):
     model = Transformer(config, seed=4)
     parameters = ParameterBuffer(model)
     tokenizer = Tokenizer.train(CAT_LINES, 50)
-    checkpoint.save(path, Checkpoint(model, tokenizer, parameters, state or {}))
+    checkpoint.save(path, Checkpoint(model, tokenizer, parameters, state or RunState()))
     return str(path)
 
 
@@ -76,7 +76,7 @@ def save_small_run(folder, **decoding):
     settings = TrainingConfig(), DecodingConfig(**decoding)
     config = RunConfig("tiny", ModelConfig(), *settings, {"train": ("a", "b")})
     run.config.write_text(config.to_json())
-    save_small_model(run.best, TrainingState.at_start(config).to_json())
+    save_small_model(run.best, RunState(decoding=config.decoding))
     return str(folder)
 
 

@@ -12,15 +12,16 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training.averaging import set_final_parameters
+from minitransformer.training.averaging import average_last
 from minitransformer.training.distributed import Communicator
+from minitransformer.training.evaluation import validate
 from minitransformer.training.parallel import CpuModel
-from minitransformer.training.progress import TrainingState
 from support.models import CAT_LINES
 from support.ranks import run_ranks
 from support.reference import ReferenceTransformer
@@ -57,7 +58,7 @@ class Ended:
     def __init__(self, folder):
         self.run, self.tokenizer = RunDirectory(folder), Tokenizer.train(CAT_LINES, 40)
         rng = np.random.default_rng(1)
-        self.model, self.step = Transformer(CONFIG), 0
+        self.model = Transformer(CONFIG)
         start = ParameterBuffer(self.model).data.copy()
         aims = rng.normal(0, 0.2, (2, start.size))
         self.saved = [(start + np.array(p) @ aims).astype("float32") for p in PLACES]
@@ -72,26 +73,24 @@ class Ended:
         model = Transformer(CONFIG)
         parameters = ParameterBuffer(model)
         parameters.data[...] = values
-        state = TrainingState({}, best_loss=loss, best_bleu=bleu).to_json()
+        state = RunState(best_loss=loss, best_bleu=bleu)
         checkpoint.save(path, Checkpoint(model, self.tokenizer, parameters, state))
 
-    def validation_bleu(self):
-        return next(self.bleus)
-
-    def end(self, average=4, validation=True, ranks=None, bleus=(), **settings):
-        """Return whether there is a new mean, the parameters, the state and the log."""
+    def end(self, average=4, number=False, ranks=None, bleus=None, **settings):
+        """Return the lowest cost, the parameters and the log."""
         model, lines = Transformer(CONFIG), []
-        state = TrainingState({}, step=self.step)
         run = RunDirectory(Path("none")) if ranks and ranks.rank else self.run
         parallel = CpuModel(model, ParameterBuffer(model), communicator=ranks)
-        training = TrainingConfig(average=average, max_tokens=20, **settings)
-        val = corpus() if validation else None
-        self.bleus = iter(bleus)
-        ended = run, training, parallel, val, state, lines.append, self.validation_bleu
-        new = set_final_parameters(*ended)
-        self.best_bleu = state.best_bleu
+        training = TrainingConfig(average=average, **settings)
+        scores = iter(bleus or ())
+
+        def cost():
+            return -next(scores) if bleus else validate(parallel, corpus(), 20).loss
+
+        ended = run, training, parallel, None if number else cost, lines.append
+        found = average_last(*ended)
         parallel.close()
-        return new, parallel.parameters.data, state.best_loss, lines
+        return found, parallel.parameters.data, lines
 
 
 @pytest.fixture
@@ -112,8 +111,7 @@ def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
         ended.save(ended.run.best, ended.saved[0], ended.losses[2] + 0.001)
     elif best == "damaged":
         ended.run.best.write_bytes(b"{}")
-    new, parameters, loss, lines = ended.end()
-    assert new
+    loss, parameters, lines = ended.end()
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 3))
     assert loss == pytest.approx(ended.losses[2], rel=1e-5)
     expected = [f"average {n + 1}   validation" for n in range(4)]
@@ -129,8 +127,8 @@ def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
 def test_a_damaged_average_does_not_end_the_run(ended):
     ended.save(ended.run.best, ended.saved[1], min(ended.losses) - 0.1)
     ended.run.averaged.write_bytes(b"")
-    new, parameters, _, lines = ended.end()
-    assert not new
+    loss, parameters, lines = ended.end()
+    assert loss is None
     np.testing.assert_array_equal(parameters, ended.saved[1])
     assert lines[-1].startswith("averaged    none is better than best.safetensors")
 
@@ -142,28 +140,28 @@ def test_of_equally_good_means_that_of_more_is_taken(ended):
     ended.save(ended.run.checkpoint(1), ended.saved[0])
     four = reference_loss(ended.model, np.mean(ended.saved, axis=0, dtype=float))
     assert loss < four < loss + 0.0009
-    new, parameters, found, lines = ended.end()
+    found, parameters, lines = ended.end()
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
-    assert (new, lines[-1]) == (True, "averaged    the last 4 checkpoints")
+    assert lines[-1] == "averaged    the last 4 checkpoints"
     assert found == pytest.approx(loss, rel=1e-6)
     # The best checkpoint is no better than a mean, either, ...
     ended.save(ended.run.best, ended.saved[0], loss - 0.0001)
-    new, parameters, found, lines = ended.end()
+    found, parameters, lines = ended.end()
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
-    assert (new, found) == (True, loss - 0.0001)
+    assert found == loss - 0.0001
     ended.save(ended.run.averaged, parameters, found)
     assert ended.run.preferred_checkpoint() == ended.run.averaged
     # ... but than the last checkpoint alone, which is no mean, it is.
     ended.save(ended.run.best, ended.saved[0], ended.losses[0] - 0.0001)
-    assert ended.end(average=1)[0] is False
+    assert ended.end(average=1)[0] is None
 
 
 def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended):
     lower = ended.losses[2] - 0.0011
     ended.save(ended.run.best, ended.saved[0], lower)
     ended.save(ended.run.averaged, ended.saved[1], lower)  # saved beside that best
-    new, parameters, loss, lines = ended.end()
-    assert (new, loss) == (False, math.inf)
+    loss, parameters, lines = ended.end()
+    assert loss is None
     np.testing.assert_array_equal(parameters, ended.saved[0])
     named = f"is better than best.safetensors, validation loss {lower:.4f}"
     assert lines[4:] == [f"averaged    none {named}"]
@@ -174,8 +172,8 @@ def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
     lower = ended.losses[2] - 0.0011
     ended.save(ended.run.best, ended.saved[0], lower + 0.002)
     ended.save(ended.run.averaged, ended.saved[1], lower)
-    new, parameters, _, lines = ended.end()
-    assert not new
+    loss, parameters, lines = ended.end()
+    assert loss is None
     np.testing.assert_array_equal(parameters, ended.saved[1])
     assert lines[4].startswith("averaged    none is better than averaged.safetensors")
     assert ended.run.preferred_checkpoint() == ended.run.averaged
@@ -193,54 +191,42 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     ended.run.config.write_text(RunConfig("tiny", *settings, texts).to_json())
     run, best = ended.run, (ended.run.best, ended.saved[0])
     ended.save(*best, loss=0.0, bleu=8.5)
-    new, parameters, loss, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
+    cost, parameters, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 3))
-    assert (new, loss, ended.best_bleu) == (True, math.inf, 9)
+    assert cost == -9
     assert lines[1] == "average 2   validation BLEU 9.00"
     assert lines[4:] == ["averaged    the last 3 checkpoints"]
     ended.save(*best, loss=1.0, bleu=9.5)
-    new, parameters, _, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
+    cost, parameters, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
     np.testing.assert_array_equal(parameters, ended.saved[0])
     named = "is better than best.safetensors, validation BLEU 9.50"
-    assert (new, lines[4:]) == (False, [f"averaged    none {named}"])
+    assert (cost, lines[4:]) == (None, [f"averaged    none {named}"])
     for bleu, preferred in ((9.4, run.best), (9.6, run.averaged)):
         ended.save(run.averaged, ended.saved[1], loss=10.5 - bleu, bleu=bleu)
         assert run.preferred_checkpoint() == preferred
 
 
-@pytest.mark.parametrize("settings", [{"validation": False}, {"average_by": "number"}])
-def test_without_validation_the_number_decides(ended, settings):
+def test_without_validation_the_number_decides(ended):
     ended.save(ended.run.best, ended.saved[0], 0.0)
-    new, parameters, _, lines = ended.end(average=2, **settings)
-    assert new
+    found, parameters, lines = ended.end(average=2, number=True)
+    assert math.isnan(found)
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 2).astype(np.float32))
     assert lines == ["averaged    the last 2 checkpoints"]
-    assert not ended.end(average=1, **settings)[0]
-
-
-def test_an_average_of_an_earlier_end_goes_if_the_next_end_has_none(ended):
-    ended.save(ended.run.averaged, ended.saved[0])  # at step 0
-    one = {"validation": False, "average": 1}
-    assert not ended.end(**one)[0]
-    assert ended.run.preferred_checkpoint() == ended.run.averaged
-    ended.step = 5  # it went on, and ends with its last checkpoint
-    assert not ended.end(**one)[0]
-    assert not ended.run.averaged.exists()
-    assert ended.run.preferred_checkpoint() == ended.run.checkpoints()[-1]
+    assert ended.end(average=1, number=True)[0] is None
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_has_no_finite_loss_is_not_averaged(ended):
     for path in ended.run.checkpoints():
         ended.save(path, ended.saved[0] * 1e30)
-    new, parameters, _, lines = ended.end()
-    assert not new
+    loss, parameters, lines = ended.end()
+    assert loss is None
     kept = f"step-{len(PLACES):08d}.safetensors, validation loss inf"
     assert lines[-1] == f"averaged    none is better than {kept}"
     np.testing.assert_array_equal(parameters, ended.saved[0] * np.float32(1e30))
     for path in ended.run.checkpoints():
         path.unlink()
-    assert not ended.end()[0]
+    assert ended.end()[0] is None
 
 
 @pytest.mark.parametrize("best", [None, 0.0])
@@ -272,7 +258,7 @@ def test_products_are_told_of_the_parameters_of_each_mean(ended):
 
 def test_a_fixed_number_is_averaged_on_all_ranks(ended):
     """Rank 0 alone has the checkpoints."""
-    settings = {"average": 2, "average_by": "number"}
+    settings = {"average": 2, "number": True}
     for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks, **settings)):
-        assert found[0]
+        assert math.isnan(found[0])
         np.testing.assert_array_equal(found[1], mean_of_last(ended, 2))

@@ -1,9 +1,8 @@
-"""The state of a run in checkpoints: what is refused, and what older runs hold."""
+"""What is counted and said of a run while it is trained."""
 
-import dataclasses
 import io
-import json
 import math
+import types
 from errno import EIO
 from pathlib import Path
 
@@ -12,169 +11,33 @@ import pytest
 
 from minitransformer.cli import OutputStream
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.settings.config import (
-    UNK_ID,
-    TrainingConfig,
-)
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.runs.state import RunState
+from minitransformer.settings.config import UNK_ID, TrainingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
 from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
-from minitransformer.training.progress import (
-    Progress,
-    TrainingState,
-    Window,
-    run_summary,
-)
+from minitransformer.training.progress import Progress, run_summary
 from support.models import small_model
-
-STATE = TrainingState(
-    {"train": "0f"},
-    step=20,
-    epoch=1,
-    position=3,
-    seconds=1.5,
-    best_loss=4.0,
-    lowest_cost=-100.00000000000004,  # a BLEU that sacreBLEU rounded up
-    skipped=2,
-    learning_rate=1e-3,
-    gradient_norm=math.inf,
-    window=Window(10.0, 5.0, 6.0, 0.5, 0.0),
-).to_json()
-
-
-DECODING = dataclasses.asdict(DecodingConfig())
-
-# What older states may lack.
-MAY_BE_MISSING = {"gradient_norm", "best_bleu", "decoding"}
-MAY_BE_MISSING |= {"pending_validations", "lowest_cost"}
-
-
-def stored(**changes):
-    """The state as JSON gives it back, with some values replaced or (None) removed."""
-    state = json.loads(json.dumps(STATE))
-    for name, value in changes.items():
-        part = state["window"] if name in state["window"] else state
-        part[name] = value
-        if value is None:
-            del part[name]
-    return state
-
-
-def test_a_state_survives_json():
-    assert TrainingState.from_json(stored()).to_json() == STATE
-    scaled = TrainingState.from_json(stored(loss_scale=[1024.0, 7]))
-    assert scaled.loss_scale == (1024.0, 7)
-    begun = TrainingState.from_json(stored(best_loss=math.inf))
-    assert begun.best_loss == math.inf  # of a checkpoint written earlier
-    unknown = dict.fromkeys(("best_loss", "lowest_cost", "gradient_norm"))
-    found = TrainingState.from_json(stored() | unknown)
-    assert (found.best_loss, found.lowest_cost) == (math.inf, math.inf)
-    assert math.isnan(found.gradient_norm)
-    with pytest.raises(ValueError, match="seconds None"):
-        TrainingState.from_json(stored() | {"seconds": None})
-    all_skipped = TrainingState.from_json(stored(step=2))
-    assert all_skipped.step == all_skipped.skipped
-
-
-def test_an_older_state_has_the_digest_of_the_training_text_alone():
-    assert TrainingState.from_json(stored(text="0f")).text == {"train": "0f"}
-
-
-def test_an_older_state_has_no_best_bleu_and_no_decoding():
-    older = stored(best_bleu=None, decoding=None, pending_validations=None)
-    state = TrainingState.from_json(older)
-    assert (state.best_bleu, state.decoding) == (-1.0, {})
-    assert state.pending_validations == 0
-    assert DecodingConfig.of_run(older) == DecodingConfig.of_run(None)
 
 
 @pytest.mark.parametrize("by", [None, "loss", "bleu"])
-def test_in_an_older_state_the_best_validation_is_that_of_the_best_model(by):
+def test_a_validation_is_compared_with_the_best_model_of_an_older_state(by):
+    """Which does not know the lowest cost."""
+
     def validated(loss, bleu):
-        older = stored(lowest_cost=None, best_bleu=30.0, validations_since_best=2)
-        state = TrainingState.from_json(older)
-        return state.count_validation(loss, bleu, by), state.validations_since_best
+        older = RunState(best_loss=4.0, best_bleu=30.0, validations_since_best=2)
+        progress = Progress(older, LossScale(np, "fp32"))
+        better = progress.validated(loss, bleu, by)
+        return better, progress.state.validations_since_best
 
     better = (3.0, 20.0) if by != "bleu" else (5.0, 100.00000000000004)
     assert validated(*better) == (True, 0)
     assert validated(*((3.0, 20.0) if by == "bleu" else (5.0, 40.0))) == (False, 3)
     assert validated(4.0, 30.0) == (False, 3)
     assert validated(math.nan, math.nan) == (False, 3)
-
-
-def test_a_state_says_how_its_run_decodes():
-    config = DecodingConfig(beam=7, nbest=3, alpha=1.0)
-    state = TrainingState({}, decoding=dataclasses.asdict(config)).to_json()
-    found = DecodingConfig.of_run(json.loads(json.dumps(state)))
-    assert found == DecodingConfig(beam=7, nbest=1, alpha=1.0)
-
-
-@pytest.mark.parametrize(
-    "wrong", [5, [], "beam", {"beam": 4}, {**DECODING, "beam": 0}, {**DECODING, "b": 1}]
-)
-def test_other_settings_of_decoding_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"expected|unknown or missing"):
-        DecodingConfig.of_run(stored(decoding=wrong))
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        *({name: None} for name in sorted(STATE.keys() - MAY_BE_MISSING)),
-        *({name: None} for name in STATE["window"]),
-        {"step": -1},
-        {"step": 1.5},
-        {"step": True},
-        {"step": "20"},
-        {"step": 10**400},
-        {"step": 1},  # fewer than were skipped
-        {"epoch": -1},
-        {"position": -5},
-        {"position": []},
-        {"seconds": math.nan},
-        {"seconds": math.inf},
-        {"seconds": -1.0},
-        {"seconds": 10**400},
-        {"best_loss": math.nan},
-        {"best_loss": -math.inf},
-        {"best_loss": 10**400},
-        {"best_bleu": math.nan},
-        {"best_bleu": -2.0},
-        {"lowest_cost": math.nan},
-        {"lowest_cost": "1"},
-        {"validations_since_best": -9},
-        {"pending_validations": 0.5},
-        {"skipped": -1},
-        {"learning_rate": math.nan},
-        {"gradient_norm": "x" * 10_000},
-        {"loss_scale": [0.0, -1]},
-        {"loss_scale": [math.nan, 1]},
-        {"loss_scale": 5},
-        {"loss_scale": "ab"},
-        {"decoding": 5},
-        {"window": 5},
-        {"window": []},
-        {"target": -1.0},
-        {"loss": math.nan},
-        {"text": 5},
-        {"text": [1, 2]},
-    ],
-    ids=str,
-)
-def test_a_hostile_state_is_refused_in_one_line(hostile):
-    with pytest.raises(ValueError, match="expected the state of a run, got") as error:
-        TrainingState.from_json(stored(**hostile))
-    assert len(str(error.value)) < 200
-
-
-@pytest.mark.parametrize("state", [None, [], 5, "state", {}, [[]]])
-def test_what_is_no_state_is_refused(state):
-    with pytest.raises(ValueError, match="expected the state of a run, got"):
-        TrainingState.from_json(state)
 
 
 class Closing(io.StringIO):
@@ -263,6 +126,9 @@ def test_the_start_says_what_validation_and_test_text_there_is():
 @pytest.mark.parametrize(("factor", "reported"), [(2.0, 0), (1.0, 0), (0.5, 3)])
 def test_skipped_updates_are_reported_once_no_scale_can_help(factor, reported):
     scale = LossScale(np, "fp16", (factor, 0))
-    progress = Progress(TrainingState({}), scale)
-    progress.state.skipped = 3
+    progress, stream = Progress(RunState(), scale), types.SimpleNamespace(epoch=0)
+    stream.position = 0
+    for _ in range(3):
+        progress.add([], stream, 1.0, np.nan, np.nan, np.False_)
     assert progress.synchronize() == reported
+    assert (progress.state.skipped, progress.synchronize()) == (3, 0)

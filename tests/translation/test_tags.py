@@ -7,7 +7,7 @@ import pytest
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.tags import Tags, tags_of
+from minitransformer.translation.tags import Tags
 from minitransformer.translation.translator import Translator
 from support.models import CAT_LINES, small_model
 
@@ -87,11 +87,6 @@ def test_a_wrong_or_missing_tag_is_refused_with_its_line(
 ):
     with pytest.raises(ValueError, match=message):
         encoded(tokenizer, KNOWN, chosen, "", line)
-
-
-@pytest.mark.parametrize("state", [None, {}, {"tags": 5}, {"tags": "ab"}, {"tags": {}}])
-def test_a_damaged_state_has_no_tags(state):
-    assert tags_of(state) == []
 
 
 def test_an_unknown_tag_is_refused(tokenizer):

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from minitransformer.cli import Parser, exit_code, positive
-from minitransformer.runs.checkpoint import Checkpoint, load, save
+from minitransformer.runs.checkpoint import save
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError
 from minitransformer.text.output import refuse_overwriting_inputs
-
-
-def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
-    """Yield the last checkpoint, the mean of the last two, of the last three and so on.
-
-    It is one object, whose parameters change before it is yielded again.
-
-    Raises: ValueError if there is no checkpoint, or settings or tokenizers differ.
-    """
-    if not paths:
-        raise ValueError("expected checkpoints to average, got none")
-    result = load(paths[-1])
-    total = result.parameters.data.astype(np.float64)
-    yield result
-    for count, path in enumerate(reversed(paths[:-1]), start=2):
-        other = load(path)
-        if other.model.config != result.model.config:
-            raise ValueError(f"{path}: its configuration differs from {paths[-1]}")
-        if other.tokenizer.model != result.tokenizer.model:
-            raise ValueError(f"{path}: its tokenizer differs from that of {paths[-1]}")
-        total += other.parameters.data
-        result.parameters.data[...] = total / count
-        yield result
-
-
-def average_checkpoints(paths: Sequence[Path]) -> Checkpoint:
-    """Return the last checkpoint, with the mean of the parameters of all (section 6.1).
-
-    Raises: as `running_means`.
-    """
-    return deque(running_means(paths), maxlen=1).pop()
+from minitransformer.training.averaging import mean_of
 
 
 def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
@@ -95,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if paths == args.inputs[:1] and args.output.exists():
             one = f"{args.output}, which exists, and one checkpoint to average"
             raise UsageError(f"expected an output and several checkpoints, got {one}")
-        save(args.output, average_checkpoints(paths))
+        save(args.output, mean_of(paths))
         print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 
     return exit_code(parser.prog, work)

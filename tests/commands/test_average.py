@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from minitransformer.commands.average import main, select_checkpoints
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.average import main, select_checkpoints
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close
@@ -29,7 +30,7 @@ def run(tmp_path):
     tokenizer = Tokenizer.train([f"the cat number {i}" for i in range(100)], 40)
     for step in (100, 200, 1000):
         model = Transformer(CONFIG, seed=step)
-        at = Checkpoint(model, tokenizer, ParameterBuffer(model), {"step": step})
+        at = Checkpoint(model, tokenizer, ParameterBuffer(model), RunState(step=step))
         checkpoint.save(run.checkpoint(step), at)
     return run
 
@@ -60,7 +61,7 @@ def test_errors_are_one_line(run, tmp_path, capsys):
         assert "expected one run or checkpoints" in capsys.readouterr().err
     other = checkpoint.load(run.checkpoint(100))
     wider = Transformer(dataclasses.replace(CONFIG, d_ff=16))
-    at = Checkpoint(wider, other.tokenizer, ParameterBuffer(wider), {"step": 1})
+    at = Checkpoint(wider, other.tokenizer, ParameterBuffer(wider), RunState(step=1))
     checkpoint.save(run.checkpoint(1), at)
     assert main([str(output), str(run.checkpoint(1)), str(run.checkpoint(100))]) == 1
     assert "its configuration differs" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""What a run needs to continue, besides the parameters and Adam's moments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from minitransformer.settings.config import TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.options import from_dict
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sums over the updates since the last report: loss in nats, tokens, and seconds.
+
+    `left_out` counts the target tokens of skipped updates, which `loss` leaves out.
+    """
+
+    loss: float = 0.0
+    source: float = 0.0
+    target: float = 0.0
+    seconds: float = 0.0
+    left_out: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run after `step` updates, as its checkpoints hold it.
+
+    `text` has a digest of each split. The next batch is number `position` of `epoch`; a
+    validation of this step is pending if the run was stopped before it. `best_loss` and
+    `best_bleu` are those of the best model that could be saved; a BLEU that was not
+    measured is -1. `lowest_cost` is the lowest loss, or the negative of the highest
+    BLEU, of all validations, by which patience goes. `loss_scale` is fp16's factor with
+    its number of finite steps. `tags` are those of older runs that mixed corpora.
+    `decoding` are the settings that translations of the model begin with.
+
+    The names of all fields are part of the checkpoint format.
+    """
+
+    text: dict[str, str] = field(default_factory=dict)
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    seconds: float = 0.0
+    best_loss: float = math.inf
+    best_bleu: float = -1.0
+    lowest_cost: float = math.inf
+    validations_since_best: int = 0
+    pending_validations: int = 0
+    skipped: int = 0
+    learning_rate: float = 0.0
+    gradient_norm: float = math.nan
+    loss_scale: tuple[float, int] | None = None
+    tags: tuple[str, ...] = ()
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    window: Window = field(default_factory=Window)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> RunState:
+        """Read the JSON object of a state; older ones lack some fields.
+
+        A null stands for a number that is not finite, or nothing, as the default does.
+
+        Raises: ValueError or TypeError if it is not the state of a run.
+        """
+        values = {name: value for name, value in stored.items() if value is not None}
+        if isinstance(values.get("text"), str):  # that of the training text alone
+            values["text"] = {"train": values["text"]}
+        if values.get("decoding"):
+            decoding = {**values["decoding"], "nbest": 1}
+            values["decoding"] = from_dict(DecodingConfig, decoding)
+        else:
+            values.pop("decoding", None)
+        if "window" in values:
+            values["window"] = from_dict(Window, values["window"])
+        for name in {"tags", "loss_scale"} & values.keys():
+            values[name] = tuple(values[name])
+        defaults = vars(cls())
+        for name, default in defaults.items():
+            kinds = (int, float) if type(default) is float else type(default)
+            if default is not None and not isinstance(values.get(name, default), kinds):
+                got = f"got {values[name]!r:.40}"
+                raise ValueError(f"{name}: expected {type(default).__name__}, {got}")
+        return from_dict(cls, {**defaults, **values})
+
+    def used_up(self, training: TrainingConfig) -> str | None:
+        """Return the limit that ends the run, if one is reached, resumes included."""
+        if self.step >= training.steps:
+            return f"--steps {training.steps}"
+        if self.seconds >= 60 * (training.minutes or math.inf):
+            return f"--minutes {training.minutes:g}"
+        if self.validations_since_best >= (training.patience or math.inf):
+            return f"--patience {training.patience}"
+        return None
+
+    def best_cost(self, best_by: str | None) -> float:
+        """Return how bad the best model is: its loss, or the negative of its BLEU."""
+        return -self.best_bleu if best_by == "bleu" else self.best_loss

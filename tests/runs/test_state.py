@@ -1,0 +1,83 @@
+"""The state of a run, as checkpoints of this version and of older ones hold it."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from minitransformer.files import json_of
+from minitransformer.runs.state import RunState, Window
+from minitransformer.settings.config import TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
+
+STATE = RunState(
+    text={"train": "0f"},
+    step=20,
+    position=3,
+    seconds=1.5,
+    best_loss=4.0,
+    best_bleu=30.0,
+    gradient_norm=2.0,
+    loss_scale=(1024.0, 7),
+    tags=("<2de>",),
+    decoding=DecodingConfig(beam=7, alpha=1.0),
+    window=Window(loss=5.0, target=9.0),
+)
+
+
+def stored(state):
+    return json.loads(json_of(dataclasses.asdict(state)))
+
+
+def test_a_state_is_read_as_it_was_written():
+    assert RunState.from_json(stored(STATE)) == STATE
+    begun = RunState.from_json(stored(RunState()))
+    assert (begun.best_loss, begun.lowest_cost) == (math.inf, math.inf)
+    assert math.isnan(begun.gradient_norm)
+
+
+def test_older_states_lack_fields():
+    older = stored(STATE) | {"text": "0f", "decoding": {}}
+    for name in ("best_bleu", "lowest_cost", "pending_validations", "tags"):
+        del older[name]
+    found = RunState.from_json(older)
+    assert found.text == {"train": "0f"}
+    assert (found.best_bleu, found.lowest_cost, found.tags) == (-1, math.inf, ())
+    assert found.decoding == DecodingConfig()
+    assert RunState.from_json({}).step == 0
+
+
+def test_a_state_says_how_its_run_decodes_with_one_translation_a_line():
+    several = stored(STATE) | {"decoding": {**vars(STATE.decoding), "nbest": 3}}
+    assert RunState.from_json(several).decoding == STATE.decoding
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": 1.5},
+        {"step": "20"},
+        {"seconds": "1"},
+        {"text": 5},
+        {"window": 5},
+        {"window": {"loss": 1.0}},
+        {"loss_scale": 5},
+        {"tags": 5},
+        {"decoding": {"beam": 4}},
+        {"decoding": {**vars(DecodingConfig()), "beam": 0}},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_what_is_no_state_is_refused(wrong):
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        RunState.from_json(stored(STATE) | wrong)
+
+
+def test_a_run_ends_at_its_first_limit():
+    training = TrainingConfig(steps=20, minutes=0.5, patience=2)
+    assert RunState(step=20).used_up(training) == "--steps 20"
+    assert RunState(seconds=30.0).used_up(training) == "--minutes 0.5"
+    assert RunState(validations_since_best=2).used_up(training) == "--patience 2"
+    assert RunState(step=19, seconds=29.9).used_up(training) is None
