@@ -35,8 +35,6 @@ from minitransformer.translation.alignment import pharaoh
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator, json_objects
 
-# What few translations need is imported where it is used, to start without delay.
-
 EXAMPLES = (
     'python translate.py "The old man gives the small child a red apple."',
     "python translate.py --model runs/NAME --input new.en --output new.de",
@@ -47,9 +45,13 @@ EXAMPLES = (
     'python translate.py --attention heads.html "The old man sees a dog."',
     "python translate.py --serve",
 )
+USUAL = tuple(
+    "--input --output --model --reference --score --prefix --shortlist --attention "
+    "--serve --json --threads --device --precision --beam --alpha --nbest --sample "
+    "--alignment".split()
+)
 NOTES = """\
-Beam search uses the settings saved with the (first) model, the defaults above if it has
-none, and your flags before either.
+Flags come before the settings saved with the (first) model, and these before defaults.
 
 Each line read gives one line of standard output, in the same order; blank lines stay
 blank, and only a line feed ends a line. Everything else goes to standard error. With
@@ -73,7 +75,7 @@ IGNORED = {
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     summary = "Translate with a trained Transformer (section 6.1)."
-    parser = Parser("translate.py", summary, EXAMPLES, NOTES)
+    parser = Parser("translate.py", summary, EXAMPLES, NOTES, USUAL)
     add = parser.add_argument
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
@@ -218,7 +220,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
 
 
 def work(args: argparse.Namespace) -> None:
-    """Do what the flags ask for."""
+    """Do what the flags ask for. What few translations need is imported here."""
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
     if args.compound_split is not None:  # refused before hours of work, not after them
         from minitransformer.translation.quality import import_moses

@@ -105,13 +105,14 @@ class Transformer(Module):
     """The encoder-decoder of Figure 1, with one matrix for both embeddings and logits.
 
     `seed` determines the random parameters; with None these are zero, to be loaded.
+    `position_limit` is the longest sentence in tokens, EOS counted, or None.
     """
 
     def __init__(
         self, config: ModelConfig, seed: int | None = 1, dtype: str = "float32"
     ) -> None:
         init = Initializer(seed, dtype)
-        self.config = config
+        self.config, self.position_limit = config, config.position_limit
         self.embedding = Embedding(init, config)
         self.encoder = [
             EncoderLayer(init, config) for _ in range(config.encoder_layers)
@@ -119,11 +120,6 @@ class Transformer(Module):
         self.decoder = [
             DecoderLayer(init, config) for _ in range(config.decoder_layers)
         ]
-
-    @property
-    def position_limit(self) -> int | None:
-        """The longest sentence in tokens, EOS counted, if there is a limit."""
-        return self.config.position_limit
 
     def encode(
         self, source: Array, rng: RandomStream | None = None

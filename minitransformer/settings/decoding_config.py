@@ -89,7 +89,8 @@ class TranslationConfig(DecodingConfig):
         alias="--no-repeat-ngram-size",
     )
     sample: bool = option(
-        False, "draw translations at random, --nbest of each line, without a search"
+        False,
+        "sample translations instead of searching; --nbest says how many per line",
     )
     temperature: float | None = option(
         None, "sample: divide logits by this (default 1)", at_least=0.01, at_most=100

@@ -50,7 +50,7 @@ def translate_ids(
     lengths, positions = encoded.lengths, model.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
     xp, search = array_module(table), fused_kernel("beam_search", (table,), BeamSearch)
-    if constraints:
+    if constraints is not None:
         search = BeamSearch  # a fused one asks the model for its logits itself
         if constraints.min_len >= positions:
             raise ValueError(
@@ -64,16 +64,17 @@ def translate_ids(
         limits = np.floor(config.max_len_a * lengths[batch] + config.max_len_b)
         limits = limits.astype(int) + 1  # EOS counts here
         tokens = None if shortlist is None else shortlist(source)
-        if constraints:
+        if constraints is not None:
             limits = constraints.limits(limits, batch)
-            tokens = None if tokens is None else constraints.shortlist(tokens, batch)
+            if tokens is not None:
+                tokens = constraints.shortlist(tokens, batch)
         given = xp.asarray(source), config.beam, tokens
         decoder: IncrementalDecoder
         if isinstance(model, Ensemble):
             decoder = model.decoder(*given)
         else:
             decoder = incremental_decoder(model, *given)
-        if constraints:
+        if constraints is not None:
             decoder = constraints.decoder(decoder, batch, tokens)
         limits = np.minimum(limits, positions)
         settings = config.beam, config.alpha, config.nbest, tokens

@@ -161,10 +161,6 @@ class Constraints:
         self.min_len, self.ngram = config.min_len or 0, config.no_repeat_ngram or 0
         self.prefixes = prefixes if any(prefixes) else ()
 
-    def __bool__(self) -> bool:
-        """Whether anything is constrained."""
-        return bool(self.min_len or self.ngram or self.prefixes)
-
     def prefixes_of(self, batch: np.ndarray) -> list[Prefix | None]:
         return [self.prefixes[i] if self.prefixes else None for i in batch]
 

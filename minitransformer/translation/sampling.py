@@ -75,16 +75,13 @@ class Draws(Constraints):
         super().__init__(config, prefixes)
         self._config, self._keys = config, keys
 
-    def __bool__(self) -> bool:
-        return True
-
     def decoder(
         self,
         decoder: IncrementalDecoder,
         batch: np.ndarray,
         shortlist: np.ndarray | None = None,
     ) -> SamplingDecoder:
-        if super().__bool__():
+        if self.min_len or self.ngram or self.prefixes:
             decoder = super().decoder(decoder, batch, shortlist)
         return SamplingDecoder(decoder, self._config, [self._keys[i] for i in batch])
 

@@ -164,7 +164,8 @@ class Translator:
         )
         if config.sample:
             return sample_ids(self.model, sources, config, threads, starts)
-        constraints = Constraints(config, starts)
+        asked = config.min_len or config.no_repeat_ngram or any(starts)
+        constraints = Constraints(config, starts) if asked else None
         rest = threads, self.shortlist, constraints
         return translate_ids(self.model, sources, config, *rest)
 

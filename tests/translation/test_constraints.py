@@ -113,10 +113,6 @@ def test_what_is_excluded_leaves_the_probability_of_the_others():
     assert_close(found.maxima.max(axis=1), found.values.max(axis=1), "float32")
 
 
-def test_nothing_asked_for_is_no_constraint():
-    assert not Constraints(TranslationConfig(), [None, None])
-
-
 @pytest.fixture(scope="module")
 def letters():
     """A tokenizer of few pieces, several of which begin alike."""
