@@ -82,6 +82,9 @@ class Tokenizer:
         found = {PAD_ID: p.pad_id(), UNK_ID: p.unk_id()}
         found |= {BOS_ID: p.bos_id(), EOS_ID: p.eos_id()}
         special = [found[i] for i in range(len(SPECIAL))]
+        for i, name in enumerate(SPECIAL):
+            if special[i] < 0 and name in pieces:  # a piece without that role
+                special[i] = pieces.index(name)
         # The model's id of each id here, or -1 if it lacks the symbol, and the inverse.
         others = [i for i in range(len(pieces)) if i not in special]
         self._theirs = [*special, *others]
