@@ -46,6 +46,7 @@ ELSEWHERE = {
     "--restore-file": "--resume",
     "--restrict-lexicon": "--shortlist",
     "--score-reference": "--score",
+    "--tokenizer": "--vocabulary",
     "--train-steps": "--steps",
     "--valid-sets": "--val-source",
 }

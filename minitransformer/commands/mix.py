@@ -98,9 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for side in ("source", "target"):
         language = f"{side} language, of all corpora or of each"
         add(f"--{side}", nargs="+", required=True, metavar="LANG", help=language)
-    often = "how often the training pairs of each corpus are written (default once)"
+    often = (
+        "how often training pairs are written, of all corpora or of each (default 1)"
+    )
     add("--repeat", type=positive, nargs="+", default=[1], metavar="N", help=often)
-    before = "what is put before the source lines of each corpus; '' for nothing"
+    before = (
+        "what is put before source lines, of all corpora or of each; '' for nothing"
+    )
     add("--tag", nargs="+", default=[""], metavar="TAG", help=before)
     args = parser.parse_args(arguments)
 

@@ -80,7 +80,7 @@ def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
 
 
 def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
-    """Check files before they are used: others have a line for each line of the source.
+    """Check that all files are text and have as many lines as the source.
 
     Raises: UsageError if the output is one of the others, or the source, by whatever
     name; else as `compare_lengths`.
