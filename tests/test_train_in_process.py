@@ -27,14 +27,11 @@ from safetensors.numpy import load_file
 
 import train
 import translate
-from minitransformer.commands import average
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.runs.state import RunState
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import evaluation, lifecycle, progress
 from minitransformer.training.evaluation import TokenStatistics
-from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, signals_put_back
@@ -181,23 +178,6 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert "resumed" not in words
 
 
-def test_the_lines_of_a_validation_say_what_is_recorded(start):
-    run, out = Path("run"), start("--steps", 7, "--run", "run")
-    best = math.inf
-    for line in (x for x in out.splitlines() if "validation:" in x):
-        step = int(line.split()[1])
-        [record] = [r for r in records(run) if r["step"] == step and len(r) == 5]
-        loss, accuracy = record["validation_loss"], record["validation_accuracy"]
-        perplexity = record["validation_perplexity"]
-        assert perplexity == pytest.approx(math.exp(loss))
-        assert 0 < accuracy < 1
-        assert record["seconds"] == round(state(run, step).seconds, 3)
-        expected = f"step {step:>6,}  validation: loss {loss:.4f}  perplexity "
-        expected += f"{perplexity:.2f}  accuracy {accuracy:.2%}"
-        assert line == expected + ("  best" if loss < best else "")
-        best = min(best, loss)
-
-
 def test_checkpoints_have_moments_and_results_have_none(start):
     start("--steps", 7, "--run", "run")
     run = Path("run")
@@ -308,15 +288,6 @@ def test_without_validation_text_nothing_is_validated(start, text, place):
     assert steps("run") == [2, 4]
 
 
-def test_reports_come_as_often_as_asked(start):
-    out = start(
-        *("--steps", 5, "--log-every", 2, "--validate-every", 3, "--run", "run")
-    )
-    assert logged(out, "epoch") == [2, 4]
-    assert logged(out, "validation") == [3, 5]
-    assert steps("run") == [2, 4, 5]
-
-
 def test_accumulation_makes_larger_updates(start):
     def tokens(*flags):
         out = start("--steps", 1, "--max-tokens", 20, *flags)
@@ -328,12 +299,6 @@ def test_accumulation_makes_larger_updates(start):
     assert len(single) == 2
     assert thrice == pytest.approx([3 * count for count in single], abs=2)
     assert sum(values("three", "source_tokens").values()) > 2 * single[0]
-
-
-def test_a_name_that_is_no_utf_8_is_escaped(start):
-    out = start("--steps", 1, "--run", "run\udcff")
-    assert out.startswith(r"run         run\udcff")
-    assert r"done        run\udcff" in out
 
 
 def translations(model, lines):
@@ -408,69 +373,6 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
     assert "--best-by: cannot change in a resumed run" in error
 
 
-def test_by_bleu_the_average_is_the_one_that_translates_best(start, text):
-    """Each mean is made and translated by the other commands, and scored here."""
-    flags = "--learning-rate 0.03 --validate-bleu 4 --max-tokens 80 --best-by bleu "
-    flags += "--steps 30 --validate-every 10 --save-every 5 --average 4 --run run "
-    out = start(*flags.split(), "--average-by", "validation")
-    run, bleus = RunDirectory(Path("run")), []
-    sources = (Path(text[1]) / "val.en").read_text().splitlines()[:4]
-    for n in range(1, 5):
-        mean = f"{n}.safetensors"
-        assert run_main(average.main, mean, *run.checkpoints()[-n:])[0] == 0
-        found = translations(mean, sources)
-        bleus.append(sacrebleu.corpus_bleu(found, [VAL[:4]]).score)
-    shown = re.findall(r"^average \d   validation BLEU (.*)$", out, re.MULTILINE)
-    assert shown == [f"{bleu:.2f}" for bleu in bleus]
-    best = max(values("run", "validation_bleu").values())
-    chosen = checkpoint.load(run.preferred_checkpoint())
-    assert chosen.state.best_bleu == pytest.approx(max(best, *bleus))
-    assert run.averaged.exists() == (max(bleus) > best)
-    assert len(set(bleus)) > 1
-
-
-@pytest.fixture
-def bars(monkeypatch):
-    """The progress bars that a run makes, which remember what is done to them."""
-    made = []
-
-    class Bar:
-        def __init__(self, **options):
-            self.options, self.count, self.closed = options, 0, False
-            made.append(self)
-
-        def update(self):
-            self.count += 1
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self.closed = True
-
-        @staticmethod
-        def write(line, file):
-            print(line, file=file)
-
-    monkeypatch.setattr(lifecycle, "tqdm", Bar)
-    return made
-
-
-def test_a_bar_counts_the_updates(start, bars):
-    start("--steps", 2, "--run", "run")
-    expected = {"total": 2, "initial": 0, "unit": "step", "disable": True}
-    assert (bars[0].options, bars[0].count, bars[0].closed) == (expected, 2, True)
-
-    def on_a_terminal(flags):
-        sys.stderr.isatty = lambda: True
-        return train.main(flags)
-
-    flags = ("--threads", 2, "--resume", "run", "--steps", 5)
-    assert run_main(on_a_terminal, *flags)[0] == 0
-    expected = {"total": 5, "initial": 2, "unit": "step", "disable": False}
-    assert (bars[1].options, bars[1].count, bars[1].closed) == (expected, 3, True)
-
-
 # The clock
 
 
@@ -516,26 +418,11 @@ def test_minutes_end_a_run_and_count_those_before_it_was_resumed(start, clock):
             assert record[f"{side}_tokens_per_second"] == round(speed)
 
 
-def test_a_report_has_the_speed_of_all_its_updates(start, clock):
-    start("--steps", 4, "--log-every", 4, "--run", "run")
-    [report] = [record for record in records("run") if "loss" in record]
-    for side in ("source", "target"):
-        speed = report[f"{side}_tokens"] / (4 * 10.00049)
-        assert report[f"{side}_tokens_per_second"] == round(speed)
-
-
 def test_checkpoints_are_saved_by_the_clock(text, place, clock):
     flags = [*MODEL, "--validate-every", 2, "--log-every", 1, "--threads", 2]
     flags += ["--checkpoint-minutes", 0.5, "--steps", 7, "--run", "run"]
     assert run_main(train.main, *text, *flags)[0] == 0
     assert steps("run") == [3, 6, 7]
-
-
-def test_an_equal_loss_is_not_a_better_one(start):
-    """The parameters of a model that hardly learns remain, and so does its loss."""
-    out = start("--learning-rate", 1e-30, "--patience", 2, "--run", "run")
-    assert logged(out, "validation") == [2, 4, 6]
-    assert out.count("  best\n") == 1
 
 
 def test_a_run_that_has_ended_is_not_trained_further(start, clock):
@@ -601,24 +488,6 @@ def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
     assert_same_results("unbroken", "run")
 
 
-def test_what_is_asynchronous_is_waited_for_before_its_result_is_used(
-    start, monkeypatch
-):
-    """A report, a validation and a checkpoint each come alone, at 5, 3 and 2."""
-    flags = "--steps 7 --log-every 5 --validate-every 3 --save-every 2 --run".split()
-    monkeypatch.setattr(CpuModel, "asynchronous", True)
-    start(*flags, "ahead")
-    monkeypatch.setattr(CpuModel, "asynchronous", False)
-    start(*flags, "run")
-    assert_same_results("run", "ahead")
-    monkeypatch.setattr(CpuModel, "asynchronous", True)
-    poison(monkeypatch, [1, 2])
-    rarely = "--log-every 3 --validate-every 9 --save-every 9 --steps 4".split()
-    error = start(*rarely, "--run", "late", code=1)
-    assert "step 3, epoch" in error
-    assert "gradients, got 2 not finite; checkpoints" in error
-
-
 def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
     real, refused = checkpoint.save, ["best", "averaged"]
 
@@ -647,53 +516,6 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
     refused.clear()
     assert "done " in start("--resume", "run")
     assert checkpoint.load(Path("run") / "averaged.safetensors")
-
-
-@pytest.mark.parametrize("by_bleu", [False, True])
-def test_the_best_validation_decides_about_patience_saved_or_not(
-    start, monkeypatch, by_bleu
-):
-    """The second is the best of all, but no best model can be saved until step 5."""
-    real, losses = checkpoint.save, [5.0, 1.0, 4.0, 3.0, 2.0, 1.5, 0.5]
-
-    def save(path, saved):
-        if path.stem == "best" and saved.state.step < 5:
-            raise OSError(ENOSPC, "No space left on device", str(path))
-        real(path, saved)
-
-    def script(first):
-        """Let the validations from `first` on find these losses, or as low BLEUs."""
-        left = iter(losses[first:])
-
-        def validate(*arguments):
-            return TokenStatistics(9.0 if by_bleu else next(left), 0, 1)
-
-        def translated(run, data, model, split, limit):
-            bleu = 50 - 9 * next(left) if by_bleu and split == "val" else 0.0
-            return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
-
-        monkeypatch.setattr(evaluation, "validate", validate)
-        monkeypatch.setattr(train, "translate", translated)
-
-    monkeypatch.setattr(checkpoint, "save", save)
-    flags = "--validate-every 1 --save-every 1 --on-save-error continue".split()
-    flags += "--validate-bleu 4 --best-by bleu".split() if by_bleu else []
-    for patience, last in ((1, 3), (3, 5)):
-        script(0)
-        run = f"patience-{patience}"
-        start(*flags, "--patience", patience, "--steps", 9, "--run", run)
-        assert steps(run)[-1] == last
-    script(0)
-    start(*flags, "--patience", 9, "--steps", 3, "--run", "run")
-    script(3)
-    start("--resume", "run", "--patience", 3, "--steps", 9)
-    assert steps("run")[-1] == 5
-    best = checkpoint.load(Path("run", "best.safetensors")).state
-    assert (best.step, best.validations_since_best) == (5, 3)
-    assert (best.best_bleu == 32) if by_bleu else (best.best_loss == 2)
-    script(0)
-    start(*flags, "--patience", 5, "--steps", 7, "--run", "five")
-    assert state("five", 7).validations_since_best == 0
 
 
 def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch):
@@ -978,15 +800,6 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
     assert not os.listdir()
 
 
-def test_a_profile_times_operations_and_writes_nothing(start):
-    lines = start("--profile", 2).splitlines()
-    table = next(i for i, line in enumerate(lines) if line.startswith("operation"))
-    assert lines[0].startswith("device ")
-    names = {line[:34].strip() for line in lines[table:]}
-    assert {"linear forward", "attention backward", "adam", "a step"} <= names
-    assert not os.listdir()
-
-
 def test_text_is_read_for_its_digest_to_learn_and_to_encode_and_not_again(place):
     """Python tells this test of every file that is opened."""
     opened, flags = Counter(), []
@@ -1073,11 +886,6 @@ def assert_close_results(one, other):
                 np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-5)
 
 
-def test_ranks_make_one_new_directory(rank_run, place):
-    rank_run(2, "--steps", 1)
-    assert len(list((place / "runs").iterdir())) == 1
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_two_ranks_do_what_one_with_two_threads_does(
     start, rank_run, monkeypatch, capsys, asynchronous
@@ -1092,39 +900,6 @@ def test_two_ranks_do_what_one_with_two_threads_does(
     ids = f"processes {os.getpid()}, {os.getpid()}"
     assert f"\ndevice      2 ranks ({ids}), cpu, 1 worker each\n" in out
     assert logged(out, "epoch") == [1, 2, 3, 4]
-
-
-def test_ranks_agree_on_a_result_that_rank_0_could_not_write(
-    rank_run, monkeypatch, capsys, bars
-):
-    def save(path, saved):
-        raise OSError(ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(checkpoint, "save", save)
-    runs, real = [], train.finish
-    monkeypatch.setattr(train, "finish", lambda *x: runs.append(x[0]) or real(*x))
-    flags = ("--steps", 2, "--run", "run", "--on-save-error", "continue")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with pytest.raises(OSError, match="not all of it"):
-        rank_run(2, *flags)
-    assert sorted(bar.options["disable"] for bar in bars) == [False, True]
-    assert [run.state.best_loss for run in runs] == [math.inf] * 2
-    assert capsys.readouterr().out.count("; training continues") == 2
-
-
-def test_ranks_stop_by_the_largest_of_their_signals_and_by_rank_0s_clock(monkeypatch):
-    clock = SimpleNamespace(monotonic=lambda: 70.0)
-    monkeypatch.setattr(lifecycle, "time", clock)
-
-    def work(ranks, numbers=(None, signal.SIGTERM, signal.SIGINT)):
-        start = checkpoint.Checkpoint(None, None, None, RunState(seconds=20.0))
-        run = lifecycle.TrainingRun(None, None, ranks, start, LossScale(np, "fp32"))
-        run.signal, run._began = numbers[ranks.rank], 45.0 - ranks.rank
-        run.sync_ranks()
-        return run.stopped_by, run.state.seconds
-
-    assert run_ranks(3, work) == [(signal.SIGTERM, 25.0)] * 3
-    assert run_ranks(2, lambda ranks: work(ranks, [None] * 2)) == [(None, 25.0)] * 2
 
 
 def test_a_run_says_what_ended_it_and_goes_on_with_flags_of_a_resume(start):

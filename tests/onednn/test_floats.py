@@ -15,7 +15,7 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.onednn import bfloat16, float32, floats
-from minitransformer.onednn.library import EXP, OneDnn
+from minitransformer.onednn.library import OneDnn
 from support.in_process import run_main
 from support.low_precision import (
     CONFIG,
@@ -134,25 +134,6 @@ def test_the_loss_follows_float64(kernels, precision, rounded, smoothing, monkey
     for got, want in zip(found, meant, strict=True):
         assert_near(got, want, tolerance)
         assert got.dtype == loss.dtype == np.float32
-
-
-def test_the_loss_multiplies_once_for_its_exponentials(kernels, monkeypatch):
-    """Unless the logits are so large that their maxima must be subtracted first."""
-    rng = np.random.default_rng(0)
-    [weight] = parameters(rng, (30, 8))
-    multiplied, product = [], kernels.product
-
-    def watched(a, b, *out, **how):
-        multiplied.append((b.shape, how.get("function")))
-        return product(a, b, *out, **how)
-
-    monkeypatch.setattr(kernels, "product", watched)
-    x, targets = np.ones((6, 8), np.float32), np.arange(1, 7)
-    options = {"label_smoothing": 0.1, "padding_id": 0}
-    for factor, expected in ((1, [EXP]), (1000, [EXP, None])):
-        multiplied.clear()
-        kernels.projected_cross_entropy(x * factor, weight, targets, **options)
-        assert [how for shape, how in multiplied if shape == (8, 30)] == expected
 
 
 def test_other_matrices_are_multiplied_by_numpy(kernels, monkeypatch):

@@ -154,21 +154,6 @@ def test_other_matrices_are_multiplied_in_float32(kernels):
     assert kernels.find("projected_cross_entropy", (x, weight)) is None
 
 
-def test_small_matrices_are_multiplied_in_float32(kernels, monkeypatch):
-    monkeypatch.setattr(int8, "MIN_PRODUCTS", 112)
-    for shape, is_faster in (
-        ((128, 128), False),
-        ((128, 512), False),
-        ((128, 1000), True),
-        ((224, 224), True),
-        ((223, 224), False),
-    ):
-        [weight] = parameters(np.random.default_rng(0), shape)
-        for matrix in (weight, weight.T):
-            found = kernels.find("linear", (weight, matrix))
-            assert (found is not None) == is_faster
-
-
 def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
     made = record_matrices(monkeypatch)
     model = Transformer(CONFIG, seed=1)
@@ -185,15 +170,6 @@ def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
         buffer.data_changed()
     assert len(kernels._kept) == 1
     del model, buffer, weight, table, transposed
-    gc.collect()
-    assert not kernels._kept
-
-
-def test_integers_of_parameters_that_are_used_once_go_with_them(kernels):
-    [weight] = parameters(np.random.default_rng(0), (8, 6))
-    kernels.linear(np.ones((3, 8), np.float32), weight)
-    assert len(kernels._kept) == 1
-    del weight
     gc.collect()
     assert not kernels._kept
 

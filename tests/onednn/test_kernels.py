@@ -7,7 +7,6 @@ import pytest
 
 from minitransformer.devices import Device
 from minitransformer.onednn import bfloat16
-from minitransformer.onednn import kernels as shared
 from minitransformer.onednn.kernels import Kernels, with_more_rows
 
 
@@ -50,10 +49,3 @@ def test_kernels_that_are_slower_than_float32_say_so(seconds, monkeypatch):
     if seconds:
         expected += " (slower than fp32 on this processor)"
     assert description == expected
-
-
-@pytest.mark.parametrize(("own", "slow"), [(1.05, False), (1.1, False), (1.2, True)])
-def test_only_a_tenth_more_time_is_called_slow(own, slow, monkeypatch):
-    seconds = iter([1.0, own])
-    monkeypatch.setattr(shared, "_least_seconds", lambda _: next(seconds))
-    assert Kernels(linear=lambda x, weight: None).are_slow() == slow

@@ -12,7 +12,8 @@ import pytest
 
 import train
 import translate
-from minitransformer.runs import average, checkpoint, run_directory
+from minitransformer.commands import average
+from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.grammar import corpus as grammar

@@ -113,7 +113,7 @@ class Tree:
         return found
 
     def lay_out(self, root: Path) -> None:
-        """Make `root` a folder that holds this tree, and nothing else."""
+        """Make `root` a folder that holds this tree, as it is found days later."""
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         for name, (content, mode) in sorted(self.files().items()):
@@ -122,6 +122,7 @@ class Tree:
             else:
                 (root / name).write_bytes(content)
             (root / name).chmod(mode)
+            os.utime(root / name, (0, 0))
 
 
 class Recorder:

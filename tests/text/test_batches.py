@@ -203,14 +203,6 @@ def test_the_batches_that_need_the_most_memory(batches, largest):
     }
 
 
-def test_the_share_of_padding():
-    """With EOS, sources have 2 + 4 and 3 tokens, targets 3 + 3 and 5: 2 are missing."""
-    corpus = ParallelCorpus(ragged([1, 3, 2]), ragged([2, 2, 4]))
-    stream = BatchStream(corpus, settings(100, 256, 1))
-    stream._batches = [np.array([0, 1]), np.array([2])]
-    assert stream.padding_share() == pytest.approx(2 / (8 + 3 + 6 + 5))
-
-
 def test_the_largest_batches_are_found():
     rng = np.random.default_rng(3)
     corpus = ParallelCorpus(
@@ -244,15 +236,6 @@ def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, tokenizer):
     assert (len(corpus), corpus.dropped_blank) == (100, 2)
     ids = [corpus.source.concatenate(np.array([i])) for i in range(100)]
     assert tokenizer.decode(ids) == LINES[:100]
-
-
-@pytest.mark.parametrize("invisible", ["\u200b", "\ufeff", "\x01"])
-def test_lines_of_invisible_characters_are_blank(tmp_path, tokenizer, invisible):
-    pair = write_pair(
-        tmp_path, f"the cat\n{invisible}\nthe mat\n", f"1\n2\n{invisible}"
-    )
-    corpus = encoded_corpus(pair, tokenizer, tmp_path / "cache")
-    assert (len(corpus), corpus.dropped_blank) == (1, 2)
 
 
 def test_the_cache_follows_the_content(tmp_path, tokenizer, monkeypatch):

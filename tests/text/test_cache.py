@@ -1,15 +1,11 @@
 """The cache of vocabularies and encoded text: damage, bad text, interruptions."""
 
-import atexit
-import os
-import signal
-import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from minitransformer.text.cache import cached_tokenizer, encoded_corpus, read_corpus
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
@@ -66,23 +62,6 @@ def test_a_vocabulary_with_one_flipped_bit_is_made_again(pair, cache, capsys):
         assert f"{path}: a damaged vocabulary" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damaged", [b"", b"abc", bytes(4)])
-def test_an_empty_vocabulary_is_made_again(pair, cache, damaged):
-    first = learn(pair, cache).model
-    [path] = cache.glob("*.model")
-    path.write_bytes(damaged)
-    assert learn(pair, cache).model == first
-
-
-def test_a_vocabulary_without_a_checksum_is_made_again(pair, cache):
-    """As caches of earlier versions have it."""
-    first = learn(pair, cache).model
-    [path] = cache.glob("*.model")
-    path.write_bytes(first)
-    assert learn(pair, cache).model == first
-    assert path.read_bytes() != first
-
-
 def encoded(pair, cache):
     corpus = encoded_corpus(pair, Tokenizer.train(LINES, 60), cache)
     return corpus.source.ids.read(corpus.source.starts[:-1], corpus.source.lengths)
@@ -122,18 +101,6 @@ def test_ids_take_two_bytes_where_they_fit(pair, tmp_path, size, dtype):
     corpus = encoded_corpus(pair, vocabulary, tmp_path / dtype)
     assert corpus.target.ids.read(np.array([0, 5]), np.array([1, 1])).dtype == dtype
     assert corpus.source.concatenate(np.arange(100)).tolist() == [size - 1] * 100
-
-
-def test_too_many_open_files_are_not_called_damage(pair, cache, monkeypatch):
-    encoded(pair, cache)
-    [folder] = [path for path in cache.iterdir() if path.is_dir()]
-
-    def fails(path, mode, **options):
-        raise OSError(24, "Too many open files", str(path))
-
-    monkeypatch.setattr("minitransformer.text.ids.open", fails, raising=False)
-    with pytest.raises(OSError, match=r"Too many open files.*source\.ids"):
-        read_corpus(folder)
 
 
 @pytest.mark.parametrize(
@@ -181,28 +148,3 @@ def test_text_that_changes_while_it_is_read_is_not_kept(
     with pytest.raises(ValueError, match="it was changed"):
         read[method]()
     assert not [path for path in cache.iterdir() if not path.name.endswith(".lock")]
-
-
-def test_ctrl_c_does_not_wait_for_the_vocabulary(pair, cache, monkeypatch):
-    """The main thread must be free while SentencePiece works in C++."""
-    learning, before = threading.Event(), set(threading.enumerate())
-    at_exit = []
-    monkeypatch.setattr(atexit, "register", lambda *what: at_exit.append(what))
-    monkeypatch.setattr(atexit, "unregister", lambda what: at_exit.append(()))
-
-    def train(lines, *others):
-        assert len(list(lines)) == 200
-        os.kill(os.getpid(), signal.SIGINT)
-        if threading.current_thread() is threading.main_thread():
-            raise AssertionError("the signal would be noticed after C++ returns")
-        learning.wait(60)
-
-    monkeypatch.setattr(Tokenizer, "train", train)
-    with pytest.raises(KeyboardInterrupt):
-        learn(pair, cache)
-    assert not list(cache.glob("*.model"))
-    assert at_exit == [(os._exit, 130)]  # as long as the thread works
-    [thread] = set(threading.enumerate()) - before
-    learning.set()
-    thread.join()
-    assert at_exit[1:] == [()]

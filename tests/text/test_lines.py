@@ -73,14 +73,6 @@ def test_a_pipe_gives_its_lines_as_they_come():
     os.close(reading)
 
 
-def test_a_pipe_gives_at_most_so_many_lines():
-    reading, writing = os.pipe()
-    os.write(writing, b"x\n" * 7)
-    os.close(writing)
-    assert [len(part) for part in read_available_lines(reading, 3)] == [3, 3, 1]
-    os.close(reading)
-
-
 def test_a_pipe_in_small_blocks_gives_the_lines_of_a_file(tmp_path, monkeypatch):
     data = "\ufeffä b\r\n\n\nthird line\nlast".encode()
     (tmp_path / "x").write_bytes(data)
@@ -104,24 +96,6 @@ def test_a_line_without_end_is_refused(monkeypatch, read):
         message = "line 1: expected at most 131,072 bytes before a line feed, got more"
         with pytest.raises(ValueError, match=message):
             next(lines)
-
-
-def test_a_line_as_long_as_the_limit_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "MAX_LINE", 5)
-    path = tmp_path / "x"
-    for end, ok in (("", True), ("\n", True), ("x", False), ("x\n", False)):
-        path.write_text("abc\n12345" + end)
-        with open(path, "rb") as file:
-            readings = [
-                lambda: list(read_lines(path)),
-                lambda: list(chain(*read_available_lines(file.fileno(), 9))),
-            ]
-            for reading in readings:
-                if ok:
-                    assert reading() == ["abc", "12345"]
-                else:
-                    with pytest.raises(ValueError, match="line 2: expected at most 5"):
-                        reading()
 
 
 def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capfd):

@@ -2,24 +2,18 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import EOS_ID
-from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
-from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation import alignment
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.alignment import (
     TextInParts,
     align_words,
     pharaoh,
     piece_weights,
-    word_weights,
-    words_of_pieces,
 )
 from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.ensemble import Ensemble
@@ -29,7 +23,6 @@ from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model
 from support.scripts import SHORT
 
-HAND_ALIGNED = Path(__file__).with_name("hand_aligned.txt")
 ALIGN = TranslationConfig(max_len_a=0, max_len_b=12, alignment=True)
 
 
@@ -102,24 +95,6 @@ def test_the_upper_half_of_the_layers_aligns(translator, layers, window):
     assert_close(found, expected, "float32")
 
 
-def test_a_translation_that_takes_all_positions_is_aligned_and_drawn(translator):
-    """It was cut off at the limit, so that its end has no position."""
-    config = replace(translator.model.config, positions="learned", max_positions=6)
-    model = Transformer(config, seed=3)
-    model.embedding.table.data[EOS_ID] = 0  # never the best: nothing ends by itself
-    limited = Translator(model, translator.tokenizer)
-    [[best]] = limited.hypotheses(["the cat"], ALIGN)
-    assert len(best.tokens) == 6
-    maps = attention_maps(limited, "the cat", ALIGN)
-    assert len(maps.read) == len(maps.written) == 6
-    assert "end" not in maps.written
-    sources = limited.tokenizer.encode(["the cat"])
-    for pairs in ([best.tokens], [best.tokens, ()]):
-        found = piece_weights(model, sources * len(pairs), pairs)
-        expected = maps.cross.mean(axis=(0, 1))[:, :-1]
-        assert_close(found[0], expected, "float32")
-
-
 def test_every_translation_of_any_batch_is_aligned(translator):
     lines = ["", *CAT_LINES[:4], "mat"]
     config = replace(ALIGN, nbest=3)
@@ -167,25 +142,6 @@ def test_words_of_a_long_line_are_counted_through_its_parts(translator):
     assert source[-1][0] <= last < len(line.split())
 
 
-def test_words_are_those_of_the_line_as_it_was_given():
-    tokenizer = Tokenizer.train(CAT_LINES, 50)
-    for text in ("the cat sat", "  the\u00a0cat  sat ", "\uff54he mat\u3000on 7"):
-        [ids] = tokenizer.encode([text])
-        expected = word_numbers(tokenizer, ids)
-        assert words_of_pieces(tokenizer, ids, text) == expected
-    ids = tokenizer.encode(["a\u00a8t mat"])[0]  # normalised to "a", space, diaeresis
-    assert tokenizer.normalise("a\u00a8t").count("\u2581") == 2
-    words = words_of_pieces(tokenizer, ids, "a\u00a8t mat")
-    assert sorted({*words}) == [0, 1]
-    assert words == sorted(words)
-
-
-def test_weights_of_words_are_sums_over_pieces():
-    weights = np.array([[0.1, 0.2, 0.6], [0.5, 0.3, 0.1], [0.2, 0.2, 0.5]])
-    found = word_weights(weights, np.array([0, 1, 1]), np.array([0, 0, 1]))
-    assert_close(found, [[0.3, 0.6], [0.2, 0.7]])
-
-
 def test_given_translations_are_aligned(translator, model_path, tmp_path, capfd):
     lines, targets = CAT_LINES[:3], [*CAT_LINES[7:9], ""]
     links = translator.align(lines, targets, TranslationConfig())
@@ -222,64 +178,9 @@ def test_the_command_writes_pairs(translator, model_path, capfd):
     assert best["alignment"] == [list(link) for link in found[0].alignment]
 
 
-def test_the_hand_aligned_sentences_are_whole():
-    """Every word of both sides has a partner, but for articles and auxiliaries."""
-    without = {"do", "does", "the", "is", "of", "on", "in"}
-    for line in HAND_ALIGNED.read_text(encoding="utf-8").splitlines():
-        english, german, pairs = (part.split() for part in line.split(" ||| "))
-        links = {tuple(map(int, pair.split("-"))) for pair in pairs}
-        assert {j for _, j in links} == {*range(len(german))}, line
-        missing = {*range(len(english))} - {i for i, _ in links}
-        assert {english[i].lower() for i in missing} <= without, line
-        assert max(i for i, _ in links) == len(english) - 1 or "not" in english
-
-
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_nothing_is_aligned_with_nothing(translator, blank):
     ids = translator.tokenizer.encode([blank, "the cat"])
     pairs = [TextInParts(blank, [ids[0]]), TextInParts("the cat", [ids[1]])]
     for pair in (pairs, pairs[::-1]):
         assert align_words(translator.model, translator.tokenizer, [pair]) == [()]
-
-
-def test_a_space_is_no_word(translator):
-    tokenizer = translator.tokenizer
-    [ids] = tokenizer.encode(["the cat"])
-    space = tokenizer.pieces(range(50)).index("\u2581")
-    words = words_of_pieces(tokenizer, [*ids, space], "the cat")
-    assert words == [*word_numbers(tokenizer, ids), 1]
-    pair = TextInParts("the cat", [ids]), TextInParts("", [[space]])
-    assert align_words(translator.model, tokenizer, [pair]) == [()]
-
-
-@pytest.mark.parametrize(("second", "source"), [(0.2, 0), (0.6, 1)])
-def test_a_word_in_two_parts_has_one_link(translator, monkeypatch, second, source):
-    weights = [np.array([[0.5]]), np.array([[second]])]
-    monkeypatch.setattr(alignment, "piece_weights", lambda *args: weights)
-    names = translator.tokenizer.pieces(range(50))
-    the, on, s, t = (names.index(x) for x in ("\u2581the", "\u2581on", "s", "t"))
-    pair = TextInParts("the on", [[the], [on]]), TextInParts("st", [[s], [t]])
-    found = align_words(translator.model, translator.tokenizer, [pair])
-    assert found == [((source, 0),)]
-
-
-@pytest.mark.parametrize("long_input", ["split", "truncate"])
-def test_long_lines_are_neither_scored_nor_aligned(translator, long_input):
-    """Whatever happens to long lines that are translated."""
-    config = DecodingConfig(max_input=8, long_input=long_input)
-    pairs = {
-        "line": (CAT_LINES[0], "cat"),
-        "translation of line": ("cat", CAT_LINES[0]),
-    }
-    for method in (translator.score, translator.align):
-        for what, pair in pairs.items():
-            sides = [["cat", text] for text in pair]
-            with pytest.raises(ValueError, match=f"^{what} 8: expected at most 8 word"):
-                method(*sides, config, first_line=7)
-
-
-def test_a_line_of_invisible_characters_has_links(translator):
-    """Normalisation leaves nothing of zero width space and next line."""
-    config = TranslationConfig(alignment=True, max_len_b=3)
-    [[best]] = translator.hypotheses(["\u200b\x85"], config)
-    assert all(i == 0 for i, _ in best.alignment)

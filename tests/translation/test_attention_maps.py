@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from minitransformer import DecodingConfig, load
+from minitransformer import load
 from minitransformer.translation.attention_maps import attention_maps, attention_page
 from support.browser import needs_browser, open_tab
 from support.closeness import assert_close
@@ -53,21 +53,6 @@ def test_the_first_layer_by_the_definition(translator, maps):
         assert_close(maps.encoder[0, head], expected, "float32")
 
 
-def test_a_line_has_at_most_256_word_pieces(translator):
-    short = DecodingConfig(beam=1, max_len_a=0, max_len_b=2)
-    longest = " ".join(["the"] * 256)
-    assert len(attention_maps(translator, longest, short).source) == 256 + 1  # EOS
-    with pytest.raises(ValueError, match=r"at most 256 word pieces .* got 257"):
-        attention_maps(translator, f"{longest} the", short)
-
-
-def test_the_translation_is_that_of_the_run(model_path, maps):
-    translator = load(model_path)
-    translator.decoding = DecodingConfig(max_len_a=0, max_len_b=2)
-    written = attention_maps(translator, LINE).written
-    assert len(written) <= 3 + 1 < len(maps.written)  # one more token, and EOS
-
-
 def test_the_page_loads_no_other_file(maps, tmp_path):
     page = attention_page(maps)
     assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", page)
@@ -108,21 +93,6 @@ def test_the_command_draws_a_picture(model_path, maps, tmp_path, capfd):
     # decoder reads BOS and the words, and writes the words and EOS.
     labels = re.findall(r"<!-- (begin|end) -->", path.read_text())
     assert (labels.count("begin"), labels.count("end")) == (1 + 2, (1 + 2) + (1 + 2))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--attention", "x.html"], "--attention expects one sentence"),
-        (["--attention", "x.pdf", "one"], "expected .html, .png, .svg, got x.pdf"),
-        (["--serve", "8000", "one"], "--serve gets its text from the page"),
-        (["--host", "::", "one"], "--host does nothing without --serve"),
-    ],
-)
-def test_flags_that_do_not_go_together(capfd, flags, message):
-    code, _, err = run_translate(capfd, *flags)
-    assert code == 2
-    assert message in err
 
 
 @needs_browser

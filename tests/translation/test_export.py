@@ -77,16 +77,6 @@ def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, position
             np.testing.assert_allclose(other.scores[0], mean, rtol=1e-4, atol=1e-5)
 
 
-def test_special_pieces_may_have_other_names(tokenizer):
-    """As they do in vocabularies of one's own."""
-    pytest.importorskip("ctranslate2")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *tokenizer.pieces(range(4, 64))]
-    config = export.ctranslate2_spec(model_with_random_biases(), pieces).config
-    found = config.unk_token, config.bos_token, config.eos_token
-    assert (*found, config.decoder_start_token) == ("[UNK]", "[CLS]", "[SEP]", "[CLS]")
-    assert config.layer_norm_epsilon == 1e-6
-
-
 def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
     pytest.importorskip("ctranslate2")
     model, pieces = model_with_random_biases(), tokenizer.pieces(range(64))

@@ -1,10 +1,7 @@
 """Translation probabilities, and translating with a shortlist of tokens."""
 
-import json
-
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import train
 import translate
@@ -72,24 +69,6 @@ def test_a_shortlist_has_special_frequent_and_likely_tokens():
     assert train_lexicon(corpus, 30, frequent=9).frequent.tolist() == [21, 20, 22]
 
 
-def test_a_token_that_the_text_lacks_can_be_copied():
-    learned = train_lexicon(reversed_corpus(), 60, translations=1, frequent=1)
-    assert 5 in learned.shortlist(np.array([5, 12]))
-    assert 12 not in learned.shortlist(np.array([5, 12]))
-
-
-def test_of_a_large_corpus_a_random_part_is_read(monkeypatch):
-    """Of 200 pairs, about a tenth, from the first and from the second hundred."""
-    words = np.repeat(np.arange(10, 210), 5).reshape(200, 5)
-    corpus = ParallelCorpus(ragged([*words]), ragged([*words + 200]))
-    monkeypatch.setattr(lexicon, "MAX_LINKS", 20 * 25)
-    learned = train_lexicon(corpus, 500, translations=1, frequent=1)
-    lists = learned.translations
-    read = [w - 10 for w in range(10, 210) if lists.ids[lists.starts[w]] == w + 200]
-    assert len(read) == pytest.approx(20, abs=1)
-    assert 0 < sum(pair < 100 for pair in read) < len(read)
-
-
 def test_a_lexicon_loads_again(tmp_path):
     learned = train_lexicon(reversed_corpus(), 60)
     learned.save(tmp_path / "l.safetensors")
@@ -98,29 +77,6 @@ def test_a_lexicon_loads_again(tmp_path):
     np.testing.assert_array_equal(again.shortlist(source), learned.shortlist(source))
     with pytest.raises(ValueError, match="expected 50 word pieces, got 60"):
         Lexicon.load(tmp_path / "l.safetensors", 50)
-
-
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [
-        ("starts", np.array(3)),
-        ("starts", np.array([0.0, 1.0, 1.0])),
-        ("ids", np.array([[1]], np.int32)),
-        ("ids", np.array([1.0])),
-        ("frequent", np.array([1.0])),
-    ],
-)
-def test_numbers_of_other_types_are_refused(tmp_path, name, array):
-    path = tmp_path / "l.safetensors"
-    tensors = {
-        "ids": np.array([1], np.int32),
-        "starts": np.array([0, 1, 1]),
-        "frequent": np.array([1], np.int32),
-        name: array,
-    }
-    save_file(tensors, path, {"format": "minitransformer lexicon 1"})
-    with pytest.raises(ValueError, match="not a usable lexicon: expected a vector"):
-        Lexicon.load(path, 2)
 
 
 @pytest.mark.parametrize(
@@ -145,21 +101,6 @@ def test_a_foreign_file_is_refused(tmp_path, ids, starts, frequent, message):
     path.write_text("no")
     with pytest.raises(ValueError, match="not a usable lexicon"):
         Lexicon.load(path, 2)
-
-
-@pytest.mark.parametrize("kind", ["BF16", "F8_E4M3"])
-def test_numbers_that_numpy_has_not_are_refused(tmp_path, kind):
-    path = tmp_path / "l.safetensors"
-    Lexicon(Ragged(np.array([0]), np.array([0, 1])), np.array([0])).save(path)
-    size = 2 if kind == "BF16" else 1
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header["ids"] = {"dtype": kind, "shape": [4 // size], "data_offsets": [0, 4]}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
-    with pytest.raises(ValueError, match="not a usable lexicon"):
-        Lexicon.load(path, 1)
 
 
 def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
