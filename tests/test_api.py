@@ -51,19 +51,6 @@ def test_a_checkpoint_that_left_its_run_decodes_as_in_the_run(tmp_path, written)
     assert minitransformer.load(alone).decoding == expected
 
 
-def test_what_is_not_given_is_as_in_the_run(tmp_path):
-    run = save_small_run(tmp_path / "run", beam=3, max_len_a=0, max_len_b=4)
-    translator = minitransformer.load(run, threads=1)
-    assert (translator.decoding.beam, translator.decoding.max_len_b) == (3, 4)
-    options = {"beam": 3, "max_len_a": 0, "max_len_b": 4}
-    alone = minitransformer.load(next((tmp_path / "run").glob("*.safetensors")))
-    alone.decoding = minitransformer.DecodingConfig()
-    expected = minitransformer.translate(alone, CAT_LINES[:3], **options)
-    assert minitransformer.translate(translator, CAT_LINES[:3]) == expected
-    longer = minitransformer.translate(translator, CAT_LINES[:3], max_len_b=9)
-    assert list(map(len, longer)) > list(map(len, expected))
-
-
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
@@ -95,13 +82,6 @@ def test_settings_that_do_not_exist_and_prefixes_in_one_string_are_refused(model
         TranslationConfig.changed(translator.decoding, {"nbset": 2})
     with pytest.raises(ValueError, match="expected a list of prefixes, got one string"):
         translator.hypotheses(["a", "b"], translator.decoding, prefixes="ab")
-
-
-def test_lines_may_come_from_any_iterable(model_path):
-    translator = minitransformer.load(model_path)
-    expected = minitransformer.translate(translator, CAT_LINES[:3])
-    lines = (line for line in CAT_LINES[:3])
-    assert minitransformer.translate(translator, lines) == expected
 
 
 @pytest.mark.parametrize("method", ["score", "align"])

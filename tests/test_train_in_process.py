@@ -264,18 +264,6 @@ def test_a_run_begins_from_another_and_is_resumed(start, whole):
     start("--resume", "tuned", "--steps", 5)  # which does not need it any more
 
 
-def test_a_run_from_another_may_have_a_vocabulary_of_its_own(start, whole):
-    out = start("--from", whole[0], "--vocab-size", 11, "--steps", 1, "--run", "run")
-    [news] = [line for line in out.splitlines() if line.startswith("from  ")]
-    assert re.search(r"with the embeddings of (9|10|11) of 11 word pieces", news)
-    assert checkpoint.load(Path("run/best.safetensors")).tokenizer.vocab_size == 11
-    error = start("--from", whole[0], "--d-ff", 9, "--run", "other", code=2)
-    assert f"--d-ff: expected 8, as in {whole[0]}, or nothing, got 9" in error
-    error = start("--from", "none", "--run", "other", code=1)
-    assert "none: expected a run, a checkpoint or a shipped model (en-de)" in error
-    assert not Path("other").exists()
-
-
 def test_without_validation_text_nothing_is_validated(start, text, place):
     files = [f"{text[1]}/train.{side}" for side in ("en", "de")]
     named = ["--train-source", files[0], "--train-target", files[1], *text[-2:]]
@@ -756,38 +744,6 @@ def test_text_beyond_the_positions_is_refused_before_training(
     assert "max_positions: expected at least " in error
     assert message in error
     assert not (place / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("split", "flags", "refused"),
-    [
-        ("test", [], True),
-        ("val", ["--validate-bleu", 2], True),
-        ("val", ["--validate-bleu", 1], False),  # the long line is the second
-        ("val", [], False),  # nor is any line translated
-        ("test", ["--config", "six.json"], False),
-    ],
-)
-def test_text_that_long_input_refuses_is_found_before_training(
-    text, place, split, flags, refused
-):
-    shutil.copytree(text[1], place / "text")
-    for name in ("val", "test"):
-        lines = ["c", "c c c c c c" if name == split else "c"]
-        for side in ("en", "de"):
-            (place / "text" / f"{name}.{side}").write_text("\n".join(lines))
-    for name, limit in (("five", 5), ("six", 6)):
-        limits = {**SHORT, "max_input": limit, "long_input": "error"}
-        (place / f"{name}.json").write_text(json.dumps(limits))
-    flags = ["--config", "five.json", "--steps", 2, *flags]
-    place_of_text = ["--data", "text", *text[2:]]
-    code, _, error = run_main(train.main, *place_of_text, *MODEL, *EVERY, *flags)
-    names = {"val": "validation", "test": "test"}
-    message = (
-        "train.py: error: long_input error: expected at most 5 word pieces in a line "
-        f"of the {names[split]} text, got 6\n"
-    )
-    assert (code, error) == ((2, message) if refused else (0, ""))
 
 
 # Without a run

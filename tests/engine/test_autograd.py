@@ -199,30 +199,6 @@ def test_a_fused_kernel_adds_gradients_up():
     assert x.grad == [11 * 2.0]
 
 
-@given(st.integers(0, 10_000))
-def test_a_gradient_of_rows_is_added_like_any_other(seed):
-    """To a leaf and to a node, before and after a whole gradient."""
-    rng = np.random.default_rng(seed)
-    ids, rows = rng.permutation(6)[:3], rng.standard_normal((3, 2))
-    whole = np.zeros((6, 2))
-    whole[ids] = rows
-
-    def rows_of(x):
-        return x, lambda g: (autograd.RowGradient(ids, g[ids] * rows, len(x)),)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autograd, "PRIMITIVES", {})
-        operation = autograd.primitive(rows_of)
-    x = Tensor(rng.standard_normal((6, 2)), requires_grad=True)
-    node = ops.multiply(x, np.full((6, 2), 3.0))
-    terms = [x, operation(x), operation(node), node, operation(node)]
-    out = terms.pop(rng.integers(5))
-    while terms:
-        out = ops.add(out, terms.pop(rng.integers(len(terms))))
-    out.backward(np.ones((6, 2)))
-    np.testing.assert_allclose(x.grad, 1 + 3 + (1 + 3 + 3) * whole)
-
-
 def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
     names, x = [], leaf(1.0, 2.0)
 
@@ -242,25 +218,6 @@ def test_wrapped_primitives_run_in_all_threads_until_the_block_ends():
         raise KeyError
     assert ops.sum_all(x).data == 3.0
     assert names == ["sum_all", "add", "done"]
-
-
-def test_wrappers_of_two_threads_take_turns():
-    names, entered, x = [], threading.Event(), leaf(1.0, 2.0)
-
-    def work():
-        entered.set()
-        with wrap_primitives(lambda name, body: names.append("second") or body):
-            ops.sum_all(x)
-
-    thread = threading.Thread(target=work)
-    with wrap_primitives(lambda name, body: names.append("first") or body):
-        thread.start()
-        entered.wait()
-        thread.join(0.05)  # it waits for this block
-        ops.sum_all(x)
-    thread.join()
-    ops.sum_all(x)
-    assert names == ["first", "second"]
 
 
 def test_a_number_is_the_derivative_of_a_scalar():

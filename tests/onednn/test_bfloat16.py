@@ -27,16 +27,6 @@ def kernels(monkeypatch):
     register_kernels(np.ndarray, None)
 
 
-def test_the_kernels_of_a_processor_are_opened_once(monkeypatch):
-    """Otherwise each would keep a rounded copy of the models that it has met."""
-    opened = []
-    monkeypatch.setattr(bfloat16, "OneDnn", lambda: opened.append(1) or library("bf16"))
-    bfloat16.open_kernels.cache_clear()
-    assert bfloat16.open_kernels() is bfloat16.open_kernels()
-    assert len(opened) == 1
-    bfloat16.open_kernels.cache_clear()
-
-
 def watch_roundings(kernels, monkeypatch):
     """Return a list to which the shape of each array that is rounded will be added."""
     shapes, round_numbers = [], kernels.rounded

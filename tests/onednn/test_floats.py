@@ -1,6 +1,5 @@
 """Products by oneDNN against those of float64, in each precision of floats."""
 
-import ctypes
 import json
 
 import numpy as np
@@ -15,7 +14,6 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.onednn import bfloat16, float32, floats
-from minitransformer.onednn.library import OneDnn
 from support.in_process import run_main
 from support.low_precision import (
     CONFIG,
@@ -26,9 +24,6 @@ from support.low_precision import (
     write_corpus,
 )
 from support.low_precision import rounded as nearest_bfloat16
-
-# What oneDNN's dnnl_primitive_desc_query calls dnnl_query_impl_info_str.
-IMPLEMENTATION = 8
 
 
 @pytest.fixture(params=["fp32-onednn", "bf16"])
@@ -197,16 +192,6 @@ def test_a_run_learns_resumes_and_translates(kernels, precision, tmp_path, monke
     assert outputs[0] == outputs[1] != ""
 
 
-def test_the_loss_of_padding_alone_is_zero(kernels):
-    [weight] = parameters(np.random.default_rng(0), (5, 4))
-    options = {"label_smoothing": 0.1, "padding_id": 0}
-    x, targets = np.ones((2, 3, 4), np.float32), np.zeros((2, 3), int)
-    loss, vjp = kernels.projected_cross_entropy(x, weight, targets, **options)
-    assert loss == 0
-    for gradient in vjp(np.float32(1))[:2]:
-        assert (gradient == 0).all()
-
-
 def test_the_loss_of_large_logits_is_finite(kernels):
     """Logits of 200, 0 and -200, whose exponentials no float32 can hold."""
     weight = np.array([1, 0, -1], np.float32).reshape(3, 1)
@@ -232,37 +217,3 @@ def test_the_loss_of_numbers_that_are_held_exactly(kernels, rounded, smoothing):
     q = np.full((12, 30), smoothing / 30)
     q[np.arange(12), targets] += 1 - smoothing
     assert loss == pytest.approx(-(q * log_probs).sum(), rel=1e-6)
-
-
-def implementations(library):
-    """What oneDNN calls the code of each product that this thread has compiled."""
-    names = set()
-    for primitive in library._thread.primitives.values():
-        name, query = ctypes.c_char_p(), library._library.dnnl_primitive_desc_query
-        assert query(primitive._description, IMPLEMENTATION, 0, ctypes.byref(name)) == 0
-        names.add(name.value.decode())
-    return names
-
-
-def test_nothing_is_multiplied_by_reference_code(precision):
-    """It is there for oneDNN's own tests and takes thousands of times as long."""
-    try:
-        opened = OneDnn(precision)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    module = {"fp32-onednn": float32.Float32Kernels, "bf16": bfloat16.Bfloat16Kernels}
-    kernels = module[precision](opened)
-    rng = np.random.default_rng(0)
-    weight, bias, table = parameters(rng, (64, 80), (80,), (5000, 64))
-    x = rng.standard_normal((21, 64)).astype(np.float32)
-    for relu in (False, True):
-        out, vjp = kernels.linear(x, weight, bias, relu=relu)
-        vjp(out)
-    kernels.exponentials(x, table)
-    options = {"label_smoothing": 0.1, "padding_id": 0}
-    for factor in (1, 1000):
-        targets = np.arange(1, 22)
-        kernels.projected_cross_entropy(factor * x, table, targets, **options)
-    found = implementations(opened)
-    assert len(found) > 0
-    assert not [name for name in found if "ref" in name], found

@@ -1,7 +1,6 @@
 """oneDNN's products against float64, and what is said where it cannot multiply."""
 
 import ctypes
-import re
 import subprocess
 import sys
 import threading
@@ -115,26 +114,6 @@ def test_exponentials_of_products_of_integers(library):
     )
     expected = np.exp(row_scales * ((a - 128) @ b.astype(int)) * 1e-5)
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("rows", [3, 4, 5, 8, 11])
-def test_many_scaled_rows_are_multiplied_in_parts(library, rows, monkeypatch):
-    monkeypatch.setattr(onednn, "MAX_ROWS", 4)
-    compiled, primitive = [], onednn._ScaledProduct
-    monkeypatch.setattr(
-        onednn,
-        "_ScaledProduct",
-        lambda *options: compiled.append(options[2]) or primitive(*options),
-    )
-    rng = np.random.default_rng(rows)
-    a = rng.integers(0, 256, (rows, 5))
-    row_scales = rng.uniform(0.5, 2, (rows, 1)).astype(np.float32)
-    b = rng.integers(-127, 128, (5, 6)).astype(np.int8)
-    matrix = onednn.ScaledMatrix(b, np.ones(6, np.float32))
-    found = library.scaled_product(a.astype(np.uint8), row_scales, matrix)
-    expected = row_scales * ((a - 128) @ b.astype(int))
-    assert found == pytest.approx(expected, rel=1e-5, abs=1)
-    assert set(compiled) == {min(rows, 4), *([rows % 4] if rows % 4 else [])}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 15, 16, 17, 33, 63, 64, 65, 200])
@@ -253,30 +232,6 @@ def test_what_does_not_match_is_an_error(library):
             library.product(*arguments)
 
 
-def test_scaled_rows_that_do_not_match_are_an_error(library):
-    a, scales = np.zeros((3, 4), np.uint8), np.ones((3, 1), np.float32)
-    b = onednn.ScaledMatrix(np.zeros((4, 5), np.int8), np.ones(5, np.float32))
-    out = np.zeros((3, 6), np.float32)
-    for arguments, options, problem in (
-        ((a[:, :3], scales, b), {}, "and [k, m], got (3, 3) and (4, 5)"),
-        ((a, scales[:2], b), {}, "of (3, 1) float32, got (2, 1) float32"),
-        ((a, scales.astype(float), b), {}, "of (3, 1) float32, got (3, 1) float64"),
-        ((a, scales, b), {"bias": scales[0]}, "of (5,) float32, got (1,) float32"),
-        ((a, scales, b), {"out": out}, "expected [n, k] and [k, m]"),
-        ((a.astype(float), scales, b), {}, "rows of uint8, got float64"),
-        ((np.zeros((4, 3), np.uint8).T, scales, b), {}, "expected contiguous rows"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(problem)):
-            library.scaled_product(*arguments, **options)
-
-
-def test_what_the_library_refuses_is_an_error(library, monkeypatch):
-    monkeypatch.setattr(onednn, "BFLOAT16", 99)
-    work = onednn.OneDnn()
-    with pytest.raises(RuntimeError, match=r"dnnl_memory_desc_create\w* failed"):
-        work.rounded(np.zeros(100, np.float32))
-
-
 class Library:
     """What the loader asks of a library, with a version and with instructions."""
 
@@ -334,28 +289,3 @@ def test_what_is_missing_is_said_in_a_line(monkeypatch, precision, found, messag
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert np.ndarray not in _KERNELS
-
-
-@pytest.mark.parametrize(
-    ("broken", "loaded"), [(False, ["package"]), (True, ["package", "system"])]
-)
-def test_an_installed_package_comes_first_and_what_cannot_be_loaded_is_passed_over(
-    monkeypatch, broken, loaded
-):
-    class File:
-        name = "libdnnl.so.3"
-        locate = staticmethod(lambda: "package")
-
-    tried = []
-
-    def load(path):
-        tried.append(path)
-        if broken and path == "package":
-            raise OSError("no such file")
-        return Library((3, 2), 0xE7)
-
-    monkeypatch.setattr(onednn.metadata, "files", lambda name: [File()])
-    monkeypatch.setattr(onednn, "find_library", lambda _: "system")
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    onednn._load("bf16")
-    assert tried == loaded

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs import checkpoint, shipped
+from minitransformer.runs import checkpoint
 from minitransformer.runs.starting_point import choose_model, take_over
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -108,23 +108,3 @@ def test_a_model_that_has_changed_is_refused(tmp_path):
         with pytest.raises(ValueError, match="it has changed since this run") as found:
             take_over(run_from(config, start), Transformer(config), not_learned)
         assert not isinstance(found.value, UsageError)  # no flag is wrong
-
-
-def test_a_run_may_be_resumed_in_another_folder(tmp_path, monkeypatch):
-    path = save_small_model(tmp_path / "x.safetensors")
-    monkeypatch.chdir(tmp_path)
-    _, (place, _) = choose_model(Path("x.safetensors"), {}, {})
-    assert place == path
-
-
-def test_a_shipped_model_is_known_by_its_name(tmp_path, monkeypatch):
-    """The package may be elsewhere when the run is resumed."""
-    monkeypatch.chdir(tmp_path)
-    for folder in ("one", "two"):
-        (tmp_path / folder / "en-de").mkdir(parents=True)
-        save_small_model(tmp_path / folder / "en-de" / "model.safetensors")
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "one")
-    config, start = choose_model(Path("en-de"), {}, {})
-    assert start[0] == "en-de"
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "two")
-    take_over(run_from(config, start), Transformer(config), not_learned)

@@ -1,6 +1,6 @@
 """A crash at any file operation: work goes on, and nothing that was promised is lost.
 
-The file operations of a training, a resume, a cache and outputs are recorded. Each
+The file operations of a training, a resume and outputs are recorded. Each
 folder that a crash may leave after any of them is laid out, and work goes on there.
 """
 
@@ -15,9 +15,6 @@ import translate
 from minitransformer.commands import average
 from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.grammar import corpus as grammar
-from minitransformer.text.pairs import TextPair
 from support.crash_points import crashes, recording, replay
 from support.models import CAT_LINES
 from support.scripts import SHORT, TIMINGS, write_random_text
@@ -190,33 +187,6 @@ def promised(recorder, done):
 
 
 # The cache
-
-
-@pytest.mark.parametrize("sample", HOW_MANY)
-def test_the_cache(tmp_path, monkeypatch, sample):
-    monkeypatch.setattr(grammar, "SIZES", {"train": 40, "val": 3, "test": 3})
-    (tmp_path / "recorded").mkdir()
-    for side in ("en", "de"):
-        text = "".join(f"{line}\n" for line in CAT_LINES)
-        (tmp_path / side).write_text(text)
-    pair = TextPair(tmp_path / "en", tmp_path / "de")
-
-    def use(root):
-        cache = root / "cache"
-        tokenizer = cached_tokenizer(pair, 50, cache, 1)
-        encoded = encoded_corpus(pair, tokenizer, cache)
-        built_in = grammar.built_in_corpus(cache)
-        ids = encoded.source.concatenate(np.arange(len(encoded.source)))
-        texts = [list(both.lines()) for both in built_in.values()]
-        return tokenizer.model, ids.tolist(), texts, names(root)
-
-    with recording(tmp_path / "recorded") as recorder:
-        expected = use(tmp_path / "recorded")
-
-    def check(root, promises):
-        assert use(root) == expected
-
-    print(f"cache: {replay(recorder, tmp_path / 'crash', check, sample)}")
 
 
 # What translate.py and `average` write

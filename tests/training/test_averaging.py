@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitransformer.engine.backend import register_kernels
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -156,18 +155,6 @@ def test_of_equally_good_means_that_of_more_is_taken(ended):
     assert ended.end(average=1)[0] is None
 
 
-def test_a_better_checkpoint_is_kept_and_an_average_of_unknown_loss_is_not(ended):
-    lower = ended.losses[2] - 0.0011
-    ended.save(ended.run.best, ended.saved[0], lower)
-    ended.save(ended.run.averaged, ended.saved[1], lower)  # saved beside that best
-    loss, parameters, lines = ended.end()
-    assert loss is None
-    np.testing.assert_array_equal(parameters, ended.saved[0])
-    named = f"is better than best.safetensors, validation loss {lower:.4f}"
-    assert lines[4:] == [f"averaged    none {named}"]
-    assert not ended.run.averaged.exists()
-
-
 def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
     lower = ended.losses[2] - 0.0011
     ended.save(ended.run.best, ended.saved[0], lower + 0.002)
@@ -237,23 +224,6 @@ def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best):
     alone = ended.end(ranks=Communicator())
     for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks)):
         np.testing.assert_array_equal(found[1], alone[1])
-
-
-def test_products_are_told_of_the_parameters_of_each_mean(ended):
-    """Kernels of 16 bits keep a rounded copy, which must be that of the mean."""
-    told = []
-
-    def find(name, arrays):
-        told_of = name == "parameters_changed"
-        return (lambda data: told.append(data.copy())) if told_of else None
-
-    register_kernels(np.ndarray, find)
-    try:
-        ended.end()
-    finally:
-        register_kernels(np.ndarray, None)
-    for found, n in zip(told, (1, 2, 3, 4, 3), strict=True):
-        np.testing.assert_array_equal(found, mean_of_last(ended, n))
 
 
 def test_a_fixed_number_is_averaged_on_all_ranks(ended):

@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer import workers
 from minitransformer.api import load
-from minitransformer.engine.backend import register_kernels
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
-from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import (
     map_batches,
-    search_together,
     translate_ids,
 )
 from minitransformer.translation.beam_search import (
@@ -28,7 +26,6 @@ from minitransformer.translation.beam_search import (
     length_penalty,
 )
 from minitransformer.translation.candidates import weights_of
-from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 from minitransformer.translation.scoring import score_targets
@@ -260,64 +257,6 @@ def test_the_cached_decoder_equals_the_full_one(positions):
     assert len(owners) == 2
 
 
-def all_at_once(lengths, ends, max_tokens, share_left, monkeypatch):
-    """Search together for sentences that end after `ends` tokens; report every step.
-
-    Returns for each step the sentences that were started, if any, and those that took
-    it with the length that they reached.
-    """
-
-    def table(sentence, history):
-        row = np.full(VOCAB, -50.0)
-        row[EOS_ID if len(history) + 1 == ends[sentence] else 4] = -0.01
-        return row
-
-    def start(batch):
-        steps.append(("start", batch.tolist()))
-        decoder = ScriptedDecoder(table, batch)
-        return Watched(decoder, batch, np.full(len(batch), 99), 1, 0.6, 1)
-
-    class Watched(BeamSearch):
-        def step(self):
-            before, ended = self.sentences.tolist(), super().step()
-            steps.append((self.length, before))
-            return ended
-
-    steps = []
-    monkeypatch.setattr(batch_translation, "SHARE_LEFT", share_left)
-    order = np.argsort(lengths, kind="stable")
-    found = search_together(start, order, np.array(lengths), max_tokens)
-    tokens = {sentence: hypotheses[0].tokens for sentence, hypotheses in found}
-    assert tokens == {n: (4,) * (end - 1) for n, end in enumerate(ends)}
-    return steps
-
-
-@pytest.mark.parametrize("share_left", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("max_tokens", [0, 1, 12, 30, 1000])
-@given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_sentences_in_work_have_at_most_so_many_tokens(
-    max_tokens, share_left, monkeypatch, data
-):
-    """Padding and EOS counted, and those that wait; or there is one sentence."""
-    numbers = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), max_size=20)
-    lengths, ends = np.array([(0, 0), *data.draw(numbers)], int).T[:, 1:]
-    steps = all_at_once(lengths, ends, max_tokens, share_left, monkeypatch)
-    in_work = {}  # the length of each sentence's search
-    for what, sentences in steps:
-        if what == "start":
-            in_work |= dict.fromkeys(sentences, 0)
-            padded = len(in_work) * (lengths[[*in_work]].max() + 1)
-            assert padded <= max_tokens or len(in_work) == 1
-        else:  # the shortest beams are extended, all that are as long together
-            shortest = [n for n in in_work if in_work[n] == what - 1]
-            assert sorted(sentences) == sorted(shortest)
-            assert min(in_work.values()) == what - 1
-            in_work |= dict.fromkeys(sentences, what)
-            in_work = {n: what for n, what in in_work.items() if what < ends[n]}
-    assert not in_work
-
-
 def of_kind(kind):
     """A model with caches of some kind, or several models."""
     if kind == "ensemble":
@@ -459,29 +398,6 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
     found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
     assert batches == [[6], [2], [4], [0], [5, 3]]
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
-
-
-def test_a_gpu_may_have_a_search_of_its_own():
-    """Which is not asked where there are constraints."""
-    net, config = model(), DecodingConfig(beam=2, max_len_b=2)
-    own = [Hypothesis((7, 7), -1.0, -1.0)]
-
-    class Fused(BeamSearch):
-        def step(self):
-            numbers, self.sentences = self.sentences, []
-            return [(number, own) for number in numbers]
-
-    def find(name, arrays):
-        return Fused if name == "beam_search" else None
-
-    register_kernels(np.ndarray, find)
-    try:
-        assert translate_ids(net, [[4], [5, 6], []], config)[:2] == [own, own]
-        constraints = Constraints(TranslationConfig(min_len=2))
-        found = translate_ids(net, [[4]], config, constraints=constraints)
-    finally:
-        register_kernels(np.ndarray, None)
-    assert found != [own]
 
 
 def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):

@@ -9,7 +9,6 @@ from minitransformer.translation import incremental_decoding
 from minitransformer.translation.incremental_decoding import incremental_decoder
 from support.closeness import assert_close
 from support.models import SOURCE, confident_models, next_logits
-from support.scripted_decoder import search_to_the_end
 
 
 def assert_weights(found, logits):
@@ -68,32 +67,6 @@ def test_a_gpu_may_have_a_decoder_of_its_own():
     finally:
         register_kernels(np.ndarray, None)
     assert found == (model, SOURCE, 2, None)
-
-
-def test_a_search_asks_a_kernel_for_weights():
-    """One that knows the outputs and the embeddings: here it wants EOS alone."""
-    [model] = confident_models(1)
-    asked = []
-
-    def kernel(rows, table):
-        asked.append(rows.shape)
-        assert table is model.embedding.table.data
-        weights = np.zeros((len(rows), len(table)))
-        weights[:, [EOS_ID, 5]] = 3.0, 1.0
-        return weights, (slice(n, n + 1) for n in range(len(rows)))
-
-    def find(name, arrays):
-        return kernel if name == "exponentials" else None
-
-    decoder = incremental_decoder(model, SOURCE, 1)
-    register_kernels(np.ndarray, find)
-    try:
-        [[found]] = search_to_the_end(decoder, [4], 1, 0.6, 1)
-    finally:
-        register_kernels(np.ndarray, None)
-    assert asked == [(1, model.config.d_model)]
-    assert found.tokens == ()
-    assert_close(found.log_prob, np.log(3 / 4))
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e-20, 0.0])

@@ -79,30 +79,6 @@ def test_a_lexicon_loads_again(tmp_path):
         Lexicon.load(tmp_path / "l.safetensors", 50)
 
 
-@pytest.mark.parametrize(
-    ("ids", "starts", "frequent", "message"),
-    [
-        ([3], [0, 1, 1], [4], "expected token ids below 2"),
-        ([0], [0, 1, 1], [2], "expected token ids below 2"),
-        ([-1], [0, 1, 1], [1], "expected token ids below 2"),
-        ([0], [0, 0, 0], [1], "expected lists one after the other"),
-        ([0, 1], [1, 1, 2], [1], "expected lists one after the other"),
-        ([0, 1], [0, 2, 1], [1], "out of order"),
-    ],
-)
-def test_a_foreign_file_is_refused(tmp_path, ids, starts, frequent, message):
-    path = tmp_path / "l.safetensors"
-    Lexicon(Ragged(*map(np.array, (ids, starts))), np.array(frequent)).save(path)
-    with pytest.raises(ValueError, match=f"not a usable lexicon: .*{message}"):
-        Lexicon.load(path, 2)
-    path.write_bytes(path.read_bytes().replace(b"lexicon 1", b"lexicon 2"))
-    with pytest.raises(ValueError, match="expected format 'minitransformer lexicon 1'"):
-        Lexicon.load(path, 2)
-    path.write_text("no")
-    with pytest.raises(ValueError, match="not a usable lexicon"):
-        Lexicon.load(path, 2)
-
-
 def test_a_shortlist_restricts_the_output_and_a_full_one_changes_nothing():
     config = ModelConfig(
         vocab_size=40,
