@@ -12,13 +12,12 @@ import itertools
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from minitransformer.cli import (
     Parser,
@@ -40,7 +39,7 @@ from minitransformer.runs.starting_point import (
     new_settings,
 )
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
-from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
+from minitransformer.text.batches import Batch, Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
@@ -215,8 +214,10 @@ def train(
     model.reserve_memory(data.batches, run.settings.training.label_smoothing)
     if run.state.pending_validations:
         validate(run, data, model)
-    for _ in run.updates():
-        update(run, batches, model, adam)
+    for step in run.updates():
+        run.count(batches, *update(step, run.settings, batches, model, adam))
+        if not model.asynchronous:
+            run.synchronize()
         if run.report_is_due():
             run.report()
         if run.validation_is_due():
@@ -230,32 +231,28 @@ def train(
 
 
 def update(
-    run: TrainingRun,
+    step: int,
+    settings: RunConfig,
     batches: Batches,
     model: ParallelModel,
     adam: optimizer.Optimizer,
-) -> None:
+) -> tuple[list[Batch], float, Any, Any, Any]:
     """Do one step of section 5.3 on the next `accumulate` batches.
 
     Gradient accumulation: the gradients of all these batches make one update.
+
+    Returns: the batches, the learning rate, the loss, the norm of the gradient, and
+    whether both were finite, so that the update was made
     """
-    training, step, started = (
-        run.settings.training,
-        run.state.step + 1,
-        time.monotonic(),
-    )
-    width, warmup = run.settings.model.d_model, training.warmup
-    peak = training.learning_rate or optimizer.peak_learning_rate(width, warmup)
+    training, width = settings.training, settings.model.d_model
     some = [next(batches) for _ in range(training.accumulate)]
     # Section 5.4: label smoothing is in `model/loss.py`, dropout in `model/layers.py`.
     loss = model.forward_backward(some, training.label_smoothing, (training.seed, step))
-    rate = optimizer.learning_rate(step, peak, warmup)
+    peak = training.learning_rate
+    peak = peak or optimizer.peak_learning_rate(width, training.warmup)
+    rate = optimizer.learning_rate(step, peak, training.warmup)
     norm, finite = adam.step(model.parameters.grad, loss, rate)
-    run.progress.add(some, batches, rate, loss, norm, finite)
-    run.sync_ranks()
-    run.progress.add_seconds(time.monotonic() - started)
-    if not model.asynchronous:
-        run.synchronize()
+    return some, rate, loss, norm, finite
 
 
 def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
@@ -349,10 +346,10 @@ def try_out(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         directory, settings = RunDirectory(Path(folder)), new_settings(args)
         started = prepare(args, directory, settings, False, distributed.Communicator())
-        run, data, model, adam = started
+        _, data, model, adam = started
         with closing(model):
             if args.profile:
-                step = partial(update, run, data.batches, model, adam)
+                step = partial(update, 1, settings, data.batches, model, adam)
                 print(profile_updates(step, adam, model, args.profile))
     return 0
 

@@ -378,7 +378,7 @@ def clock(monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    for module in (train, progress, lifecycle):
+    for module in (progress, lifecycle):
         clock = SimpleNamespace(monotonic=lambda: now[0])
         monkeypatch.setattr(module, "time", clock)
     return now

@@ -16,11 +16,13 @@ from types import FrameType
 import numpy as np
 from tqdm import tqdm
 
+from minitransformer.engine.backend import Array
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import ReadOnlyRunDirectory, RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
+from minitransformer.text.batches import Batch, Batches
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.progress import Progress
@@ -140,12 +142,27 @@ class TrainingRun:
         )
         with bar:
             while not self.stopped_by and not self.state.used_up(training):
+                self._started = time.monotonic()
                 yield self.state.step + 1
                 bar.update()
             self.sync_ranks()
         ended = self.state.used_up(training)
         if not self.stopped_by and self.state.step < training.steps:
             self.log(f"ended       after step {self.state.step:,}: {ended} used up")
+
+    def count(
+        self,
+        stream: Batches,
+        batches: Sequence[Batch],
+        rate: float,
+        loss: Array,
+        norm: Array,
+        finite: Array,
+    ) -> None:
+        """Count an update on `batches`, and see whether a rank was asked to stop."""
+        self.progress.add(batches, stream, rate, loss, norm, finite)
+        self.sync_ranks()
+        self.progress.add_seconds(time.monotonic() - self._started)
 
     def sync_ranks(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""

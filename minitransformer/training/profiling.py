@@ -131,7 +131,7 @@ def operations(
 
 
 def profile_updates(
-    update: Callable[[], None], adam: Optimizer, parallel: ParallelModel, steps: int
+    update: Callable[[], object], adam: Optimizer, parallel: ParallelModel, steps: int
 ) -> str:
     """Time `steps` updates, after a few to warm up, and return the table."""
     for _ in range(3):
