@@ -23,7 +23,7 @@ from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is
 from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.settings.options import flag_name, given
+from minitransformer.settings.options import flag_name, flags_of
 from minitransformer.text.lines import read_lines, source_lines, zip_lines
 from minitransformer.text.output import (
     open_output,
@@ -149,7 +149,7 @@ def load_model(args: argparse.Namespace) -> Translator:
     options = {name: getattr(args, name) for name in names}
     threads = 1 if args.serve else args.threads  # a server's threads must not fork
     translator = load(*paths, threads=threads, **options)
-    flags = given(args, TranslationConfig)
+    flags = flags_of(args, TranslationConfig)
     translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
 

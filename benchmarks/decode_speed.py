@@ -36,7 +36,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.settings.config import EOS_ID, PAD_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.lines import read_lines
 from minitransformer.translation import export
@@ -69,7 +69,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
     vocab_size, sentences, length = SHAPES[args.shape]
     sentences, length = args.sentences or sentences, args.length or length
     sizes = {"vocab_size": vocab_size}
-    model = Transformer(build(ModelConfig, PRESETS[args.shape], sizes), seed=1)
+    model = Transformer(make_config(ModelConfig, PRESETS[args.shape], sizes), seed=1)
     model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
     ParameterBuffer(model)  # in which bf16 finds its parameters
     pieces = ["<pad>", "<unk>", "<s>", "</s>", *map(str, range(4, vocab_size))]

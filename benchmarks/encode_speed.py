@@ -21,7 +21,7 @@ from harness import alternate, medians, peak_memory_mb, ratio, report
 
 from minitransformer.machine import num_cores
 from minitransformer.settings.config import TrainingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.cache import LINES_PER_CHUNK, encoded_corpus
 from minitransformer.text.lines import read_lines
@@ -39,7 +39,9 @@ def encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, float]:
         corpus = encoded_corpus(pair, tokenizer, Path(cache), args.threads)
         seconds = time.perf_counter() - started
         peak = peak_memory_mb()
-        stream = BatchStream(corpus, build(TrainingConfig, {}, {"max_tokens": 25_000}))
+        stream = BatchStream(
+            corpus, make_config(TrainingConfig, {}, {"max_tokens": 25_000})
+        )
         for _ in range(1000):
             next(stream)
         return {

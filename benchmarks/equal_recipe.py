@@ -35,7 +35,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.batches import Batch, BatchStream
@@ -96,10 +96,12 @@ def measure(args: argparse.Namespace) -> None:
     """Train one side, and print its losses, minutes and BLEU."""
     preset = PRESETS[args.config]
     changed = {} if args.dropout is None else {"dropout": args.dropout}
-    config = build(ModelConfig, preset, changed)
-    training = build(TrainingConfig, preset, {"seed": args.seed, "steps": args.steps})
+    config = make_config(ModelConfig, preset, changed)
+    training = make_config(
+        TrainingConfig, preset, {"seed": args.seed, "steps": args.steps}
+    )
     folder = {"data": str(args.data), "source": args.source, "target": args.target}
-    text = find_text(build(TextConfig, {}, folder))
+    text = find_text(make_config(TextConfig, {}, folder))
     tokenizer = cached_tokenizer(
         text["train"], config.vocab_size, args.cache, args.threads
     )
@@ -128,7 +130,7 @@ def measure(args: argparse.Namespace) -> None:
         translator = Translator(side.trained(), tokenizer, args.threads)
         pairs = list(text["test"].lines())
         lines = translator.translate(
-            [source for source, _ in pairs], build(DecodingConfig, preset, {})
+            [source for source, _ in pairs], make_config(DecodingConfig, preset, {})
         )
         quality = translation_quality(lines, [target for _, target in pairs])
         figures |= {"bleu": quality.bleu, "signature": quality.bleu_signature}

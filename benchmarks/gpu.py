@@ -39,7 +39,7 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.ids import Ragged
@@ -68,7 +68,7 @@ Wait = Callable[[], object]
 
 def workload(shape: str) -> tuple[ModelConfig, Batch]:
     preset, sentences, length = SHAPES[shape]
-    config = build(ModelConfig, PRESETS[preset], {"vocab_size": VOCAB_SIZE})
+    config = make_config(ModelConfig, PRESETS[preset], {"vocab_size": VOCAB_SIZE})
     rng = np.random.default_rng(0)
     source = rng.integers(4, VOCAB_SIZE, (sentences, length))
     return config, Batch(source, rng.integers(4, VOCAB_SIZE, (sentences, length + 1)))
@@ -165,7 +165,7 @@ def measure_training(args: argparse.Namespace) -> Result:
 def measure_decoding(args: argparse.Namespace) -> Result:
     """Translate as many sentences as Multi30k's test set has, of about its lengths."""
     count, beam = args.sentences, 4
-    model = Transformer(build(ModelConfig, PRESETS["multi30k"], {}), seed=1)
+    model = Transformer(make_config(ModelConfig, PRESETS["multi30k"], {}), seed=1)
     model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
     rng = np.random.default_rng(0)
     lengths = rng.integers(5, 26, count)

@@ -43,7 +43,7 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.training.loss_scale import LossScale
 
@@ -390,7 +390,7 @@ def main() -> None:
     add("--launch", type=float, default=1.0, help="microseconds between two")
     add("--measure", action="store_true", help="time each call on a GPU, too")
     args = parser.parse_args()
-    config = build(ModelConfig, PRESETS[args.config], {"vocab_size": VOCAB_SIZE})
+    config = make_config(ModelConfig, PRESETS[args.config], {"vocab_size": VOCAB_SIZE})
     shape = config, args.sentences, args.length
     times: dict[str, float] = {}
     name = args.card or "h100"

@@ -28,7 +28,7 @@ from harness import report
 
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ModelConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -77,7 +77,7 @@ def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
     Raises: SystemExit if a division leaves a remainder.
     """
     settings = dict(PRESETS[row])
-    shape = build(ModelConfig, settings, {})
+    shape = make_config(ModelConfig, settings, {})
     for names, divisor in ((WIDTHS, width), (DEPTHS, depth)):
         for name in names:
             value = getattr(shape, name)

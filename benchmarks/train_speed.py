@@ -38,7 +38,7 @@ from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text.batches import Batch
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
@@ -76,7 +76,7 @@ def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
         source = rng.integers(4, VOCAB_SIZE, (sentences, length))
         target = rng.integers(4, VOCAB_SIZE, (sentences, length + 1))
         return config, [Batch(source, target)] * steps
-    config = build(ModelConfig, PRESETS["multi30k"], {})
+    config = make_config(ModelConfig, PRESETS["multi30k"], {})
     files = [args.data / f"train.{side}.gz" for side in ("en", "de")]
     pair = TextPair(*(f if f.exists() else f.with_suffix("") for f in files))
     tokenizer = cached_tokenizer(pair, config.vocab_size, args.cache, args.threads)

@@ -5,7 +5,6 @@ What needs none is in test_train_flags.py and test_train_in_process.py.
 
 import json
 import os
-import signal
 import subprocess
 
 import numpy as np
@@ -71,24 +70,6 @@ def test_a_run_writes_what_it_promises(unbroken):
     assert {"validation_loss", "validation_accuracy", "validation_bleu"} <= {
         line for entry in lines for line in entry
     }
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, getattr(signal, "SIGHUP", 2)])
-def test_a_signal_saves_and_stops(tmp_path, folder, number):
-    process = subprocess.Popen(
-        [*TRAIN, *data_flags(folder), *SMALL_RUN, "--run", "run", "--steps", "1000000"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for line in process.stdout:
-        if line.startswith("step"):
-            break
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert "stopped" in output
-    assert list((tmp_path / "run").glob("step-*.safetensors"))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")

@@ -17,7 +17,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.starting_point import choose_run, new_settings
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError, build
+from minitransformer.settings.options import UsageError, make_config
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.find import find_text
 from minitransformer.training import distributed
@@ -37,51 +37,6 @@ def parse(*flags):
 
 
 # The command line
-
-DEFAULTS = {
-    "config": None,
-    "device": "cpu",
-    "threads": None,
-    "eager": False,
-    "run": None,
-    "start": None,
-    "resume": None,
-    "dry_run": False,
-    "profile": None,
-    "cache": Path("cache"),
-    "vocabulary": None,
-    "ranks": 1,
-    "gpus": 1,
-    "processes": 1,
-}
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("", {}),
-        ("--config x", {"config": "x"}),
-        ("--device cuda --eager", {"device": "cuda", "eager": True}),
-        ("--threads 3", {"threads": 3}),
-        ("--run d", {"run": Path("d")}),
-        ("--save-dir d", {"run": Path("d")}),
-        ("--resume", {"resume": True}),
-        ("--from d", {"start": Path("d")}),
-        ("--resume d", {"resume": Path("d")}),
-        ("--dry-run", {"dry_run": True}),
-        ("--profile", {"profile": 20}),
-        ("--profile 3", {"profile": 3}),
-        ("--cache d", {"cache": Path("d")}),
-        ("--source en --d-model 8", {"source": "en", "d_model": 8}),
-        ("--steps 3 --beam 2", {"steps": 3, "beam": 2}),
-        ("--ranks 2", {"ranks": 2, "processes": 2}),
-        ("--device cuda --gpus 2", {"device": "cuda", "gpus": 2, "processes": 2}),
-        ("--device cuda:1", {"device": "cuda:1"}),
-    ],
-)
-def test_flags_are_read(flags, expected):
-    assert vars(parse(*flags.split())) == {**DEFAULTS, **expected}
-
 
 NEW_ONLY = (
     "--run, --config, --from, --vocabulary, --profile and --dry-run are for a new"
@@ -168,12 +123,6 @@ def test_bad_arguments_get_one_line(place, flags, code, message):
     assert not list(place.glob("runs/*"))
 
 
-def test_an_error_is_the_only_line(place):
-    message = "expected a run directory, found no nowhere/config.json"
-    ended = run_main(train.main, "--resume", "nowhere")
-    assert ended == (1, "", f"train.py: error: {message}\n")
-
-
 def test_the_help_shows_twenty_flags_and_on_request_all():
     usual, every = (
         set(re.findall(r"^  (--[\w-]+)", run_main(train.main, flag)[1], re.MULTILINE))
@@ -213,7 +162,7 @@ def test_flags_override_a_preset(place):
 
 def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeypatch):
     flags, files = named_text(place)
-    pairs = find_text(build(TextConfig, {}, vars(parse(*flags))))
+    pairs = find_text(make_config(TextConfig, {}, vars(parse(*flags))))
     asked = []
     monkeypatch.setattr(
         starting_point, "built_in_corpus", lambda x: asked.append(x) or pairs

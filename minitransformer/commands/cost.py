@@ -13,7 +13,7 @@ from dataclasses import fields
 from minitransformer.cli import Parser, add_arguments, exit_code, positive
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig
-from minitransformer.settings.options import UsageError, build, given
+from minitransformer.settings.options import UsageError, flags_of, make_config
 from minitransformer.settings.presets import find_preset
 from minitransformer.training.cost import parameters_by_block, training_flops
 
@@ -76,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         _, preset = find_preset(args.config)
-        changes = given(args, ModelConfig) | given(args, TrainingConfig)
-        config = build(ModelConfig, preset, changes)
+        changes = flags_of(args, ModelConfig) | flags_of(args, TrainingConfig)
+        config = make_config(ModelConfig, preset, changes)
         config.refuse_useless(args)
-        training = build(TrainingConfig, preset, changes)
+        training = make_config(TrainingConfig, preset, changes)
         seconds = args.seconds_a_step
         if seconds is None and not changes.keys() - {"steps"}:
             seconds = SECONDS_PER_STEP.get(args.config)

@@ -350,7 +350,7 @@ def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
 def is_model(text: str) -> bool:
     """Return whether an argument names a run, a checkpoint or a shipped model.
 
-    A path to nothing in a folder that exists counts as one: it was meant to name one.
+    A missing path inside an existing folder counts too: the user meant a model.
     """
     # os.path.isfile is False for what is no name or cannot be read; Path raises.
     is_checkpoint = text.endswith(SUFFIX) and os.path.isfile(text)

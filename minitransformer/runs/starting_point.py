@@ -25,7 +25,12 @@ from minitransformer.runs.shipped import shipped_model
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError, build, flag_name, given
+from minitransformer.settings.options import (
+    UsageError,
+    flag_name,
+    flags_of,
+    make_config,
+)
 from minitransformer.settings.presets import find_preset
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.cache import cached_tokenizer
@@ -55,21 +60,21 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
     """Combine a preset with the flags."""
     usual = "finetune" if args.start else "tiny"
     name, preset = find_preset(usual if args.config is None else args.config)
-    named = given(args, TextConfig)
-    sizes, vocabulary = given(args, ModelConfig), None
+    named = flags_of(args, TextConfig)
+    sizes, vocabulary = flags_of(args, ModelConfig), None
     if args.vocabulary is not None:
         if "vocab_size" in sizes:
             raise UsageError("--vocab-size does nothing with --vocabulary")
         vocabulary = str(args.vocabulary.absolute())
         sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
     model, start = choose_model(args.start, preset, sizes)
-    text = build(TextConfig, {}, named)
+    text = make_config(TextConfig, {}, named)
     found = find_text(text) if named else built_in_corpus(args.cache)
     settings = RunConfig(
         preset=name,
         model=model,
-        training=build(TrainingConfig, preset, given(args, TrainingConfig)),
-        decoding=build(DecodingConfig, preset, given(args, DecodingConfig)),
+        training=make_config(TrainingConfig, preset, flags_of(args, TrainingConfig)),
+        decoding=make_config(DecodingConfig, preset, flags_of(args, DecodingConfig)),
         text={split: pair.paths for split, pair in found.items()},
         vocabulary=vocabulary,
         start=start,
@@ -90,7 +95,7 @@ def choose_model(
     Raises: UsageError if a flag names another shape, or as `load`.
     """
     if place is None:
-        return build(ModelConfig, preset, named), None
+        return make_config(ModelConfig, preset, named), None
     path = find_checkpoint(place)
     start = load(path)
     config = start.model.config
@@ -101,7 +106,7 @@ def choose_model(
     of_preset = preset.keys() & MAY_DIFFER - {"vocab_size"}
     settings = {**vars(config), **{name: preset[name] for name in of_preset}}
     name = str(place) if path == shipped_model(str(place)) else str(path.absolute())
-    return build(ModelConfig, settings, named), (name, _digest(start))
+    return make_config(ModelConfig, settings, named), (name, _digest(start))
 
 
 def first_checkpoint(
@@ -126,12 +131,12 @@ def first_checkpoint(
         return own
 
     model = Transformer(settings.model, settings.training.seed)
-    tokenizer, news = take_over(settings, model, learn)
+    tokenizer, news = copy_weights(settings, model, learn)
     state = RunState(decoding=settings.decoding)
     return Checkpoint(model, tokenizer, ParameterBuffer(model), state), news
 
 
-def take_over(
+def copy_weights(
     settings: RunConfig, model: Transformer, learn: Callable[[], Tokenizer]
 ) -> tuple[Tokenizer, str]:
     """Give a new model the weights of the one that `choose_model` found, if any.

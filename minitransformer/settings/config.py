@@ -22,10 +22,10 @@ from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     Config,
     UsageError,
-    build,
     flag_name,
+    flags_of,
     from_dict,
-    given,
+    make_config,
     option,
 )
 from minitransformer.settings.text_config import TextConfig
@@ -131,7 +131,7 @@ class ModelConfig(Config):
         return self.max_positions if self.positions == "learned" else None
 
     def refuse_useless(self, namespace: argparse.Namespace) -> None:
-        """Refuse flags that change nothing in this model."""
+        """Refuse flags that have no effect in this model."""
         if "max_positions" in namespace and self.position_limit is None:
             raise UsageError("--max-positions does nothing without --positions learned")
 
@@ -306,7 +306,7 @@ class RunConfig:
         return "val" in self.text
 
     def refuse_useless(self, namespace: argparse.Namespace) -> None:
-        """Refuse flags that change nothing beside these settings.
+        """Refuse flags that have no effect with these settings.
 
         A preset may have such settings, since it is made for more than one run.
         """
@@ -329,10 +329,10 @@ class RunConfig:
 
         Raises: UsageError if another has a new value or names text, or one is wrong.
         """
-        refused = list(given(namespace, TextConfig))
+        refused = list(flags_of(namespace, TextConfig))
         for part in (self.model, self.training, self.decoding):
-            values = given(namespace, type(part))
-            asked = build(type(part), vars(part), values)
+            values = flags_of(namespace, type(part))
+            asked = make_config(type(part), vars(part), values)
             changed = {x for x in values if getattr(asked, x) != getattr(part, x)}
             refused += sorted(changed.difference(RESUMABLE))
         if refused:
@@ -340,9 +340,9 @@ class RunConfig:
                 f"{flag_name(refused[0])}: cannot change in a resumed run; "
                 f"what can: {', '.join(map(flag_name, RESUMABLE))}"
             )
-        changes = given(namespace, TrainingConfig)
+        changes = flags_of(namespace, TrainingConfig)
         changes = {name: changes[name] for name in changes.keys() & {*RESUMABLE}}
-        training = build(TrainingConfig, vars(self.training), changes)
+        training = make_config(TrainingConfig, vars(self.training), changes)
         resumed = dataclasses.replace(self, training=training)
         resumed.refuse_useless(argparse.Namespace(**changes))
         return resumed

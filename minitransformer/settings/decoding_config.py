@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from minitransformer.settings.options import (
     Config,
     UsageError,
-    build,
+    make_config,
     option,
 )
 
@@ -123,7 +123,7 @@ class TranslationConfig(DecodingConfig):
             raise UsageError(f"expected options of {cls.__name__}, got {min(unknown)}")
         if values.get("sample") and "beam" in values:
             raise UsageError("beam: does nothing with sample")
-        return build(cls, vars(defaults), values)
+        return make_config(cls, vars(defaults), values)
 
     def __post_init__(self) -> None:
         if self.sample:  # the beam does not limit the number of samples

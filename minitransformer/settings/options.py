@@ -106,20 +106,20 @@ def checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     return kind(value)
 
 
-def build(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
+def make_config(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
     """Make a config of class `cls` from a preset and from `values`, which override it.
 
     Values of other classes are ignored. Raises: UsageError if one is out of range.
     """
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    settings = overridden(preset, values)
+    settings = merged(preset, values)
     try:
         return cls(**{k: v for k, v in settings.items() if k in names})
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def overridden(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def merged(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a preset with those of `values` in their place.
 
     A number of updates between checkpoints replaces a number of minutes, too.
@@ -180,7 +180,7 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+def flags_of(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Return the fields of `cls` whose flags are on the command line."""
     return {
         f.name: getattr(namespace, f.name)

@@ -11,7 +11,7 @@ from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     UsageError,
     flag_name,
-    overridden,
+    merged,
     read_settings,
     suggestion,
 )
@@ -213,4 +213,4 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
         hint = f"; did you mean {same[0]}?" if same else suggestion(unknown[0], known)
         hint = hint or "; text, devices and runs are chosen by flags alone"
         raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
-    return path.stem, overridden(PRESETS[base] if base else {}, values)
+    return path.stem, merged(PRESETS[base] if base else {}, values)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from minitransformer.settings.config import ModelConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text import lines, tokenizer
 from minitransformer.translation import serve
@@ -42,7 +42,7 @@ def test_limits_are_those_of_the_pages(name, text, value, expected):
     ],
 )
 def test_results_are_of_models_that_the_presets_make(name, preset, changes):
-    count = build(ModelConfig, PRESETS[preset], changes).num_parameters
+    count = make_config(ModelConfig, PRESETS[preset], changes).num_parameters
     assert f"{count:,} parameters" in page(f"docs/{name}.md")
 
 

@@ -13,7 +13,7 @@ from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from support.closeness import assert_close
 from support.models import check_cached_decoder
@@ -147,7 +147,7 @@ def test_a_seed_gives_one_model():
 
 def count(preset="base", **changes):
     """Parameters of a model; without a seed its zeros take no memory."""
-    config = build(ModelConfig, PRESETS[preset], changes)
+    config = make_config(ModelConfig, PRESETS[preset], changes)
     model = Transformer(config, seed=None)
     found = sum(p.data.size for _, p in model.named_parameters())
     assert config.num_parameters == found

@@ -7,7 +7,7 @@ import pytest
 
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.starting_point import choose_model, take_over
+from minitransformer.runs.starting_point import choose_model, copy_weights
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
@@ -32,7 +32,7 @@ def test_everything_is_taken_over_with_the_vocabulary(model_path):
     config, start = choose_model(Path(model_path), {}, {"dropout": 0.4})
     assert vars(config) == {**vars(other.model.config), "dropout": 0.4}
     model = Transformer(config, seed=9)
-    tokenizer, news = take_over(run_from(config, start), model, not_learned)
+    tokenizer, news = copy_weights(run_from(config, start), model, not_learned)
     assert tokenizer.model == other.tokenizer.model
     expected = dict(other.model.named_parameters())
     for name, parameter in model.named_parameters():
@@ -47,7 +47,7 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
     other, learned = checkpoint.load(path), Tokenizer.train(OTHER_LINES, 45)
     config, start = choose_model(path, {}, {"vocab_size": 45})
     model, drawn = Transformer(config, seed=9), Transformer(config, seed=9)
-    tokenizer, news = take_over(run_from(config, start), model, lambda: learned)
+    tokenizer, news = copy_weights(run_from(config, start), model, lambda: learned)
     assert tokenizer is learned
     known = {p: i for i, p in enumerate(other.tokenizer.pieces(range(50)))}
     taken = 0
@@ -68,7 +68,7 @@ def test_a_vocabulary_that_is_named_replaces_one_of_the_same_size(model_path):
     config, start = choose_model(Path(model_path), {}, {})
     learned = Tokenizer.train(OTHER_LINES, 50)
     settings = run_from(config, start, "own.model")
-    tokenizer, _ = take_over(settings, Transformer(config), lambda: learned)
+    tokenizer, _ = copy_weights(settings, Transformer(config), lambda: learned)
     assert tokenizer is learned
 
 
@@ -106,5 +106,5 @@ def test_a_model_that_has_changed_is_refused(tmp_path):
     for changed in (other, retrained):
         checkpoint.save(path, changed)
         with pytest.raises(ValueError, match="it has changed since this run") as found:
-            take_over(run_from(config, start), Transformer(config), not_learned)
+            copy_weights(run_from(config, start), Transformer(config), not_learned)
         assert not isinstance(found.value, UsageError)  # no flag is wrong

@@ -14,7 +14,7 @@ from minitransformer.cli import ELSEWHERE, Parser, add_arguments
 from minitransformer.settings import options
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
-from minitransformer.settings.options import UsageError, build
+from minitransformer.settings.options import UsageError, make_config
 from minitransformer.settings.presets import PRESETS, find_preset
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.find import text_of
@@ -34,12 +34,12 @@ def test_presets_are_in_range_and_hold_known_fields(name):
     known = {field.name for cls in ALL for field in fields(cls)}
     assert PRESETS[name].keys() <= known
     for cls in ALL:
-        options.build(cls, PRESETS[name], {})
+        options.make_config(cls, PRESETS[name], {})
 
 
 def test_the_defaults_are_those_of_base_but_for_batches_and_checkpoints():
     for cls in ALL:
-        base, default = options.build(cls, PRESETS["base"], {}), cls()
+        base, default = options.make_config(cls, PRESETS["base"], {}), cls()
         names = (f.name for f in fields(cls))
         differ = {n for n in names if getattr(base, n) != getattr(default, n)}
         assert differ <= {"max_tokens", "checkpoint_minutes", "average_by"}
@@ -55,15 +55,15 @@ def test_every_field_has_a_flag(cls):
             value = (field.metadata["flag"]["choices"] or (99,))[0]
         flags += [options.flag_name(field.name), str(value)]
     names = {field.name for field in fields(cls)}
-    assert options.given(parse(*flags), cls).keys() == names
+    assert options.flags_of(parse(*flags), cls).keys() == names
 
 
 def test_flags_are_known_by_other_names():
     namespace = parse("--update-freq", "4", "--lr", "0.005", "--max-update", "9")
-    found = options.given(namespace, TrainingConfig)
+    found = options.flags_of(namespace, TrainingConfig)
     assert found == {"accumulate": 4, "learning_rate": 0.005, "steps": 9}
     namespace = parse("--beam-size", "3", "--length-penalty", "0.5")
-    assert options.given(namespace, DecodingConfig) == {"beam": 3, "alpha": 0.5}
+    assert options.flags_of(namespace, DecodingConfig) == {"beam": 3, "alpha": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_flags_are_known_by_other_names():
 )
 def test_wrong_values_are_refused(cls, values, message):
     with pytest.raises(UsageError, match=message):
-        options.build(cls, {}, values)
+        options.make_config(cls, {}, values)
 
 
 def test_a_positive_argument_has_at_most_nine_digits():
@@ -137,7 +137,7 @@ def test_a_run_config_needs_the_name_and_the_digest_of_a_start(start):
 
 
 def run_config():
-    configs = [options.build(cls, PRESETS["tiny"], {}) for cls in ALL]
+    configs = [options.make_config(cls, PRESETS["tiny"], {}) for cls in ALL]
     return RunConfig("tiny", *configs, {"train": ("a", "b")})
 
 
@@ -228,8 +228,8 @@ def test_settings_from_a_file_build_on_a_preset(tmp_path):
 def test_a_runs_settings_are_a_preset_of_another(tmp_path):
     run = RunConfig(
         "multi30k",
-        build(ModelConfig, PRESETS["multi30k"], {}),
-        build(TrainingConfig, PRESETS["multi30k"], {"steps": 7}),
+        make_config(ModelConfig, PRESETS["multi30k"], {}),
+        make_config(TrainingConfig, PRESETS["multi30k"], {"steps": 7}),
         DecodingConfig(beam=5),
         {"train": ("a", "b")},
         start=("c", "1f"),
@@ -237,9 +237,9 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(run.to_json())
     _, values = find_preset(str(path))
-    assert build(ModelConfig, values, {}) == run.model
-    assert build(TrainingConfig, values, {}) == run.training
-    assert build(DecodingConfig, values, {}) == run.decoding
+    assert make_config(ModelConfig, values, {}) == run.model
+    assert make_config(TrainingConfig, values, {}) == run.training
+    assert make_config(DecodingConfig, values, {}) == run.decoding
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_checkpoints_are_saved_by_steps_or_by_the_clock():
 
 def test_steps_between_checkpoints_replace_a_presets_minutes(tmp_path):
     def minutes(*flags, preset=PRESETS["base"]):
-        values = options.given(parse(*flags), TrainingConfig)
-        return build(TrainingConfig, preset, values).checkpoint_minutes
+        values = options.flags_of(parse(*flags), TrainingConfig)
+        return make_config(TrainingConfig, preset, values).checkpoint_minutes
 
     assert minutes() == 10
     assert minutes("--save-every", "7") is None

@@ -7,7 +7,7 @@ import pytest
 
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import build
+from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from support.scripts import ROOT
 
@@ -17,7 +17,7 @@ def settings(preset):
     configs = (ModelConfig, TrainingConfig, DecodingConfig)
     found = {}
     for cls in configs:
-        config = build(cls, PRESETS[preset], {})
+        config = make_config(cls, PRESETS[preset], {})
         found |= asdict(config)
         if cls is ModelConfig:
             found |= {"d_k": config.key_width, "d_v": config.value_width}

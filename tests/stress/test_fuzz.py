@@ -26,7 +26,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.settings.options import UsageError, build
+from minitransformer.settings.options import UsageError, make_config
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.lines import read_lines
 from minitransformer.text.tokenizer import Tokenizer
@@ -137,7 +137,7 @@ def presets(place):
         path.write_bytes(data)
         _, preset = find_preset(str(path))
         for cls in (ModelConfig, TrainingConfig, DecodingConfig):
-            build(cls, preset, {})
+            make_config(cls, preset, {})
 
     toml = b'config = "tiny"\n[training]\nsteps = 3\nminutes = 1e3\n'
     return [b'{"config": "base", "d_model": 64, "minutes": 1.5}', toml], use
