@@ -8,7 +8,7 @@ Shapes: B sentences, K beams, V vocabulary, G groups of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +63,11 @@ def token_weights(rows: Array, table: Array) -> TokenWeights:
 
     Shapes: rows [N, D], table [V, D]
     """
-    kernel = fused_kernel("exponentials", (rows, table), exponentials)
-    weights = with_sums(*kernel(rows, table))
+    kernel = fused_kernel("exponentials", (rows, table), _logits)
+    if kernel is _logits:
+        weights = with_sums(_logits(rows, table), exponents=True)
+    else:
+        weights = with_sums(*kernel(rows, table))
     moderate = ops.moderate(weights.sums)
     return weights if moderate else weights_of(_logits(rows, table))
 
@@ -72,48 +75,34 @@ def token_weights(rows: Array, table: Array) -> TokenWeights:
 def weights_of(logits: Array) -> TokenWeights:
     """Return exp(logits - the maximum of each row), in place. Shapes: logits [N, V]"""
     logits -= logits.max(axis=1, keepdims=True)
-    return with_sums(logits, _exponentiated(logits))
-
-
-def exponentials(rows: Array, table: Array) -> tuple[Array, Iterator[slice]]:
-    """Return exp(rows table^T), and yield slices of its rows once they are there.
-
-    Shapes: rows [N, D], table [V, D] -> [N, V]
-    """
-    logits = _logits(rows, table)
-    return logits, _exponentiated(logits)
+    return with_sums(logits, exponents=True)
 
 
 def _logits(rows: Array, table: Array) -> Array:
     return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
 
 
-def _exponentiated(logits: Array) -> Iterator[slice]:
-    for part in _row_slices(logits):
-        array_module(logits).exp(logits[part], out=logits[part])
-        yield part
-
-
-def _row_slices(values: Array) -> Iterator[slice]:
-    """Yield slices of rows, which the cache of a processor holds. Shapes: [N, V]"""
-    count, size = values.shape
-    cached = max(VALUES_IN_CACHE // size, 1)
-    at_once = cached if isinstance(values, np.ndarray) else count
-    return (slice(n, n + at_once) for n in range(0, count, at_once))
-
-
-def with_sums(values: Array, parts: Iterable[slice] | None = None) -> TokenWeights:
+def with_sums(
+    values: Array, parts: Iterable[slice] | None = None, exponents: bool = False
+) -> TokenWeights:
     """Return weights with their sums and maxima, some rows at a time.
 
-    `parts` yields slices of rows as soon as their weights are there.
+    `parts` yields slices of rows as soon as their weights are there; by default these
+    are as many rows as a processor's cache holds. If the values are `exponents`, their
+    exponentials replace them.
 
     Shapes: values [N, V]
     """
     xp, (count, size) = array_module(values), values.shape
     sums, ones = xp.empty(count, values.dtype), xp.ones(size, values.dtype)
     maxima = xp.empty((count, min(MAX_GROUPS, size)), values.dtype)
-    for part in parts or _row_slices(values):
+    if parts is None:
+        at_once = VALUES_IN_CACHE // size + 1 if xp is np else count
+        parts = (slice(n, n + at_once) for n in range(0, count, at_once))
+    for part in parts:
         weights = values[part]
+        if exponents:
+            xp.exp(weights, out=weights)
         sums[part] = weights @ ones
         weights[:, :EOS_ID] = 0
         maxima[part] = group_maxima(weights)

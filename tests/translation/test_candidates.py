@@ -6,7 +6,7 @@ import pytest
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.translation.candidates import (
     best_candidates,
-    exponentials,
+    token_weights,
     weights_of,
     with_sums,
 )
@@ -154,7 +154,7 @@ def test_weights_have_sums_and_the_maxima_of_groups(
     rng = np.random.default_rng(size)
     rows, table = rng.standard_normal((count, 2)), rng.standard_normal((size, 2))
     expected = np.exp(rows @ table.T)
-    weights = with_sums(*exponentials(rows, table))
+    weights = token_weights(rows, table)
     assert_close(weights.sums, expected.sum(axis=1))
     expected[:, [PAD_ID, UNK_ID, BOS_ID]] = 0
     assert_close(weights.values, expected)
