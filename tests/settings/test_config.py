@@ -295,7 +295,7 @@ def test_every_flag_of_other_toolkits_leads_to_one_of_a_script(capsys):
     known = ""
     for script in (train.main, translate.main):
         with pytest.raises(SystemExit):
-            script(["--help"])
+            script(["--help-all"])
         known += capsys.readouterr().out
     for flags in ELSEWHERE.values():
         for flag in flags.split():
