@@ -12,7 +12,7 @@ modes: float32, bfloat16 by `torch.autocast`, and both compiled by `torch.compil
 ratio that counts is the one over the mode with the highest median. A side `products`
 computes only the matrix products of the step, in the faster of two ways: whole, with
 the threads of BLAS, or cut into one part for each thread. Where there is oneDNN, this
-engine also multiplies in float32 by it, and in bf16 if the processor can. The speed
+engine also multiplies in bf16 if the processor can. The speed
 counts source and target tokens without padding. The shape multi30k trains the preset of
 that name on real batches.
 """
@@ -53,7 +53,7 @@ SHAPES = {  # d_model, d_ff, heads, layers of each stack, sentences, tokens a se
 }
 VOCAB_SIZE = 8000
 PYTORCH = ("pytorch", "pytorch-bf16", "pytorch-compiled", "pytorch-compiled-bf16")
-PRECISIONS = ("fp32-onednn", "bf16")  # besides that of "ours", NumPy's float32
+PRECISIONS = ("bf16",)  # besides that of "ours", NumPy's float32
 OURS = ("ours", *(f"ours-{precision}" for precision in PRECISIONS))
 SIDES = (*OURS, "products", *PYTORCH, "marian")
 Step = Callable[[Batch], float]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from minitransformer.training.parallel import ParallelModel
 
 # The precisions of a processor that oneDNN multiplies in.
-ONEDNN = ("fp32-onednn", "bf16", "int8")
+ONEDNN = ("bf16", "int8")
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ def open_device(
         raise UsageError(f"threads: expected int of at least 1, got {num_threads!r}")
     if name == "cpu":
         if precision not in (None, "fp32", *ONEDNN):
-            possible = "fp32, fp32-onednn or bf16"
-            expected = f"expected {possible} with --device cpu, or int8 to translate"
+            expected = "expected fp32 or bf16 with --device cpu, or int8 to translate"
             raise UsageError(f"--precision: {expected}, got {precision}")
         tune_allocator()
         register_kernels(np.ndarray, None)
@@ -110,10 +109,9 @@ def open_device(
 
 def open_kernels(precision: str) -> Kernels[Any]:
     """Return oneDNN's kernels for a precision. Raises: RuntimeError as `OneDnn`."""
-    from minitransformer.onednn import bfloat16, float32, int8
+    from minitransformer.onednn import bfloat16, int8
 
-    modules = {"fp32-onednn": float32, "bf16": bfloat16, "int8": int8}
-    return modules[precision].open_kernels()
+    return (int8 if precision == "int8" else bfloat16).open_kernels()
 
 
 def parallel_model(

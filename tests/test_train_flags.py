@@ -105,7 +105,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         (
             "--device cpu --precision fp16",
             2,
-            "fp32-onednn or bf16 with --device cpu",
+            "fp32 or bf16 with --device cpu",
         ),
         ("--device tpu", 2, "--device: expected cpu, cuda or cuda:N, got 'tpu'"),
         ("--ranks 2 --data no --source en --target de", 1, "expected a folder"),

@@ -287,7 +287,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         (
             "--model MODEL --precision fp16 x",
             2,
-            "fp32-onednn or bf16 with",
+            "fp32 or bf16 with",
         ),
         (
             "--model LEARNED --long-input error --input long",

@@ -91,20 +91,18 @@ def linear(
     Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]
     """
     xp, shape = array_module(x), x.shape
-    rows = x.reshape(-1, shape[-1])  # [N, n]
-    out = rows @ weight
-    if bias is not None:
-        out += bias
-    if relu:
-        xp.maximum(out, 0, out=out)
-    kept = out if relu else None  # the vjp must not keep what it does not need
+    rows = factor(x.reshape(-1, shape[-1]), weight)  # [N, n]
+    out = product(rows, weight, bias, relu)
+    # The vjp must not keep what it does not need.
+    kept = factor(out, weight) if relu else None
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
-        g = g.reshape(len(rows), weight.shape[1])
+        g, columns = g.reshape(-1, weight.shape[1]), rows.T
         if kept is not None:
             g = g * (kept > 0)
         db = None if bias is None else _ones(xp, g, len(g)) @ g
-        return (g @ weight.T).reshape(shape), rows.T @ g, db
+        g = factor(g, weight)
+        return product(g, weight.T).reshape(shape), product(columns, g), db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
@@ -322,7 +320,7 @@ def projected_cross_entropy(
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
         row = xp.arange(len(part))
-        logits = part @ weight.T  # [chunk, V]
+        logits = product(factor(part, weight), weight.T)  # [chunk, V]
         target_logits = logits[row, target]
         highest = logits.max(axis=-1)
         logits -= highest[:, None]
@@ -334,9 +332,10 @@ def projected_cross_entropy(
         # is subtracted here, e / V after the loop, and 1 / totals scales the rows.
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
-        drows[start : start + chunk] = (exponentials @ weight) * inverse_totals
-        dweight += exponentials.T @ (part * inverse_totals)
-        del logits, exponentials
+        terms = factor(exponentials, weight)
+        drows[start : start + chunk] = product(terms, weight) * inverse_totals
+        dweight += product(terms.T, factor(part * inverse_totals, weight))
+        del logits, exponentials, terms
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
@@ -349,6 +348,31 @@ def projected_cross_entropy(
         return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
+
+
+# Products with matrices of parameters, which a kernel may compute in lower precision
+
+
+def factor(x: Array, weight: Array) -> Array:
+    """Return what `product` multiplies by `weight` for x: x itself, or its rounding."""
+    return fused_kernel("factor", (x, weight), lambda x, weight: x)(x, weight)
+
+
+def product(a: Array, b: Array, bias: Array | None = None, relu: bool = False) -> Array:
+    """Return A B + bias, or the greater of this and 0: factors, or one and a weight.
+
+    Shapes: a [N, n], b [n, m], bias [m] -> [N, m]
+    """
+    return fused_kernel("product", (a, b), _product)(a, b, bias, relu)
+
+
+def _product(a: Array, b: Array, bias: Array | None, relu: bool) -> Array:
+    out = a @ b
+    if bias is not None:
+        out += bias
+    if relu:
+        array_module(out).maximum(out, 0, out=out)
+    return out
 
 
 # Helpers

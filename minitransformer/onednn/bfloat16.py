@@ -21,23 +21,48 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.onednn.floats import FloatKernels
-from minitransformer.onednn.kernels import with_more_rows
-from minitransformer.onednn.library import OneDnn
+from minitransformer.onednn.kernels import Kernels, with_more_rows
+from minitransformer.onednn.library import EXP, RELU, OneDnn
 from minitransformer.workers import shared_zeros
 
+# Smaller matrices are multiplied by NumPy.
+MIN_SIZE = 64 * 64
 
-class Bfloat16Kernels(FloatKernels):
-    """The operations with rounded rows, and the parameters, rounded."""
 
-    chunk_share = 3  # since there is a rounded copy of the logits
+class Bfloat16Kernels(Kernels[np.ndarray]):
+    """Products of rounded rows with parameters, which are rounded after each change.
+
+    A rounding is a view of an array that has some rows of zeros more.
+    """
 
     def __init__(self, library: OneDnn) -> None:
-        super().__init__(library)
-        self.rounded = library.rounded
+        super().__init__()
+        self.rounded, self.multiply = library.rounded, library.product
         self._lock = threading.Lock()
         self._kept: dict[int, np.ndarray] = {}  # by the id of the vector
         self._views: dict[int, tuple[Any, np.ndarray]] = {}  # by the id of the matrix
+
+    def product(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        bias: np.ndarray | None = None,
+        relu: bool = False,
+    ) -> np.ndarray:
+        """`ops.product` of a rounding and parameters, or of two roundings."""
+        count = len(a)
+        a = _with_zeros(a)
+        b = _with_zeros(b) if self._is_rounded(b) else self._rounded_parameters(b)
+        function = RELU if relu else None
+        return self.multiply(a, b, bias=bias, function=function)[:count]
+
+    def exponentials(
+        self, rows: np.ndarray, table: np.ndarray
+    ) -> tuple[np.ndarray, None]:
+        """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]"""
+        low = _with_zeros(self.factor(rows, table))
+        matrix = self._rounded_parameters(table.T)
+        return self.multiply(low, matrix, function=EXP)[: len(rows)], None
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Round a vector of parameters that are new or have changed.
@@ -49,10 +74,16 @@ class Bfloat16Kernels(FloatKernels):
             self._kept[id(vector)] = shared_zeros(vector.shape, np.uint16)
         self.rounded(vector, self._kept[id(vector)])
 
+    def _is_rounded(self, a: np.ndarray) -> bool:
+        return a.dtype == np.uint16
+
+    def _is_faster(self, weight: np.ndarray) -> bool:
+        return weight.size >= MIN_SIZE
+
     def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
         low = with_more_rows(x, np.uint16)
         self.rounded(x, low[: len(x)])
-        return low
+        return low[: len(x)]
 
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
         """Return a matrix of parameters, rounded: a view of its vector's rounded copy.
@@ -67,9 +98,6 @@ class Bfloat16Kernels(FloatKernels):
             )
         return views[key][1]
 
-    def _sum_over_rows(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return self.product(a.T, b)
-
     def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base
         assert vector is not None
@@ -81,6 +109,12 @@ class Bfloat16Kernels(FloatKernels):
         strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
         place = start * low.itemsize
         return np.ndarray(matrix.shape, low.dtype, low, place, tuple(strides))
+
+
+def _with_zeros(a: np.ndarray) -> np.ndarray:
+    """Return a rounding, or one that is transposed, with the zeros that follow it."""
+    assert a.base is not None
+    return a.base if a.strides == a.base.strides else a.base.T
 
 
 @functools.cache

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from minitransformer.engine.autograd import Vjp
 from minitransformer.onednn.kernels import Kernels, more_rows, with_more_rows
 from minitransformer.onednn.library import EXP, RELU, OneDnn, ScaledMatrix
 
@@ -46,19 +45,27 @@ LOGITS_ROWS = 64
 class Rows(NamedTuple):
     """Activations: integers plus 128, and the scale of each row.
 
-    Shapes: integers [N or more, n], scales [N or more, 1]
+    Shapes: integers [more_rows(N), n], scales [more_rows(N), 1], `num_rows` is N
     """
 
     integers: np.ndarray
     scales: np.ndarray
+    num_rows: int
+
+    @property
+    def T(self) -> NoReturn:  # noqa: N802
+        """What a gradient would multiply."""
+        raise RuntimeError(
+            "int8 is for translating: expected no gradient to be asked for"
+        )
 
 
 class Int8Kernels(Kernels[Rows]):
-    """The operations that multiply integers, and the parameters as integers."""
+    """Products of integers, and the parameters as integers."""
 
     def __init__(self, library: OneDnn) -> None:
-        super().__init__(linear=self.linear, exponentials=self.exponentials)
-        self.quantized, self.product = library.quantized, library.scaled_product
+        super().__init__()
+        self.quantized, self.multiply = library.quantized, library.scaled_product
         # By the id of a vector of parameters, and the place of a matrix in it.
         self._kept: dict[int, dict[tuple[int, ...], ScaledMatrix]] = {}
 
@@ -67,19 +74,17 @@ class Int8Kernels(Kernels[Rows]):
         if (matrices := self._kept.get(id(vector))) is not None:
             matrices.clear()
 
-    def linear(
+    def product(
         self,
-        x: np.ndarray,
-        weight: np.ndarray,
+        a: Rows,
+        b: np.ndarray,
         bias: np.ndarray | None = None,
-        *,
         relu: bool = False,
-    ) -> tuple[np.ndarray, Vjp]:
-        """`ops.linear`. Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]"""
-        rows, function = self._rounded_input(x), RELU if relu else None
-        out = self._product(rows, weight, bias=bias, function=function)
-        out = out[: x.size // len(weight)]
-        return out.reshape(*x.shape[:-1], weight.shape[1]), _no_gradient
+    ) -> np.ndarray:
+        """`ops.product` of rows and parameters."""
+        matrix, function = self._scaled_matrix(b), RELU if relu else None
+        out = self.multiply(a.integers, a.scales, matrix, bias=bias, function=function)
+        return out[: a.num_rows]
 
     def exponentials(
         self, rows: np.ndarray, table: np.ndarray
@@ -89,20 +94,20 @@ class Int8Kernels(Kernels[Rows]):
         Shapes: rows [N, D], table [V, D] -> [N, V]
         """
         values = np.empty((more_rows(len(rows)), len(table)), np.float32)
+        matrix = self._scaled_matrix(table.T)
 
         def fill() -> Iterator[slice]:
             for first in range(0, len(rows), LOGITS_ROWS):
                 part = slice(first, min(first + LOGITS_ROWS, len(rows)))
                 low = self._rounded_rows(rows[part])
                 out = values[first : first + len(low.integers)]
-                self._product(low, table.T, function=EXP, out=out)
+                self.multiply(low.integers, low.scales, matrix, function=EXP, out=out)
                 yield part
 
         return values[: len(rows)], fill()
 
-    def _product(self, rows: Rows, weight: np.ndarray, **options: Any) -> np.ndarray:
-        matrix = self._scaled_matrix(weight)
-        return self.product(rows.integers, rows.scales, matrix, **options)
+    def _is_rounded(self, a: Any) -> bool:
+        return isinstance(a, Rows)
 
     def _is_faster(self, weight: np.ndarray) -> bool:
         return weight.size >= MIN_PRODUCTS * sum(weight.shape)
@@ -119,7 +124,7 @@ class Int8Kernels(Kernels[Rows]):
         np.maximum.reduce(magnitudes, axis=1, out=out, initial=SMALLEST_BITS)
         self.quantized(x, LARGEST / peaks, integers[: len(x)])
         peaks *= np.float32(1 / LARGEST)
-        return Rows(integers, scales[:, None])
+        return Rows(integers, scales[:, None], len(x))
 
     def _scaled_matrix(self, matrix: np.ndarray) -> ScaledMatrix:
         """Return a matrix of parameters as integers, made at its first use."""
@@ -139,10 +144,6 @@ def scaled_matrix(matrix: np.ndarray) -> ScaledMatrix:
     peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
     integers = np.rint(matrix * (LARGEST / peaks)).astype(np.int8)
     return ScaledMatrix(integers, peaks / np.float32(LARGEST))
-
-
-def _no_gradient(g: np.ndarray) -> NoReturn:
-    raise RuntimeError("int8 is for translating: expected no gradient to be asked for")
 
 
 @functools.cache

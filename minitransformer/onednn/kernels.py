@@ -1,4 +1,7 @@
-"""What the kernels of all precisions share: whose products they compute.
+"""The base class of oneDNN's kernels: what is rounded, and which products they compute.
+
+The operations of `engine/ops.py` ask for a `factor`, the rounding of what they multiply
+by parameters, and for the `product` of factors. NumPy computes everything else.
 
 Shapes: N rows, n inputs.
 """
@@ -27,24 +30,24 @@ TRIAL_SIZE = 256
 
 
 class Kernels(Generic[R]):
-    """Operations that multiply by parameters, and take rounded rows of the type R."""
+    """Products of rounded rows, of the type R, with parameters."""
 
-    def __init__(self, **kernels: Callable[..., Any]) -> None:
-        self._kernels = kernels
+    def __init__(self) -> None:
         self._thread = threading.local()
 
-    def find(
-        self, name: str, arrays: tuple[np.ndarray, ...]
-    ) -> Callable[..., Any] | None:
-        """Return the kernel of an operation whose second array is a parameter.
+    def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return a kernel by its name, if it is for these arrays.
 
-        NumPy multiplies other matrices, and those for which it is faster.
+        Rows are rounded for products with a matrix of parameters that is not too small;
+        then they are multiplied here.
         """
         if name == "parameters_changed":
             return self.parameters_changed
-        kernel = self._kernels.get(name)
-        if kernel and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
-            return kernel
+        if name == "product":
+            return self.product if self._is_rounded(arrays[0]) else None
+        kernels = {"factor": self.factor, "exponentials": self.exponentials}
+        if name in kernels and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
+            return kernels[name]
         return None
 
     def are_slow(self) -> bool:
@@ -55,14 +58,50 @@ class Kernels(Generic[R]):
         vector = np.ones(TRIAL_SIZE**2, np.float32)
         weight = vector.reshape(TRIAL_SIZE, TRIAL_SIZE)
         x = weight.copy()
-        self._kernels["linear"](x, weight)  # rounds both
+        self.product(self.factor(x, weight), weight)  # rounds both
         with limit_threads(1):
             plain = _least_seconds(lambda: x @ weight)
-            own = _least_seconds(lambda: self._kernels["linear"](x, weight))
+            own = _least_seconds(lambda: self.product(self.factor(x, weight), weight))
         return own > 1.1 * plain
+
+    def factor(self, x: np.ndarray, weight: np.ndarray) -> R:
+        """Round a matrix [N, n], once while the array that has its numbers lives.
+
+        Queries, keys and values are projected from one array, and those of all decoder
+        layers from the encoder's output. So nothing may change such an array in place.
+        """
+        owner = x if x.base is None else x.base
+        inputs = self._thread.__dict__.setdefault("inputs", {})
+        if id(owner) not in inputs:
+            key = id(owner)
+            inputs[key] = weakref.ref(owner, lambda _: inputs.pop(key)), {}
+        roundings = inputs[id(owner)][1]
+        place = x.__array_interface__["data"][0], x.shape, x.strides
+        if place not in roundings:
+            roundings[place] = self._rounded_rows(x)
+        rounded: R = roundings[place]
+        return rounded
+
+    def product(
+        self, a: Any, b: Any, bias: np.ndarray | None = None, relu: bool = False
+    ) -> np.ndarray:
+        """`ops.product` of a factor with parameters, or with another factor."""
+        raise NotImplementedError
+
+    def exponentials(self, rows: np.ndarray, table: np.ndarray) -> tuple[Any, Any]:
+        """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]
+
+        Also returns an iterator over slices of its rows, which computes them on the
+        way, or None if all are there.
+        """
+        raise NotImplementedError
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Renew or forget what was made of a vector of parameters."""
+        raise NotImplementedError
+
+    def _is_rounded(self, a: Any) -> bool:
+        """Whether `a` is a factor."""
         raise NotImplementedError
 
     def _is_faster(self, weight: np.ndarray) -> bool:
@@ -70,21 +109,8 @@ class Kernels(Generic[R]):
         raise NotImplementedError
 
     def _rounded_rows(self, x: np.ndarray) -> R:
-        """Round a matrix [N, n], of at least as many rows as it has."""
+        """Round a matrix [N, n]."""
         raise NotImplementedError
-
-    def _rounded_input(self, x: np.ndarray) -> R:
-        """Round the rows of activations [..., n], once while the array lives.
-
-        Queries, keys and values are projected from one array, and those of all decoder
-        layers from the encoder's output. So nothing may change an input in place.
-        """
-        inputs = self._thread.__dict__.setdefault("inputs", {})
-        if id(x) not in inputs:
-            low, key = self._rounded_rows(x.reshape(-1, x.shape[-1])), id(x)
-            inputs[key] = weakref.ref(x, lambda _: inputs.pop(key)), low
-        rounded: R = inputs[id(x)][1]
-        return rounded
 
 
 def more_rows(count: int) -> int:
@@ -103,18 +129,6 @@ def with_more_rows(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """
     out: np.ndarray = np.empty((more_rows(len(x)), x.shape[1]), dtype)
     out[len(x) :] = 0
-    return out
-
-
-def padded_rows(x: np.ndarray) -> np.ndarray:
-    """Return a matrix and rows of zeros that follow, or the matrix if it needs none.
-
-    Shapes: x [N, n] -> [more_rows(N), n]
-    """
-    if len(x) == more_rows(len(x)):
-        return x
-    out = with_more_rows(x, x.dtype)
-    out[: len(x)] = x
     return out
 
 

@@ -1,4 +1,4 @@
-"""Products of float32, of bfloat16 and of integer matrices by oneDNN's C interface.
+"""Products of bfloat16 and of integer matrices by oneDNN's C interface.
 
 oneDNN multiplies with AVX2, AVX-512, AVX-512 BF16, AVX-512 VNNI and AMX. It compiles an
 operation, which it calls a primitive, for the shapes and layouts of its arrays, in
@@ -56,14 +56,9 @@ OPERANDS = 0x8002, 0x10002  # of what comes after a product first, and second
 ADD, MULTIPLY, RELU, EXP = 0x1FFF0, 0x1FFF1, 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
 
-# The element types of what is multiplied, by NumPy's characters for them: uint16 stands
-# for bfloat16.
-FACTORS = {"f": FLOAT32, "H": BFLOAT16}
-
 # For each precision, the instructions that it needs and their bit in what
 # dnnl_get_effective_cpu_isa returns.
 INSTRUCTIONS = {
-    "fp32-onednn": ("AVX2", 0x04),
     "bf16": ("AMX or AVX-512 BF16", 0x80),
     "int8": ("AMX or AVX-512 VNNI", 0x40),
 }
@@ -162,10 +157,9 @@ class OneDnn:
     ) -> np.ndarray:
         """Return A B in float32, written to `out` or added to it if that is given.
 
-        Both matrices have float32 or both have bfloat16 numbers, and they are
-        contiguous or transposed. With a bias, A B + bias is returned; with the
-        `function` RELU, the maximum of that and 0; with EXP, the exponential. `out` and
-        the bias are contiguous.
+        Both matrices have bfloat16 numbers, and are contiguous or transposed. With a
+        bias, A B + bias is returned; with the `function` RELU, the maximum of that and
+        0; with EXP, the exponential. `out` and the bias are contiguous.
 
         Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
         """
@@ -177,14 +171,14 @@ class OneDnn:
         if out is None:
             out = np.empty((n, m), np.float32)
         _check_product(a, b, out)
-        if add and not transposed and a.dtype == np.uint16:
+        if add and not transposed:
             # For any number of rows, oneDNN would use its reference code.
             return np.add(out, self.product(a, b), out=out)
         addresses = [_address(a), _address(b), _address(out)]
         if bias is not None:
             addresses.append(_address(_checked(bias, (m,))))
         rows = n if transposed or m > MAX_COLUMNS else ANY_NUMBER
-        factors = a.dtype.char, rows, k, transposed, b.dtype.char, m, _is_transposed(b)
+        factors = rows, k, transposed, m, _is_transposed(b)
         how = *factors, add, bias is not None, function
         self._run(self._primitive(_Product, *how), addresses, n)
         return out
@@ -417,11 +411,9 @@ class _Product(_Matmul):
         self,
         library: ctypes.CDLL,
         engine: c_void_p,
-        a_type: str,
         n: int,
         k: int,
         a_is_transposed: bool,
-        b_type: str,
         m: int,
         b_is_transposed: bool,
         add: bool,
@@ -429,8 +421,8 @@ class _Product(_Matmul):
         function: int | None,
     ) -> None:
         layouts = {
-            SOURCE: _layout(FACTORS[a_type], n, k, a_is_transposed),
-            WEIGHTS: _layout(FACTORS[b_type], k, m, b_is_transposed),
+            SOURCE: _layout(BFLOAT16, n, k, a_is_transposed),
+            WEIGHTS: _layout(BFLOAT16, k, m, b_is_transposed),
             DESTINATION: _layout(FLOAT32, n, m),
         }
         if has_bias:

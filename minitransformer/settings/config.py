@@ -30,9 +30,9 @@ from minitransformer.settings.options import (
 )
 from minitransformer.settings.text_config import TextConfig
 
-# The number formats of training (`cuda/precision.py`): all but fp32-onednn on a GPU;
-# fp32, fp32-onednn and bf16 on a CPU.
-PRECISIONS = ("fp32", "fp32-onednn", "tf32", "bf16", "fp16")
+# The number formats of training (`cuda/precision.py`): all on a GPU, fp32 and bf16 on a
+# CPU.
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -233,6 +233,8 @@ class TrainingConfig(Config):
     )
 
     def __post_init__(self) -> None:
+        if self.precision == "fp32-onednn":  # of an older run
+            object.__setattr__(self, "precision", "fp32")
         super().__post_init__()
         if self.best_by == "bleu" and not self.validate_bleu:
             raise ValueError("--best-by bleu expects --validate-bleu above 0, got 0")

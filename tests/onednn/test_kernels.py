@@ -36,12 +36,15 @@ def test_there_are_few_numbers_of_rows(rows, expected, dtype):
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
 def test_kernels_that_are_slower_than_float32_say_so(seconds, monkeypatch):
+    class Slow(Kernels):
+        def factor(self, x, weight):
+            assert x.dtype == weight.dtype == weight.base.dtype == np.float32
+            return x
 
-    def linear(x, weight):
-        assert x.dtype == weight.dtype == weight.base.dtype == np.float32
-        time.sleep(seconds)
+        def product(self, a, b):
+            time.sleep(seconds)
 
-    kernels = Kernels(linear=linear)
+    kernels = Slow()
     assert kernels.are_slow() == (seconds > 0)
     monkeypatch.setattr(bfloat16, "open_kernels", lambda: kernels)
     description = Device("cpu", np, "bf16", None, 2).description

@@ -174,6 +174,12 @@ def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(
         assert not preset.keys() & {"vocabulary", "tokenizer", "normalization"}
 
 
+def test_a_precision_that_is_gone_is_read_as_fp32():
+    stored = json.loads(run_config().to_json())
+    stored["training"]["precision"] = "fp32-onednn"
+    assert RunConfig.from_json(json.dumps(stored)).training.precision == "fp32"
+
+
 @pytest.mark.parametrize(
     "values",
     [{"tags": ["<x>"]}, {"text": {"train": ["a", "b"], "train 2": ["c", "d"]}}],

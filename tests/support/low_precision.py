@@ -55,8 +55,7 @@ class StandIn:
 
     @staticmethod
     def product(a, b, out=None, add=False, *, bias=None, function=None):
-        if a.dtype == np.uint16:
-            a, b = (x.view(ml_dtypes.bfloat16) for x in (a, b))
+        a, b = (x.view(ml_dtypes.bfloat16) for x in (a, b))
         wide = a.astype(np.float64), b.astype(np.float64)
         product = np.matmul(*wide).astype(np.float32)
         if bias is not None:
