@@ -537,30 +537,6 @@ def test_a_full_disk_behind_standard_output_costs_lines(start):
     assert "done" in (Path("run") / "train.log").read_text()
 
 
-@pytest.mark.parametrize("number", lifecycle.STOP_SIGNALS)
-def test_a_signal_saves_and_stops(start, monkeypatch, number):
-    real, handlers = CpuModel.forward_backward, []
-
-    def forward_backward(self, batches, smoothing, key):
-        if key[1] == 3:
-            os.kill(os.getpid(), number)
-            handlers.extend(signal.getsignal(n) for n in lifecycle.STOP_SIGNALS[-2:])
-        return real(self, batches, smoothing, key)
-
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    flags = ("--run", "run", "--steps", 9, "--validate-every", 9, "--save-every", 9)
-    with signals_put_back():
-        signal.signal(number, signal.SIG_DFL)  # which nohup, for one, changes
-        out = start(*flags, code=128 + number)
-    assert handlers == [signal.SIG_DFL] * 2  # a second signal would end it at once
-    lines = out.splitlines()
-    assert lines[-1] == "stopped     and saved: train.py --resume run continues"
-    assert logged(out, "epoch") == [1, 2, 3]
-    assert steps("run") == [3]
-    assert "done" not in out
-    assert not Path("run", "averaged.safetensors").exists()
-
-
 @pytest.mark.parametrize(
     ("more", "last"), [([], 6), (["--learning-rate", 1e-30, "--patience", 1], 4)]
 )

@@ -15,7 +15,7 @@ import translate
 from minitransformer.commands import average
 from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
-from support.crash_points import crashes, recording, replay
+from support.crash_points import crashes, lay_out, recording, replay
 from support.models import CAT_LINES
 from support.scripts import SHORT, TIMINGS, write_random_text
 
@@ -165,12 +165,12 @@ def test_a_resume(training, tmp_path, monkeypatch, sample):
     recorder, root = training.recorder, tmp_path / "recorded"
     before = [
         crash
-        for crash in crashes(recorder.start, recorder.operations)
-        if "bytes into write" in crash.how
+        for crash in crashes(recorder.looks)
+        if crash.how == "killed while writing"
         and sum("step-" in value[0] for value in promised(recorder, crash.done)) == 1
     ]
     middle = before[len(before) * 2 // 3]
-    middle.tree.lay_out(root)
+    lay_out(middle.files, root)
     again = training.record(root, training.resume, monkeypatch)
     # What was best after the last checkpoint is found again later.
     kept = [x for x in promised(recorder, middle.done) if "best" not in x[0]]
@@ -184,9 +184,6 @@ def test_a_resume(training, tmp_path, monkeypatch, sample):
 
 def promised(recorder, done):
     return [value for when, value in recorder.promises if when <= done and value]
-
-
-# The cache
 
 
 # What translate.py and `average` write
@@ -243,10 +240,9 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
     promises = [(done, value[0]) for done, value in recorder.promises if value]
     for done, name in promises:
         syncs = {}  # by file, the one that was synced last at the end
-        for number, operation in enumerate(recorder.operations[:done]):
-            if operation.kind == "sync":
-                before = syncs.pop(operation.file, [])
-                syncs[operation.file] = [*before, number]
+        for number, look in enumerate(recorder.looks[: done + 1]):
+            if look.synced is not None:
+                syncs[look.synced] = [*syncs.pop(look.synced, []), number]
         above, runs, *_, metrics_file, saved_file, folder = syncs.values()
         forgotten = [saved_file, folder[-1:]]
         if name == "config.json":
@@ -256,12 +252,12 @@ def test_a_sync_that_is_missing_is_noticed(training, tmp_path):
         check = training.check_promises
         for numbers in [], *forgotten:
             try:
-                replay(recorder, tmp_path / "crash", check, None, (done, done), numbers)
+                replay(recorder, tmp_path / "crash", check, None, done, numbers)
             except AssertionError:
                 if not numbers:
                     raise
                 noticed += 1
             else:
-                unnoticed += [(name, str(recorder.operations[x])) for x in numbers]
+                unnoticed += [(name, number) for number in numbers]
     print(f"calls of fsync whose lack was noticed: {noticed}")
     assert not unnoticed

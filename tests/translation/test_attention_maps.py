@@ -68,15 +68,6 @@ def test_the_page_loads_no_other_file(maps, tmp_path):
     assert "<" not in data
 
 
-def test_the_command_writes_a_page(model_path, tmp_path, capfd):
-    path = tmp_path / "heads.html"
-    code, out, err = run_translate(
-        capfd, "--model", model_path, "--attention", str(path), LINE
-    )
-    assert (code, out, err) == (0, "", "")
-    assert path.read_text().startswith("<!doctype html>")
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
 )

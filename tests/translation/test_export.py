@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -89,60 +85,6 @@ def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
     # The sinusoids, 2048 x 32 numbers, stay float32.
     positions = 4 * 2 * export.MAX_POSITIONS * 32
     assert sizes["int8"] - positions < 0.5 * (sizes["float32"] - positions)
-
-
-@pytest.fixture
-def saved(tmp_path, tokenizer):
-    path = tmp_path / "model.safetensors"
-    model = model_with_random_biases()
-    checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "full"), 1)]
-)
-@pytest.mark.parametrize("last", ["model.bin", "tokenizer.model"])
-def test_what_is_interrupted_leaves_nothing(
-    tmp_path, saved, monkeypatch, capsys, last, error, code
-):
-    """Nor does it change an empty directory; and what a kill has left is cleared."""
-    specs = pytest.importorskip("ctranslate2.specs")
-    empty, save, write = (
-        tmp_path / "empty",
-        specs.TransformerSpec.save,
-        Path.write_bytes,
-    )
-    empty.mkdir()
-
-    def save_half(spec, folder):
-        save(spec, folder)
-        assert Path(folder).parent == tmp_path
-        if last == "model.bin":
-            raise error
-
-    def write_half(path, data):
-        write(path, data[:9])
-        raise error
-
-    with monkeypatch.context() as patches:
-        patches.setattr(specs.TransformerSpec, "save", save_half)
-        patches.setattr(Path, "write_bytes", write_half)
-        for name in ("new", "empty"):
-            assert export.main(["ctranslate2", saved, str(tmp_path / name)]) == code
-    left = sorted(path.name for path in tmp_path.rglob("*"))
-    assert left == ["empty", "model.safetensors"]
-    killed = tmp_path / f".empty.{16 * 'a'}.partial"
-    killed.mkdir()
-    os.utime(killed, (0, 0))  # long ago
-    assert export.main(["ctranslate2", saved, str(empty)]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
-    assert {"model.bin", "tokenizer.model"} < {path.name for path in empty.iterdir()}
-    new = tmp_path / "new"
-    new.mkdir()
-    monkeypatch.chdir(new)
-    assert export.main(["ctranslate2", saved, "."]) == 1
-    assert "got ., which is in use: name a new one" in capsys.readouterr().err
 
 
 def test_a_full_directory_and_unusual_head_widths_are_refused(

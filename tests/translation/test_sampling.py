@@ -187,23 +187,6 @@ def test_samples_meet_constraints(translator):
         assert len(h.tokens) >= 3
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": 2.0}, "temperature: does nothing without sample"),
-        ({"seed": 0}, "seed: does nothing without sample"),
-        ({"sample": True, "top_p": 0.0}, "top_p: expected above 0, got 0.0"),
-        ({"sample": True, "top_p": 1.5}, "top_p: expected at most 1, got 1.5"),
-        ({"sample": True, "top_k": 0}, "top_k: expected at least 1, got 0"),
-        ({"sample": 1}, "sample: expected bool, got 1"),
-        ({"nbest": 5}, r"nbest: expected at most the beam \(4\), got 5"),
-    ],
-)
-def test_settings_that_do_nothing_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TranslationConfig(**settings)
-
-
 def test_the_command_draws_samples(model_path, capfd):
     flags = ["--model", model_path, *SHORT, "--sample", "--nbest", "6"]
     code, out, err = run_translate(capfd, *flags, "the cat", "a mat")
