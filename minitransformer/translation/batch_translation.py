@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import array_module, fused_kernel
+from minitransformer.machine import limit_threads
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.ids import Ragged
@@ -22,7 +24,7 @@ from minitransformer.translation.incremental_decoding import (
     IncrementalDecoder,
     incremental_decoder,
 )
-from minitransformer.workers import parallel_map
+from minitransformer.workers import CAN_FORK, parallel_map
 
 R = TypeVar("R")
 
@@ -92,7 +94,7 @@ def translate_ids(
     count = max(min(num_threads, len(order)), 1)
     shares = [order[n::count] for n in range(count)]
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    with parallel_map(translate_share, count) as mapped:
+    with _limit(num_threads), parallel_map(translate_share, count) as mapped:
         for sentence, hypotheses in chain.from_iterable(mapped(shares)):
             results[sentence] = hypotheses
     return results
@@ -189,6 +191,15 @@ def map_batches(
         return list(function(batch))
 
     count = max(min(num_threads, len(batches)), 1)
-    with parallel_map(results, count) as mapped:
+    with _limit(num_threads), parallel_map(results, count) as mapped:
         for batch, found in zip(batches, mapped(batches), strict=True):
             yield from zip(batch.tolist(), found, strict=True)
+
+
+def _limit(num_threads: int) -> AbstractContextManager[None]:
+    """Give each process one thread for its products, also if there is only one.
+
+    More threads would wait for each other at the small products of a step. Where no
+    processes can be forked, this one has them all.
+    """
+    return limit_threads(1 if CAN_FORK else num_threads)
