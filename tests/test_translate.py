@@ -385,17 +385,6 @@ def test_defaults_of_beam_search_are_those_of_the_run(
     assert used_threads[-1] == 3
 
 
-def test_too_many_references_cost_no_output(model_path, tmp_path, capfd):
-    """Found before translating where both are files, and else after writing."""
-    (tmp_path / "references").write_text("a\nb\n")
-    output, reference = str(tmp_path / "out"), str(tmp_path / "references")
-    flags = ("--model", model_path, *SHORT, "-o", output, "--reference", reference)
-    code, _, err = run_translate(capfd, *flags, "the cat")
-    assert code == 1
-    assert "as many references as translations and at least one, got 2 and 1" in err
-    assert Path(output).read_text().count("\n") == 1
-
-
 def test_the_name_of_a_file_is_translated_with_a_hint(model_path, tmp_path, capfd):
     (tmp_path / "new.en").write_text("the cat\n")
     flags = ("--model", model_path, *SHORT, str(tmp_path / "new.en"))

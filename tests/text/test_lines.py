@@ -4,7 +4,6 @@ import gzip
 import io
 import os
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -71,17 +70,6 @@ def test_a_pipe_gives_its_lines_as_they_come():
     os.close(writing)
     assert list(lines) == [["a", "b", "c", "last"]]
     os.close(reading)
-
-
-def test_a_pipe_in_small_blocks_gives_the_lines_of_a_file(tmp_path, monkeypatch):
-    data = "\ufeffä b\r\n\n\nthird line\nlast".encode()
-    (tmp_path / "x").write_bytes(data)
-    blocks = [data[i : i + 3] for i in range(0, len(data), 3)] + [b""]
-    monkeypatch.setattr(os, "read", lambda descriptor, size: blocks.pop(0))
-    monkeypatch.setattr("select.select", lambda *lists: lists)
-    found = list(read_available_lines(0, 2))
-    assert found == [["ä b", ""], ["", "third line"], ["last"]]
-    assert list(chain(*found)) == list(read_lines(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("read", ["file", "pipe"])

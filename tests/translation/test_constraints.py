@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import unicodedata
 from dataclasses import replace
 from functools import cache
 
@@ -229,18 +228,6 @@ def test_ensembles_and_shortlists_have_prefixes(translator, tmp_path):
                 assert text.startswith(prefix)
 
 
-def test_text_that_is_normalised_is_restored(translator):
-    words = [translator.hypotheses(["a mat"], SHORT_OUTPUT, 1, [x]) for x in ENDED]
-    assert [w[0][0].tokens for w in words] == [words[0][0][0].tokens] * 3
-    for prefix in ("  the\u00a0cat", "the  cat ", "\uff54he", " ", "the\tmat"):
-        [text] = translator.translate(["a mat"], SHORT_OUTPUT, 1, [prefix])
-        assert text.startswith(prefix)
-        [[best]] = translator.hypotheses(["a mat"], SHORT_OUTPUT, 1, [prefix])
-        normal = unicodedata.normalize("NFKC", prefix).split()
-        [plain] = translator.text([best])
-        assert plain.startswith(" ".join(normal))
-
-
 def test_a_prefix_has_room_in_the_longest_output(translator):
     [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [CAT_LINES[3] + " the"])
     prefix = PrefixFinder(translator.tokenizer).find(CAT_LINES[3] + " the")
@@ -302,13 +289,3 @@ def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path, capfd):
         code, _, err = run_translate(capfd, *flags, "--buffer", "2", *sentences)
         assert code == 1
         assert f"prefix: expected a line for each source line, {got}" in err
-
-
-def test_a_prefix_does_not_count_for_the_longest_output():
-    """Also where a space and each letter are pieces of their own."""
-    lines = ["ab abb", "ba ab", "aab ab", "bab abb", "b a", "abb ba"] * 3
-    tokenizer = Tokenizer.train(lines, 7)
-    prefix = PrefixFinder(tokenizer).find("abb")
-    assert len(prefix.tokens) == 4
-    constraints = Constraints(TranslationConfig(), [prefix])
-    assert constraints.limits(np.array([6]), np.array([0])) == 6 + 4

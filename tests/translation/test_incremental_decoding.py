@@ -52,23 +52,6 @@ def test_with_a_shortlist_tokens_are_positions_in_it():
     assert_weights(weights, [next_logits(model, [8])[shortlist]])
 
 
-def test_a_gpu_may_have_a_decoder_of_its_own():
-    """It is looked up by the type of the embeddings."""
-    [model] = confident_models(1)
-
-    def find(name, arrays):
-        assert name == "incremental_decoder"
-        assert arrays == (model.embedding.table.data,)
-        return lambda *arguments: arguments
-
-    register_kernels(np.ndarray, find)
-    try:
-        found = incremental_decoder(model, SOURCE, 2)
-    finally:
-        register_kernels(np.ndarray, None)
-    assert found == (model, SOURCE, 2, None)
-
-
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e-20, 0.0])
 def test_weights_of_a_kernel_that_may_overflow_are_not_used(value):
     """They are computed again, with the largest logit subtracted."""
