@@ -184,7 +184,6 @@ def translator(model_path):
 
 
 CUT = "sat mat 7 cat"
-ENDED = ("the ", "the\t", "the\u3000")
 CONFIGS = {
     "beam": SHORT_OUTPUT,
     "greedy": replace(SHORT_OUTPUT, beam=1),
