@@ -40,10 +40,10 @@ def load(
     The default is the newest run in ./runs, or else the shipped model. Several paths
     make an ensemble, whose probabilities are averaged, and which decodes as the run of
     the first. `device` is "cpu", "cuda" or "cuda:N"; `devices.open_device` explains
-    `precision`, which is that of all models of this process. On Linux, `threads` above
-    1 divides the lines of a call among so many forked processes, which a program whose
-    other threads hold locks should not ask for. The memory that this process frees is
-    kept for reuse from now on (`tune_allocator`).
+    `precision`, which is that of all models of this process. A processor translates on
+    one core; on Linux, `threads` above 1 divides the lines of a call among so many
+    forked processes, which a program whose other threads hold locks should not ask for.
+    The memory that this process frees is kept for reuse from now on (`tune_allocator`).
     `shortlist` is a file that `python -m minitransformer lexicon` has written. `tag` is
     put before every line, for a model of several corpora whose lines have none.
 

@@ -82,8 +82,8 @@ def limit_threads(count: int) -> AbstractContextManager[None]:
 
 
 def product_threads() -> int:
-    """Return how many threads a matrix product of this process may have."""
-    return _THREAD_LIMITS.least() or num_cores()
+    """Return how many threads a product by oneDNN has: as many as were asked for."""
+    return _THREAD_LIMITS.least() or 1
 
 
 def cores() -> set[int]:

@@ -54,10 +54,14 @@ def parallel_map(
 ) -> Iterator[Callable[[Iterable[A]], Iterable[R]]]:
     """Yield a `map` of `function` over items, in order, on `count` processes.
 
-    Each has one thread for its matrix products. Where processes cannot be forked, this
-    one does the work, and its matrix products keep their threads.
+    Each has one thread for its matrix products: small ones wait longer for threads than
+    they take. Where several processes are asked for and cannot be forked, this one does
+    the work, and its matrix products keep their threads.
     """
-    if count == 1 or not CAN_FORK:
+    if count == 1:
+        with limit_threads(1):
+            yield lambda items: map(function, items)
+    elif not CAN_FORK:
         yield lambda items: map(function, items)
     else:
         with limit_threads(1), Workers(function, count) as workers:

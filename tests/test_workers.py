@@ -64,8 +64,8 @@ def test_one_worker_or_one_without_forks_is_this_thread(count, monkeypatch):
 def test_a_product_has_one_thread_in_each_process():
     with parallel_map(lambda _: machine.product_threads(), 2) as mapped:
         assert list(mapped(range(2))) == [1, 1]
-    with machine.limit_threads(3), parallel_map(abs, 1) as mapped:
-        assert machine.product_threads() == 3
+    with machine.limit_threads(3), parallel_map(abs, 1):
+        assert machine.product_threads() == 1
 
 
 @forks
