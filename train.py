@@ -19,6 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minitransformer.backends.devices import (
+    check_device,
+    connect_ranks,
+    open_device,
+    parallel_model,
+)
 from minitransformer.cli import (
     Parser,
     add_arguments,
@@ -26,12 +32,7 @@ from minitransformer.cli import (
     exit_code,
     positive,
 )
-from minitransformer.devices import (
-    check_device,
-    connect_ranks,
-    open_device,
-    parallel_model,
-)
+from minitransformer.commands.profiling import profile_updates
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.starting_point import (
     choose_run,
@@ -47,7 +48,6 @@ from minitransformer.training import checks, distributed, evaluation, optimizer
 from minitransformer.training.averaging import average_last
 from minitransformer.training.lifecycle import TrainingRun, locked_directory
 from minitransformer.training.parallel import ParallelModel
-from minitransformer.training.profiling import profile_updates
 from minitransformer.training.progress import run_summary
 from minitransformer.translation.quality import TranslationQuality, translation_quality
 from minitransformer.translation.translator import Translator

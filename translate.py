@@ -18,12 +18,12 @@ from minitransformer.cli import (
     path_or_standard,
     positive,
 )
-from minitransformer.machine import limit_threads, num_cores
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is_model
 from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, flags_of
+from minitransformer.system.machine import limit_threads, num_cores
 from minitransformer.text.lines import read_lines, source_lines, zip_lines
 from minitransformer.text.output import (
     open_output,
@@ -228,11 +228,11 @@ def work(args: argparse.Namespace) -> None:
         import_moses(args.compound_split)
     translator = load_model(args)
     if args.serve:
-        from minitransformer.translation.serve import serve
+        from minitransformer.commands.serve import serve
 
         serve(translator, args.host or "127.0.0.1", args.serve)
     elif args.attention:  # Figures 3 to 5
-        from minitransformer.translation.attention_picture import show_attention
+        from minitransformer.commands.attention_picture import show_attention
 
         show_attention(translator, args.sentence[0].replace("\n", " "), args.attention)
     else:

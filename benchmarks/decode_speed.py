@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from harness import alternate, can_compute_in, medians, ratio, report, watched_memory
 
-from minitransformer.devices import ONEDNN, open_device
-from minitransformer.machine import limit_threads, num_cores, tune_allocator
+from minitransformer.backends.devices import ONEDNN, open_device
+from minitransformer.commands import export
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -38,8 +38,8 @@ from minitransformer.settings.config import EOS_ID, PAD_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
+from minitransformer.system.machine import limit_threads, num_cores, tune_allocator
 from minitransformer.text.lines import read_lines
-from minitransformer.translation import export
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.shortlist import Lexicon
 

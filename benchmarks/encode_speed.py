@@ -19,9 +19,9 @@ from pathlib import Path
 
 from harness import alternate, medians, peak_memory_mb, ratio, report
 
-from minitransformer.machine import num_cores
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.options import make_config
+from minitransformer.system.machine import num_cores
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.cache import LINES_PER_CHUNK, encoded_corpus
 from minitransformer.text.lines import read_lines

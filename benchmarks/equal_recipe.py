@@ -28,16 +28,16 @@ import numpy as np
 from harness import report, run_side
 from train_speed import PYTORCH
 
-from minitransformer.devices import open_device
-from minitransformer.machine import num_cores, tune_allocator
+from minitransformer.backends.devices import open_device
+from minitransformer.commands.pictures import write_picture
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.settings.text_config import TextConfig
+from minitransformer.system.machine import num_cores, tune_allocator
 from minitransformer.text.batches import Batch, BatchStream
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.find import find_text

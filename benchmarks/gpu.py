@@ -30,11 +30,11 @@ from collections.abc import Callable
 import numpy as np
 from harness import Result, medians, ratio, report, run_side
 
+from minitransformer.backends.cuda.optimizer import GpuAdam
+from minitransformer.backends.cuda.training import GpuModel
+from minitransformer.backends.devices import open_device
 from minitransformer.cli import exit_code
 from minitransformer.commands.cost import SECONDS_PER_STEP, paper_flops
-from minitransformer.cuda.optimizer import GpuAdam
-from minitransformer.cuda.training import GpuModel
-from minitransformer.devices import open_device
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig, TrainingConfig

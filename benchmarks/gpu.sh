@@ -130,7 +130,7 @@ print("python", platform.python_version(), *(word for pair in found for word in 
     xargs -n 2 -P 5 "$python" -c '
 import sys, time
 began = time.monotonic()
-from minitransformer.cuda import device
+from minitransformer.backends.cuda import device
 device.select_gpu("cuda")
 device.current()._function("dropout", sys.argv[1], sys.argv[2] == "1")
 print("kernels", *sys.argv[1:], f"compiled in {time.monotonic() - began:.1f} s")
@@ -140,13 +140,13 @@ print("kernels", *sys.argv[1:], f"compiled in {time.monotonic() - began:.1f} s")
 tests() { # against float64, those on the GPU alone
   need_gpu || return
   "$python" -m pytest -q -p no:cacheprovider -W default --tb=short -rf \
-    -k "([gpu or base_on_a_gpu) and not another_machine" tests/cuda
+    -k "([gpu or base_on_a_gpu) and not another_machine" tests/backends/cuda
 }
 
 need_gpu() { # tests would be left out without one, and none would fail
   "$python" -c '
 import sys
-from minitransformer.devices import check_device
+from minitransformer.backends.devices import check_device
 from minitransformer.cli import exit_code
 sys.exit(exit_code("gpu.sh", lambda: check_device("cuda")))
 '
@@ -224,7 +224,7 @@ multi30k() { # the preset, trained to its end
 nccl() { # a group of one: does NCCL load, and does CuPy take what it is given?
   "$python" -c '
 import cupy
-from minitransformer.cuda.nccl import NcclCommunicator
+from minitransformer.backends.cuda.nccl import NcclCommunicator
 from minitransformer.settings.config import RanksConfig
 from minitransformer.training.distributed import World
 
@@ -241,7 +241,7 @@ print("NCCL: sum", float(numbers.sum()) / expected, "of about 1")
 
 sanitize() {
   local code=0 test=("$python" -m pytest -q -x -p no:cacheprovider -W default
-    tests/cuda/test_attention.py)
+    tests/backends/cuda/test_attention.py)
   compute-sanitizer --tool memcheck "${test[@]}" -k "[gpu and bfloat16 and tensor" ||
     code=$?
   compute-sanitizer --tool racecheck "${test[@]}" -k "[gpu-many and bfloat16" || code=$?

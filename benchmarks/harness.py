@@ -19,7 +19,7 @@ from typing import Any
 import numpy  # noqa: F401  (loads the library that `blas_in_use` describes)
 import threadpoolctl
 
-from minitransformer.devices import open_kernels
+from minitransformer.backends.devices import open_kernels
 
 Result = dict[str, Any]  # what a side prints as JSON
 

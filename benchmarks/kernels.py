@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import sass
 
-from minitransformer.cuda import device
-from minitransformer.cuda.attention import TILE_THREADS
-from minitransformer.machine import num_cores
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.attention import TILE_THREADS
+from minitransformer.system.machine import num_cores
 
 # The types of activations, and with "+" the body of attention for tensor cores.
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -22,10 +22,10 @@ import gpu as speed
 import ml_dtypes
 import numpy as np
 
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.ops import rows_per_chunk
+from minitransformer.backends.devices import open_device
 from minitransformer.cli import exit_code
-from minitransformer.cuda import device
-from minitransformer.cuda.ops import rows_per_chunk
-from minitransformer.devices import open_device
 from minitransformer.settings.config import ModelConfig
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from harness import medians, ratio, report
 
-from minitransformer.devices import connect_ranks
+from minitransformer.backends.devices import connect_ranks
 from minitransformer.training.distributed import find_mpiexec
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"

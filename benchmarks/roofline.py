@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from minitransformer.backends.cuda import attention, blaslt, device, ops
+from minitransformer.backends.cuda.device import WARP
+from minitransformer.backends.cuda.optimizer import GpuAdam
+from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.backends.devices import open_device
 from minitransformer.cli import exit_code
-from minitransformer.cuda import attention, blaslt, device, ops
-from minitransformer.cuda.device import WARP
-from minitransformer.cuda.optimizer import GpuAdam
-from minitransformer.cuda.philox import PhiloxStream
-from minitransformer.devices import open_device
 from minitransformer.engine.backend import register_kernels
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer

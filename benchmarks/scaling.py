@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from harness import Result, peak_memory_mb, report, run_side
 
-from minitransformer.machine import num_cores, tune_allocator
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.system.machine import num_cores, tune_allocator
 from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel

@@ -32,11 +32,11 @@ import numpy as np
 from harness import Result, report, run_side
 from scaling import exponent
 
+from minitransformer.commands.pictures import write_picture
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
-from minitransformer.machine import limit_threads, tune_allocator
-from minitransformer.runs.pictures import write_picture
 from minitransformer.settings.config import ModelConfig
+from minitransformer.system.machine import limit_threads, tune_allocator
 
 KERNEL = 3  # width of the convolution, k
 

@@ -33,13 +33,13 @@ import numpy as np
 from harness import alternate, can_compute_in, medians, ratio, report, watched_memory
 from threadpoolctl import threadpool_limits
 
-from minitransformer.devices import open_device
-from minitransformer.machine import num_cores, tune_allocator
+from minitransformer.backends.devices import open_device
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
+from minitransformer.system.machine import num_cores, tune_allocator
 from minitransformer.text.batches import Batch
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.pairs import TextPair

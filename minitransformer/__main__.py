@@ -17,15 +17,15 @@ COMMANDS = {
     "train": ("train.py", "train a model (section 5)"),
     "translate": ("translate.py", "translate, score and serve (section 6.1)"),
     "average": ("commands.average", "average the parameters of checkpoints"),
-    "corpora": ("text.corpora", "download a public corpus"),
+    "corpora": ("commands.corpora", "download a public corpus"),
     "mix": ("commands.mix", "make one corpus of several"),
-    "split": ("text.split", "split sentence pairs into train, val and test"),
+    "split": ("commands.split", "split sentence pairs into train, val and test"),
     "vocabulary": ("commands.vocabulary", "learn word pieces in other ways"),
     "cost": ("commands.cost", "parameters, operations and hours of a model"),
-    "plot": ("training.plot", "plot loss, BLEU and speed of runs"),
-    "lexicon": ("translation.lexicon", "learn likely translations, for --shortlist"),
-    "export": ("translation.export", "write a model in 16 bits or for CTranslate2"),
-    "parse": ("parsing.parsing", "trees to text and back, and their scores"),
+    "plot": ("commands.plot", "plot loss, BLEU and speed of runs"),
+    "lexicon": ("commands.lexicon", "learn likely translations, for --shortlist"),
+    "export": ("commands.export", "write a model in 16 bits or for CTranslate2"),
+    "parse": ("commands.parse", "trees to text and back, and their scores"),
 }
 
 

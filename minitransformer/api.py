@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
-from minitransformer.devices import open_device
-from minitransformer.machine import tune_allocator
+from minitransformer.backends.devices import open_device
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import find_checkpoint
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.system.machine import tune_allocator
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.shortlist import Lexicon

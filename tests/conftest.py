@@ -79,7 +79,7 @@ def host_libraries(request, tmp_path_factory):
 @pytest.fixture
 def stand_in(host_libraries, monkeypatch):
     """A machine with GPUs that are none, in the place of CuPy: their state."""
-    from minitransformer.cuda.ops import find_kernel
+    from minitransformer.backends.cuda.ops import find_kernel
     from support.cuda import kernels_for
     from support.strict_cupy import install
 
@@ -92,7 +92,7 @@ def stand_in(host_libraries, monkeypatch):
 @pytest.fixture
 def host_gpu(stand_in):
     """The stand-in's device, of the class that drives a real GPU."""
-    from minitransformer.cuda import device
+    from minitransformer.backends.cuda import device
 
     return device.current()
 
@@ -102,7 +102,7 @@ def gpu(request):
     """The device under test; `gpu.xp` has its arrays."""
     if request.param == "host":
         return request.getfixturevalue("host_gpu")
-    from minitransformer.cuda import device
+    from minitransformer.backends.cuda import device
 
     cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
     if not cupy.cuda.is_available():

@@ -34,7 +34,7 @@ SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.
 TESTS = {
     "minitransformer/engine/": "tests/engine tests/model",
     "minitransformer/model/": f"tests/model {SEARCH}",
-    "minitransformer/onednn/": "tests/onednn",
+    "minitransformer/backends/onednn/": "tests/backends/onednn",
     "minitransformer/text/batches.py": "tests/text/test_batches.py",
     "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",
     "minitransformer/runs/": "tests/runs",

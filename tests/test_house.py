@@ -15,39 +15,24 @@ import pytest
 from support.scripts import ROOT
 
 PACKAGE, TESTS = ROOT / "minitransformer", ROOT / "tests"
-TO_RUNS = {
-    "cli",
-    "settings",
-    "files",
-    "machine",
-    "workers",
-    "engine",
-    "text",
-    "model",
-    "runs",
-}
-EVERYTHING = {*TO_RUNS, "onednn", "training", "translation", "parsing", "cuda"}
-EVERYTHING |= {"devices", "api", "cli"}
+BELOW_RUNS = {"engine", "settings", "system", "text", "model"}
+CORE = {*BELOW_RUNS, "runs", "training", "translation"}
+EVERYTHING = {*CORE, "backends", "cli"}
 MAY_IMPORT = {
+    "engine": set(),
     "settings": set(),
-    "cli": {"settings"},
-    "files": set(),
-    "machine": set(),
-    "workers": {"machine"},
-    "engine": {"settings", "files"},
-    "text": {"cli", "settings", "files"},
-    "onednn": {"engine", "machine", "workers"},
+    "system": set(),
     "model": {"engine", "settings"},
-    "runs": TO_RUNS,
-    "training": TO_RUNS,
-    "translation": TO_RUNS,
-    "parsing": {"text", "cli", "settings", "files"},
-    "cuda": {*TO_RUNS, "training", "translation"},
-    "devices": EVERYTHING,
-    "commands": EVERYTHING,
+    "text": {"settings", "system"},
+    "runs": BELOW_RUNS,
+    "training": {*BELOW_RUNS, "runs"},
+    "translation": {*BELOW_RUNS, "runs"},
+    "backends": CORE,
+    "cli": {"settings"},
+    "commands": {*EVERYTHING, "api"},
     "api": EVERYTHING,
-    "__init__": EVERYTHING,
-    "__main__": {*EVERYTHING, "__init__", "commands"},
+    "__init__": {*EVERYTHING, "api"},
+    "__main__": {"cli", "settings", "__init__", "commands"},
 }
 
 
@@ -127,8 +112,8 @@ def test_every_room_is_in_the_table():
     [
         (
             "engine/ops.py",
-            "import minitransformer.cuda.ops",
-            "engine.ops imports cuda.ops",
+            "import minitransformer.backends.cuda.ops",
+            "engine.ops imports backends.cuda.ops",
         ),
         (
             "model/loss.py",
@@ -145,8 +130,21 @@ def test_every_room_is_in_the_table():
             "importlib.import_module('minitransformer.training')",
             "translation.beam_search imports training.__init__",
         ),
-        ("engine/backend.py", "HOME = 'cuda.ops'", "engine.backend imports cuda.ops"),
-        ("files.py", "from .cuda import ops", "files imports cuda.ops"),
+        (
+            "engine/backend.py",
+            "HOME = 'backends.cuda.ops'",
+            "engine.backend imports backends.cuda.ops",
+        ),
+        (
+            "system/files.py",
+            "from minitransformer.runs import state",
+            "system.files imports runs.state",
+        ),
+        (
+            "translation/translator.py",
+            "from minitransformer.commands import serve",
+            "translation.translator imports commands.serve",
+        ),
         ("settings/presets.py", "import minitransformer", "imports __init__"),
         ("cli.py", "NAME = 'minitransformer'", "cli imports __init__"),
         (
@@ -154,7 +152,11 @@ def test_every_room_is_in_the_table():
             "from minitransformer.engine.ops import linear",
             "a circle of files: ",
         ),
-        ("devices.py", "from minitransformer.api import load", "a circle of rooms: "),
+        (
+            "backends/devices.py",
+            "from minitransformer.api import load",
+            "a circle of rooms: ",
+        ),
     ],
 )
 def test_a_planted_violation_is_named(tmp_path, file, planted, message):
@@ -175,19 +177,16 @@ def test_no_test_imports_another():
 
 
 def test_tests_mirror_the_rooms():
-    rooms = {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
+    """A test is in the folder of a room that it imports, or beside, for a script."""
+    rooms = {path.name for path in PACKAGE.iterdir() if any(path.rglob("*.py"))}
     others = {"benchmarks", "docs", "stress", "support"}
-    assert {p.parent.name for p in TESTS.glob("*/*.py")} == rooms | others
-    for path in TESTS.glob("*/test_*.py"):
-        if path.parent.name in rooms:
-            room = f"minitransformer.{path.parent.name}"
-            assert room in path.read_text(encoding="utf-8"), path
+    folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/*.py")}
+    assert folders == rooms | others
+    for room in rooms:
+        for path in (TESTS / room).rglob("test_*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert re.search(rf"minitransformer(\.| import ){room}", text), path
     beside = {f"test_{path.stem.strip('_')}" for path in PACKAGE.glob("*.py")}
-    beside |= {"test_train", "test_train_flags", "test_train_in_process"}
-    beside |= {
-        "test_train_reference",
-        "test_translate",
-        "test_house",
-        "test_golden",
-    }
-    assert {path.stem for path in TESTS.glob("test_*.py")} <= beside
+    beside |= {"test_train", "test_translate", "test_house", "test_golden"}
+    for path in TESTS.glob("test_*.py"):
+        assert any(path.stem.startswith(name) for name in beside), path

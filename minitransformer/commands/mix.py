@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
-from minitransformer.files import atomic_folder, require_new
 from minitransformer.settings.options import UsageError
+from minitransformer.system.files import atomic_folder, require_new
 from minitransformer.text.find import find_splits
 from minitransformer.text.output import open_output
 from minitransformer.text.pairs import TextPair

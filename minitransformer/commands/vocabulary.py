@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
-from minitransformer.files import write_bytes
 from minitransformer.settings.options import UsageError
+from minitransformer.system.files import write_bytes
 from minitransformer.text.lines import read_lines
 from minitransformer.text.output import refuse_overwriting_inputs
 from minitransformer.text.tokenizer import check_symbols, learn_vocabulary

@@ -20,12 +20,12 @@ import numpy as np
 from safetensors import safe_open
 
 from minitransformer.engine.backend import to_host
-from minitransformer.files import atomic_write, json_of
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import from_dict
+from minitransformer.system.files import atomic_write, json_of
 from minitransformer.text.tokenizer import Tokenizer
 
 SUFFIX = ".safetensors"

@@ -13,7 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minitransformer.files import (
+from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
+from minitransformer.runs.shipped import DEFAULT, shipped_model
+from minitransformer.settings.config import RunConfig, TrainingConfig
+from minitransformer.system.files import (
     file_lock,
     json_of,
     make_folder,
@@ -21,9 +24,6 @@ from minitransformer.files import (
     sync,
     write_bytes,
 )
-from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
-from minitransformer.runs.shipped import DEFAULT, shipped_model
-from minitransformer.settings.config import RunConfig, TrainingConfig
 
 # The files of a run that are replaced as a whole, besides the checkpoints of steps.
 OWN = [*"config.json metrics.jsonl tokenizer.model".split()]

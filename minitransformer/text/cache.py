@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minitransformer.files import build_once, name_errors
+from minitransformer.system.files import build_once, name_errors
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar.corpus import FOLDER
 from minitransformer.text.ids import Ragged, StoredIds

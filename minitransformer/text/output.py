@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from minitransformer.files import atomic_write
 from minitransformer.settings.options import UsageError
+from minitransformer.system.files import atomic_write
 from minitransformer.text.lines import read_lines
 
 

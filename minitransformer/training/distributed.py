@@ -26,9 +26,9 @@ import numpy as np
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, fused_kernel
-from minitransformer.machine import cores, num_cores
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.extras import import_extra
+from minitransformer.system.machine import cores, num_cores
 
 Wait = Callable[[], None]
 

@@ -11,9 +11,9 @@ from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.loss import token_log_probs
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID
+from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus
 from minitransformer.training.parallel import ParallelModel
-from minitransformer.workers import parallel_map
 
 
 class TokenStatistics(NamedTuple):

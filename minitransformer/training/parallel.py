@@ -19,13 +19,13 @@ from typing import Protocol, TypeAlias
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array
 from minitransformer.engine.random_streams import HostStream
-from minitransformer.machine import limit_threads
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
+from minitransformer.system.machine import limit_threads
+from minitransformer.system.workers import Workers, shared_zeros
 from minitransformer.text.batches import Batch, Batches, BatchStream
 from minitransformer.training.distributed import Communicator, GradientAllReduce
-from minitransformer.workers import Workers, shared_zeros
 
 WhenComplete: TypeAlias = Callable[[Tensor], None]
 

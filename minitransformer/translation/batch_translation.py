@@ -16,6 +16,7 @@ from minitransformer.engine.backend import array_module, fused_kernel
 from minitransformer.machine import limit_threads
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.system.workers import parallel_map
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.beam_search import BeamSearch, Hypothesis
 from minitransformer.translation.constraints import Constraints

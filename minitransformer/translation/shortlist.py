@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from minitransformer.files import atomic_write
 from minitransformer.runs.checkpoint import write_tensors
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.system.files import atomic_write
 from minitransformer.text.ids import Ragged
 
 FORMAT = "minitransformer lexicon 1"

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from minitransformer.cuda import device
+from minitransformer.backends.cuda import device
 from support.scripts import ROOT
 
 SASS = """

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from minitransformer.cuda import device
+from minitransformer.backends.cuda import device
 from minitransformer.settings.config import ModelConfig
 from support.scripts import ROOT
 

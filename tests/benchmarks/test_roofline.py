@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from minitransformer.cuda import device
+from minitransformer.backends.cuda import device
 from minitransformer.settings.config import ModelConfig
 from minitransformer.training.cost import training_flops
 from support.scripts import ROOT, with_tests_on_path

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from minitransformer.commands import serve
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from minitransformer.text import lines, tokenizer
-from minitransformer.translation import serve
 from support.scripts import ROOT
 
 

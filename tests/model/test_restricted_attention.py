@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer import load
+from minitransformer.commands.attention_maps import attention_maps
+from minitransformer.commands.profiling import operations
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
 from minitransformer.engine.random_streams import HostStream
@@ -16,8 +18,6 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.training.cost import training_flops
-from minitransformer.training.profiling import operations
-from minitransformer.translation.attention_maps import attention_maps
 from support.closeness import assert_close
 from support.models import (
     check_cached_decoder,

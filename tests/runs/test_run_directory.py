@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from minitransformer import files
 from minitransformer.runs import run_directory, shipped
 from minitransformer.runs.run_directory import (
     ReadOnlyRunDirectory,
@@ -26,6 +25,7 @@ from minitransformer.runs.run_directory import (
 )
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.system import files
 
 TEXT = {"train": ("train.en", "train.de")}
 DECODING = DecodingConfig(beam=7, nbest=3)

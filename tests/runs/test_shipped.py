@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import minitransformer
+from minitransformer.commands import export
 from minitransformer.runs import checkpoint, shipped
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
-from minitransformer.translation import export
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
 from support.scripts import SHORT

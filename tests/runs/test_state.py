@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from minitransformer.files import json_of
 from minitransformer.runs.state import RunState, Window
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.system.files import json_of
 
 STATE = RunState(
     text={"train": "0f"},

@@ -21,7 +21,7 @@ import train
 import translate
 from minitransformer import api
 from minitransformer.cli import printable
-from minitransformer.parsing import trees
+from minitransformer.commands import plot, serve, trees
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
@@ -30,8 +30,6 @@ from minitransformer.settings.options import UsageError, make_config
 from minitransformer.settings.presets import find_preset
 from minitransformer.text.lines import read_lines
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training import plot
-from minitransformer.translation import serve
 from support.models import save_small_run
 from support.scripts import ROOT
 

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from minitransformer.cuda.ops import find_kernel
+from minitransformer.backends.cuda.ops import find_kernel
 from minitransformer.engine.backend import register_kernels
 
 

@@ -9,7 +9,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from minitransformer.cuda import device
+from minitransformer.backends.cuda import device
 
 SHIMS = Path(__file__).parent / "host_cuda"
 FLAGS = "-O1 -std=c++17 -shared -fPIC -fno-strict-aliasing -w".split()

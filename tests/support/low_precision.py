@@ -5,7 +5,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from minitransformer.onednn.library import EXP, RELU, OneDnn
+from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
 from minitransformer.settings.config import ModelConfig
 
 CONFIG = ModelConfig(

@@ -261,7 +261,9 @@ class GpuState:
 
     def close(self):
         """Free what a device and the pool hold, which tests have many of."""
-        importlib.import_module("minitransformer.cuda.device")._device.cache_clear()
+        importlib.import_module(
+            "minitransformer.backends.cuda.device"
+        )._device.cache_clear()
         for blocks in ARENAS:
             blocks.clear()
         ARENAS.clear()
@@ -781,7 +783,7 @@ def install(monkeypatch, libraries, gpus=3):
         modules[name] = types.ModuleType(name)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    device = importlib.import_module("minitransformer.cuda.device")
+    device = importlib.import_module("minitransformer.backends.cuda.device")
     loader = types.SimpleNamespace(**vars(ctypes))
     loader.CDLL = gpu.load
     monkeypatch.setattr(device, "ctypes", loader)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from minitransformer.devices import connect_ranks
+from minitransformer.backends.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import distributed
@@ -137,7 +137,7 @@ def train(folder, *flags, code=0):
 IN_FLOAT64 = """
 import sys
 import numpy as np
-from minitransformer.devices import connect_ranks
+from minitransformer.backends.devices import connect_ranks
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.training.distributed import checksum
 from minitransformer.training.optimizer import Adam

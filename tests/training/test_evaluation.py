@@ -54,7 +54,7 @@ def test_a_process_takes_no_more_at_once_in_validation_than_in_training(monkeypa
 
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * 12)
     monkeypatch.setattr(evaluation, "token_statistics", measured)
-    monkeypatch.setattr("minitransformer.workers.CAN_FORK", False)  # to see all sizes
+    monkeypatch.setattr("minitransformer.system.workers.CAN_FORK", False)
     model = Transformer(CONFIG)
     computed = CpuModel(model, ParameterBuffer(model))
     assert validate(computed, corpus, 1000).tokens == sum(sizes) == 20 * 5

@@ -9,11 +9,11 @@ from minitransformer.engine.backend import parameters_changed
 from minitransformer.engine.random_streams import HostStream
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.system.workers import CAN_FORK
 from minitransformer.training import distributed, parallel
 from minitransformer.training.distributed import Communicator
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
-from minitransformer.workers import CAN_FORK
 from support.closeness import assert_close
 from support.models import small_batch, small_model
 from support.ranks import run_ranks

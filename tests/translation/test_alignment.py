@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minitransformer import load
+from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.alignment import (
@@ -15,7 +16,6 @@ from minitransformer.translation.alignment import (
     pharaoh,
     piece_weights,
 )
-from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer import workers
 from minitransformer.api import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import (

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
+from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.attention_maps import attention_maps
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator
 

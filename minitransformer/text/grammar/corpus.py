@@ -6,7 +6,7 @@ import hashlib
 import random
 from pathlib import Path
 
-from minitransformer.files import build_once
+from minitransformer.system.files import build_once
 from minitransformer.text.grammar import numbers, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
 from minitransformer.text.pairs import TextPair, text_pairs

@@ -1,0 +1,327 @@
+"""Training on a GPU: the host queues work far ahead and never waits for a result.
+
+The forward and backward pass of a batch are recorded as a CUDA graph, and a single
+launch repeats it for each later batch of that shape. Batches are padded to a few
+lengths, so that few shapes occur. Loss, norm and whether both are finite stay on the
+GPU until somebody reads them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import Array, array_module
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import PAD_ID
+from minitransformer.text.batches import Batch, Batches, BatchStream
+from minitransformer.text.prefetch import Prefetcher
+from minitransformer.training.distributed import (
+    Communicator,
+    GradientAllReduce,
+    checksum,
+)
+from minitransformer.training.loss_scale import LossScale
+
+# The most shapes that get a graph; batches of others are launched kernel by kernel.
+MAX_GRAPHS = 512
+
+# The most batches without a graph that are queued at a time.
+MAX_IN_FLIGHT = 4
+
+
+def padded_length(count: int) -> int:
+    """Return the length to pad to: even up to 64, then 16 lengths a doubling.
+
+    Batches of 4,096 tokens of Multi30k then have 104 shapes with 9% padding instead of
+    4%; with half as many lengths they would have 59 shapes with 16%.
+    """
+    step = max(2, (1 << max(count - 1, 1).bit_length()) // 32)
+    return -(-count // step) * step
+
+
+class PaddedBatch:
+    """A padded batch on the GPU, in arrays that stay where they are.
+
+    The ids are copied from pinned memory, so that the copy is queued like other work.
+
+    Shapes: source [B, S], target [B, T + 1]
+    """
+
+    def __init__(self, xp: ModuleType, rows: int, source: int, target: int) -> None:
+        shapes = (rows, source), (rows, target + 1)
+        empty_pinned = importlib.import_module("cupyx").empty_pinned
+        self._stream = xp.cuda.get_current_stream()
+        self._host = [empty_pinned(shape, dtype=np.int64) for shape in shapes]
+        self._copied: Any = None
+        self.source, self.target = (xp.empty(shape, np.int64) for shape in shapes)
+
+    def wait(self) -> None:
+        """Wait until the last copy has finished, so that its memory may be reused."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def fill(self, batch: Batch) -> None:
+        """Replace the ids by those of a batch that is not larger."""
+        self.wait()
+        for host, ids in zip(self._host, (batch.source, batch.target), strict=True):
+            host.fill(PAD_ID)
+            host[: ids.shape[0], : ids.shape[1]] = ids
+        self.source.set(self._host[0])
+        self.target.set(self._host[1])
+        self._copied = self._stream.record()
+
+
+@dataclass(frozen=True)
+class RecordedGraph:
+    """The CUDA graphs of a shape, and the arrays that they read at fixed addresses.
+
+    With several GPUs there is a graph for each bucket of gradients, so that its sum can
+    begin while the next graphs compute; `completed` are its parameters. The model may
+    replace its `positions` by a longer table, so they are kept here.
+    """
+
+    graphs: list[Any]
+    completed: list[list[Tensor]]
+    batch: PaddedBatch
+    rng: PhiloxStream
+    positions: Array
+
+
+def ignore(parameter: Tensor) -> None:
+    """Do nothing with a parameter whose gradient is complete."""
+
+
+class GpuModel:
+    """A `ParallelModel` on a GPU.
+
+    A batch that does not fit in the GPU's memory is computed in parts. `log` is called
+    with a line about anything that the user should know.
+    """
+
+    asynchronous = True
+    num_processes = 1
+    tokens_at_once = sys.maxsize
+
+    def __init__(
+        self,
+        model: Transformer,
+        parameters: ParameterBuffer,
+        scale: LossScale,
+        communicator: Communicator | None = None,
+        graphs: bool = True,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        self.model, self.parameters = model, parameters
+        self.communicator = communicator or Communicator()
+        self._all_reduce = GradientAllReduce(self.communicator, parameters)
+        self.scale, self.parts, self._log = scale, 1, log
+        self.xp = xp = array_module(parameters.data)
+        self._graphs: dict[tuple[float, ...], RecordedGraph] = {}
+        self._records_graphs = graphs
+        self._in_flight: deque[PaddedBatch] = deque()
+        self._loss = xp.zeros(1, dtype=np.float32)
+        self._weight = xp.zeros((), dtype=np.float32)
+        self._memory = device.graph_memory(xp)
+        # The null stream cannot be recorded.
+        self._stream = xp.cuda.Stream(non_blocking=True)
+        xp.cuda.Device().synchronize()  # wait for the parameters
+        self._stream.use()
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+    def prefetched(self, stream: BatchStream) -> Batches:
+        return Prefetcher(stream)
+
+    def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
+        """Fill the memory pools: compute the largest batches and discard the results.
+
+        All later batches then find the memory that they need.
+        """
+        for batch in stream.largest_batches():
+            self.forward_backward([batch], label_smoothing, (0,))
+
+    def forward_backward(
+        self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
+    ) -> Array:
+        """Queue what `ParallelModel.forward_backward` computes, times the loss scale.
+
+        Raises: RuntimeError if the memory is too small for a single sentence pair.
+        """
+        # Where CuPy copies a strided array to the host, it forgets the stream in use.
+        self._stream.use()
+        while True:
+            try:
+                return self._forward_backward(batches, label_smoothing, key)
+            except MemoryError:
+                pass  # leave this block: the error refers to arrays that must be freed
+            self._halve(batches)
+
+    def _forward_backward(
+        self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
+    ) -> Array:
+        ranks, num_tokens = self.communicator, sum(b.target_tokens for b in batches)
+        mine = slice(ranks.rank, ranks.rank + 1)  # empty for ranks without a sentence
+        shares = [share for batch in batches for share in batch.split(ranks.size)[mine]]
+        parts = [part for share in shares for part in share.split(self.parts)]
+        self.parameters.grad.fill(0)
+        self._loss.fill(0)
+        self._weight[...] = self.scale.factor / num_tokens
+        for number, part in enumerate(parts):
+            is_last = number == len(parts) - 1
+            self._when_complete = self._all_reduce.complete if is_last else ignore
+            self._add_part(part, label_smoothing, (*key, ranks.rank, number))
+        self._all_reduce.finish()
+        ranks.start_all_reduce(self._loss)()
+        return self._loss[0] / num_tokens
+
+    def _add_part(
+        self, part: Batch, label_smoothing: float, key: tuple[int, ...]
+    ) -> None:
+        """Add the gradient and loss of a part, by its shape's graph if there is one.
+
+        The first batch of a shape is computed kernel by kernel, which compiles kernels
+        and allocates memory, and the work is then recorded for later batches.
+        """
+        shape = self._padded_shape(part)
+        name = (*shape, label_smoothing)
+        if recorded := self._graphs.get(name):
+            recorded.batch.fill(part)
+            recorded.rng.reseed(key)
+            self._launch(recorded)
+            return
+        batch, rng = PaddedBatch(self.xp, *shape), PhiloxStream(key, self.xp)
+        batch.fill(part)
+        self._in_flight.append(batch)
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._in_flight.popleft().wait()
+        # Positions outlive a graph, so they may not be in memory that graphs reuse.
+        positions = self.model.embedding.reserve(max(shape[1:])).data
+        with self.xp.cuda.using_allocator(self._memory.malloc):
+            # No all-reduce starts yet: without memory, the part is computed again.
+            self._compute(batch, label_smoothing, rng, ignore)
+        if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
+            return
+        work = partial(self._compute, batch, label_smoothing, rng)
+        try:
+            rng.reseed(key)
+            with self.xp.cuda.using_allocator(self._memory.malloc):
+                graphs, completed = self._record(work)
+            recorded = RecordedGraph(graphs, completed, batch, rng, positions)
+            if not self._graphs and not key[-1]:
+                rng.reseed(key)
+                self._check_replay(recorded)
+            self._graphs[name] = recorded
+        except MemoryError:
+            raise
+        except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
+            self._records_graphs = False
+            none = "graphs      none, work is launched kernel by kernel"
+            self._log(f"{none}: {error}")
+
+    def _compute(
+        self,
+        batch: PaddedBatch,
+        label_smoothing: float,
+        rng: PhiloxStream,
+        when_complete: Callable[[Tensor], None],
+    ) -> None:
+        source, target = batch.source, batch.target
+        loss = training_loss(self.model, source, target, label_smoothing, rng)
+        self._loss += loss.data
+        loss.backward(self._weight, when_complete)
+
+    def _record(
+        self, compute: Callable[[Callable[[Tensor], None]], None]
+    ) -> tuple[list[Any], list[list[Tensor]]]:
+        """Record graphs, and the parameters whose gradients each completes."""
+        completed: list[list[Tensor]] = [[]]
+
+        def work(cut: Callable[[], None]) -> None:
+            ready, so_far = 0, list[Tensor]()
+
+            def note(parameter: Tensor) -> None:
+                nonlocal ready
+                completed[-1].append(parameter)
+                so_far.append(parameter)
+                before, ready = ready, self._all_reduce.num_ready(so_far)
+                if ready > before and self.communicator.size > 1:
+                    completed.append([])
+                    cut()
+
+            compute(note)
+
+        return device.record(self._stream, work)[0], completed
+
+    def _launch(self, recorded: RecordedGraph) -> None:
+        for graph, parameters in zip(recorded.graphs, recorded.completed, strict=True):
+            graph.launch()
+            for parameter in parameters:
+                self._when_complete(parameter)
+
+    def _check_replay(self, recorded: RecordedGraph) -> None:
+        """Compare the first replay with the gradient computed kernel by kernel.
+
+        It was that of an update's first part, so it is the whole gradient so far.
+
+        Raises: RuntimeError if they differ, or as CuPy; the gradient is then as it was.
+        """
+        gradient, loss = self.parameters.grad, self._loss
+        expected = gradient.copy(), loss.copy()
+        gradient.fill(0)
+        loss.fill(0)
+        self._when_complete, complete = ignore, self._when_complete
+        try:
+            self._launch(recorded)
+            if (checksum(gradient), checksum(loss)) != tuple(map(checksum, expected)):
+                raise RuntimeError("the first replay gave another gradient")
+        except BaseException:
+            gradient[...], loss[...] = expected
+            raise
+        finally:
+            self._when_complete = complete
+
+    def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
+        """Return the sentences, source tokens and target tokens to pad a part to."""
+        limit = self.model.config.position_limit or sys.maxsize
+        lengths = part.source.shape[1], part.target.shape[1] - 1
+        source, target = (min(padded_length(n), max(n, limit)) for n in lengths)
+        return padded_length(len(part.source)), source, target
+
+    def _halve(self, batches: list[Batch]) -> None:
+        """Halve the parts of batches, after a batch that did not fit in memory."""
+        ranks = self.communicator.size
+        largest = max(batches, key=lambda batch: batch.source.size)
+        if self.parts * ranks >= len(largest.source):
+            raise RuntimeError(
+                f"out of GPU memory with {largest.source.shape[1]} source and "
+                f"{largest.target.shape[1] - 1} target tokens at once, which is one "
+                "sentence pair: expected a smaller model, or a lower --max-length"
+            )
+        self.parts *= 2
+        self._log(
+            f"memory      not enough for {largest.source_tokens:,} + "
+            f"{largest.target_tokens:,} tokens: batches are computed in {self.parts} "
+            "parts from now on (as with a lower --max-tokens, a higher --accumulate)"
+        )
+        self.synchronize()
+        self._graphs.clear()
+        self._memory.free_all_blocks()
+        self.xp.get_default_memory_pool().free_all_blocks()

@@ -1,0 +1,123 @@
+"""Matrix products in bfloat16, on processors that have instructions for them.
+
+A bfloat16 is the upper half of a float32: its range, with 7 bits of mantissa instead of
+23. `linear` and the loss round the matrices that they multiply to bfloat16 and sum in
+float32. Everything else stays float32, also activations and attention, which have 16
+bits with `--precision bf16` on a GPU.
+
+oneDNN multiplies. What is used again is rounded once: the parameters once after each
+change, activations once for the products of the forward and the backward pass.
+Arrays of type uint16 hold the bits of bfloat16 numbers.
+
+Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from minitransformer.backends.onednn.kernels import Kernels, with_more_rows
+from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
+from minitransformer.system.workers import shared_zeros
+
+# Smaller matrices are multiplied by NumPy.
+MIN_SIZE = 64 * 64
+
+
+class Bfloat16Kernels(Kernels[np.ndarray]):
+    """Products of rounded rows with parameters, which are rounded after each change.
+
+    A rounding is a view of an array that has some rows of zeros more.
+    """
+
+    def __init__(self, library: OneDnn) -> None:
+        super().__init__()
+        self.rounded, self.multiply = library.rounded, library.product
+        self._lock = threading.Lock()
+        self._kept: dict[int, np.ndarray] = {}  # by the id of the vector
+        self._views: dict[int, tuple[Any, np.ndarray]] = {}  # by the id of the matrix
+
+    def product(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        bias: np.ndarray | None = None,
+        relu: bool = False,
+    ) -> np.ndarray:
+        """`ops.product` of a rounding and parameters, or of two roundings."""
+        count = len(a)
+        a = _with_zeros(a)
+        b = _with_zeros(b) if self._is_rounded(b) else self._rounded_parameters(b)
+        function = RELU if relu else None
+        return self.multiply(a, b, bias=bias, function=function)[:count]
+
+    def exponentials(
+        self, rows: np.ndarray, table: np.ndarray
+    ) -> tuple[np.ndarray, None]:
+        """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]"""
+        low = _with_zeros(self.factor(rows, table))
+        matrix = self._rounded_parameters(table.T)
+        return self.multiply(low, matrix, function=EXP)[: len(rows)], None
+
+    def parameters_changed(self, vector: np.ndarray) -> None:
+        """Round a vector of parameters that are new or have changed.
+
+        Processes that were forked since its first rounding share the rounded copy.
+        """
+        if id(vector) not in self._kept:
+            weakref.finalize(vector, self._kept.pop, id(vector), None)
+            self._kept[id(vector)] = shared_zeros(vector.shape, np.uint16)
+        self.rounded(vector, self._kept[id(vector)])
+
+    def _is_rounded(self, a: np.ndarray) -> bool:
+        return a.dtype == np.uint16
+
+    def _is_faster(self, weight: np.ndarray) -> bool:
+        return weight.size >= MIN_SIZE
+
+    def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
+        low = with_more_rows(x, np.uint16)
+        self.rounded(x, low[: len(x)])
+        return low[: len(x)]
+
+    def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
+        """Return a matrix of parameters, rounded: a view of its vector's rounded copy.
+
+        So one copy serves all matrices. A view is kept as long as its matrix lives.
+        """
+        key, views = id(matrix), self._views
+        if key not in views:
+            views[key] = (
+                weakref.ref(matrix, lambda _: views.pop(key)),
+                self._view(matrix),
+            )
+        return views[key][1]
+
+    def _view(self, matrix: np.ndarray) -> np.ndarray:
+        vector = matrix.base
+        assert vector is not None
+        with self._lock:
+            if id(vector) not in self._kept:
+                self.parameters_changed(vector)
+        low = self._kept[id(vector)]
+        start = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
+        strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
+        place = start * low.itemsize
+        return np.ndarray(matrix.shape, low.dtype, low, place, tuple(strides))
+
+
+def _with_zeros(a: np.ndarray) -> np.ndarray:
+    """Return a rounding, or one that is transposed, with the zeros that follow it."""
+    assert a.base is not None
+    return a.base if a.strides == a.base.strides else a.base.T
+
+
+@functools.cache
+def open_kernels() -> Bfloat16Kernels:
+    """Return the kernels of this processor. Raises: RuntimeError as `OneDnn`."""
+    return Bfloat16Kernels(OneDnn())

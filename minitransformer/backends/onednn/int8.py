@@ -1,0 +1,152 @@
+"""Matrix products of 8-bit integers, for translating on processors that have them.
+
+Each column of a matrix of parameters has a scale, and so has each row of activations:
+the scale makes the largest of its numbers 127, and all are rounded to integers. Their
+products, which are exact, times both scales are near to those in float32. Everything
+else stays float32, as with `--precision bf16`. There are no gradients.
+
+The processors multiply unsigned integers by signed ones. So 128 is added to those of
+activations, and what that adds to the products is subtracted again:
+
+    x W ~ scale_x ((q_x + 128) q_W - 128 (sums of the columns of q_W)) scale_W
+
+oneDNN does all of this where it multiplies, also what follows: it adds the bias, and
+takes the ReLU or the exponential.
+
+Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from minitransformer.backends.onednn.kernels import Kernels, more_rows, with_more_rows
+from minitransformer.backends.onednn.library import EXP, RELU, OneDnn, ScaledMatrix
+
+LARGEST = 127
+
+# Stands for what is largest where all numbers are zero or about as small.
+SMALLEST = np.float32(1e-30)
+SMALLEST_BITS = SMALLEST.view(np.int32)
+
+# A number that is rounded or loaded takes about as long as so many multiplications.
+MIN_PRODUCTS = 112
+
+# The logits of so many rows are computed at a time: for 10,000 tokens, they stay in a
+# processor's cache.
+LOGITS_ROWS = 64
+
+
+class Rows(NamedTuple):
+    """Activations: integers plus 128, and the scale of each row.
+
+    Shapes: integers [more_rows(N), n], scales [more_rows(N), 1], `num_rows` is N
+    """
+
+    integers: np.ndarray
+    scales: np.ndarray
+    num_rows: int
+
+    @property
+    def T(self) -> NoReturn:  # noqa: N802
+        """What a gradient would multiply."""
+        raise RuntimeError(
+            "int8 is for translating: expected no gradient to be asked for"
+        )
+
+
+class Int8Kernels(Kernels[Rows]):
+    """Products of integers, and the parameters as integers."""
+
+    def __init__(self, library: OneDnn) -> None:
+        super().__init__()
+        self.quantized, self.multiply = library.quantized, library.scaled_product
+        # By the id of a vector of parameters, and the place of a matrix in it.
+        self._kept: dict[int, dict[tuple[int, ...], ScaledMatrix]] = {}
+
+    def parameters_changed(self, vector: np.ndarray) -> None:
+        """Forget the integers of parameters that have changed."""
+        if (matrices := self._kept.get(id(vector))) is not None:
+            matrices.clear()
+
+    def product(
+        self,
+        a: Rows,
+        b: np.ndarray,
+        bias: np.ndarray | None = None,
+        relu: bool = False,
+    ) -> np.ndarray:
+        """`ops.product` of rows and parameters."""
+        matrix, function = self._scaled_matrix(b), RELU if relu else None
+        out = self.multiply(a.integers, a.scales, matrix, bias=bias, function=function)
+        return out[: a.num_rows]
+
+    def exponentials(
+        self, rows: np.ndarray, table: np.ndarray
+    ) -> tuple[np.ndarray, Iterator[slice]]:
+        """Return exp(rows table^T), and yield slices of its rows once they are there.
+
+        Shapes: rows [N, D], table [V, D] -> [N, V]
+        """
+        values = np.empty((more_rows(len(rows)), len(table)), np.float32)
+        matrix = self._scaled_matrix(table.T)
+
+        def fill() -> Iterator[slice]:
+            for first in range(0, len(rows), LOGITS_ROWS):
+                part = slice(first, min(first + LOGITS_ROWS, len(rows)))
+                low = self._rounded_rows(rows[part])
+                out = values[first : first + len(low.integers)]
+                self.multiply(low.integers, low.scales, matrix, function=EXP, out=out)
+                yield part
+
+        return values[: len(rows)], fill()
+
+    def _is_rounded(self, a: Any) -> bool:
+        return isinstance(a, Rows)
+
+    def _is_faster(self, weight: np.ndarray) -> bool:
+        return weight.size >= MIN_PRODUCTS * sum(weight.shape)
+
+    def _rounded_rows(self, x: np.ndarray) -> Rows:
+        # As integers, magnitudes have the same order, are faster to compare, and NaN is
+        # the greatest, so that a broken model is noticed.
+        x = np.ascontiguousarray(x)
+        magnitudes = x.view(np.int32) & np.int32(0x7FFFFFFF)
+        integers = with_more_rows(x, np.uint8)
+        scales = np.zeros(len(integers), np.float32)
+        peaks = scales[: len(x)]
+        out = peaks.view(np.int32)
+        np.maximum.reduce(magnitudes, axis=1, out=out, initial=SMALLEST_BITS)
+        self.quantized(x, LARGEST / peaks, integers[: len(x)])
+        peaks *= np.float32(1 / LARGEST)
+        return Rows(integers, scales[:, None], len(x))
+
+    def _scaled_matrix(self, matrix: np.ndarray) -> ScaledMatrix:
+        """Return a matrix of parameters as integers, made at its first use."""
+        vector = matrix.base
+        assert vector is not None
+        if id(vector) not in self._kept:
+            weakref.finalize(vector, self._kept.pop, id(vector), None)
+        kept = self._kept.setdefault(id(vector), {})
+        place = matrix.__array_interface__["data"][0], *matrix.shape, *matrix.strides
+        if place not in kept:
+            kept[place] = scaled_matrix(matrix)
+        return kept[place]
+
+
+def scaled_matrix(matrix: np.ndarray) -> ScaledMatrix:
+    """Return a matrix of float32 parameters as integers. Shapes: [n, m]"""
+    peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
+    integers = np.rint(matrix * (LARGEST / peaks)).astype(np.int8)
+    return ScaledMatrix(integers, peaks / np.float32(LARGEST))
+
+
+@functools.cache
+def open_kernels() -> Int8Kernels:
+    """Return the kernels of this processor. Raises: RuntimeError as `OneDnn`."""
+    return Int8Kernels(OneDnn("int8"))

@@ -1,0 +1,149 @@
+"""The base class of oneDNN's kernels: what is rounded, and which products they compute.
+
+The operations of `engine/ops.py` ask for a `factor`, the rounding of what they multiply
+by parameters, and for the `product` of factors. NumPy computes everything else.
+
+Shapes: N rows, n inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from minitransformer.system.machine import limit_threads
+
+R = TypeVar("R")
+
+# Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
+# products have to be compiled.
+ROWS_STEP = 64
+
+# The matrices that `Kernels.are_slow` multiplies have so many rows and columns.
+TRIAL_SIZE = 256
+
+
+class Kernels(Generic[R]):
+    """Products of rounded rows, of the type R, with parameters."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return a kernel by its name, if it is for these arrays.
+
+        Rows are rounded for products with a matrix of parameters that is not too small;
+        then they are multiplied here.
+        """
+        if name == "parameters_changed":
+            return self.parameters_changed
+        if name == "product":
+            return self.product if self._is_rounded(arrays[0]) else None
+        kernels = {"factor": self.factor, "exponentials": self.exponentials}
+        if name in kernels and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
+            return kernels[name]
+        return None
+
+    def are_slow(self) -> bool:
+        """Whether a product takes longer than NumPy's, as some do without AMX.
+
+        It must take a tenth longer: times that differ by less may be noise.
+        """
+        vector = np.ones(TRIAL_SIZE**2, np.float32)
+        weight = vector.reshape(TRIAL_SIZE, TRIAL_SIZE)
+        x = weight.copy()
+        self.product(self.factor(x, weight), weight)  # rounds both
+        with limit_threads(1):
+            plain = _least_seconds(lambda: x @ weight)
+            own = _least_seconds(lambda: self.product(self.factor(x, weight), weight))
+        return own > 1.1 * plain
+
+    def factor(self, x: np.ndarray, weight: np.ndarray) -> R:
+        """Round a matrix [N, n], once while the array that has its numbers lives.
+
+        Queries, keys and values are projected from one array, and those of all decoder
+        layers from the encoder's output. So nothing may change such an array in place.
+        """
+        owner = x if x.base is None else x.base
+        inputs = self._thread.__dict__.setdefault("inputs", {})
+        if id(owner) not in inputs:
+            key = id(owner)
+            inputs[key] = weakref.ref(owner, lambda _: inputs.pop(key)), {}
+        roundings = inputs[id(owner)][1]
+        place = x.__array_interface__["data"][0], x.shape, x.strides
+        if place not in roundings:
+            roundings[place] = self._rounded_rows(x)
+        rounded: R = roundings[place]
+        return rounded
+
+    def product(
+        self, a: Any, b: Any, bias: np.ndarray | None = None, relu: bool = False
+    ) -> np.ndarray:
+        """`ops.product` of a factor with parameters, or with another factor."""
+        raise NotImplementedError
+
+    def exponentials(self, rows: np.ndarray, table: np.ndarray) -> tuple[Any, Any]:
+        """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]
+
+        Also returns an iterator over slices of its rows, which computes them on the
+        way, or None if all are there.
+        """
+        raise NotImplementedError
+
+    def parameters_changed(self, vector: np.ndarray) -> None:
+        """Renew or forget what was made of a vector of parameters."""
+        raise NotImplementedError
+
+    def _is_rounded(self, a: Any) -> bool:
+        """Whether `a` is a factor."""
+        raise NotImplementedError
+
+    def _is_faster(self, weight: np.ndarray) -> bool:
+        """Whether products with a matrix are faster here than NumPy's."""
+        raise NotImplementedError
+
+    def _rounded_rows(self, x: np.ndarray) -> R:
+        """Round a matrix [N, n]."""
+        raise NotImplementedError
+
+
+def more_rows(count: int) -> int:
+    """Return a number of rows rounded up, to a multiple of 16, 32 or 64.
+
+    Products of ever new numbers of rows would be compiled again and again.
+    """
+    step = min(max(16, 1 << count.bit_length() >> 4), ROWS_STEP)
+    return -(-count // step) * step
+
+
+def with_more_rows(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    """Return an array with room for a matrix, and rows of zeros that follow.
+
+    Shapes: x [N, n] -> [more_rows(N), n]
+    """
+    out: np.ndarray = np.empty((more_rows(len(x)), x.shape[1]), dtype)
+    out[len(x) :] = 0
+    return out
+
+
+def _least_seconds(function: Callable[[], object]) -> float:
+    """Return the least time of several calls."""
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        function()
+        return time.perf_counter() - started
+
+    return min(seconds() for _ in range(5))
+
+
+def _is_parameter(weight: np.ndarray) -> bool:
+    """Whether a matrix is one in a flat vector of float32 parameters."""
+    in_vector = weight.base is not None and weight.base.ndim == 1
+    return in_vector and weight.dtype == np.float32

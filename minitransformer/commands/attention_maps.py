@@ -1,0 +1,151 @@
+"""Attention maps: the weights of every head for one sentence (Figures 3 to 5)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from minitransformer.commands.pages import page
+from minitransformer.engine.autograd import no_grad, wrap_primitives
+from minitransformer.engine.backend import Array, array_module, as_float32, to_host
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import BOS_ID, EOS_ID
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.system.machine import limit_threads
+from minitransformer.translation.alignment import (
+    first_aligning_layer,
+    word_weights,
+    words_of_pieces,
+)
+from minitransformer.translation.translator import Translator
+
+MAX_PIECES = 256  # of a sentence: a map of more would be too small to read
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """The attention weights of a sentence and its translation; each row sums to 1.
+
+    `source`, `read` and `written` are word pieces: of the sentence, of the decoder's
+    input and of its output. The input begins with BOS and lags behind by one piece.
+    `words` is how much each of `target_words` was made from each of `source_words`: the
+    word alignment (`alignment.py`), as if it were one layer of one head.
+
+    Shapes: encoder [layers, H, S, S], decoder [layers, H, T, T]
+    (lower-triangular), cross [layers, H, T, S],
+    words [1, 1, target words, source words]
+    """
+
+    source: list[str]
+    read: list[str]
+    written: list[str]
+    encoder: np.ndarray
+    decoder: np.ndarray
+    cross: np.ndarray
+    source_words: list[str]
+    target_words: list[str]
+    words: np.ndarray
+
+    def to_json(self) -> str:
+        """Return what `pages/attention.js` shows, with weights in thousandths."""
+        values = vars(self) | {
+            name: np.rint(getattr(self, name) * 1000).astype(int).tolist()
+            for name in ("encoder", "decoder", "cross", "words")
+        }
+        # "<" would let a word piece such as "</script>" end the page's data.
+        return json.dumps(values).replace("<", "\\u003c")
+
+
+def attention_maps(
+    translator: Translator, line: str, config: DecodingConfig | None = None
+) -> AttentionMaps:
+    """Translate a line of at most MAX_PIECES, and record every head's weights.
+
+    Without `config` the translator decodes as it does by default.
+
+    Raises: ValueError if the line is blank or too long, or if there are several models.
+    """
+    model, tokenizer = translator.single_model, translator.tokenizer
+    config = replace(
+        config or translator.decoding, nbest=1, long_input="error", max_input=1 << 30
+    )
+    [[source]] = translator.encode([line], config)
+    if len(source) > MAX_PIECES:
+        raise ValueError(
+            f"expected a sentence of at most {MAX_PIECES} word pieces to show the "
+            f"attention of, got {len(source)}"
+        )
+    if not source:
+        raise ValueError("expected a sentence, got a blank line")
+    [[best, *_]] = translator.hypotheses([line], config)
+    target = list(best.tokens)
+    fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
+    weights = all_weights(model, [*source, EOS_ID], fed)
+    layers = model.config.encoder_layers
+    names = [*tokenizer.pieces(target), "end"][: len(fed)]
+    cross = np.stack(weights[layers + 1 :: 2])
+    [text] = translator.text([best])
+    [in_parts] = translator.sources_in_parts([line], [[source]])
+    [in_source] = in_parts.words(tokenizer)
+    in_target = np.array(words_of_pieces(tokenizer, target, text), dtype=int)
+    upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
+    words = word_weights(upper[: len(target), :-1], in_source, in_target)
+    return AttentionMaps(
+        source=[*tokenizer.pieces(source), "end"],
+        read=["begin", *names[:-1]],
+        written=names,
+        encoder=np.stack(weights[:layers]),
+        decoder=np.stack(weights[layers::2]),
+        cross=cross,
+        source_words=line.split(),
+        target_words=text.split(),
+        words=words[None, None],
+    )
+
+
+def all_weights(
+    model: Transformer, source: list[int], target: list[int]
+) -> list[np.ndarray]:
+    """Return the weights of each attention, in the order in which they are computed.
+
+    That is one for each layer of the encoder, then for each layer of the decoder one of
+    self-attention and one of cross-attention.
+
+    Shapes: source ids [S], target ids [T], from BOS on -> each [H, queries, keys]
+    """
+    xp = array_module(model.embedding.table.data)
+    recorded: list[np.ndarray] = []
+    thread = threading.get_ident()
+
+    def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+        others = threading.get_ident() != thread  # which may be translating
+        if others or name not in ("attention", "restricted_attention"):
+            return body
+
+        def recording(
+            q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
+        ) -> Any:
+            # Attention averages the values: of one-hot values, that is the weights.
+            heads, keys, exact = options["num_heads"], k.shape[1], as_float32(q)
+            one_hot = xp.tile(xp.eye(keys, dtype=exact.dtype), heads)[None]
+            inputs = exact, as_float32(k), one_hot, mask  # one_hot [1, S, H S]
+            weights, _ = body(*inputs, **options)  # [1, T, H S]
+            by_head = weights[0].reshape(-1, heads, keys).swapaxes(0, 1)
+            recorded.append(to_host(by_head))
+            return body(q, k, v, mask, **options)
+
+        return recording
+
+    with limit_threads(1), no_grad(), wrap_primitives(observer):
+        model(xp.asarray([source]), xp.asarray([target]))
+    return recorded
+
+
+def attention_page(maps: AttentionMaps) -> str:
+    """Return an HTML document that shows the maps and needs no network."""
+    return page("attention.html", DATA=maps.to_json())

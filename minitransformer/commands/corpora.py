@@ -1,0 +1,330 @@
+"""Download public parallel corpora and verify them.
+
+An interrupted download continues where it stopped. The files of Multi30k are verified
+by their sha256. WMT 2014 publishes no digests: its files are verified by the size that
+the server announces and by their line counts, which must be the same for both languages
+and equal the published ones where there are any.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import html
+import http.client
+import os
+import re
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from minitransformer.cli import Parser, exit_code
+from minitransformer.settings import VERSION
+from minitransformer.system.files import atomic_write, file_lock, replace
+
+ATTEMPTS = 5
+FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
+TIMEOUT = 60.0  # seconds without an answer
+BLOCK = 1 << 16
+UNSYNCED = 1 << 24  # at most so many bytes of a download are not synced to disk yet
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, ...
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file on a server, with its digest if that is known."""
+
+    url: str
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parallel text in an archive: a member for each language, and their line count."""
+
+    archive: Download
+    members: dict[str, str]
+    lines: int | None = None
+
+
+@dataclass(frozen=True)
+class PublicCorpus:
+    """Files to use as they are, or the parts of archives that make up each split."""
+
+    files: tuple[Download, ...] = ()
+    splits: dict[str, tuple[Part, ...]] = field(default_factory=dict)
+
+
+MULTI30K = (
+    "https://raw.githubusercontent.com/multi30k/dataset/"
+    "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
+)
+# As sha256sum writes it
+MULTI30K_SHA256 = """\
+d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f train.en
+726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6 train.de
+622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c train.fr
+14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28 val.en
+f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a val.de
+ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9 val.fr
+611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9 test_2016_flickr.en
+9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8 test_2016_flickr.de
+6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90 test_2016_flickr.fr
+"""
+STATMT = "https://www.statmt.org/"
+EUROPARL = Download(STATMT + "wmt13/training-parallel-europarl-v7.tgz")
+COMMON_CRAWL = Download(STATMT + "wmt13/training-parallel-commoncrawl.tgz")
+UN = Download(STATMT + "wmt13/training-parallel-un.tgz")
+NEWS = Download(STATMT + "wmt14/training-parallel-nc-v9.tgz")
+GIGA = Download(STATMT + "wmt10/training-giga-fren.tar")
+DEV = Download(STATMT + "wmt14/dev.tgz")
+TEST = Download(STATMT + "wmt14/test-full.tgz")
+
+
+def _part(
+    archive: Download, stem: str, language: str, lines: int | None = None, end: str = ""
+) -> Part:
+    members = {side: f"{stem}.{side}{end}" for side in ("en", language)}
+    return Part(archive, members, lines)
+
+
+def _wmt14(language: str, *train: Part) -> PublicCorpus:
+    stem = f"test-full/newstest2014-{language}en-"
+    newstest = {"en": f"{stem}src.en.sgm", language: f"{stem}ref.{language}.sgm"}
+    val = _part(DEV, "dev/newstest2013", language, 3000)
+    test = Part(TEST, newstest, 3003)
+    return PublicCorpus(splits={"train": train, "val": (val,), "test": (test,)})
+
+
+CORPORA = {
+    "multi30k": PublicCorpus(
+        files=tuple(
+            Download(f"{MULTI30K}{name}.gz", digest)
+            for digest, name in map(str.split, MULTI30K_SHA256.splitlines())
+        )
+    ),
+    "wmt14-en-de": _wmt14(
+        "de",
+        _part(EUROPARL, "training/europarl-v7.de-en", "de", 1_920_209),
+        _part(COMMON_CRAWL, "commoncrawl.de-en", "de", 2_399_123),
+        _part(NEWS, "training/news-commentary-v9.de-en", "de", 201_288),
+    ),
+    "wmt14-en-fr": _wmt14(
+        "fr",
+        _part(EUROPARL, "training/europarl-v7.fr-en", "fr"),
+        _part(COMMON_CRAWL, "commoncrawl.fr-en", "fr"),
+        _part(UN, "un/undoc.2000.fr-en", "fr"),
+        _part(NEWS, "training/news-commentary-v9.fr-en", "fr"),
+        _part(GIGA, "giga-fren.release2.fixed", "fr", end=".gz"),
+    ),
+}
+
+
+class CorpusError(RuntimeError):
+    """A download or an archive that is not what it should be."""
+
+
+def fetch(download: Download, path: Path) -> None:
+    """Download a file to `path` and verify it, unless a verified one is there.
+
+    What has arrived so far is in `path`.part, and another attempt goes on from there;
+    another process goes on from what is certainly on disk. Temporary failures are
+    retried a few times.
+
+    Raises: CorpusError, or OSError if the file cannot be written.
+    """
+    expected = download.sha256
+    if path.exists() and (expected is None or _sha256(path) == expected):
+        return
+    part = path.with_name(path.name + ".part")
+    if part.is_symlink() or not part.is_file():
+        part.unlink(missing_ok=True)
+    else:  # a crash may have damaged its end
+        os.truncate(part, max(part.stat().st_size - UNSYNCED, 0))
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(FIRST_DELAY * 2 ** (attempt - 1))
+        try:
+            _receive(download.url, part)
+            break
+        except urllib.error.HTTPError as error:
+            error.close()
+            reason = f"the server answered {error.code} {error.reason}"
+            if error.code not in (408, 416, 429) and error.code < 500:
+                raise CorpusError(f"{download.url}: {reason}") from error
+            if error.code == 416:  # the part is no beginning of the file
+                part.unlink(missing_ok=True)
+        except (http.client.HTTPException, OSError) as error:
+            if getattr(error, "filename", None) is not None:  # not the network's fault
+                raise CorpusError(str(error)) from error
+            if getattr(error, "errno", None) in DISK_ERRORS:
+                raise CorpusError(f"{part}: {error}") from error
+            reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+    else:
+        raise CorpusError(f"{download.url}: {reason}, after {ATTEMPTS} attempts")
+    if expected is not None and (found := _sha256(part)) != expected:
+        part.unlink()
+        raise CorpusError(f"{download.url}: expected sha256 {expected}, got {found}")
+    replace(part, path)
+
+
+def _receive(url: str, part: Path) -> None:
+    """Append to `part` what it lacks of the file at `url` (an HTTP range request)."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": f"minitransformer/{VERSION}"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        if response.status != 206:
+            have = 0  # the server sends the whole file again
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if (length or "").isdecimal() else None
+        with (
+            open(part, "ab" if have else "wb") as file,
+            tqdm.wrapattr(
+                file,
+                "write",
+                total,
+                initial=have,
+                desc=part.name.removesuffix(".part"),
+                disable=not sys.stderr.isatty(),
+            ) as progress,
+        ):
+            synced = have
+            try:
+                while block := response.read(BLOCK):
+                    if file.tell() + len(block) - synced > UNSYNCED:
+                        _sync(file)
+                        synced = file.tell()
+                    progress.write(block)
+            finally:
+                _sync(file)
+    have = part.stat().st_size
+    if total is not None and have != total:
+        raise http.client.IncompleteRead(b"", total - have)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -> None:
+    """Write the lines of all parts in order to `folder`/`split`.LANGUAGE.gz.
+
+    Raises: CorpusError if the sides of a part differ in length or a count is wrong.
+    """
+    counts: list[list[int]] = []  # of each language, by part
+    with ExitStack() as stack:
+        for side in parts[0].members:
+            file = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
+                copied = [
+                    _copy_member(downloads / part.archive.name, part.members[side], out)
+                    for part in parts
+                ]
+            counts.append(copied)
+        for part, found in zip(parts, zip(*counts, strict=True), strict=True):
+            expected = found[0] if part.lines is None else part.lines
+            if set(found) != {expected}:
+                raise CorpusError(
+                    f"{' and '.join(part.members.values())}: expected {expected:,} "
+                    f"lines each, got {' and '.join(f'{n:,}' for n in found)}"
+                )
+
+
+def _copy_member(archive: Path, member: str, out: gzip.GzipFile) -> int:
+    """Append the lines of a member of an archive to `out`, and return their number."""
+    try:
+        with tarfile.open(archive, "r|*") as tar:
+            for entry in tar:
+                if entry.name.removeprefix("./") == member and entry.isfile():
+                    count = 0
+                    for line in _lines(cast(IO[bytes], tar.extractfile(entry)), member):
+                        out.write(line + b"\n")
+                        count += 1
+                    return count
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CorpusError(f"{archive}: a damaged archive: {error}") from error
+    raise CorpusError(f"{archive}: expected a member {member}, found none")
+
+
+def _lines(file: IO[bytes], member: str) -> Iterator[bytes]:
+    """Yield the lines of plain text or gzip, or the segments of SGML, without ends."""
+    if member.endswith(".sgm"):
+        text = file.read().decode("utf-8")
+        for segment in re.findall(r"<seg[^>]*>(.*?)</seg>", text, re.DOTALL):
+            yield " ".join(html.unescape(segment).split()).encode()
+        return
+    for line in gzip.GzipFile(fileobj=file) if member.endswith(".gz") else file:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
+    """Fetch a corpus of CORPORA into `folder`, from the server `mirror` if given.
+
+    Raises: CorpusError, OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder / ".lock"):
+        _download(CORPORA[name], folder, mirror)
+
+
+def _download(corpus: PublicCorpus, folder: Path, mirror: str | None) -> None:
+    def fetch_into(target: Path, download: Download) -> None:
+        if mirror is not None:
+            url = mirror.rstrip("/") + urlsplit(download.url).path
+            download = Download(url, download.sha256)
+        fetch(download, target / download.name)
+
+    for download in corpus.files:
+        fetch_into(folder, download)
+    for split, parts in corpus.splits.items():
+        if all((folder / f"{split}.{s}.gz").exists() for s in parts[0].members):
+            continue
+        downloads = folder / "downloads"
+        downloads.mkdir(exist_ok=True)
+        for part in parts:
+            fetch_into(downloads, part.archive)
+        assemble(parts, folder, split, downloads)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer corpora",
+        "Download a public corpus, verify it, and write files for train.py --data.",
+        ("minitransformer corpora multi30k data/multi30k",),
+        "An interrupted download continues where it stopped.",
+    )
+    parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("folder", type=Path, help="the folder for its files")
+    parser.add_argument("--mirror", metavar="URL", help="another server with the files")
+    args = parser.parse_args(arguments)
+    return exit_code(
+        parser.prog, lambda: download_corpus(args.corpus, args.folder, args.mirror)
+    )

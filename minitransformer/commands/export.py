@@ -1,0 +1,186 @@
+"""Export of a trained model: in 16 bits, or to CTranslate2, another inference engine.
+
+Greedy output is the same in CTranslate2: a bias of the logits makes the tokens
+impossible that beam search here never produces, and they have no part in probabilities.
+Its beam search divides scores by length^p instead of the paper's penalty, so scores
+differ and long sentences may come out differently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minitransformer.cli import Parser, exit_code
+from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.model.layers import AddAndNorm, sinusoids
+from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.settings.extras import import_extra
+from minitransformer.system.files import atomic_folder
+from minitransformer.text.output import refuse_overwriting_inputs
+
+NOTES = """\
+For float16, the output is a checkpoint of half the size, which translate.py reads and
+from which train.py --from begins. CTranslate2 reads DIR. The file tokenizer.model in
+it, for SentencePiece, cuts text into the word pieces that the model expects. Greedy
+output is the same as here; beam search divides scores by length^p instead of the
+paper's penalty."""
+
+# The bias of logits that never win. A float16 can hold it.
+NEVER = -30_000.0
+
+# Rows of the table of sinusoids: the longest text that CTranslate2 takes, in tokens.
+MAX_POSITIONS = 2048
+
+
+def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
+    """Return a CTranslate2 `TransformerSpec` that holds the model's arrays.
+
+    `pieces` names the word piece of each id.
+
+    Raises: RuntimeError if ctranslate2 is not installed, ValueError if CTranslate2 does
+    not know the model's kind of attention.
+    """
+    need = "exporting needs CTranslate2"
+    specs = import_extra("ctranslate2.specs", "ctranslate2", need)
+    config = model.config
+    width, window = config.d_model // config.num_heads, config.attention_window
+    if window or (config.key_width, config.value_width) != (width, width):
+        raise ValueError(
+            "CTranslate2: expected no attention window, and d_k and d_v of "
+            f"d_model / num_heads = {width}, got a window of {window or 'any width'} "
+            f"and {config.key_width} and {config.value_width}"
+        )
+    spec = specs.TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False
+    )
+    table = model.embedding.table.data  # [V, D]
+    positions = (
+        model.embedding.positions.data
+        if model.embedding.learned
+        else sinusoids(MAX_POSITIONS, config.d_model).astype(table.dtype)
+    )
+    embeddings = spec.encoder.embeddings[0], spec.decoder.embeddings
+    for stack, embedding in zip((spec.encoder, spec.decoder), embeddings, strict=True):
+        stack.scale_embeddings = True
+        stack.position_encodings.encodings = positions
+        embedding.weight = table
+    spec.decoder.projection.weight = table
+    bias = np.zeros(len(table), table.dtype)
+    bias[[PAD_ID, UNK_ID, BOS_ID]] = NEVER
+    spec.decoder.projection.bias = bias
+    for encoder_layer, target in zip(model.encoder, spec.encoder.layer, strict=True):
+        _common_sublayers(encoder_layer, target)
+    for layer, target in zip(model.decoder, spec.decoder.layer, strict=True):
+        _common_sublayers(layer, target)
+        cross = layer.cross_attention
+        target.attention.linear[0].weight = _transposed(cross.query)
+        target.attention.linear[1].weight = _transposed(cross.key, cross.value)
+        target.attention.linear[2].weight = _transposed(cross.output)
+        _norm(layer.cross_attention_norm, target.attention.layer_norm)
+    spec.register_source_vocabulary(list(pieces))
+    spec.register_target_vocabulary(list(pieces))
+    spec.config.unk_token, spec.config.eos_token = pieces[UNK_ID], pieces[EOS_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[BOS_ID]
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    return spec
+
+
+def _common_sublayers(layer: EncoderLayer | DecoderLayer, target: Any) -> None:
+    """Copy self-attention and feed-forward, which layers of both stacks have."""
+    attention, feed_forward = layer.self_attention, layer.feed_forward
+    projections = _transposed(attention.query, attention.key, attention.value)
+    target.self_attention.linear[0].weight = projections
+    target.self_attention.linear[1].weight = _transposed(attention.output)
+    _norm(layer.self_attention_norm, target.self_attention.layer_norm)
+    target.ffn.linear_0.weight = _transposed(feed_forward.weight_1)
+    target.ffn.linear_0.bias = feed_forward.bias_1.data
+    target.ffn.linear_1.weight = _transposed(feed_forward.weight_2)
+    target.ffn.linear_1.bias = feed_forward.bias_2.data
+    _norm(layer.feed_forward_norm, target.ffn.layer_norm)
+
+
+def _norm(norm: AddAndNorm, target: Any) -> None:
+    target.gamma, target.beta = norm.gain.data, norm.bias.data
+
+
+def _transposed(*weights: Any) -> np.ndarray:
+    """Join [in, out] matrices into the one [out, in] matrix that CTranslate2 reads."""
+    return np.ascontiguousarray(np.concatenate([w.data for w in weights], axis=1).T)
+
+
+def to_ctranslate2(
+    model: Transformer,
+    pieces: Sequence[str],
+    directory: Path,
+    quantization: str,
+    tokenizer: bytes = b"",
+) -> None:
+    """Write a CTranslate2 model as a directory that appears once it is complete.
+
+    It takes the place of an empty one. `tokenizer` is what tokenizer.model holds.
+
+    Raises: ValueError if the directory holds anything or cannot be replaced, OSError if
+    it cannot be written; else as `ctranslate2_spec`.
+    """
+    path = directory.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"expected a new or empty directory, got {directory}")
+    if os.path.ismount(path) or path == Path.cwd():
+        in_use = f"got {directory}, which is in use: name a new one in it"
+        raise ValueError(f"expected a directory that can be replaced, {in_use}")
+    spec = ctranslate2_spec(model, pieces)
+    spec.validate()
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+    with atomic_folder(path) as folder:
+        spec.save(str(folder))
+        if tokenizer:
+            (folder / "tokenizer.model").write_bytes(tokenizer)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer export",
+        "Write a trained model to pass on, or for another engine to serve.",
+        (
+            "minitransformer export ctranslate2 runs/NAME DIR --quantization int8",
+            "minitransformer export float16 runs/NAME small.safetensors",
+        ),
+        NOTES,
+    )
+    parser.add_argument("kind", choices=("ctranslate2", "float16"))
+    parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
+    output = "a new or empty directory; for float16, a file"
+    parser.add_argument("output", type=Path, help=output)
+    kinds = ("float32", "int8", "int16", "float16")
+    help = "number format of CTranslate2's weights (default float32)"
+    parser.add_argument("--quantization", choices=kinds, help=help)
+    args = parser.parse_args(arguments)
+    if args.quantization and args.kind == "float16":
+        parser.error("--quantization does nothing with float16")
+
+    def work() -> None:
+        source = find_checkpoint(args.run)
+        trained = checkpoint.load(source)
+        if args.kind == "float16":
+            own = RunDirectory(args.run).own_files() if args.run.is_dir() else []
+            refuse_overwriting_inputs("output", args.output, source, *own)
+            checkpoint.save(args.output, trained, half=True)
+            print(f"wrote {source} to {args.output} in float16")
+            return
+        quantization = args.quantization or "float32"
+        pieces = trained.tokenizer.all_pieces()
+        to_ctranslate2(
+            trained.model, pieces, args.output, quantization, trained.tokenizer.model
+        )
+        print(f"wrote {source} to {args.output} in {quantization}")
+
+    return exit_code(parser.prog, work)

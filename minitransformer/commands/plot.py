@@ -1,0 +1,234 @@
+"""Plot the metrics of runs: as pictures, in the terminal, or for TensorBoard.
+
+PNG and SVG need matplotlib (extra `plot`), event files need tensorboardX (extra
+`tensorboard`); the terminal needs neither.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from minitransformer.cli import Parser, exit_code, positive, printable
+from minitransformer.commands.pictures import write_picture
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.extras import import_extra
+from minitransformer.settings.options import UsageError
+
+# What can be plotted: a title with the unit, and the metrics that are drawn together,
+# by their names in metrics.jsonl, each with what the legend says of it.
+QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
+    "loss": (
+        "loss (nats a token)",
+        {"loss": ", training", "validation_loss": ", validation"},
+    ),
+    "bleu": ("validation BLEU", {"validation_bleu": ""}),
+    "learning-rate": ("learning rate", {"learning_rate": ""}),
+    "tokens-per-second": (
+        "tokens a second, source and target",
+        {
+            "source_tokens_per_second": ", source",
+            "target_tokens_per_second": ", target",
+        },
+    ),
+    "gradient-norm": ("gradient norm", {"gradient_norm": ""}),
+}
+AXES = {"steps": "updates", "tokens": "source and target tokens", "minutes": "minutes"}
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
+    """Read the finite numbers in metrics.jsonl, and the `tokens` up to each line.
+
+    Runs of earlier versions did not count tokens: theirs are speed times time.
+
+    Raises: ValueError as `RunDirectory.read_metrics`.
+    """
+    records, tokens, seconds = [], 0.0, 0.0
+    for line in run.read_metrics():
+        record = {k: v for k, v in line.items() if is_finite_number(v)}
+        elapsed = record.get("seconds", seconds) - seconds
+        if "loss" in record:
+            for side in ("source", "target"):
+                speed = record.get(f"{side}_tokens_per_second", 0)
+                tokens += record.get(f"{side}_tokens", speed * max(elapsed, 0.0))
+            seconds += elapsed
+        records.append({**record, "tokens": tokens})
+    return records
+
+
+def is_finite_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def series(
+    records: Sequence[dict[str, Any]], name: str, against: str
+) -> tuple[list[float], list[float]]:
+    """Return the x and y of each point of one metric. `against` is one of `AXES`."""
+    key = {"steps": "step", "minutes": "seconds"}.get(against, against)
+    points = [record for record in records if name in record and key in record]
+    unit = 60 if against == "minutes" else 1
+    return [point[key] / unit for point in points], [point[name] for point in points]
+
+
+def draw(
+    runs: Sequence[RunDirectory], what: Sequence[str], against: str, output: Path
+) -> None:
+    """Write PNG or SVG with a panel for each quantity, all runs in each."""
+    records = {run: read_metrics(run) for run in runs}
+    need = "plots need matplotlib, --live does not"
+    figure_module = import_extra("matplotlib.figure", "plot", need)
+    columns = 1 if len(what) == 1 else 2
+    rows = math.ceil(len(what) / columns)
+    figure = figure_module.Figure(figsize=(6.4 * columns, 3.4 * rows))
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for panel in panels[len(what) :]:
+        panel.set_visible(False)
+    for panel, quantity in zip(panels, what, strict=False):
+        title, metrics = QUANTITIES[quantity]
+        for number, run in enumerate(runs):
+            for name, suffix in metrics.items():
+                xs, ys = series(records[run], name, against)
+                if xs:
+                    label, color = _name(run) + suffix, f"C{number % 10}"
+                    style = _line_style(name, alone=len(metrics) == 1)
+                    panel.plot(xs, ys, label=label, color=color, **style)
+        panel.set_title(title, fontsize=10)
+        panel.set_xlabel(AXES[against], fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_xlim(left=0)
+        if panel.has_data():
+            lines = list(panel.lines)
+            names = [line.get_label() for line in lines]  # also those with _ first
+            for text in panel.legend(lines, names, fontsize=8, frameon=False).texts:
+                text.set_parse_math(False)
+        else:
+            panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
+    figure.tight_layout()
+    write_picture(figure, output, dpi=150)
+
+
+def _name(run: RunDirectory) -> str:
+    return printable(run.path.resolve().name)
+
+
+def _line_style(name: str, alone: bool) -> dict[str, Any]:
+    """Draw validation thick with points, training thin, and target tokens dashed."""
+    if name.startswith("validation"):
+        return {"marker": "o", "markersize": 2.5, "linewidth": 1.4}
+    dashes = "--" if name.startswith("target") else "-"
+    return {"linewidth": 1.0, "alpha": 1.0 if alone else 0.6, "linestyle": dashes}
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw values as blocks of eight heights, averaged into at most `width` columns."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(BLOCKS[round(7 * ((x - low) / span if span else 0))] for x in means)
+
+
+def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:
+    """Return lines for a terminal: the last value and the course of each metric."""
+    lines = []
+    for run in runs:
+        records = read_metrics(run)
+        step = records[-1]["step"] if records else 0
+        seconds = max((record.get("seconds", 0.0) for record in records), default=0)
+        lines.append(f"{run.path}  step {step:,.0f}  {seconds:,.0f} s")
+        for quantity in what:
+            for name in QUANTITIES[quantity][1]:
+                _, ys = series(records, name, "steps")
+                if ys:
+                    label = name.replace("_", " ")
+                    shown = sparkline(ys, max(width - 40, 10))
+                    lines.append(f"  {label:<26}{ys[-1]:>11,.5g} {shown}")
+    return "\n".join(lines)
+
+
+def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
+    """Draw the screen every `every` seconds until Ctrl-C, or once for a file."""
+    while True:
+        width = shutil.get_terminal_size((100, 24)).columns
+        if sys.stdout is None or not sys.stdout.isatty():
+            print(screen(runs, what, width))
+            return
+        print("\x1b[2J\x1b[H" + screen(runs, what, width), flush=True)
+        time.sleep(every)
+
+
+def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
+    """Write TensorBoard event files, a folder for each run."""
+    need = "event files need tensorboardX"
+    writer = import_extra("tensorboardX", "tensorboard", need).SummaryWriter
+    names = [_name(run) for run in runs]
+    if len({*names}) < len(names):
+        expected = "--tensorboard: expected runs of different names"
+        raise UsageError(f"{expected}, got {', '.join(names)}")
+    for run in runs:
+        with writer(str(folder / _name(run))) as events:
+            for record in run.read_metrics():
+                step = record.pop("step")
+                for name, value in record.items():
+                    if is_finite_number(value):
+                        events.add_scalar(name, value, step)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        "minitransformer plot",
+        "Plot loss, BLEU, learning rate and speed of one run or several.",
+        (
+            "minitransformer plot runs/a runs/b --output runs.svg",
+            "minitransformer plot runs/a --against minutes --what loss bleu",
+            "minitransformer plot runs/a --live",
+            "minitransformer plot runs/a --tensorboard events",
+        ),
+        "Pictures need matplotlib and event files tensorboardX; --live needs neither.",
+    )
+    add = parser.add_argument
+    add("run", nargs="+", type=Path, help="run directories")
+    name = "PNG or SVG by its ending (default metrics.png)"
+    add("--output", "-o", type=Path, metavar="FILE", help=name)
+    names = list(QUANTITIES)
+    every = f"any of {', '.join(names)} (default all)"
+    add("--what", nargs="+", choices=names, default=names, metavar="NAME", help=every)
+    axis = "horizontal axis (default steps)"
+    add("--against", choices=AXES, default="steps", help=axis)
+    live = "draw in the terminal, every N seconds (default 5), until Ctrl-C"
+    add("--live", nargs="?", const=5, type=positive, metavar="N", help=live)
+    events = "write TensorBoard event files to this folder instead"
+    add("--tensorboard", type=Path, metavar="DIR", help=events)
+    args = parser.parse_args(arguments)
+    runs = [RunDirectory(path) for path in args.run]
+
+    def work() -> None:
+        modes = [x for x in ("live", "output", "tensorboard") if getattr(args, x)]
+        if len(modes) > 1:
+            raise UsageError(f"--{modes[0]} does not go with --{modes[1]}")
+        if args.live:
+            with suppress(KeyboardInterrupt):
+                show_live(runs, args.what, args.live)
+        elif args.tensorboard:
+            write_events(runs, args.tensorboard)
+        else:
+            output = args.output or Path("metrics.png")
+            if output.suffix not in (".png", ".svg"):
+                raise UsageError(f"--output: expected .png or .svg, got {output}")
+            draw(runs, args.what, args.against, output)
+            print(output)
+
+    return exit_code(parser.prog, work)

@@ -1,1 +1,0 @@
-"""Constituency parsing as translation (section 6.3)."""

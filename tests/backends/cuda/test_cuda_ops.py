@@ -1,0 +1,642 @@
+"""CUDA kernels against the reference operations in float64.
+
+Each test runs with kernels built for the host, and on a GPU where there is one.
+"""
+
+import contextlib
+import importlib
+import inspect
+import math
+import re
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minitransformer.backends.cuda import beam_search as gpu_beam_search
+from minitransformer.backends.cuda import device, incremental_decoding
+from minitransformer.backends.cuda import ops as fused
+from minitransformer.backends.cuda.optimizer import GpuAdam
+from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.engine.autograd import PRIMITIVES, no_grad
+from minitransformer.engine.backend import to_host
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import (
+    BOS_ID,
+    PAD_ID,
+    UNK_ID,
+    ModelConfig,
+    TrainingConfig,
+)
+from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.optimizer import Adam
+from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.translation.constraints import Constraints
+from minitransformer.translation.incremental_decoding import CachedDecoder
+from minitransformer.translation.sampling import sample_ids
+from support.closeness import assert_close
+from support.cuda import kernels_for
+from support.gradients import as_array
+from support.host_device import kernel_names
+from support.scripted_decoder import (
+    ScriptedDecoder,
+    random_log_probs,
+    search_to_the_end,
+)
+from support.scripts import ROOT
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
+
+DTYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+
+
+def case(name, seed):
+    """Arrays of a call in float64, float32 vectors and ids apart, and its options."""
+    rng = np.random.default_rng(seed)
+    draw = rng.standard_normal
+    n, d, v = [(3, 5, 7), (37, 40, 19), (9, 264, 131)][seed % 3]
+    if name == "dropout":
+        return [draw((2, n, d))], {"rate": 0.3}
+    if name == "linear":
+        inputs = [draw((2, n, d)), draw((d, v))]
+        return inputs + [draw(v)] * (seed % 2), {"relu": seed > 1}
+    if name == "embedding":
+        ids = rng.integers(0, v, (20 if seed == 2 else 4, 2 * n))[:, ::2]
+        ids[:, :3] = 1
+        d = 1030 if seed == 3 else d
+        return [draw((v, d)), ids, draw((n + 2, d))], {"scale": 1.7, "rate": 0.25}
+    if name == "attention":
+        heads, t, s = [(2, 3, 5), (3, 7, 33), (4, 1, 70)][seed % 3]
+        d_k, d_v = [(8, 16), (5, 3), (16, 16)][seed % 3]
+        shapes = (2, t, heads * d_k), (2, s, heads * d_k), (2, s, heads * d_v)
+        mask = [
+            [(rng.random((2, 1, 1, s)) < 0.7)],
+            [np.tri(t, s, s - t, dtype=bool)],
+            [],
+        ][seed % 3]
+        options = {"num_heads": heads, "rate": 0.2 * (seed % 2)}
+        return [*(draw(shape) for shape in shapes), *mask], options
+    if name == "add_layer_norm":
+        d = [5, 40, 1024][seed % 3]
+        inputs = [draw((2, n, d)) + 3, draw((2, n, d)), draw(d), draw(d)]
+        return inputs, {"rate": 0.1 * (seed % 2)}
+    assert name == "projected_cross_entropy"
+    v = 2100 if seed == 5 else v
+    inputs = [draw((2, n, d)), draw((v, d)) / math.sqrt(d), rng.integers(0, v, (2, n))]
+    inputs[2][0, 0] = 0
+    return inputs, {"label_smoothing": 0.1 * (seed % 2), "padding_id": 0}
+
+
+def converted(gpu, arrays, dtype):
+    """Round to `dtype`, vectors to float32: for the device, and in float64."""
+    arrays = [
+        a if a.dtype.kind != "f" else a.astype(np.float32 if a.ndim == 1 else dtype)
+        for a in arrays
+    ]
+    wide = [a if a.dtype.kind in "ib" else a.astype(np.float64) for a in arrays]
+    return [gpu.xp.asarray(a) for a in arrays], wide
+
+
+def noise(options, xp):
+    """The same masks for both: those of counters."""
+    return {**options, "rng": PhiloxStream((5,), xp)} if "rate" in options else {}
+
+
+def run_both(gpu, name, seed, dtype):
+    arrays, options = case(name, seed)
+    inputs, wide = converted(gpu, arrays, dtype)
+    out, vjp = fused.OPERATIONS[name](*inputs, **{**options, **noise(options, gpu.xp)})
+    expected, expected_vjp = PRIMITIVES[name](
+        *wide, **{**options, **noise(options, np)}
+    )
+    upstream = np.random.default_rng(9).standard_normal(expected.shape)
+    upstream = np.asarray(upstream).astype(to_host(out).dtype)
+    gradients = vjp(gpu.xp.asarray(upstream))
+    expected_gradients = [as_array(g) for g in expected_vjp(upstream.astype(float))]
+    return inputs, (out, gradients), (expected, expected_gradients)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", fused.OPERATIONS)
+def test_kernels_follow_the_reference(gpu, name, seed, dtype):
+    inputs, (out, gradients), (expected, wide) = run_both(
+        gpu, name, seed, DTYPES[dtype]
+    )
+    is_loss = name == "projected_cross_entropy"
+    assert out.dtype == (np.float32 if is_loss else DTYPES[dtype])
+    assert_close(to_host(out).astype(float), expected, dtype)
+    parameters = {"linear": (1, 2), "embedding": (0, 2), "add_layer_norm": (2, 3)}
+    parameters["projected_cross_entropy"] = (1,)
+    for i, (got, gradient) in enumerate(zip(gradients, wide, strict=True)):
+        if gradient is None:
+            assert got is None
+            continue
+        is_parameter = i in parameters.get(name, ())
+        assert got.dtype == (np.float32 if is_parameter else DTYPES[dtype])
+        assert got.shape == inputs[i].shape
+        assert_close(to_host(got).astype(float), gradient, dtype)
+
+
+@pytest.mark.parametrize("name", fused.OPERATIONS)
+def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu, name):
+    """No kernel reads what another thread has yet to write, or has overwritten."""
+    results = []
+    for backwards in (False, True):
+        stand_in.backwards = backwards
+        _, (out, gradients), _ = run_both(host_gpu, name, 1, np.float32)
+        results.append([out, *(g for g in gradients if g is not None)])
+    for a, b in zip(*results, strict=True):
+        assert to_host(a).tobytes() == to_host(b).tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (101, 511), (53, 515), (31, 1023)])
+def test_layer_norm_of_odd_shapes(stand_in, host_gpu, rows, width, dtype):
+    """Blocks with several rows to walk, or too few; any order of threads, same bits."""
+    rng, found = np.random.default_rng(rows), []
+    arrays = [*rng.standard_normal((3, rows, width)), *rng.standard_normal((2, width))]
+    inputs, wide = converted(host_gpu, arrays, DTYPES[dtype])
+    (g, *inputs), (wide_g, *wide) = inputs, wide
+    assert rows == 1 or rows > 2 * host_gpu.num_processors * fused.WARPS / 2
+    for stand_in.backwards in (False, True):
+        rate = {"rate": 0.3, "rng": PhiloxStream((5,), host_gpu.xp)}
+        found.append(fused.add_layer_norm(*inputs, **rate)[1](g))
+    rate["rng"] = PhiloxStream((5,), np)
+    expected = PRIMITIVES["add_layer_norm"](*wide, **rate)[1](wide_g)
+    for got, again, gradient in zip(*found, expected, strict=True):
+        assert_close(to_host(got).astype(float), gradient, dtype)
+        assert to_host(got).tobytes() == to_host(again).tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fused_dropout_draws_the_masks_of_its_stream(gpu, dtype):
+    xp = gpu.xp
+    x = xp.ones((3, 5, 21), DTYPES[dtype])
+    kept, out = [], []
+    stream, fused_stream = PhiloxStream((5,), np), PhiloxStream((5,), xp)
+    for _ in range(2):
+        y, vjp = fused.dropout(x, rate=0.3, rng=fused_stream)
+        out += [to_host(y), to_host(vjp(x)[0])]
+        kept.append(stream.keep_mask(x.shape, 0.3)[0])
+    assert (out[0] == out[1]).all()
+    assert ((out[0] > 0) == kept[0]).all()
+    assert ((out[2] > 0) == kept[1]).all()
+    assert (kept[0] != kept[1]).any()
+    fused_stream.reseed((5,))
+    again, _ = fused.dropout(x, rate=0.3, rng=fused_stream)
+    assert (to_host(again) == out[0]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matrix_products_take_any_strides(gpu, dtype):
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        values = rng.standard_normal(shape).astype(DTYPES[dtype])
+        return gpu.xp.asarray(values)
+
+    def wide(x):
+        return to_host(x).astype(float)
+
+    for a, b in [
+        (draw(5, 7), draw(7, 3)),
+        (draw(7, 5).T, draw(3, 7).T),
+        (draw(5, 14)[:, ::2], draw(7, 9)[:, 2:5]),
+        (draw(1, 7), draw(7, 1)),
+        (draw(5, 1), draw(1, 3)),
+        (draw(2, 4, 5, 7), draw(2, 4, 3, 7).swapaxes(-1, -2)),
+        (draw(2, 9, 4, 7)[:, :5].swapaxes(1, 2), draw(2, 7, 4, 3).swapaxes(1, 2)),
+        (draw(2, 4, 5, 1), draw(2, 4, 1, 1)),
+    ]:
+        shape = (*a.shape[:-1], b.shape[-1])
+        expected = wide(a) @ wide(b)
+        for dtype_out in {DTYPES[dtype], np.float32}:
+            out = gpu.xp.asarray(np.ones((*shape[:-1], shape[-1] + 3), dtype_out))
+            gpu.matmul(a, b, out[..., :-3], alpha=0.5, beta=2.0)
+            name = dtype if dtype_out is not np.float32 else "float32"
+            assert_close(wide(out)[..., :-3], 0.5 * expected + 2, name)
+            assert (wide(out)[..., -3:] == 1).all()
+
+
+def gpu_adam(gpu, data, low_precision=None, clip=None):
+    """An optimizer of some parameters, with a loss scale of 8."""
+    parameters = SimpleNamespace(data=gpu.xp.asarray(data.astype(np.float32)))
+    parameters.low_precision = None
+    if low_precision is not None:
+        parameters.low_precision = gpu.xp.zeros(len(data), DTYPES[low_precision])
+    scale = LossScale(gpu.xp, "fp16", (8.0, 0))
+    return GpuAdam(parameters, TrainingConfig(clip_norm=clip), scale)
+
+
+@pytest.mark.parametrize("low_precision", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_fused_adam_equals_the_reference(gpu, low_precision, clip):
+    rng = np.random.default_rng(1)
+    start, *gradients = rng.standard_normal((3, 3001))
+    training = TrainingConfig()
+    constants = training.beta1, training.beta2, training.epsilon
+    adam = Adam(start.copy(), *constants, clip)
+    fused_adam = gpu_adam(gpu, start, low_precision, clip)
+    for gradient in gradients:
+        scaled = gpu.xp.asarray((8 * gradient).astype(np.float32))
+        found = fused_adam.step(scaled, None, 0.01)
+        expected = adam.step(gradient, 0.0, 0.01)
+        assert_close([float(x) for x in found], expected, "float32")
+    parameters = fused_adam.parameters
+    for got, expected in [
+        (parameters.data, adam.parameters),
+        (fused_adam.first_moment, adam.first_moment),
+        (fused_adam.second_moment, adam.second_moment),
+    ]:
+        assert_close(to_host(got), expected, "float32")
+    if low_precision is not None:
+        rounded = to_host(parameters.data).astype(DTYPES[low_precision])
+        assert (to_host(parameters.low_precision) == rounded).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(gpu, bad):
+    gradient = np.ones(300, np.float32)
+    gradient[123] = bad
+    adam = gpu_adam(gpu, np.ones(300))
+    adam.restore(4, np.ones(300, np.float32), np.ones(300, np.float32))
+    norm, finite = adam.step(gpu.xp.asarray(gradient), None, 0.01)
+    assert not finite
+    assert not np.isfinite(float(norm))
+    assert adam.steps == 4
+    for array in (adam.parameters.data, adam.first_moment, adam.second_moment):
+        assert (to_host(array) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_add_up_in_new_arrays(gpu, dtype):
+    """Also where one is a part of a larger array."""
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 5, 77)).astype(DTYPES[dtype])
+    inputs = gpu.xp.asarray(a), gpu.xp.asarray(np.stack([b, b], axis=1))[:, 0]
+    assert (to_host(fused.add_arrays(*inputs)) == a + b).all()
+    assert (to_host(inputs[0]) == a).all()
+
+
+def test_masked_rows_and_large_scores_stay_finite(gpu):
+    """A row without keys attends evenly, large scores and logits do not overflow."""
+    xp = gpu.xp
+    q = xp.asarray(np.random.default_rng(0).standard_normal((1, 2, 8), np.float32))
+    nothing = xp.zeros((1, 1, 1, 2), bool)
+    out, _ = fused.attention(q, q, q, nothing, num_heads=2)
+    mean = to_host(q).mean(axis=1, keepdims=True)
+    assert_close(to_host(out), np.broadcast_to(mean, (1, 2, 8)), "float32")
+    out, vjp = fused.attention(q * 1e4, q * 1e4, q, num_heads=2)
+    assert all(np.isfinite(to_host(g)).all() for g in (out, *vjp(q)[:3]))
+    targets, options = xp.ones((1, 2), np.int64), {"label_smoothing": 0.1}
+    loss, _ = fused.projected_cross_entropy(
+        q * 1e4, q[0], targets, padding_id=0, **options
+    )
+    assert np.isfinite(to_host(loss))
+    loss, vjp = fused.projected_cross_entropy(q, q[0], targets, padding_id=1, **options)
+    assert loss == 0
+    assert not any(to_host(g).any() for g in vjp(xp.ones((), np.float32))[:2])
+
+
+def test_relu_passes_nan_on(gpu):
+    x = gpu.xp.asarray(np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32))
+    out, _ = fused.linear(x, gpu.xp.ones((2, 3), np.float32), relu=True)
+    assert np.isnan(to_host(out)).tolist() == [[True] * 3, [False] * 3]
+
+
+def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
+    whole = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
+    monkeypatch.setattr(fused, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(fused, "ROWS_PER_TILE", 16)
+    parts = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
+    assert_close(to_host(parts[0]), to_host(whole[0]), "float32")
+    for a, b in zip(parts[1][:2], whole[1][:2], strict=True):
+        assert_close(to_host(a), to_host(b), "float32")
+
+
+TINY = ModelConfig(
+    vocab_size=23,
+    d_model=24,
+    d_ff=40,
+    num_heads=3,
+    encoder_layers=2,
+    decoder_layers=2,
+    dropout=0.1,
+    attention_dropout=0.1,
+    relu_dropout=0.1,
+)
+
+
+def gradients_of(model, xp, batch):
+    """Loss and gradients by name of a training step, with masks of counters."""
+    rng = PhiloxStream((3,), xp)
+    loss = training_loss(model, *(xp.asarray(ids) for ids in batch), 0.1, rng)
+    loss.backward(1 / 20)
+    grads = {n: to_host(p.grad).astype(float) for n, p in model.named_parameters()}
+    return float(to_host(loss.data)), grads
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "shift"),
+    [("float32", 1e-5, 0), ("float16", 5e-3, 3), ("bfloat16", 2e-2, 3)],
+)
+def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift):
+    """In 16 bits with ReLUs that are not near zero, where rounding turns some over."""
+    rng = np.random.default_rng(0)
+    batch = rng.integers(3, 23, (3, 7)), rng.integers(3, 23, (3, 6))
+    batch[0][1, 5:] = batch[1][2, 4:] = 0
+    model = Transformer(TINY, seed=1, dtype="float32")
+    for name, parameter in model.named_parameters():
+        data = parameter.data
+        if name.endswith("bias_1"):
+            data += shift
+        if data.ndim > 1:
+            data = data.astype(DTYPES[dtype])
+        parameter.data = gpu.xp.asarray(data)
+    model.embedding.positions.data = gpu.xp.asarray(model.embedding.positions.data)
+    twin = Transformer(TINY, seed=1, dtype="float64")
+    rounded = dict(model.named_parameters())
+    for name, parameter in twin.named_parameters():
+        parameter.data = to_host(rounded[name].data).astype(float)
+    loss, expected = gradients_of(twin, np, batch)
+
+    calls = set()
+
+    def find(name, arrays):
+        calls.add(name)
+        return fused.find_kernel(name, arrays)
+
+    with kernels_for(gpu.xp.ndarray, find=find):
+        got_loss, got = gradients_of(model, gpu.xp, batch)
+    assert calls == {*fused.OPERATIONS, "add_arrays"}
+    assert abs(got_loss - loss) <= tolerance * loss
+    difference = sum(((got[n] - expected[n]) ** 2).sum() for n in expected)
+    length = sum((gradient**2).sum() for gradient in expected.values())
+    assert difference <= tolerance**2 * length
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_best_tokens_of_rows(gpu, dtype):
+    """Against a sort of each row; ties go to the lower token."""
+    logits = np.random.default_rng(4).standard_normal((5, 1300)).astype(DTYPES[dtype])
+    logits[:, 700:710] = logits[:, 40:50] = logits.max() + 1
+    logits[1, 4:] = -np.inf
+    found = gpu_beam_search._top_tokens(gpu.xp.asarray(logits), 12)
+    values, tokens, totals = (to_host(array) for array in found)
+    wide = logits.astype(float)
+    assert_close(totals, np.log(np.exp(wide).sum(axis=1)), "float32")
+    wide[:, [PAD_ID, UNK_ID, BOS_ID]] = -np.inf
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :12]
+    assert (values == np.take_along_axis(wide, order, 1)).all()
+    finite = np.isfinite(values)
+    assert (tokens == order)[finite].all()
+    assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad):
+    """A row of them or one NaN, in the first step or later."""
+
+    class Diverging(ScriptedDecoder):
+        def logits(self, tokens):
+            logits = super().logits(to_host(tokens))
+            if len(self.counts) == when:
+                logits[-1, 4 if np.isnan(bad) else slice(None)] = bad
+            logits = logits.astype(np.float32)
+            return logits if search is search_to_the_end else gpu.xp.asarray(logits)
+
+        def select(self, rows):
+            super().select(to_host(rows))
+
+    for when in (1, 3):
+        for search in (search_to_the_end, gpu_beam_search.beam_search):
+            decoder = Diverging(random_log_probs(1, 0.5), range(2))
+            with (
+                pytest.raises(ValueError, match="a model whose outputs are finite"),
+                np.errstate(all="ignore"),
+            ):
+                search(decoder, np.array([9, 9]), 3, 0.6, 1)
+            assert len(decoder.counts) >= when
+
+
+@pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
+def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
+    class Narrow(ScriptedDecoder):
+        def logits(self, tokens):
+            return xp.asarray(super().logits(to_host(tokens)).astype(np.float32))
+
+        def select(self, rows):
+            super().select(to_host(rows))
+
+    limits = np.array([1, 2, 3, 5, 5, 7])
+    for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
+        table = random_log_probs(seed, sharpness)
+        reference, decoder = Narrow(table, range(6)), Narrow(table, range(6))
+        xp = np
+        expected = search_to_the_end(reference, limits, beam, 0.6, nbest)
+        xp = gpu.xp
+        found = gpu_beam_search.beam_search(decoder, limits, beam, 0.6, nbest)
+        assert len(decoder.counts) == len(reference.counts)
+        for a, b in zip(found, expected, strict=True):
+            assert [h.tokens for h in a] == [h.tokens for h in b]
+            for got, hypothesis in zip(a, b, strict=True):
+                assert_close(got.score, hypothesis.score, "float32")
+                assert_close(got.log_prob, hypothesis.log_prob, "float32")
+
+
+def next_probabilities(decoder, tokens):
+    """Return the probabilities of all tokens from EOS on, after a step."""
+    [weights] = decoder.step(tokens)
+    return to_host(weights.values) / to_host(weights.sums)[:, None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
+    """With caches moved, made longer and fewer; on a GPU, by a graph's replay."""
+    monkeypatch.setattr(incremental_decoding, "FIRST_CAPACITY", 4)
+    model = Transformer(TINY, seed=2)
+    for _, parameter in model.named_parameters():
+        data = parameter.data
+        data = data.astype(DTYPES[dtype]) if data.ndim > 1 else data
+        parameter.data = gpu.xp.asarray(data)
+    rng = np.random.default_rng(7)
+    source = gpu.xp.asarray(rng.integers(3, 23, (3, 5)))
+    with no_grad(), kernels_for(gpu.xp.ndarray):
+        fixed = incremental_decoding.graph_decoder(model, source, 2)
+        plain = CachedDecoder(model, source, 2)
+        tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
+        for step in range(11):
+            found, expected = (next_probabilities(x, tokens) for x in (fixed, plain))
+            assert_close(found, expected, dtype)
+            left = [0, 2] if step == 6 else range(batch)
+            rows = [beam * s + k for s in left for k in rng.integers(0, beam, 2)]
+            for one in (fixed, plain):
+                one.select(gpu.xp.asarray(rows))
+            batch, beam = len(left), 2
+            tokens = gpu.xp.asarray(rng.integers(3, 23, 2 * batch))
+    assert fixed._graph is not None
+
+
+def two_decoders(xp, beam):
+    """A decoder with graphs, and one without."""
+    model = Transformer(TINY, seed=2)
+    ParameterBuffer(model).move_to(xp)
+    source = xp.asarray(np.full((3, 5), 7))
+    with no_grad():
+        fixed = incremental_decoding.GraphDecoder(model, source, beam)
+        return model, fixed, CachedDecoder(model, source, beam)
+
+
+def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
+    _, fixed, plain = two_decoders(stand_in.xp, 1)
+    stand_in.refuses_capture = True
+    tokens = stand_in.xp.asarray([5, 6, 7])
+    with no_grad():
+        for step in range(6):
+            expected = next_probabilities(plain, tokens)
+            warns = pytest.warns(UserWarning, match="without CUDA graphs: operation")
+            with warns if step == 2 else contextlib.nullcontext():
+                found = next_probabilities(fixed, tokens)
+            assert_close(found, expected, "float32")
+
+
+@pytest.mark.parametrize("name", ["plain", "constrained", "sampled"])
+def test_translations_are_those_of_the_reference(gpu, name):
+    sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
+    config = TranslationConfig(beam=3, nbest=2, max_len_b=6)
+    limits = TranslationConfig(no_repeat_ngram=1, min_len=3)
+    model = Transformer(TINY, seed=2)
+
+    def translations():
+        if name == "sampled":
+            return sample_ids(model, sources, replace(config, sample=True))
+        constraints = None if name == "plain" else Constraints(limits)
+        return translate_ids(model, sources, config, constraints=constraints)
+
+    expected = translations()
+    for _, parameter in model.named_parameters():
+        parameter.data = gpu.xp.asarray(parameter.data)
+    with kernels_for(gpu.xp.ndarray):
+        found = translations()
+    assert len(found) == 5
+    for a, b in zip(found, expected, strict=True):
+        assert [h.tokens for h in a] == [h.tokens for h in b]
+        got, scores = ([h.score for h in hypotheses] for hypotheses in (a, b))
+        assert_close(got, scores, "float32")
+
+
+@pytest.mark.parametrize("name", fused.OPERATIONS)
+def test_kernels_have_the_names_and_signatures_of_the_reference(name):
+    def parameters(body):
+        found = inspect.signature(body).parameters.values()
+        return [(p.name, p.kind, p.default) for p in found]
+
+    assert parameters(fused.OPERATIONS[name]) == parameters(PRIMITIVES[name])
+
+
+def test_arrays_that_kernels_do_not_take_go_to_the_reference():
+    def find(name, *arrays):
+        return fused.find_kernel(name, tuple(arrays))
+
+    x, wide = np.ones((2, 4), np.float32), np.ones((2, 4))
+    low_precision = x.astype(np.float16)
+    row, half_row = x[0], low_precision[0]
+    assert find("linear", x, x.T, row) is fused.linear
+    assert find("linear", low_precision, low_precision.T, row) is fused.linear
+    assert find("linear", wide, wide.T) is None
+    assert find("linear", low_precision, x.T) is None
+    assert find("linear", low_precision, low_precision.T, half_row) is None
+    assert find("embedding", low_precision, np.ones(2, int), x) is fused.embedding
+    assert find("add", x, x) is None
+    assert find("add", low_precision, low_precision) is not None
+    assert find("transpose", low_precision) is None
+    assert find("add_layer_norm", x, x, row, row) is fused.add_layer_norm
+    broad = np.ones((1, fused.MAX_WIDTH + 1), np.float32)
+    assert find("add_layer_norm", broad, broad, broad[0], broad[0]) is None
+    assert find("add_arrays", x, x) is fused.add_arrays
+    assert find("add_arrays", wide, wide) is None
+
+
+def test_every_kernel_is_launched():
+    kernels = kernel_names(device.kernel_source())
+    folder = device.KERNELS.parent
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
+    assert len(kernels) > 15
+    names = {re.sub(r"_\d+$", "_{width}", name) for name in kernels}
+    assert [name for name in names if f'"{name}"' not in code] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc, ptxas"
+)
+def test_kernels_compile_for_gpus(monkeypatch):
+    """As .ci/run does for every type and more GPUs; and to what they should."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    compiled = importlib.import_module("kernels").compile_kernels("sm_90", "bf16")
+    ptx, resources = compiled.ptx, compiled.resources
+    assert {name for name, used in resources.items() if used.spilled} == set()
+    # Two blocks of 256 threads share the 65,536 registers of a multiprocessor.
+    assert resources["layer_norm_backward"].registers <= 128
+    assert resources["cross_entropy"].registers <= 64  # one of 1,024
+    body = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))
+    for name in ("bias_relu", "dropout", "embedding", "add_layer_norm"):
+        assert not re.search(r"(div|rem)\.[su]64", body[name]), name
+    for name in ("bias_relu", "add_layer_norm", "layer_norm_backward", "embedding"):
+        assert "ld.global.v4.f32" in body[name], name
+
+
+def test_each_file_of_kernels_is_joined_and_short():
+    found = {path.stem: path.read_text() for path in device.KERNELS.iterdir()}
+    assert found.keys() == set(device.FILES)
+    assert {name for name, text in found.items() if text.count("\n") > 300} == set()
+
+
+@pytest.mark.parametrize("largest", [20, 2**31 - 2])
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 700, 1024])
+def test_tokens_are_sorted_by_id_and_then_by_place(host_gpu, count, largest):
+    """In tiles of 256, and with the largest ids that there can be."""
+    ids = np.random.default_rng(3).integers(0, 20, count).astype(np.int32)
+    ids[ids == 19] = largest
+    xp, order = host_gpu.xp, host_gpu.xp.empty(count, np.int32)
+    grid = device.num_blocks(count)
+    host_gpu.launch("sort_tokens", np.float32, grid, order, xp.asarray(ids), count)
+    assert (order.get() == np.argsort(ids, kind="stable")).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_logits_longer_than_the_registers(gpu, dtype):
+    """One row, whose end is read twice, with a target there."""
+    rng = np.random.default_rng(8)
+    for vocab_size in (40_965, 49_160):
+        x, table = rng.standard_normal((1, 8)), rng.standard_normal((vocab_size, 8))
+        targets = np.array([vocab_size - 2])
+        inputs, wide = converted(gpu, [x, table, targets], DTYPES[dtype])
+        options = {"label_smoothing": 0.1, "padding_id": 0}
+        loss, vjp = fused.projected_cross_entropy(*inputs, **options)
+        expected, expected_vjp = PRIMITIVES["projected_cross_entropy"](*wide, **options)
+        assert_close(float(loss), expected, dtype)
+        dx = vjp(gpu.xp.ones((), np.float32))[0]
+        assert_close(to_host(dx).astype(float), expected_vjp(1.0)[0], dtype)
+
+
+@pytest.mark.parametrize("ties", [10, 1200])
+def test_the_best_tokens_are_the_same_with_ever_more_ties(gpu, ties):
+    """With 1,200 equal logits the candidates do not fit in the block's list."""
+    logits = np.zeros((2, 2000), np.float32)
+    logits[:, 100 : 100 + ties] = 1
+    logits[1, 7] = 2
+    values, tokens, _ = gpu_beam_search._top_tokens(gpu.xp.asarray(logits), 8)
+    assert to_host(tokens)[0].tolist() == list(range(100, 108))
+    assert to_host(tokens)[1].tolist() == [7, *range(100, 107)]
+    assert to_host(values)[1].tolist() == [2] + [1] * 7

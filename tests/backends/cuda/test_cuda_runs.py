@@ -1,0 +1,168 @@
+"""The scripts on GPUs that are none: what a first user of `--device cuda` does."""
+
+import http.client
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import train
+from minitransformer.api import load
+from minitransformer.backends.cuda import nccl
+from minitransformer.commands.serve import Server
+from minitransformer.settings.decoding_config import DecodingConfig
+from support.forked import Forked
+from support.in_process import run_main, run_translate
+from support.models import save_small_model
+from support.scripts import SHORT, SMALL_RUN, write_random_text
+from support.strict_cupy import GpuState, SharedSums, install_nccl
+
+pytestmark = pytest.mark.slow  # seconds each on kernels of the host
+
+KINDS = {
+    "plain": {},
+    "restricted": {"attention_window": 3},
+    "learned": {"positions": "learned", "max_positions": 30},
+}
+LINES = ["the cat number 7 sat on the mat", "", "and looked"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        kind: save_small_model(folder / f"{kind}.safetensors", **settings)
+        for kind, settings in KINDS.items()
+    }
+
+
+def both(capfd, *flags):
+    """The output with a processor and with a GPU, in float32."""
+    results = [
+        run_translate(capfd, *flags, "--device", *device)
+        for device in (["cpu"], ["cuda", "--precision", "fp32"])
+    ]
+    assert [code for code, _, _ in results] == [0, 0], results
+    return [out for _, out, _ in results]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_translates_and_scores_as_the_processor(
+    stand_in, models, kind, capfd, tmp_path
+):
+    flags = "--beam", "3", "--nbest", "2", *SHORT, *LINES
+    plain, found = both(capfd, "--model", models[kind], *flags)
+    assert len(found.splitlines()) == 5
+    assert re.sub(r"-?\d+\.\d+", "", found) == re.sub(r"-?\d+\.\d+", "", plain)
+    targets = tmp_path / "targets"
+    targets.write_text("the mat\nlooked\ncat\n")
+    plain, found = both(capfd, "--model", models[kind], "--score", str(targets), *LINES)
+    numbers = [np.array(x.split(), float) for x in (plain, found)]
+    np.testing.assert_allclose(*numbers, atol=1e-3)
+    # The bfloat16 of a first user, who asks for no precision.
+    code, out, err = run_translate(
+        capfd, "--model", models[kind], "--device", "cuda", *flags
+    )
+    assert (code, len(out.splitlines())) == (0, 5), err
+
+
+@pytest.mark.parametrize("kind", ["plain", "restricted"])
+def test_attention_is_drawn_in_bfloat16(stand_in, models, kind, capfd, tmp_path):
+    page = tmp_path / "heads.html"
+    flags = "--model", models[kind], "--attention", page, *SHORT, "the cat sat"
+    code, _, err = run_translate(capfd, *map(str, flags), "--device", "cuda")
+    assert code == 0, err
+    [data] = re.findall(r'\{"source".*?\}', page.read_text())
+    weights = np.array(json.loads(data)["cross"]) / 1000
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=0.02)
+
+
+def test_a_server_keeps_to_the_gpu_of_its_model(stand_in, models):
+    """Each connection has a thread of its own, and CUDA gives that the first GPU."""
+    translator = load(models["plain"], device="cuda:1")
+    with Server("127.0.0.1", 0, translator, DecodingConfig(max_len_b=3)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path in ("/translate", "/attention", "/translate"):
+            connection = http.client.HTTPConnection(*server.server_address, timeout=60)
+            body = json.dumps({"text": "the cat sat"})
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            connection.close()
+            assert answer.status == 200, text
+        server.shutdown()
+
+
+def gpu_run(folder, *flags):
+    data = write_random_text(folder, validation=5)
+    small = "--steps 4 --log-every 2 --save-every 4 --validate-every 4".split()
+    shape = "--max-tokens 60 --validate-bleu 2 --beam 1 --average 1".split()
+    return [*data, *SMALL_RUN, *small, *shape, "--device", "cuda", *flags]
+
+
+def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch):
+    """In bfloat16 with graphs; then it is resumed on another GPU."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_main(train.main, *gpu_run(tmp_path), "--run", "run")
+    assert code == 0, err
+    assert "device      cuda, bf16" in out
+    assert stand_in.calls.count("launched") >= 1
+    assert "kernel by kernel" not in out
+    code, _, err = run_main(
+        train.main, "--resume", "run", "--steps", 5, "--device", "cuda:1"
+    )
+    assert code == 0, err
+
+
+def run_two_gpus(flags):
+    """Two processes, as MPI starts them; NCCL sums in shared memory."""
+    shared = SharedSums(2, 1 << 20)
+    ended = []
+    for rank in range(2):
+
+        def main(arguments, rank=rank):
+            with pytest.MonkeyPatch.context() as patch:
+                install_nccl(patch, shared, rank)
+                return train.main(arguments)
+
+        ended.append(Forked(main, [str(flag) for flag in flags]))
+    return [process.end() for process in ended]
+
+
+def test_two_gpus_train_as_one(stand_in, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = gpu_run(tmp_path, "--dropout", 0, "--precision", "fp32")
+    assert run_main(train.main, *flags, "--run", "one")[0] == 0
+    for ended in run_two_gpus([*flags, "--run", "two", "--gpus", 2]):
+        assert ended.code == 0, ended.err
+        assert "Traceback" not in ended.err
+    found = [
+        load_file(tmp_path / name / "step-00000004.safetensors")
+        for name in ("one", "two")
+    ]
+    for name, tensor in found[0].items():
+        if tensor.dtype == np.float32:
+            np.testing.assert_allclose(tensor, found[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_ranks_whose_parameters_differ_end_at_a_report(stand_in, tmp_path, monkeypatch):
+    """The checksum of the parameters is computed where they are."""
+    monkeypatch.chdir(tmp_path)
+    broadcast = nccl.NcclCommunicator.broadcast
+
+    def spoiled(self, array):
+        broadcast(self, array)
+        if self.rank:
+            array[5] = 9.0
+
+    monkeypatch.setattr(nccl.NcclCommunicator, "broadcast", spoiled)
+    monkeypatch.setattr(GpuState, "largest_copy", 1 << 14)
+    options = "--run run --save-every 100 --precision fp32".split()
+    ended = run_two_gpus(gpu_run(tmp_path, *options))
+    assert 0 not in {process.code for process in ended}
+    errors = "".join(process.err for process in ended)
+    assert "expected all ranks to have the same parameters" in errors

@@ -1,0 +1,233 @@
+"""What a GPU is asked to do in training, by a stand-in of CuPy."""
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.device import graph_memory
+from minitransformer.backends.cuda.training import GpuModel, PaddedBatch, padded_length
+from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import to_host
+from minitransformer.model.layers import sinusoids
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.text.batches import Batch
+from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.parallel import CpuModel
+from support import strict_cupy
+from support.closeness import assert_close
+from support.models import small_batch, small_model
+from support.ranks import run_ranks
+from support.strict_cupy import CUDARuntimeError as CudaError
+
+
+def gpu_model(xp, dropout=0.0, log=print, **options):
+    model = small_model(dropout, "float32")
+    parameters = ParameterBuffer(model)
+    parameters.move_to(xp)
+    scale = LossScale(xp, "fp32")
+    return GpuModel(model, parameters, scale, log=log, **options)
+
+
+def test_a_model_returns_to_its_stream(stand_in):
+    """CuPy leaves it for the null stream where it copies a strided array."""
+    model, batch = gpu_model(stand_in.xp), small_batch(0, 3)
+    stream = stand_in.stream
+    stand_in.xp.ones((2, 3), np.float32).T.get()
+    assert stand_in.stream is not stream
+    model.forward_backward([batch], 0.1, (1, 1))
+    assert stand_in.stream is stream
+
+
+def float64_model():
+    model = small_model()
+    return CpuModel(model, ParameterBuffer(model), 1)
+
+
+def trimmed(seed, sentences, source, target):
+    full = small_batch(seed, sentences)
+    return Batch(full.source[:, :source], full.target[:, : target + 1])
+
+
+def steps(model):
+    """Gradients of four steps: of two shapes, after padding."""
+    sizes = (7, 5, 3), (8, 6, 3), (3, 6, 4), (7, 6, 4)
+    batches = [trimmed(seed, *size) for seed, size in enumerate(sizes)]
+    found = []
+    for step, one in enumerate(batches):
+        loss = model.forward_backward([one], 0.1, (1, step))
+        found.append((float(loss), to_host(model.parameters.grad).copy()))
+    return found
+
+
+def of_graphs(stand_in):
+    return [x for x in stand_in.calls if x in ("captured", "launched", "copied")]
+
+
+def test_a_graph_of_each_shape_is_recorded_once_and_replayed(stand_in):
+    found = steps(gpu_model(stand_in.xp, 0.3))
+    # The first replay is of the batch that was recorded, to compare.
+    again = ["copied", "launched"]
+    first = ["captured", "launched", *again]
+    assert of_graphs(stand_in) == [*first, "captured", *again]
+    stand_in.calls.clear()
+    expected = steps(gpu_model(stand_in.xp, 0.3, graphs=False))
+    assert of_graphs(stand_in) == []
+    for (loss, gradient), (other, plain) in zip(found, expected, strict=True):
+        assert loss == other
+        np.testing.assert_array_equal(gradient, plain)
+
+
+def test_padding_to_the_shape_of_a_graph_changes_no_gradient(stand_in):
+    threaded = float64_model()
+    for (loss, gradient), (other, plain) in zip(
+        steps(gpu_model(stand_in.xp)), steps(threaded), strict=True
+    ):
+        assert_close(loss, other, "float32")
+        assert_close(gradient, plain, "float32")
+
+
+def test_training_goes_on_without_graphs_and_says_so(stand_in):
+    stand_in.refuses_capture, said = True, []
+    found = steps(gpu_model(stand_in.xp, log=said.append))
+    [line] = said
+    assert line.startswith("graphs      none, work is launched kernel by kernel: ")
+    expected = steps(gpu_model(stand_in.xp, graphs=False))
+    assert [loss for loss, _ in found] == [loss for loss, _ in expected]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_replay_that_fails_or_differs_is_not_used(stand_in, monkeypatch, fails):
+    launch, said = strict_cupy.Graph.launch, []
+
+    def forgetful(graph):
+        if fails:
+            raise CudaError("cudaErrorInvalidValue")
+        graph.work.pop(len(graph.work) // 2)
+        launch(graph)
+
+    monkeypatch.setattr(strict_cupy.Graph, "launch", forgetful)
+    found = steps(gpu_model(stand_in.xp, 0.3, log=said.append))
+    [line] = said
+    why = "cudaErrorInvalidValue" if fails else "the first replay gave another gradient"
+    assert line.endswith(f"kernel by kernel: {why}")
+    for (loss, gradient), (other, plain) in zip(
+        found, steps(gpu_model(stand_in.xp, 0.3, graphs=False)), strict=True
+    ):
+        assert loss == other
+        np.testing.assert_array_equal(gradient, plain)
+
+
+def test_ranks_that_compute_in_different_parts_agree(stand_in):
+    batches = [small_batch(0, 7), small_batch(1, 2)]
+    threaded = float64_model()
+    loss = threaded.forward_backward(batches, 0.1, (1, 1))
+
+    def work(ranks):
+        stand_in.xp.cuda.Device(ranks.rank).use()
+        model = gpu_model(stand_in.xp, communicator=ranks, graphs=False)
+        model.parts = 1 + ranks.rank
+        loss = model.forward_backward(batches, 0.1, (1, 1))
+        return float(loss), to_host(model.parameters.grad)
+
+    for other, found in run_ranks(3, work):
+        assert_close(other, loss, "float32")
+        assert_close(found, threaded.parameters.grad, "float32")
+
+
+def few_rows(monkeypatch, most):
+    compute = GpuModel._compute
+
+    def limited(self, inputs, *rest):
+        compute(self, inputs, *rest)
+        if len(inputs.source) > most:
+            raise MemoryError
+
+    monkeypatch.setattr(GpuModel, "_compute", limited)
+
+
+def test_running_out_of_gpu_memory_halves_the_parts_of_batches(stand_in, monkeypatch):
+    said = []
+    whole = gpu_model(stand_in.xp)
+    loss = float(whole.forward_backward([small_batch(0, 13)], 0.1, (1, 1)))
+    expected = to_host(whole.parameters.grad)
+    few_rows(monkeypatch, 4)
+    model = gpu_model(stand_in.xp, log=said.append)
+    gc.collect()  # models of other tests free their memory, too
+    stand_in.calls.clear()
+    found = float(model.forward_backward([small_batch(0, 13)], 0.1, (1, 1)))
+    assert_close(found, loss, "float32")
+    assert_close(to_host(model.parameters.grad), expected, "float32")
+    assert model.parts == 4
+    assert "not enough for 78 + " in said[0]
+    assert "computed in 2 parts" in said[0]
+    assert "--max-tokens" in said[0]
+    assert "computed in 4 parts" in said[1]
+    freed = [word for word in stand_in.calls if word == "waited" or "freed" in word]
+    assert freed == 2 * ["waited", "graphs freed", "freed"]
+
+
+def test_a_sentence_too_long_for_the_memory_is_named(stand_in, monkeypatch):
+    few_rows(monkeypatch, 0)
+    with pytest.raises(RuntimeError, match=r"memory with 6 source and 4 target"):
+        gpu_model(stand_in.xp, log=[].append).forward_backward(
+            [small_batch(0, 3)], 0.1, (1, 1)
+        )
+
+
+def test_graph_memory_frees_the_default_pool_to_make_room(stand_in, monkeypatch):
+    """And has no limit of its own, whatever CUPY_GPU_MEMORY_LIMIT says."""
+    pool = graph_memory(stand_in.xp)
+    kept = stand_in.default_pool.malloc(1 << 21)
+    stand_in.bytes_left = 1 << 21
+    del kept
+    block = pool.malloc(3 << 20)
+    assert stand_in.calls == ["freed"]
+    with pytest.raises(MemoryError, match="out of memory"):
+        pool.malloc(2 << 20)
+    del block
+
+
+def test_positions_are_not_in_memory_that_graphs_use_again(stand_in):
+    """Sinusoids for a long batch, between two replays of a graph of short ones."""
+    short = [trimmed(seed, 7, 6, 4) for seed in range(2)]
+    long = Batch(np.full((1, 40), 5), np.full((1, 4), 5))
+    model = gpu_model(stand_in.xp)
+    model.model.embedding.positions = Tensor(sinusoids(8, 8).astype(np.float32))
+    for step, batch in enumerate((short[0], long, short[1])):
+        model.forward_backward([batch], 0.1, (1, step))
+    table = to_host(model.model.embedding.positions.data)
+    assert len(table) >= 40
+    assert_close(table, sinusoids(len(table), 8), "float32")
+
+
+@given(st.integers(1, 5000))
+def test_padded_lengths_are_few_and_waste_little(count):
+    found = padded_length(count)
+    assert count <= found
+    assert found - count < max(2, count / 16)
+    assert padded_length(found) == found
+    assert len({padded_length(n) for n in range(1, 257)}) == 64
+
+
+def test_a_padded_batch_keeps_nothing_of_the_last_one(stand_in):
+    inputs = PaddedBatch(stand_in.xp, 8, 8, 8)
+    inputs.fill(small_batch(0, 8))
+    inputs.fill(trimmed(1, 2, 3, 4))
+    assert (inputs.source[2:] == 0).all()
+    assert (inputs.source[:, 3:] == 0).all()
+    kept = to_host(inputs.target[:2, :5])
+    np.testing.assert_array_equal(kept, trimmed(1, 2, 3, 4).target)
+
+
+def test_libraries_that_are_missing_are_named(monkeypatch):
+    def current():
+        raise ImportError("Failure finding libcublas\nlooked in many places")
+
+    monkeypatch.setattr(device, "current", current)
+    monkeypatch.setenv("CUPY_TF32", "0")
+    with pytest.raises(RuntimeError, match=r"libraries of CUDA: .*libcublas\)$"):
+        device.set_tf32(False)

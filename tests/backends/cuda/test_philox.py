@@ -1,0 +1,121 @@
+"""Dropout's numbers against Philox as its paper defines it, in Python's integers."""
+
+import numpy as np
+import pytest
+
+from minitransformer.backends.cuda.philox import (
+    PhiloxStream,
+    counters_per_row,
+    dropout_threshold,
+    philox,
+)
+from support.dropout import SHARES, assert_share
+
+
+def philox_4x32_10(counter, key):
+    """Salmon et al. (2011), with 32-bit words: 10 rounds on 4, with a key of 2."""
+    (a, b, c, d), (k, h) = counter, key
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (q >> 32) ^ b ^ k, q % 2**32, (p >> 32) ^ d ^ h, p % 2**32
+        k, h = (k + 0x9E3779B9) % 2**32, (h + 0xBB67AE85) % 2**32
+    return a, b, c, d
+
+
+def numbers(seed, counter):
+    """The 8 numbers of 16 bits of a counter, the lower half of a word first."""
+    words = philox_4x32_10(
+        (counter % 2**32, counter >> 32, 0, 0), (seed % 2**32, seed >> 32)
+    )
+    return [half for word in words for half in (word % 2**16, word >> 16)]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox_in_integers_gives_the_published_numbers(counter, key, expected):
+    words = ([int(word, 16) for word in x.split()] for x in (counter, key, expected))
+    counter, key, expected = words
+    assert philox_4x32_10(counter, key) == tuple(expected)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 0x299F31D0A4093822, 2**64 - 1])
+@pytest.mark.parametrize("first", [0, 7, 2**32 - 2, 2**40 + 3])
+def test_philox_of_many_counters_is_that_of_each(seed, first):
+    found = philox(np, np.array([seed], np.uint64), first, 4)
+    assert found.dtype == np.uint16
+    assert found.tolist() == [numbers(seed, first + i) for i in range(4)]
+
+
+def test_each_row_of_a_mask_has_counters_of_its_own():
+    stream = PhiloxStream((3, 1, 4), np)
+    [seed] = stream.seed.tolist()
+    assert [seed] == np.random.SeedSequence((3, 1, 4)).generate_state(1, "u8").tolist()
+    counter = 0
+    for shape in ((2, 3, 5), (4, 8), (2, 9), (17,)):
+        keep, factor = stream.keep_mask(shape, 0.25)
+        assert keep.shape == shape
+        assert factor == 4 / 3
+        for row in keep.reshape(-1, shape[-1]):
+            drawn = []
+            while len(drawn) < len(row):
+                drawn += numbers(seed, counter)
+                counter += 1
+            assert row.tolist() == [x >= 2**14 for x in drawn[: len(row)]]
+
+
+def test_a_number_below_the_threshold_is_dropped_and_one_at_it_kept():
+    seed = int(PhiloxStream((3,), np).seed[0])
+    for counter in range(20):
+        number = numbers(seed, counter)[0]
+        for threshold in (number, number + 1):
+            stream = PhiloxStream((3,), np)
+            stream.take((counter, 1))
+            [keep], _ = stream.keep_mask((1,), threshold / 2**16)
+            assert keep == (number >= threshold)
+
+
+def test_another_key_starts_over():
+    stream = PhiloxStream((1,), np)
+    seed, shape = stream.seed, (5, 40)
+    first, second = (stream.keep_mask(shape, 0.5)[0] for _ in range(2))
+    assert (first != second).any()
+    stream.reseed((2,))
+    other, _ = stream.keep_mask(shape, 0.5)
+    np.testing.assert_array_equal(
+        other, PhiloxStream((2,), np).keep_mask(shape, 0.5)[0]
+    )
+    assert (first != other).any()
+    stream.reseed((1,))
+    np.testing.assert_array_equal(stream.keep_mask(shape, 0.5)[0], first)
+    assert stream.seed is seed
+
+
+@pytest.mark.parametrize(
+    ("rate", "threshold"),
+    [(0, 0), (0.1, 6554), (0.5, 32_768), (0.9, 58_982), (1, 65_535)],
+)
+def test_a_threshold_of_16_bits_is_the_nearest_to_the_rate(rate, threshold):
+    assert dropout_threshold(rate) == threshold
+
+
+def test_a_row_takes_counters_of_8_numbers():
+    assert [counters_per_row(n) for n in (0, 1, 8, 9, 16, 17)] == [0, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("rate", SHARES)
+def test_dropout_keeps_the_share_and_the_mean_that_it_says(rate):
+    assert_share(PhiloxStream((1, 2, 3), np), rate)

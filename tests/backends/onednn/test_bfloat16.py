@@ -1,0 +1,268 @@
+"""Products in bfloat16 against those of float64, and what is rounded how often."""
+
+import gc
+import json
+import math
+
+import numpy as np
+import pytest
+
+import train
+import translate
+from minitransformer.backends.onednn import bfloat16
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import PRIMITIVES, Tensor
+from minitransformer.engine.backend import fused_kernel, register_kernels
+from minitransformer.model.loss import training_loss
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import Transformer
+from minitransformer.training.optimizer import Adam
+from support.in_process import run_main
+from support.low_precision import (
+    CONFIG,
+    FLAGS,
+    assert_near,
+    library,
+    parameters,
+    rounded,
+    write_corpus,
+)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels on any processor."""
+    monkeypatch.setattr(bfloat16, "OneDnn", lambda: library("bf16"))
+    monkeypatch.setattr(bfloat16, "MIN_SIZE", 1)
+    opened = bfloat16.open_kernels.__wrapped__()
+    register_kernels(np.ndarray, opened.find)
+    yield opened
+    register_kernels(np.ndarray, None)
+
+
+linear, loss_of = (PRIMITIVES[x] for x in ("linear", "projected_cross_entropy"))
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(3, 5), (64, 64), (70, 33)])
+def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
+    rng = np.random.default_rng(n)
+    weight, bias = parameters(rng, (n, m), (m,))
+    x = rng.standard_normal((4, 9, n)).astype(np.float32)
+    out, vjp = linear(x, weight, bias, relu=relu)
+    rows = rounded(x.reshape(-1, n))
+    expected = rows @ rounded(weight) + bias
+    g = rng.standard_normal(out.shape).astype(np.float32)
+    upstream = g.reshape(-1, m) * (expected > 0 if relu else 1)
+    expected = np.maximum(expected, 0) if relu else expected
+    assert_near(out.reshape(-1, m), expected)
+    found_dx, found_dweight, db = vjp(g)
+    assert_near(found_dx, (rounded(upstream) @ rounded(weight).T).reshape(x.shape))
+    assert_near(found_dweight, rows.T @ rounded(upstream))
+    assert found_dx.dtype == found_dweight.dtype == np.float32
+    assert_near(db, upstream.sum(axis=0))
+    assert out.dtype == db.dtype == np.float32
+    _, vjp = linear(x, weight)
+    assert vjp(g)[2] is None
+
+
+def test_exponentials_are_those_of_float64_products(kernels):
+    rng = np.random.default_rng(0)
+    [table] = parameters(rng, (70, 9))
+    rows = rng.standard_normal((5, 9)).astype(np.float32)
+    kernel = fused_kernel("exponentials", (rows, table), None)
+    assert kernel == kernels.exponentials
+    found, _ = kernel(rows, table)
+    assert_near(found, np.exp(rounded(rows) @ rounded(table).T))
+
+
+def test_a_relu_lets_nothing_through_where_it_was_zero(kernels):
+    [weight] = parameters(np.random.default_rng(0), (4, 4))
+    weight[...] = np.eye(4)
+    x = np.array([[1, -1, 0, -0.0]], np.float32)
+    out, vjp = linear(x, weight, relu=True)
+    assert out.tolist() == [[1, 0, 0, 0]]
+    dx, *_ = vjp(np.ones((1, 4), np.float32))
+    assert dx.tolist() == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_the_loss_of_a_model_that_diverged_is_not_finite(kernels, bad):
+    """A kernel may turn NaN into another exponential."""
+    [weight] = parameters(np.random.default_rng(0), (5, 8))
+    x, targets = np.ones((2, 8), np.float32), np.array([1, 2])
+    x[1, 3] = bad
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    with np.errstate(all="ignore"):
+        loss, _ = loss_of(x, weight, targets, **options)
+    assert not np.isfinite(loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_the_loss_follows_float64(kernels, smoothing, monkeypatch):
+    tolerance = 1e-2  # exponentials are rounded, too
+    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
+    monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", 5)
+    rng = np.random.default_rng(1)
+    [weight] = parameters(rng, (30, 8))
+    x = rng.standard_normal((30, 5, 8)).astype(np.float32)
+    targets = rng.integers(0, 30, (30, 5))
+    options = {"label_smoothing": smoothing, "padding_id": 0}
+    loss, vjp = loss_of(x, weight, targets, **options)
+    wide = rounded(x), rounded(weight), targets
+    expected, expected_vjp = loss_of(*wide, **options)
+    tight = 1e-5 if smoothing == 0 else tolerance
+    assert loss == pytest.approx(float(expected), rel=tight)
+    two = np.float32(2)
+    found, meant = (v(two)[:2] for v in (vjp, expected_vjp))
+    for got, want in zip(found, meant, strict=True):
+        assert_near(got, want, tolerance)
+        assert got.dtype == loss.dtype == np.float32
+
+
+def test_other_matrices_are_multiplied_by_numpy(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    [weight] = parameters(rng, (64, 64))
+    x = np.zeros((2, 64), np.float32)
+    assert kernels.find("factor", (x, weight)) is not None
+    assert kernels.find("factor", (x, weight.copy())) is None
+    assert kernels.find("attention", (x, weight)) is None
+    assert kernels.find("product", (x, weight)) is None
+    assert kernels.find("product", (kernels.factor(x, weight), weight)) is not None
+    wide = weight.astype(np.float64)
+    assert kernels.find("factor", (x, wide.reshape(-1)[:].reshape(64, 64))) is None
+    monkeypatch.setattr(bfloat16, "MIN_SIZE", 64 * 64)
+    assert kernels.find("factor", (x, weight)) is not None
+    assert kernels.find("factor", (x, weight[:63])) is None
+
+
+def test_a_gradient_of_the_model_follows_float32(kernels):
+    rng = np.random.default_rng(2)
+    source, target = rng.integers(4, 90, (6, 9)), rng.integers(4, 90, (6, 8))
+    gradients = {}
+    for name in ("bf16", "fp32"):
+        model = Transformer(CONFIG, seed=1)
+        buffer = ParameterBuffer(model)
+        buffer.grad.fill(0)
+        training_loss(model, source, target, 0.1, None).backward()
+        gradients[name] = buffer.grad.astype(np.float64)
+        register_kernels(np.ndarray, None)
+    a, b = gradients.values()
+    assert a @ b / np.sqrt((a @ a) * (b @ b)) > 0.9995
+    assert (a != b).any()
+
+
+def test_a_run_learns_resumes_and_translates(kernels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    losses = {}
+    for name in ("fp32", "bf16", "again"):
+        asked = ["--precision", "bf16" if name == "again" else name]
+        steps = "20" if name == "again" else "40"
+        run = ["--run", name, "--steps", steps, "--threads", 2]
+        code, _, errors = run_main(train.main, *FLAGS, *run, *asked)
+        assert code == 0, errors
+        if name == "again":
+            code, _, errors = run_main(train.main, "--resume", "again", "--steps", 40)
+            assert code == 0, errors
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        losses[name] = [r["loss"] for r in found if "loss" in r]
+    log = (tmp_path / "bf16" / "train.log").read_text()
+    assert "products in bf16" in log
+    assert losses["bf16"] == losses["again"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+    outputs = []
+    for asked in ("fp32", "bf16"):
+        names = "--model", "bf16", "--precision", asked, "ab ba c ab"
+        code, out, errors = run_main(translate.main, *names)
+        assert code == 0, errors
+        outputs.append(out)
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_the_loss_of_large_logits_is_finite(kernels):
+    """Logits of 200, 0 and -200, whose exponentials no float32 can hold."""
+    weight = np.array([1, 0, -1], np.float32).reshape(3, 1)
+    x, targets = np.array([[200], [-200]], np.float32), np.array([1, 2])
+    options = {"label_smoothing": 0.0, "padding_id": 0}
+    loss, vjp = loss_of(x, weight, targets, **options)
+    assert loss == 200  # the first row: token 0 is certain, and 1 was expected
+    dx, dweight = vjp(np.float32(1))[:2]
+    assert dx.tolist() == [[1], [0]]
+    assert dweight.tolist() == [[200], [-200], [0]]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_numbers_that_are_held_exactly(kernels, smoothing):
+    rng = np.random.default_rng(1)
+    weight = rounded(rng.standard_normal(240)).astype(np.float32).reshape(30, 8)
+    x = rounded(rng.standard_normal((12, 8))).astype(np.float32)
+    targets = rng.integers(1, 30, 12)
+    options = {"label_smoothing": smoothing, "padding_id": 0}
+    loss, _ = loss_of(x, weight, targets, **options)
+    logits = x.astype(float) @ weight.T.astype(float)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    q = np.full((12, 30), smoothing / 30)
+    q[np.arange(12), targets] += 1 - smoothing
+    assert loss == pytest.approx(-(q * log_probs).sum(), rel=1e-6)
+
+
+def watch_roundings(kernels, monkeypatch):
+    """Return a list to which the shape of each array that is rounded will be added."""
+    shapes, round_numbers = [], kernels.rounded
+
+    def watched(x, out=None):
+        shapes.append(x.shape)
+        return round_numbers(x, out)
+
+    monkeypatch.setattr(kernels, "rounded", watched)
+    return shapes
+
+
+def test_an_array_is_rounded_once_while_it_lives(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    first, second, third = parameters(rng, (6, 9), (9, 6), (9, 6))
+    linear(np.ones((1, 6), np.float32), first)  # rounds the parameters
+    shapes = watch_roundings(kernels, monkeypatch)
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    hidden, _ = linear(x, first, relu=True)  # rounded for the two that follow
+    for weight in (second, third):
+        out, _ = linear(hidden, weight)
+        assert_near(out, rounded(hidden) @ rounded(weight))
+    linear(x, first)
+    assert shapes == [(4, 6), (4, 9)]
+    assert len(kernels._thread.inputs) == 2
+    del x, hidden
+    assert not kernels._thread.inputs
+
+
+def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
+    rng = np.random.default_rng(0)
+    weight, table = parameters(rng, (6, 9), (20, 6))
+    shapes = watch_roundings(kernels, monkeypatch)
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    blocks = [table[first : first + n].T for n in (3, 7, 20) for first in (0, n // 2)]
+    for matrix in (weight, table.T, *blocks):  # as beam search multiplies by blocks
+        out, _ = linear(x, matrix)
+        assert_near(out, rounded(x) @ rounded(matrix))
+    assert sorted(map(math.prod, shapes)) == [x.size, weight.base.size]
+
+
+def test_what_was_rounded_follows_the_parameters_and_goes_with_them(kernels):
+    model = Transformer(CONFIG, seed=1)
+    buffer = ParameterBuffer(model)
+    weight = model.encoder[0].feed_forward.weight_1
+    x = Tensor(np.eye(16, dtype=np.float32))
+    adam = Adam(buffer.data, 0.9, 0.98, 1e-9)
+    for _ in range(2):
+        assert_near(ops.linear(x, weight).data, rounded(weight.data))
+        adam.update(np.ones_like(buffer.data), 0.1)
+    buffer.data[...] *= 2
+    buffer.data_changed()
+    assert_near(ops.linear(x, weight).data, rounded(weight.data))
+    assert len(kernels._kept) == 1
+    del model, buffer, weight, adam
+    gc.collect()
+    assert not kernels._kept
+    assert not kernels._views

@@ -1,0 +1,67 @@
+"""Which device is opened, and what is said where there is none."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from minitransformer.backends.cuda import device as cuda_device
+from minitransformer.backends.devices import check_device, open_device
+from minitransformer.settings.options import UsageError
+
+
+def test_the_processor_is_always_there():
+    check_device("cpu")
+    opened = open_device("cpu", num_threads=3)
+    assert (opened.xp, opened.num_threads, opened.low_precision) == (np, 3, None)
+    assert opened.description == "cpu, 3 workers"
+    assert open_device("cpu").num_threads >= 1
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:one", "cpu:0", ""])
+def test_unknown_devices_are_refused(name):
+    with pytest.raises(UsageError, match="--device: expected cpu, cuda or cuda:N"):
+        open_device(name)
+
+
+def fake_cupy(monkeypatch, available, count=2):
+    """Put a module in the place of CuPy; return it and the GPUs that are selected."""
+    used = []
+
+    class Device:
+        compute_capability = "90"
+
+        def __init__(self, index=None):
+            self.index = index
+
+        def use(self):
+            used.append(self.index)
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = type("ndarray", (), {})
+    cupy.cuda = types.SimpleNamespace(
+        is_available=lambda: available,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: count),
+        Device=Device,
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy, used
+
+
+def test_a_gpu_is_selected(monkeypatch):
+    cupy, used = fake_cupy(monkeypatch, available=True)
+    assert cuda_device.select_gpu("cuda:1") is cupy
+    check_device("cuda")  # takes no memory of the GPU that it finds
+    assert used == [1]
+    with pytest.raises(RuntimeError, match="cuda:2: expected cuda:0 to cuda:1"):
+        check_device("cuda:2")
+
+
+def test_what_a_gpu_needs_is_said(monkeypatch):
+    fake_cupy(monkeypatch, available=False)
+    with pytest.raises(RuntimeError, match="no CUDA driver or no GPU"):
+        open_device("cuda")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(RuntimeError, match="device cuda needs CuPy: pip install"):
+        open_device("cuda")

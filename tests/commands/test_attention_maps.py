@@ -1,0 +1,114 @@
+"""Attention maps against the definition, and the page that shows them."""
+
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+
+from minitransformer import load
+from minitransformer.commands.attention_maps import attention_maps, attention_page
+from support.browser import needs_browser, open_tab
+from support.closeness import assert_close
+from support.in_process import run_translate
+
+LINE = "the cat number 7 sat"
+
+
+@pytest.fixture(scope="module")
+def translator(model_path):
+    return load(model_path)
+
+
+@pytest.fixture(scope="module")
+def maps(translator):
+    return attention_maps(translator, LINE)
+
+
+def test_rows_sum_to_one_and_the_decoder_looks_back_only(maps):
+    S, T = len(maps.source), len(maps.read)
+    assert maps.encoder.shape == (1, 2, S, S)
+    assert maps.decoder.shape == (1, 2, T, T)
+    assert maps.cross.shape == (1, 2, T, S)
+    for part in (maps.encoder, maps.decoder, maps.cross):
+        assert_close(part.sum(axis=-1), np.ones(part.shape[:-1]), "float32")
+    assert (np.triu(maps.decoder[0, 0], 1) == 0).all()
+    assert maps.read[1:] == maps.written[:-1]
+    assert (maps.source[-1], maps.read[0], maps.written[-1]) == ("end", "begin", "end")
+
+
+def test_the_first_layer_by_the_definition(translator, maps):
+    """Equation 1 from the first encoder layer's own weights, a head at a time."""
+    net = translator.model
+    [ids] = translator.tokenizer.encode([LINE])
+    x = net.embedding(np.array([[*ids, 3]]), None).data[0]
+    part = net.encoder[0].self_attention
+    d = net.config.key_width
+    for head in range(2):
+        columns = slice(head * d, (head + 1) * d)
+        q, k = x @ part.query.data[:, columns], x @ part.key.data[:, columns]
+        scores = np.exp(q @ k.T / np.sqrt(d))
+        expected = scores / scores.sum(axis=1, keepdims=True)
+        assert_close(maps.encoder[0, head], expected, "float32")
+
+
+def test_the_page_loads_no_other_file(maps, tmp_path):
+    page = attention_page(maps)
+    assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", page)
+    data = re.search(r"getElementById\(\"attention\"\), (\{.*\})\);", page)[1]
+    found = json.loads(data)
+    assert found["source"] == maps.source
+    assert np.abs(np.array(found["cross"]) / 1000 - maps.cross).max() <= 0.0005
+    assert np.abs(np.array(found["words"]) / 1000 - maps.words).max() <= 0.0005
+    assert (found["source_words"], found["target_words"]) == (
+        LINE.split(),
+        maps.target_words,
+    )
+    assert "<" not in data
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
+)
+def test_the_command_draws_a_picture(model_path, maps, tmp_path, capfd):
+    for name, start in (("heads.png", b"\x89PNG"), ("heads.svg", b"<?xml")):
+        path = tmp_path / name
+        command = ["--model", model_path, "--attention", str(path), LINE]
+        assert run_translate(capfd, *command) == (0, "", "")
+        assert path.read_bytes().startswith(start)
+    layers = sum(len(m) for m in (maps.encoder, maps.decoder, maps.cross))
+    panels = re.findall(r"<!-- (\w+) layer \d head \d -->", path.read_text())
+    assert len(panels) == layers * maps.encoder.shape[1]
+    # A row is labelled once, and the columns in the lowest row of each kind. The
+    # decoder reads BOS and the words, and writes the words and EOS.
+    labels = re.findall(r"<!-- (begin|end) -->", path.read_text())
+    assert (labels.count("begin"), labels.count("end")) == (1 + 2, (1 + 2) + (1 + 2))
+
+
+@needs_browser
+def test_the_page_says_where_a_word_attends(maps, tmp_path):
+    (tmp_path / "page.html").write_text(attention_page(maps))
+    with open_tab() as tab:
+        tab.goto(f"file://{tmp_path}/page.html")
+        words = tab.locator(".links ol").first.locator("button")
+        assert words.count() == len(maps.read)
+        words.nth(1).focus()
+        said = tab.locator("p[aria-live]")
+        best = int(maps.cross[0, :, 1].mean(axis=0).argmax())
+        share = maps.cross[0, :, 1].mean(axis=0)[best]
+        piece = maps.source[best].replace("\u2581", " ").strip() or "_"
+        assert f": {piece} {share:.0%}" in said.text_content()
+        lines = tab.locator("svg line").count()
+        tab.locator(".heads button").first.click()  # one head less
+        words.nth(1).focus()
+        assert tab.locator("svg line").count() < lines
+        tab.locator("select").first.select_option("decoder")
+        words.nth(0).focus()
+        assert ": begin 100%" in said.text_content()
+        tab.locator("select").first.select_option("words")
+        words = tab.locator(".links ol").first.locator("button")
+        assert words.all_text_contents() == maps.target_words
+        words.nth(0).focus()
+        best = maps.source_words[int(maps.words[0, 0, 0].argmax())]
+        assert f": {best} " in said.text_content()

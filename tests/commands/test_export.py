@@ -1,0 +1,117 @@
+"""A model written for CTranslate2 translates as it does here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minitransformer.commands import export
+from minitransformer.engine.autograd import no_grad
+from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.runs import checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation.batch_translation import translate_ids
+from support.models import model_with_random_biases
+
+LINES = [
+    f"the {a} {b} sees a {c}."
+    for a in ("old", "red", "small")
+    for b in ("man", "dog", "house", "tree")
+    for c in ("cat", "child", "river", "boat")
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(LINES, 64)
+
+
+def possible_log_probs(model, source, tokens):
+    """The log-probability of each token among those that a search may produce."""
+    with no_grad():
+        inputs = np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *tokens]])
+        logits = model.logits(model(*inputs)).data[0].astype(float)
+    logits = logits[:, EOS_ID:] - logits[:, EOS_ID:].max(axis=1, keepdims=True)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return log_probs[np.arange(len(logits)), np.array([*tokens, EOS_ID]) - EOS_ID]
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, positions):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    model = model_with_random_biases(positions=positions, max_positions=40)
+    model.embedding.table.data[UNK_ID] *= 3  # which then often has the highest logit
+    path = tmp_path / "model.safetensors"
+    checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+    assert export.main(["ctranslate2", str(path), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == tokenizer.model
+
+    sources = tokenizer.encode(LINES)
+    ours = translate_ids(
+        model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=20)
+    )
+    pieces = [tokenizer.pieces(line) for line in sources]
+    theirs = ctranslate2.Translator(
+        str(tmp_path / "out"), inter_threads=1, intra_threads=1
+    ).translate_batch(
+        pieces,
+        beam_size=1,
+        max_decoding_length=21,
+        return_scores=True,
+    )
+    for source, mine, other in zip(sources, ours, theirs, strict=True):
+        expected = tokenizer.pieces(mine[0].tokens)
+        assert other.hypotheses[0][: len(expected)] == expected
+        # It scores by the mean, we by the paper's penalty: compare where lengths agree.
+        if len(expected) < 20:
+            log_probs = possible_log_probs(model, source, mine[0].tokens)
+            mean = np.mean(log_probs)
+            np.testing.assert_allclose(other.scores[0], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
+    pytest.importorskip("ctranslate2")
+    model, pieces = model_with_random_biases(), tokenizer.pieces(range(64))
+    for kind in ("float32", "int8"):
+        export.to_ctranslate2(model, pieces, tmp_path / kind, kind)
+    sizes = {
+        kind: (tmp_path / kind / "model.bin").stat().st_size
+        for kind in ("float32", "int8")
+    }
+    # The sinusoids, 2048 x 32 numbers, stay float32.
+    positions = 4 * 2 * export.MAX_POSITIONS * 32
+    assert sizes["int8"] - positions < 0.5 * (sizes["float32"] - positions)
+
+
+def test_a_full_directory_and_unusual_head_widths_are_refused(
+    tmp_path, tokenizer, capsys
+):
+    pytest.importorskip("ctranslate2")
+    path = tmp_path / "model.safetensors"
+    for settings, got in (({"d_k": 4}, "4 and 8"), ({"attention_window": 3}, "of 3")):
+        model = model_with_random_biases(**settings)
+        checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+        for output in (tmp_path, path):
+            assert export.main(["ctranslate2", str(path), str(output)]) == 1
+            assert "expected a new or empty directory" in capsys.readouterr().err
+        assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
+        error = capsys.readouterr().err
+        assert ("d_model / num_heads = 8" in error, got in error) == (True, True)
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_run_keeps_its_own_files(tmp_path, tokenizer, capsys):
+    run, model = RunDirectory(tmp_path / "run"), model_with_random_biases()
+    run.path.mkdir()
+    for path in (run.best, run.checkpoint(5)):
+        checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+    before = [path.read_bytes() for path in run.own_files()]
+    for path in run.own_files():
+        assert export.main(["float16", str(run.path), str(path)]) == 2
+        assert "expected no file that is read" in capsys.readouterr().err
+    assert [path.read_bytes() for path in run.own_files()] == before
+    assert export.main(["float16", str(run.path), str(run.path / "half")]) == 0

@@ -1,0 +1,313 @@
+"""Trees as sequences and back, and scores against counting by hand."""
+
+import gzip
+import itertools
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.commands import parse as parsing
+from minitransformer.commands.parse import score, score_files
+from minitransformer.commands.trees import (
+    MARK_TAGS,
+    Close,
+    Leaf,
+    Open,
+    align_words,
+    bracket_tree,
+    linearise_tree,
+    normalise_tree,
+    read_trees,
+    restore_tree,
+    spans,
+    words,
+)
+
+PENN = r"""
+( (S
+    (NP-SBJ-1 (DT The) (NN board)
+      (SBAR (WHNP-2 (-NONE- 0)) (S (-NONE- *T*-2))))
+    (VP (VBD was) (VP (VBN given)
+      (NP (-NONE- *-1))
+      (NP=2 (CD 1\/2) (-LRB- -LRB-) (PRP$ its) (-RRB- -RRB-))))
+    (. .)))
+((NP (NN Nothing)))
+(TOP (FRAG (X (-NONE- *))))
+"""
+PLAIN = [
+    r"(TOP (S (NP (DT The) (NN board)) (VP (VBD was) (VP (VBN given)"
+    r" (NP (CD 1\/2) (-LRB- -LRB-) (PRP$ its) (-RRB- -RRB-)))) (. .)))",
+    "(TOP (NP (NN Nothing)))",
+    "(TOP)",
+]
+SEQUENCE = "bS bNP DT NN eNP bVP VBD bVP VBN bNP CD -LRB- PRP$ -RRB- eNP eVP eVP . eS"
+
+LABELS = st.sampled_from("S NP VP PP ADVP PRT SBAR".split())
+PAIRS = "NN/xy VB/xy PRP$/z ,/, ./. ./? ''/'' ''/' -LRB-/-LCB-".split()
+LEAVES = st.sampled_from([Leaf(*pair.split("/")) for pair in PAIRS])
+
+
+def constituent(label, children):
+    return [Open(label), *itertools.chain(*children), Close(label)]
+
+
+def forests(children):
+    return st.builds(constituent, LABELS, st.lists(children, min_size=1, max_size=4))
+
+
+def loops(tree):
+    """How many constituents are alike at most, with the same label and words."""
+    return max(Counter(span for span, _, _ in spans(tree)).values(), default=0)
+
+
+TREES = st.recursive(LEAVES.map(lambda leaf: [leaf]), forests, max_leaves=12).filter(
+    lambda tree: loops(tree) <= 2
+)
+SYMBOLS = st.sampled_from("bS eS bNP eNP bVP eVP NN VB , . b e bb".split())
+
+
+def tree_of(text, folder):
+    (folder / "trees").write_text(text)
+    [tree] = read_trees(folder / "trees")
+    return normalise_tree(tree)
+
+
+def test_penn_trees_are_normalised(tmp_path):
+    (tmp_path / "a.mrg").write_text(PENN)
+    (tmp_path / "b.mrg.gz").write_bytes(gzip.compress(PENN.encode()))
+    for path in tmp_path.iterdir():
+        trees = [normalise_tree(tree) for tree in read_trees(path)]
+        assert [bracket_tree(tree) for tree in trees] == PLAIN
+    assert linearise_tree(trees[0]) == SEQUENCE
+    assert " ".join(words(trees[0])) == r"The board was given 1\/2 -LRB- its -RRB- ."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(S (NN a))\n(S (NN", "tree 2: expected ')', got the end"),
+        ("(S (NN a b))", "tree 1: expected a bracket, got b"),
+        ("(S (NN a (NN b)))", "tree 1: expected ')' after a, got ("),
+        ("(S (NN a)) )", "tree 2: expected '(', got )"),
+        ("(S (NN a) b)", "tree 1: expected a bracket, got b"),
+    ],
+)
+def test_wrong_brackets_are_named(text, message, tmp_path):
+    (tmp_path / "wrong.mrg").write_text(text)
+    with pytest.raises(ValueError, match="^" + re.escape(f"{tmp_path}/wrong.mrg")) as e:
+        list(read_trees(tmp_path / "wrong.mrg"))
+    assert message in str(e.value)
+
+
+@given(TREES, st.booleans())
+def test_sequences_lose_nothing_but_the_words(tree, with_numbers):
+    assert restore_tree(linearise_tree(tree, with_numbers), words(tree)) == tree
+
+
+@given(
+    st.lists(SYMBOLS | st.text(max_size=3), max_size=40),
+    st.lists(st.text("ab,.($", min_size=1), max_size=9),
+)
+def test_any_line_becomes_a_tree_over_the_words(tmp_path_factory, symbols, sentence):
+    tree = restore_tree(" ".join(symbols), sentence)
+    assert words(tree) == sentence
+    inside = []
+    for before, node in zip([None, *tree], tree, strict=False):
+        if isinstance(node, Open):
+            inside.append(node.label)
+        elif isinstance(node, Close):
+            assert inside.pop() == node.label
+            assert not isinstance(before, Open)
+    assert not inside
+    assert loops(tree) <= 2
+    path = tmp_path_factory.getbasetemp() / "any.mrg"
+    path.write_text(bracket_tree(tree))
+    [again] = read_trees(path)
+    assert len(words(again)) == len(sentence)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "expected"),
+    [
+        # Nothing, and no leaves.
+        ("", "(TOP (NN a) (NN dog) (NN ran) (. .))"),
+        ("bS bNP eNP", "(TOP (NN a) (NN dog) (NN ran) (. .))"),
+        # Brackets left open, an end of nothing, ends in the wrong order.
+        (
+            "bS bNP DT NN eNP bVP VB",
+            "(TOP (S (NP (DT a) (NN dog)) (VP (VB ran) (. .))))",
+        ),
+        ("DT eS NN VB . eNP", "(TOP (DT a) (NN dog) (VB ran) (. .))"),
+        ("bS bNP DT NN VB eS . eNP", "(TOP (S (NP (DT a) (NN dog) (VB ran))) (. .))"),
+        # Too many leaves: what is dropped leaves the full stop where it belongs.
+        (
+            "bS bNP DT NN NN NN eNP . eS",
+            "(TOP (S (NP (DT a) (NN dog) (NN ran)) (. .)))",
+        ),
+        ("bS DT NN VB bNP RB eNP . eS", "(TOP (S (DT a) (NN dog) (VB ran) (. .)))"),
+        # Too few: the missing one goes beside its neighbour, the full stop stays.
+        ("bS bNP DT NN eNP . eS", "(TOP (S (NP (DT a) (NN dog) (NN ran)) (. .)))"),
+        # A loop.
+        ("bS bS bS bS DT NN VB . eS", "(TOP (S (S (DT a) (NN dog) (VB ran) (. .))))"),
+    ],
+)
+def test_broken_sequences_are_repaired(sequence, expected):
+    assert bracket_tree(restore_tree(sequence, "a dog ran .".split())) == expected
+
+
+PARTS = st.lists(st.sampled_from("VB , .".split()), min_size=1, max_size=6)
+
+
+@given(PARTS, st.lists(st.sampled_from("a , .".split()), max_size=6))
+def test_alignment_keeps_as_many_leaves_as_can_be_kept(tags, sentence):
+    """Against trying every choice of leaves."""
+    leaves = align_words(tags, sentence)
+    assert [leaf.word for part in leaves for leaf in part] == sentence
+    kept = sum(
+        any(leaf.tag == tag for leaf in part)
+        for tag, part in zip(tags, leaves, strict=True)
+    )
+    wanted = [MARK_TAGS.get(word, "VB") for word in sentence]
+    differ = sum(a != b for a, b in zip(tags, wanted, strict=False))
+    if len(tags) == len(sentence) and differ <= 1:
+        assert kept == len(tags)
+        return
+    subsequences = (
+        {x for size in range(7) for x in itertools.combinations(side, size)}
+        for side in (tags, wanted)
+    )
+    assert kept == max(map(len, set.intersection(*subsequences)))
+
+
+GOLD = (
+    "(TOP (S (NP (DT The) (NN dog)) (, ,) (VP (VBD ran) (PRT (RP away))"
+    " (PP (IN from) (NP (PRP it)))) (. .)))"
+)
+
+
+def test_counts_worked_out_by_hand(tmp_path):
+    """Right are S 0-6, NP 0-2, VP 2-6, PRT 3-4, PP 4-6, NP 5-6 of six words."""
+    gold = tree_of(GOLD, tmp_path)
+    perfect = score(gold, gold)
+    assert (perfect.gold, perfect.matched, perfect.exact, perfect.words) == (6, 6, 1, 6)
+    # S, NP, VP and NP are right; ADVP 3-5 is not, and crosses PP 4-6.
+    found = score(
+        gold,
+        tree_of(
+            "(TOP (S (NP (DT The) (NN dog)) (, ,) (VP (VBD ran) (ADVP (RB away)"
+            " (IN from)) (NP (PRP it))) (. .)))",
+            tmp_path,
+        ),
+    )
+    assert (found.gold, found.test, found.matched) == (6, 5, 4)
+    assert (found.crossing, found.no_crossing, found.few_crossing) == (1, 0, 1)
+    assert (found.tags, found.words, found.exact) == (5, 6, 0)
+    assert found.recall == pytest.approx(100 * 4 / 6)
+    assert found.precision == pytest.approx(100 * 4 / 5)
+    assert found.f1 == pytest.approx(100 * 2 * 4 / (6 + 5))
+    # ADVP is as good as PRT; where punctuation is, and TOP, make no difference.
+    same = (
+        "(S (NP (DT The) (NN dog) (, ,)) (VP (VBD ran) (ADVP (RP away))"
+        " (PP (IN from) (NP (PRP it))) (. .)))"
+    )
+    assert score(gold, tree_of(same, tmp_path)) == perfect
+    # A constituent twice where it is right once is one too many.
+    twice = score(gold, tree_of(GOLD.replace("(PRP it)", "(NP (PRP it))"), tmp_path))
+    assert (twice.gold, twice.test, twice.matched, twice.exact) == (6, 7, 6, 0)
+
+
+def test_trees_of_other_words_are_errors_and_empty_ones_are_skipped(tmp_path):
+    gold = tree_of(GOLD, tmp_path)
+    for old, new in (("dog", "cat"), ("(DT The)", ""), ("(DT The)", "(, The)")):
+        found = score(gold, tree_of(GOLD.replace(old, new), tmp_path))
+        assert (found.errors, found.skipped, found.gold) == (1, 0, 0)
+    found = score(gold, tree_of("(S (, ,) (. .))", tmp_path))
+    assert (found.errors, found.skipped, found.gold) == (0, 1, 0)
+
+
+def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
+    (tmp_path / "penn.mrg").write_text(PENN)
+    (tmp_path / "more.mrg").write_text(GOLD)
+    files = [str(tmp_path / name) for name in ("penn.mrg", "more.mrg")]
+    data = tmp_path / "data"
+    split = ["--split", "train=3", "test"]
+    assert parsing.main(["linearise", str(data), *files, *split]) == 0
+    assert "test: 1 trees, 8 words" in capsys.readouterr().out
+    assert (data / "train.mrg").read_text() == "".join(f"{x}\n" for x in PLAIN)
+    assert (data / "train.tree").read_text() == f"{SEQUENCE}\nbNP NN eNP\n\n"
+    assert len((data / "train.words").read_text().split("\n")) == 4
+    back = ["restore", str(data / "train.tree"), str(data / "train.words")]
+    assert parsing.main(back) == 0
+    assert capsys.readouterr().out.splitlines() == PLAIN
+    assert parsing.main([*back, "--output", str(tmp_path / "trees")]) == 0
+    assert (tmp_path / "trees").read_text() == (data / "train.mrg").read_text()
+    gold, test = str(data / "train.mrg"), str(tmp_path / "trees")
+    assert parsing.main(["score", gold, test, "--cutoff", "8"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split() == ["words", "any", "<=", "8"]
+    assert rows[6].split() == ["F1", "100.00", "100.00"]
+
+
+def test_constituents_become_training_pairs_of_their_own(tmp_path):
+    """Only of the first split, of two words or more, and once each."""
+    (tmp_path / "penn.mrg").write_text(PENN + GOLD + GOLD)
+    command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg")]
+    options = "--split train=4 val --parts NP PP X".split()
+    assert parsing.main([*command, *options]) == 0
+    lines = (tmp_path / "train.words").read_text().split("\n")
+    assert len(lines) == 4 + 4 + 1
+    assert lines[4:] == ["The board", r"1\/2 -LRB- its -RRB-", "The dog", "from it", ""]
+    sequences = (tmp_path / "train.tree").read_text().split("\n")
+    assert sequences[7] == "bPP IN bNP PRP eNP ePP"
+    assert (tmp_path / "val.mrg").read_text() == GOLD + "\n"
+
+
+def test_numbers_stand_before_words_and_tags(tmp_path):
+    (tmp_path / "penn.mrg").write_text(GOLD)
+    command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg"), "--numbered"]
+    assert parsing.main(command) == 0
+    [line] = (tmp_path / "train.numbered").read_text().splitlines()
+    assert line == "1 The 2 dog 3 , 4 ran 5 away 6 from 7 it 8 ."
+    [line] = (tmp_path / "train.tree").read_text().splitlines()
+    assert line.startswith("bS bNP 1 DT 2 NN eNP 3 , bVP 4 VBD bPRT 5 RP ePRT")
+    assert (tmp_path / "train.words").read_text() == "The dog , ran away from it .\n"
+
+
+FOUR = "(S (X (A a) (A b)) (A c) (A d))"
+
+
+def test_the_summary_worked_out_by_hand(tmp_path):
+    """Sentences: two crossings; three; other words; right; nothing but punctuation.
+
+    The full stop of the right one counts for the cutoff, and for nothing else.
+    """
+    pairs = [
+        (FOUR, "(S (A a) (Z (W (A b) (B c))) (A d))"),
+        (FOUR, "(S (A a) (Z (W (V (A b) (A c)))) (A d))"),
+        ("(S (A a))", "(S (A x))"),
+        ("(S (X (A a) (A b)) (A c) (A d) (. .))",) * 2,
+        ("(S (: --) (`` `) ('' ') (, ,))",) * 2,
+    ]
+    gold, test = tmp_path / "gold", tmp_path / "test"
+    for side, path in enumerate((gold, test)):
+        path.write_text("".join(f"(TOP {pair[side]})\n" for pair in pairs))
+    expected = {
+        "sentences": (5, 4),
+        "errors": (1, 1),
+        "skipped": (1, 1),
+        "labelled recall": (400 / 6, 200 / 4),  # S three times, and X
+        "labelled precision": (400 / 9, 200 / 7),
+        "F1": (800 / 15, 400 / 11),
+        "exact match": (100 / 3, 0),
+        "average crossing": (5 / 3, 5 / 2),
+        "no crossing": (100 / 3, 0),
+        "2 or less crossing": (200 / 3, 50),
+        "tagging accuracy": (1100 / 12, 700 / 8),
+    }
+    found = [part.summary() for part in score_files(gold, test, 4)]
+    for name, values in expected.items():
+        assert [part[name] for part in found] == pytest.approx(values), name
+    assert found[0].keys() == expected.keys()

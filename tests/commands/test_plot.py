@@ -1,0 +1,131 @@
+"""Plots of runs: what is read from metrics.jsonl, and what is drawn."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitransformer.commands import plot
+from minitransformer.runs.run_directory import RunDirectory
+from support.browser import needs_browser, open_tab
+
+IMAGES = Path(__file__).parents[2] / "docs" / "img"
+
+TRAINING = {
+    "learning_rate": 0.1,
+    "gradient_norm": 2.0,
+    "source_tokens_per_second": 100,
+    "target_tokens_per_second": 50,
+}
+LINES = [
+    {"step": 10, "loss": 5.0, "seconds": 60.0, **TRAINING},
+    {"step": 10, "validation_loss": 4.5, "validation_bleu": 1.0, "seconds": 60.0},
+    {"step": 20, "loss": 3.0, "seconds": 180.0, **TRAINING},
+    {"step": 20, "test_bleu": 9.0, "exact": 0.5},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory(tmp_path / "first")
+    run.path.mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in LINES)
+    run.metrics.write_text(text + '{"step": 30, "los')  # being written
+    return run
+
+
+def test_series_against_steps_tokens_and_minutes(run):
+    records = plot.read_metrics(run)
+    assert plot.series(records, "loss", "steps") == ([10, 20], [5, 3])
+    assert plot.series(records, "loss", "minutes") == ([1, 3], [5, 3])
+    assert plot.series(records, "loss", "tokens") == ([9000, 27000], [5, 3])
+    assert plot.series(records, "validation_bleu", "tokens") == ([9000], [1])
+    assert plot.series(records, "nothing", "steps") == ([], [])
+
+
+def test_lines_that_are_no_metrics_are_left_out(run, capsys):
+    hostile = [
+        "5",
+        '{"a": 1}',
+        '{"step": "x"}',
+        '{"step": 12, "loss": "x"}',
+        "[" * 9**5,
+    ]
+    hostile += ['{"step": 14, "loss": null, "seconds": 190.0}']
+    hostile += ['{"step": 15, "loss": NaN, "seconds": 1e999}']
+    hostile += [f'{{"step": 16, "loss": 1{"0" * 400}}}', '{"step": 17, "loss": 4}']
+    text = run.metrics.read_text()
+    broken = "\n".join([text, *hostile, ""])
+    run.metrics.write_text(broken, encoding="utf-8", errors="surrogateescape")
+    records = plot.read_metrics(run)
+    assert plot.series(records, "loss", "steps") == ([10, 20, 17], [5, 3, 4])
+    assert plot.main([str(run.path), "--live"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "expected"),
+    [
+        ([], 5, ""),
+        ([7], 5, "▁"),
+        ([0, 7], 5, "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([0, 0, 8, 8], 2, "▁█"),
+    ],
+)
+def test_sparklines_scale_values_to_eight_heights(values, width, expected):
+    assert plot.sparkline(values, width) == expected
+
+
+def test_the_terminal_shows_the_last_values(run, capsys):
+    assert plot.main([str(run.path), "--live", "--what", "loss", "bleu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{run.path}  step 20  180 s"
+    assert lines[1].split() == ["loss", "3", "█▁"]
+    assert lines[2].split() == ["validation", "loss", "4.5", "▁"]
+    assert lines[3].split() == ["validation", "bleu", "1", "▁"]
+    assert len(lines) == 4
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+@pytest.mark.parametrize("against", plot.AXES)
+def test_pictures_are_drawn(run, tmp_path, capsys, against):
+    flags = [str(run.path), str(run.path), "--against", against]
+    for name in ("all.png", "all.svg"):
+        assert plot.main([*flags, "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "all.svg").read_text()
+    for title, _ in plot.QUANTITIES.values():
+        assert title in svg
+    assert plot.AXES[against] in svg
+    assert "(prefers-color-scheme: dark) {svg {filter: invert" in svg
+
+
+@needs_browser
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_plots_are_dark_on_dark_pages(run, tmp_path):
+    from matplotlib import image
+
+    assert plot.main([str(run.path), "-o", str(tmp_path / "plot.svg")]) == 0
+    for path in (tmp_path / "plot.svg", IMAGES / "multi30k.svg", IMAGES / "table1.svg"):
+        for scheme, paper in (("light", 1.0), ("dark", 0.1)):
+            (tmp_path / "page.html").write_text(f'<img src="{path}">')
+            with open_tab(color_scheme=scheme) as tab:
+                tab.goto(f"file://{tmp_path / 'page.html'}")
+                tab.locator("img").screenshot(path=tmp_path / "shown.png")
+            shown = image.imread(tmp_path / "shown.png")[..., :3]
+            assert np.allclose(np.median(shown, axis=(0, 1)), paper, atol=0.01)
+            assert np.abs(shown - paper).max() > 0.7  # text can be read
+
+
+@pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX")
+def test_event_files_are_written(run, tmp_path, capsys):
+    assert plot.main([str(run.path), "--tensorboard", str(tmp_path / "events")]) == 0
+    [events] = (tmp_path / "events" / "first").iterdir()
+    assert b"validation_bleu" in events.read_bytes()
+    twice = [str(run.path), str(run.path), "--tensorboard", str(tmp_path / "other")]
+    assert plot.main(twice) == 2
+    assert "of different names, got first, first" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,113 @@
+"""Sentences held out for validation or test are in no other split."""
+
+import gzip
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.commands import split
+from minitransformer.commands.split import main, split_pairs
+from minitransformer.settings.text_config import TextConfig
+from minitransformer.text.find import find_text
+
+words = st.sampled_from("abcdefghij")
+
+
+@given(pairs=st.lists(st.tuples(words, words), min_size=30), seed=st.integers(0, 99))
+def test_no_sentence_is_in_two_splits(pairs, seed):
+    if len({source for source, _ in pairs}) < 5:
+        return
+    splits = split_pairs(pairs, {"val": 2, "test": 2}, seed)
+    for name, chosen in splits.items():
+        assert set(chosen) <= set(pairs)
+        for other in splits.keys() - {name}:
+            for side in (0, 1):
+                mine = {pair[side] for pair in chosen}
+                assert not mine & {pair[side] for pair in splits[other]}
+    for name in ("val", "test"):
+        sources, first = [source for source, _ in splits[name]], dict(reversed(pairs))
+        assert all(first[source] == target for source, target in splits[name])
+        assert len(set(sources)) == len(sources) <= 2
+
+
+def test_pairs_without_a_held_out_sentence_stay_in_training():
+    pairs = [(f"s{i}", f"t{i}") for i in range(50)] + [("s1", "other"), ("x", "t2")]
+    splits = split_pairs(pairs, {"val": 5, "test": 5}, seed=3)
+    held = {source for name in ("val", "test") for source, _ in splits[name]}
+    held_targets = {t for name in ("val", "test") for _, t in splits[name]}
+    expected = [p for p in pairs if p[0] not in held and p[1] not in held_targets]
+    assert splits["train"] == expected
+    assert len(held) == 10
+    assert splits == split_pairs(pairs, {"val": 5, "test": 5}, seed=3)
+    assert splits != split_pairs(pairs, {"val": 5, "test": 5}, seed=4)
+
+
+def test_the_command_writes_what_training_reads(tmp_path, capsys):
+    lines = [f"Sätze {i}.\tSentences {i}.\tCC-BY\n" for i in range(40)]
+    listed = tmp_path / "pairs.tsv.gz"
+    listed.write_bytes(gzip.compress("".join(lines).encode()))
+    command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
+    assert main([*command, "--val", "3", "--test", "4", "--seed", "7"]) == 0
+    assert "3 val, 4 test, 33 train; left out: 0 of 40" in capsys.readouterr().out
+    written = TextConfig(data=str(tmp_path / "data"), source="de", target="en")
+    splits = {name: list(pair.lines()) for name, pair in find_text(written).items()}
+    assert {name: len(found) for name, found in splits.items()} == {
+        "train": 33,
+        "val": 3,
+        "test": 4,
+    }
+    pairs = [(f"Sätze {i}.", f"Sentences {i}.") for i in range(40)]
+    assert splits == split_pairs(pairs, {"val": 3, "test": 4}, 7)
+    everything = [pair for found in splits.values() for pair in found]
+    assert sorted(everything) == sorted(pairs)
+
+
+def test_a_split_that_fails_leaves_nothing_and_none_replaces_another(
+    tmp_path, capsys, monkeypatch
+):
+    listed = tmp_path / "pairs.tsv"
+    listed.write_text("".join(f"a {i}.\tb {i}.\n" for i in range(40)))
+    command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
+    command += ["--val", "3", "--test", "4"]
+    real = split.open_output
+
+    def fails(path):
+        if path.name == "train.en.gz":
+            raise OSError("no space")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "open_output", fails)
+        assert main(command) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(command) == 1
+    assert "data: expected a new or an empty folder" in capsys.readouterr().err
+
+
+def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
+    listed, more = tmp_path / "pairs.tsv", [tmp_path / "more.a", tmp_path / "more.b"]
+    listed.write_text("".join(f"s{i}\tt{i}\n" for i in range(9)))
+    command = [str(listed), str(tmp_path / "data"), "--source", "a", "--target", "b"]
+    command += ["--val", "2", "--test", "1", "--also", *map(str, more)]
+    sides = [[*(f"s{i}" for i in range(9)), *["new"] * 9, "x"]]  # s0 new, ..., new t0
+    sides += [[*["neu"] * 9, *(f"t{i}" for i in range(9)), "y"]]
+    for path, lines in zip(more, sides, strict=True):
+        path.write_text("".join(line + "\n" for line in lines))
+    assert main(command) == 0
+    text = TextConfig(data=str(tmp_path / "data"), source="a", target="b")
+    splits = {name: list(pair.lines()) for name, pair in find_text(text).items()}
+    left = [i for i in range(9) if (f"s{i}", f"t{i}") in splits["train"]]
+    assert len(left) == 6
+    assert splits["train"] == [
+        *((f"s{i}", f"t{i}") for i in left),
+        *((f"s{i}", "neu") for i in left),
+        *(("new", f"t{i}") for i in left),
+        ("x", "y"),
+    ]
+    assert "19 train; left out: 6 of 28 pairs" in capsys.readouterr().out
+    more[1].write_text("one line\n")
+    command[1] = str(tmp_path / "other")
+    assert main(command) == 1
+    assert "expected as many lines in" in capsys.readouterr().err

@@ -1,0 +1,262 @@
+"""Files that are written whole or not at all, and caches that are built once."""
+
+import errno
+import multiprocessing
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from minitransformer.system import files
+from minitransformer.system.files import (
+    atomic_write,
+    build_once,
+    file_lock,
+    write_bytes,
+)
+from support.scripts import with_tests_on_path
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "a"
+    write_bytes(path, b"old")
+
+    def fails():
+        with atomic_write(path) as file:
+            file.write(b"ne")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_old_file_keeps_its_mode_and_a_new_one_gets_that_of_the_umask(tmp_path):
+    for mode in (0o600, 0o644, 0o751, 0o400):
+        path = tmp_path / oct(mode)
+        path.write_bytes(b"old")
+        path.chmod(mode)
+        write_bytes(path, b"new")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        assert path.read_bytes() == b"new"
+    before = os.umask(0o027)
+    try:
+        write_bytes(tmp_path / "new", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_target_of_links_is_replaced(tmp_path, exists):
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "folder" / "target"
+    if exists:
+        target.write_bytes(b"old")
+    (tmp_path / "near").symlink_to("folder/far")
+    (tmp_path / "folder" / "far").symlink_to("target")
+    write_bytes(tmp_path / "near", b"new")
+    assert (tmp_path / "near").is_symlink()
+    assert (tmp_path / "folder" / "far").is_symlink()
+    assert target.read_bytes() == b"new"
+    assert not target.is_symlink()
+
+
+def test_a_device_and_a_pipe_are_written_directly(tmp_path):
+    write_bytes(files.Path("/dev/null"), b"nothing")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_bytes(files.Path("/dev/full"), b"x" * 100_000)
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_bytes(pipe, b"through")
+    reader.join()
+    assert found == [b"through"]
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_folder_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)), atomic_write(tmp_path):
+        pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ü" * 127])
+def test_the_longest_names_can_be_written(tmp_path, name):
+    write_bytes(tmp_path / name, b"x")
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_the_next_write_deletes_what_a_crash_left_of_the_same_name(tmp_path, kind):
+    """After a day, since the writer may be alive."""
+    for name, age in (("a", 90_000), ("[a]", 90_000), ("[a]", 80_000)):
+        left = tmp_path / f".{name}.{age:016}.partial"
+        left.write_bytes(b"half")
+        os.utime(left, (time.time() - age,) * 2)
+    if kind == "file":
+        write_bytes(tmp_path / "[a]", b"whole")
+    else:
+        with files.atomic_folder(tmp_path / "[a]"):
+            pass
+    left = [f".[a].{80_000:016}.partial", f".a.{90_000:016}.partial", "[a]"]
+    assert sorted(os.listdir(tmp_path)) == left
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    def fails():
+        with files.atomic_folder(tmp_path / "y") as partial:
+            (partial / "part").write_text("one")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_replaces_an_empty_one_only(tmp_path):
+    path = tmp_path / "x"
+    path.mkdir()
+    with files.atomic_folder(path) as partial:
+        (partial / "part").write_text("one")
+    assert os.listdir(path) == ["part"]
+    with pytest.raises(OSError, match="x"), files.atomic_folder(path) as partial:
+        (partial / "other").write_text("two")
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.listdir(path) == ["part"]
+
+
+def read(path):
+    if not path.exists():
+        raise FileNotFoundError(path)
+    if path.is_dir():
+        return sorted(p.name for p in path.iterdir())
+    if (text := path.read_text()) == "damaged":
+        raise ValueError(f"{path}: damaged")
+    return text
+
+
+def _build(path, log):
+    def build(partial):
+        with open(log, "a") as file:
+            file.write("built\n")
+        partial.mkdir()
+        (partial / "part").write_text("one")
+        time.sleep(0.3)
+        (partial / "rest").write_text("two")
+
+    assert build_once(path, build, read) == ["part", "rest"]
+
+
+def test_of_several_processes_one_builds_and_all_see_it_whole(tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    arguments = (tmp_path / "cache" / "x", tmp_path / "log")
+    processes = [spawn.Process(target=_build, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "built\n"
+
+
+def test_leftovers_of_a_crash_are_built_anew(tmp_path):
+    for name in (f".x.{'0' * 16}.partial", f".x.{'1' * 16}.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("")
+    _build(tmp_path / "x", tmp_path / "log")
+    assert not list(tmp_path.glob(".x*partial"))
+
+    def fails(partial):
+        partial.write_text("half")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        build_once(tmp_path / "y", fails, read)
+    assert not (tmp_path / "y").exists()
+    assert not list(tmp_path.glob(".y*partial"))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link to a folder"])
+def test_what_is_damaged_is_built_again(tmp_path, capsys, kind):
+    path, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "file":
+        path.write_text("damaged")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(elsewhere)
+
+    def read_file(path):
+        if path.is_dir():
+            raise ValueError(f"{path}: damaged")
+        return read(path)
+
+    assert build_once(path, lambda p: p.write_text("whole"), read_file) == "whole"
+    assert capsys.readouterr().err == f"{path}: damaged; it is made again\n"
+    assert elsewhere.is_dir()
+
+
+def test_what_is_built_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(descriptor):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    def build(partial):
+        partial.mkdir()
+        (partial / "part").write_text("one")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    build_once(tmp_path / "x", build, read)
+    part, folder, parent = synced
+    assert (part, parent) == ("part", tmp_path.name)
+    assert folder.startswith(".x.")
+
+
+def test_a_full_disk_is_reported_with_the_name(tmp_path):
+    def build(partial):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
+        build_once(tmp_path / "x", build, read)
+
+
+HOLD = """
+import sys; from pathlib import Path; from minitransformer.system.files import file_lock
+with file_lock(Path(sys.argv[1]), wait=False):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A lock that another process holds until its standard input is closed."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=with_tests_on_path(), **pipes) as process:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+
+
+def test_a_lock_that_is_held_is_waited_for_and_the_user_told_once(
+    held, tmp_path, capsys, monkeypatch
+):
+    with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", wait=False):
+        pass
+    monkeypatch.setattr(files, "SILENT_SECONDS", 0.1)
+    threading.Timer(0.5, held.stdin.close).start()
+    with file_lock(tmp_path / "lock"):
+        pass
+    message = f"waiting for another process, which locks {tmp_path / 'lock'}\n"
+    assert capsys.readouterr().err == message

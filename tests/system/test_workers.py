@@ -1,0 +1,186 @@
+"""Workers: what they compute, how they end, and what they share."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from minitransformer.system import machine
+from minitransformer.system import workers as workers_module
+from minitransformer.system.files import file_lock
+from minitransformer.system.workers import (
+    CAN_FORK,
+    Workers,
+    parallel_map,
+    shared_zeros,
+)
+
+forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+
+
+def place(_):
+    time.sleep(0.01)
+    return os.getpid(), threading.get_ident()
+
+
+@forks
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_results_come_in_the_order_of_the_items(count):
+    def slow_at_first(item):
+        time.sleep(0.05 / (1 + item))
+        return item * factor
+
+    factor = 3
+    with Workers(slow_at_first, count) as workers:
+        assert list(workers.map(range(7))) == [3 * item for item in range(7)]
+        assert list(workers.map([])) == []
+        assert list(workers.map(iter([5]))) == [15]
+
+
+@forks
+def test_work_is_divided_among_processes():
+    with parallel_map(place, 2) as mapped:
+        found = {process for process, _ in mapped(range(8))}
+    assert len(found) == 2
+    assert os.getpid() not in found
+    for process in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_worker_or_one_without_forks_is_this_thread(count, monkeypatch):
+    monkeypatch.setattr(workers_module, "CAN_FORK", count == 1)
+    with parallel_map(place, count) as mapped:
+        assert set(mapped([0, 1])) == {(os.getpid(), threading.get_ident())}
+
+
+@forks
+def test_a_product_has_one_thread_in_each_process():
+    with parallel_map(lambda _: machine.product_threads(), 2) as mapped:
+        assert list(mapped(range(2))) == [1, 1]
+    with machine.limit_threads(3), parallel_map(abs, 1):
+        assert machine.product_threads() == 1
+
+
+@forks
+def test_only_shared_memory_is_seen_by_all():
+    own, shared = np.zeros(2), shared_zeros((2, 3), np.float32)
+    assert shared.shape == (2, 3)
+    assert not shared.any()
+
+    def fill(row):
+        own[row] = shared[row] = row + 1
+
+    with Workers(fill, 2) as workers:
+        list(workers.map(range(2)))
+        assert shared.tolist() == [[1] * 3, [2] * 3]
+        assert not own.any()
+
+
+@forks
+def test_an_error_of_a_worker_is_raised_and_ends_all():
+    def fail(item):
+        if item == 2:
+            raise ValueError("expected another item, got 2")
+        time.sleep(0.05)
+        return item
+
+    workers = Workers(fail, 2)
+    with pytest.raises(ValueError, match="expected another item, got 2") as error:
+        list(workers.map(range(9)))
+    assert "in fail" in str(error.value.__cause__)
+    assert not workers._processes
+
+
+@forks
+def test_a_worker_that_is_killed_is_told():
+    def end(item):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    message = r"it was ended by signal 9 \(is there enough memory\?\)"
+    with Workers(end, 2) as workers, pytest.raises(RuntimeError, match=message):
+        list(workers.map(range(4)))
+    with Workers(abs, 1) as workers:
+        [process] = workers._processes.values()
+        os.kill(process, signal.SIGKILL)
+        time.sleep(0.1)
+        with pytest.raises(RuntimeError, match="was ended by signal 9"):
+            list(workers.map([1]))
+
+
+@forks
+def test_workers_end_with_the_last_reference():
+    workers = Workers(abs, 2)
+    ids = [*workers._processes.values()]
+    del workers
+    assert not any(map(is_running, ids))
+
+
+@forks
+def test_a_caller_who_leaves_early_ends_the_workers():
+    workers = Workers(abs, 2)
+    found = workers.map(range(-9, 0))
+    assert next(found) == 9
+    found.close()
+    assert not workers._processes
+
+
+@forks
+def test_signals_are_left_to_the_parent():
+    def signalled(item):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        return item
+
+    with Workers(signalled, 2) as workers:
+        assert list(workers.map(range(4))) == [0, 1, 2, 3]
+
+
+@forks
+def test_workers_keep_no_file_locked(tmp_path):
+    path = tmp_path / "lock"
+    with file_lock(path, wait=False):
+        workers = Workers(abs, 1)
+        assert list(workers.map([-1])) == [1]  # it has started
+    with file_lock(path, wait=False):
+        assert list(workers.map([-2])) == [2]
+    workers.close()
+
+
+@forks
+@pytest.mark.parametrize("busy", [False, True])
+def test_workers_end_with_a_parent_that_is_killed(busy):
+    script = f"""
+import os, time
+from minitransformer.system.workers import Workers
+
+workers = Workers(lambda seconds: time.sleep(seconds) or os.getpid(), 2)
+print(*workers._processes.values(), flush=True)
+list(workers.map([0.5 if {busy} else 0] * 2))
+time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        ids = [int(word) for word in parent.stdout.readline().split()]
+        time.sleep(0.2)
+        parent.kill()
+    assert len(ids) == 2
+    deadline = time.monotonic() + 5
+    while any(map(is_running, ids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
