@@ -15,7 +15,6 @@ from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig
-from minitransformer.system import files
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import mean_of
 from support.damage import rewrite_checkpoint
