@@ -13,10 +13,10 @@ import numpy as np
 
 from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import array_module, fused_kernel
-from minitransformer.machine import limit_threads
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.system.workers import parallel_map
+from minitransformer.system.machine import limit_threads
+from minitransformer.system.workers import CAN_FORK, parallel_map
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.beam_search import BeamSearch, Hypothesis
 from minitransformer.translation.constraints import Constraints
@@ -25,7 +25,6 @@ from minitransformer.translation.incremental_decoding import (
     IncrementalDecoder,
     incremental_decoder,
 )
-from minitransformer.workers import CAN_FORK, parallel_map
 
 R = TypeVar("R")
 
