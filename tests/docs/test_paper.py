@@ -42,7 +42,7 @@ def check_name(name: str) -> None:
 
 @functools.cache
 def usage(*script: str) -> str:
-    every = "--help-all" if script[0].endswith(".py") else "--help"
+    every = "--help-all" if script[0] in ("train.py", "translate.py") else "--help"
     command = [sys.executable, *script, every]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True
