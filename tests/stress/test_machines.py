@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -27,7 +28,8 @@ TOOLS = "ip", "unshare", "mpiexec"
 
 
 def ip(*arguments):
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    done = subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    return done.stdout
 
 
 def environment(folder, **more):
@@ -70,6 +72,8 @@ def machines(tmp_path):
             ip("-n", name, "addr", "add", f"10.213.7.{number}/24", "dev", "cable")
             for device in ("lo", "cable"):
                 ip("-n", name, "link", "set", device, "up")
+        while b"state UP" not in ip("-n", two, "link", "show", "cable"):
+            time.sleep(0.1)  # the carrier comes a moment later
         yield names
     finally:
         for name in names:
