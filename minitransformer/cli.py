@@ -168,7 +168,7 @@ def add_arguments(
 
 def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return what `add_argument` needs to know of a field's flag."""
-    kind, optional, several = value_type(hint)
+    kind, optional = value_type(hint)
     settings = {"dest": f.name, "default": argparse.SUPPRESS, **f.metadata["flag"]}
     if kind is bool:
         names = "dest", "default", "help"
@@ -176,9 +176,7 @@ def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     settings["type"] = functools.partial(_read_flag, f, kind)
     if not settings["choices"]:
         settings["metavar"] = settings["metavar"] or METAVARS.get(kind)
-    if several:
-        settings |= {"nargs": "+", "action": "extend"}
-    elif not optional:
+    if not optional:
         settings["help"] += f" (default {f.default})"
     return settings
 

@@ -10,7 +10,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -66,8 +66,7 @@ def option(
 class Config:
     """A dataclass that checks its fields: their types, and the limits in `option`.
 
-    A field of a tuple type takes any number of values, or one alone. `help_group` is
-    the title of its flags in a program's help.
+    `help_group` is the title of its flags in a program's help.
     """
 
     help_group: ClassVar[str]
@@ -76,15 +75,11 @@ class Config:
         hints = typing.get_type_hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            kind, optional, several = value_type(hints[f.name])
+            kind, optional = value_type(hints[f.name])
             if value is None and optional:
                 continue
             try:
-                if several:
-                    values = value if isinstance(value, list | tuple) else (value,)
-                    value = tuple(checked(f, kind, x) for x in values)
-                else:
-                    value = checked(f, kind, value)
+                value = checked(f, kind, value)
             except ValueError as error:
                 raise ValueError(f"{f.name}: {error}") from None
             object.__setattr__(self, f.name, value)
@@ -136,28 +131,17 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        values: Any
-        if path.suffix == ".toml":
-            values = tomllib.loads(text)
-        else:
-            values = json.loads(text, object_pairs_hook=_without_repetition)
+        read: Callable[[str], Any] = (
+            tomllib.loads if path.suffix == ".toml" else json.loads
+        )
+        values = read(text)
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")
         tables = [v if isinstance(v, dict) else {k: v} for k, v in values.items()]
-        return _without_repetition([pair for t in tables for pair in t.items()])
+        return {name: value for table in tables for name, value in table.items()}
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: {reason}") from error
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as a dict. Raises: ValueError if a name comes more than once."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"expected each setting once, got {twice} more than once")
-    return values
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
@@ -189,11 +173,9 @@ def flags_of(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
     }
 
 
-def value_type(hint: Any) -> tuple[type, bool, bool]:
-    """Return a field's type (int, float, str), if it may be None, if it has several."""
+def value_type(hint: Any) -> tuple[type, bool]:
+    """Return a field's type (bool, int, float or str), and if it may be None."""
     if isinstance(hint, types.UnionType):
-        kinds = [kind for kind in hint.__args__ if kind is not type(None)]
-        return kinds[0], True, False
-    if typing.get_origin(hint) is tuple:
-        return typing.get_args(hint)[0], False, True
-    return hint, False, False
+        [kind] = [kind for kind in hint.__args__ if kind is not type(None)]
+        return kind, True
+    return hint, False
