@@ -131,6 +131,7 @@ class CountingDevice:
         self.tf32 = False
         paths = "tensor cores", "cuBLASLt"
         self.verdicts = {f"{path} in bfloat16": True for path in paths}
+        self.gradients: dict[tuple[int, ...], Any] = {}
         self.cublas_lt = self
         self.rows: dict[str, list[Call]] = defaultdict(list)
         self.tokens, self.d_ff = 0, 0
@@ -262,7 +263,8 @@ def training_step(
     def step() -> None:
         parameters.grad.fill(0)
         loss = training_loss(model, source, target, 0.1, rng)
-        loss.backward(1 / ids.size)
+        with ops.adding_to(parameters):
+            loss.backward(1 / ids.size)
         with np.errstate(all="ignore"):
             adam.step(parameters.grad, loss.data, 1e-3)
 

@@ -66,6 +66,8 @@ class Device:
         # Whether faster paths agree with plain ones, which verdicts.py finds out.
         self.verdicts: dict[str, bool] = {}
         self.cublas_lt: Any = None  # blaslt.py opens it
+        # The gradients that `ops.adding_to` has operations add to, by their matrices.
+        self.gradients: dict[tuple[int, ...], Array] = {}
         self._modules: dict[tuple[str, bool], Any] = {}
         self._functions: dict[tuple[str, Any, bool], Any] = {}
         self._stream: int | None = None

@@ -12,7 +12,8 @@ Shapes: as in `engine/ops.py`; N rows are the tokens of all sentences
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
+from minitransformer.model.parameters import ParameterBuffer
 
 # The widest row that the LayerNorm kernels hold in registers: MAX_WIDTH in common.cu.
 MAX_WIDTH = 1024
@@ -115,13 +117,14 @@ def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
 def linear(
     x: Array, weight: Array, bias: Array | None = None, *, relu: bool = False
 ) -> tuple[Array, Vjp]:
+    """The product for the gradient of a parameter adds to it: see `adding_to`."""
     xp = array_module(x)
     rows = _rows(x)  # [N, n]
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
     blaslt.forward(rows, weight, bias, relu, out)
     activated = out if relu else None
 
-    def vjp(g: Array) -> tuple[Array, Array, Array | None]:
+    def vjp(g: Array) -> tuple[Array, Array | None, Array | None]:
         g, db = _rows(g), None
         if activated is not None:
             masked = xp.empty_like(g)
@@ -130,9 +133,9 @@ def linear(
         elif bias is not None:
             db = _column_sums("column_sums", g)
         dx = xp.empty(rows.shape, x.dtype)
-        dweight = xp.empty(weight.shape, np.float32)
         device.current().matmul(g, weight.T, dx)
-        device.current().matmul(rows.T, g, dweight)
+        total, dweight = _gradient_of(weight)
+        device.current().matmul(rows.T, g, total, beta=1.0)
         return dx.reshape(x.shape), dweight, None if bias is None else db
 
     return out.reshape(*x.shape[:-1], -1), vjp
@@ -158,12 +161,12 @@ def embedding(
     options = float(scale), ids.size, ids_shape[-1], width, *dropout_mask
     gpu.launch("embedding", out.dtype, warp_blocks(ids.size), *arrays, *options)
 
-    def vjp(g: Array) -> tuple[Array, None, Array]:
+    def vjp(g: Array) -> tuple[Array | None, None, Array]:
         g = _dropout(g, dropout_mask)
-        dtable = xp.zeros(table.shape, np.float32)  # rows of other ids get nothing
+        total, dtable = _gradient_of(table)  # rows of other ids get nothing
         order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
         gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
-        kernel_args = dtable, g, ids, order, float(scale), ids.size, width
+        kernel_args = total, g, ids, order, float(scale), ids.size, width
         gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
         dpositions = xp.zeros_like(positions_32)  # needed only if they are learned
         sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
@@ -266,6 +269,21 @@ def add_arrays(a: Array, b: Array) -> Array:
     return total
 
 
+@contextmanager
+def adding_to(parameters: ParameterBuffer) -> Iterator[None]:
+    """Have linear layers and embeddings add to the gradients of these parameters.
+
+    Inside the block their vjps return None for them. Else they return an array, which
+    is written and read once more.
+    """
+    gpu, tensors = device.current(), parameters.parameters.values()
+    gpu.gradients = {_place(p.data): p.grad for p in tensors}
+    try:
+        yield
+    finally:
+        gpu.gradients = {}
+
+
 def checksum(array: Array) -> int:
     """Return a digest of a float32 array, of which only a few bytes leave the GPU.
 
@@ -291,6 +309,19 @@ DECODING: dict[str, Callable[..., Any]] = {
     "beam_search": WholeSearch,
     "incremental_decoder": graph_decoder,
 }
+
+
+def _gradient_of(matrix: Array) -> tuple[Array, Array | None]:
+    """Return what to add the gradient of a matrix to, and what a vjp returns for it."""
+    if (gradient := device.current().gradients.get(_place(matrix))) is not None:
+        return gradient, None
+    gradient = array_module(matrix).zeros(matrix.shape, np.float32)
+    return gradient, gradient
+
+
+def _place(matrix: Array) -> tuple[int, ...]:
+    """Return what tells a matrix from all others, also from its transpose."""
+    return device.address(matrix), *matrix.strides
 
 
 def _dropout(x: Array, mask: DropoutMask) -> Array:

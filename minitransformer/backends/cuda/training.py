@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.ops import adding_to
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
@@ -246,7 +247,8 @@ class GpuModel:
         source, target = batch.source, batch.target
         loss = training_loss(self.model, source, target, label_smoothing, rng)
         self._loss += loss.data
-        loss.backward(self._weight, when_complete)
+        with adding_to(self.parameters):
+            loss.backward(self._weight, when_complete)
 
     def _record(
         self, compute: Callable[[Callable[[Tensor], None]], None]

@@ -20,7 +20,7 @@ from minitransformer.backends.cuda import device, incremental_decoding
 from minitransformer.backends.cuda import ops as fused
 from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.philox import PhiloxStream
-from minitransformer.engine.autograd import PRIMITIVES, no_grad
+from minitransformer.engine.autograd import PRIMITIVES, Tensor, no_grad
 from minitransformer.engine.backend import to_host
 from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
@@ -276,6 +276,27 @@ def test_a_gradient_that_is_not_finite_changes_nothing(gpu, bad):
     assert adam.steps == 4
     for array in (adam.parameters.data, adam.first_moment, adam.second_moment):
         assert (to_host(array) == 1).all()
+
+
+@pytest.mark.parametrize("name", ["linear", "embedding"])
+def test_gradients_of_parameters_are_added_in_place(gpu, name):
+    """What a vjp returns elsewhere is in `grad` twice after two, and not returned."""
+    arrays, options = case(name, 4)
+    inputs, _ = converted(gpu, arrays, np.float32)
+    place = int(name == "linear")
+    parameter = Tensor(inputs[place], requires_grad=True)
+    parameter.grad = gpu.xp.zeros(parameter.shape, np.float32)
+
+    def gradient():
+        out, vjp = fused.OPERATIONS[name](*inputs, **options, **noise(options, gpu.xp))
+        return vjp(gpu.xp.ones(out.shape, out.dtype))[place]
+
+    options.pop("rate", None)
+    expected = to_host(gradient())
+    with fused.adding_to(SimpleNamespace(parameters={"matrix": parameter})):
+        assert gradient() is gradient() is None
+    assert_close(to_host(parameter.grad), 2 * expected, "float32")
+    assert gradient() is not None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
