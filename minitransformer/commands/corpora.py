@@ -1,23 +1,19 @@
 """Download public parallel corpora and verify them.
 
-An interrupted download continues where it stopped. The files of Multi30k are verified
-by their sha256. WMT 2014 publishes no digests: its files are verified by the size that
-the server announces and by their line counts, which must be the same for both languages
-and equal the published ones where there are any.
+The files of Multi30k are verified by their sha256. WMT 2014 publishes no digests: its
+files are verified by the size that the server announces and by their line counts, which
+must be the same for both languages and equal the published ones where there are any.
 """
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import html
 import http.client
-import os
 import re
 import sys
 import tarfile
-import time
 import urllib.error
 import urllib.request
 import zlib
@@ -25,21 +21,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
 from minitransformer.cli import Parser, exit_code
 from minitransformer.settings import VERSION
-from minitransformer.system.files import atomic_write, file_lock, replace
+from minitransformer.system.files import atomic_write
 
-ATTEMPTS = 5
-FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
 TIMEOUT = 60.0  # seconds without an answer
 BLOCK = 1 << 16
-UNSYNCED = 1 << 24  # at most so many bytes of a download are not synced to disk yet
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, ...
+NETWORK_ERRORS = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+)
 
 
 @dataclass(frozen=True)
@@ -143,87 +141,36 @@ class CorpusError(RuntimeError):
 def fetch(download: Download, path: Path) -> None:
     """Download a file to `path` and verify it, unless a verified one is there.
 
-    What has arrived so far is in `path`.part, and another attempt goes on from there;
-    another process goes on from what is certainly on disk. Temporary failures are
-    retried a few times.
-
     Raises: CorpusError, or OSError if the file cannot be written.
     """
-    expected = download.sha256
+    url, expected = download.url, download.sha256
     if path.exists() and (expected is None or _sha256(path) == expected):
         return
-    part = path.with_name(path.name + ".part")
-    if part.is_symlink() or not part.is_file():
-        part.unlink(missing_ok=True)
-    else:  # a crash may have damaged its end
-        os.truncate(part, max(part.stat().st_size - UNSYNCED, 0))
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(FIRST_DELAY * 2 ** (attempt - 1))
-        try:
-            _receive(download.url, part)
-            break
-        except urllib.error.HTTPError as error:
-            error.close()
-            reason = f"the server answered {error.code} {error.reason}"
-            if error.code not in (408, 416, 429) and error.code < 500:
-                raise CorpusError(f"{download.url}: {reason}") from error
-            if error.code == 416:  # the part is no beginning of the file
-                part.unlink(missing_ok=True)
-        except (http.client.HTTPException, OSError) as error:
-            if getattr(error, "filename", None) is not None:  # not the network's fault
-                raise CorpusError(str(error)) from error
-            if getattr(error, "errno", None) in DISK_ERRORS:
-                raise CorpusError(f"{part}: {error}") from error
-            reason = str(getattr(error, "reason", "") or error or type(error).__name__)
-    else:
-        raise CorpusError(f"{download.url}: {reason}, after {ATTEMPTS} attempts")
-    if expected is not None and (found := _sha256(part)) != expected:
-        part.unlink()
-        raise CorpusError(f"{download.url}: expected sha256 {expected}, got {found}")
-    replace(part, path)
-
-
-def _receive(url: str, part: Path) -> None:
-    """Append to `part` what it lacks of the file at `url` (an HTTP range request)."""
-    have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": f"minitransformer/{VERSION}"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        if response.status != 206:
-            have = 0  # the server sends the whole file again
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if (length or "").isdecimal() else None
+    request, digest = urllib.request.Request(url, headers=headers), hashlib.sha256()
+    try:
         with (
-            open(part, "ab" if have else "wb") as file,
-            tqdm.wrapattr(
-                file,
-                "write",
-                total,
-                initial=have,
-                desc=part.name.removesuffix(".part"),
-                disable=not sys.stderr.isatty(),
-            ) as progress,
+            urllib.request.urlopen(request, timeout=TIMEOUT) as response,
+            atomic_write(path) as file,
+            _progress(path.name, response.length) as bar,
         ):
-            synced = have
-            try:
-                while block := response.read(BLOCK):
-                    if file.tell() + len(block) - synced > UNSYNCED:
-                        _sync(file)
-                        synced = file.tell()
-                    progress.write(block)
-            finally:
-                _sync(file)
-    have = part.stat().st_size
-    if total is not None and have != total:
-        raise http.client.IncompleteRead(b"", total - have)
+            while block := response.read(BLOCK):
+                file.write(block)
+                digest.update(block)
+                bar.update(len(block))
+            if response.length:  # bytes that were announced and are still missing
+                raise http.client.IncompleteRead(b"", response.length)
+            if expected is not None and digest.hexdigest() != expected:
+                found = f"expected sha256 {expected}, got {digest.hexdigest()}"
+                raise CorpusError(f"{url}: {found}")
+    except NETWORK_ERRORS as error:
+        advice = f"try again, or put the file at {path} (wget -c)"
+        raise CorpusError(f"{url}: {error}; {advice}") from error
 
 
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _progress(name: str, total: int | None) -> Any:
+    hidden = not sys.stderr.isatty()
+    return tqdm(desc=name, total=total, unit="B", unit_scale=True, disable=hidden)
 
 
 def _sha256(path: Path) -> str:
@@ -290,16 +237,13 @@ def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
 
     Raises: CorpusError, OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with file_lock(folder / ".lock"):
-        _download(CORPORA[name], folder, mirror)
+    corpus = CORPORA[name]
 
-
-def _download(corpus: PublicCorpus, folder: Path, mirror: str | None) -> None:
     def fetch_into(target: Path, download: Download) -> None:
         if mirror is not None:
             url = mirror.rstrip("/") + urlsplit(download.url).path
             download = Download(url, download.sha256)
+        target.mkdir(parents=True, exist_ok=True)
         fetch(download, target / download.name)
 
     for download in corpus.files:
@@ -308,7 +252,6 @@ def _download(corpus: PublicCorpus, folder: Path, mirror: str | None) -> None:
         if all((folder / f"{split}.{s}.gz").exists() for s in parts[0].members):
             continue
         downloads = folder / "downloads"
-        downloads.mkdir(exist_ok=True)
         for part in parts:
             fetch_into(downloads, part.archive)
         assemble(parts, folder, split, downloads)
@@ -319,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "minitransformer corpora",
         "Download a public corpus, verify it, and write files for train.py --data.",
         ("minitransformer corpora multi30k data/multi30k",),
-        "An interrupted download continues where it stopped.",
+        "Files that are in the folder, or in its `downloads` for archives, are kept.",
     )
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("folder", type=Path, help="the folder for its files")

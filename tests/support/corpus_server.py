@@ -9,35 +9,26 @@ from contextlib import contextmanager
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`; `cut` bytes end the next answer early, `ranges` were asked."""
+    """Serves `files`; `cut` bytes end the next answer early, `paths` were asked."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.ranges, self.paths = {}, [], []
-        self.cut, self.resumable, self.statuses = None, True, []
+        self.files, self.paths, self.cut = {}, [], None
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
-        wanted = self.headers.get("Range")
-        server.ranges.append(wanted)
         server.paths.append(self.path)
-        if server.statuses:
-            return self.send_error(server.statuses.pop(0))
         if self.path not in server.files:
             return self.send_error(404)
-        content, start = server.files[self.path], 0
-        if wanted and server.resumable:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(content):
-                return self.send_error(416)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
+        content = server.files[self.path]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         end, server.cut = server.cut, None
-        self.wfile.write(content[start:end])
+        self.wfile.write(content[:end])
         return None
 
     def log_message(self, *args):
