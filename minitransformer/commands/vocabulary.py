@@ -12,7 +12,7 @@ from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.text.lines import read_lines
 from minitransformer.text.output import refuse_overwriting_inputs
-from minitransformer.text.tokenizer import check_symbols, learn_vocabulary
+from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
 
 RULES = "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"
 
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options[name] = value
         lines = itertools.chain.from_iterable(map(read_lines, args.text))
         cores = os.cpu_count() or 1
-        learned = learn_vocabulary(lines, args.vocab_size, cores, **options)
+        with ended_by_interrupt():
+            learned = Tokenizer.train(lines, args.vocab_size, cores, **options)
         write_bytes(args.file, learned.model)
         print(f"wrote {args.file}: {learned.vocab_size:,} word pieces")
 

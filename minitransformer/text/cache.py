@@ -15,15 +15,15 @@ from zlib import crc32
 
 import numpy as np
 
-from minitransformer.system.files import build_once, name_errors
+from minitransformer.system.files import build_once
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar.corpus import FOLDER
-from minitransformer.text.ids import Ragged, StoredIds
+from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import (
     Tokenizer,
     VocabularyError,
-    learn_vocabulary,
+    ended_by_interrupt,
 )
 
 # How much text is encoded at a time: this many pairs of lines, or fewer long ones.
@@ -45,7 +45,8 @@ def cached_tokenizer(
     def build(partial: Path) -> None:
         lines = itertools.chain.from_iterable(text.lines())
         try:
-            model = learn_vocabulary(lines, vocab_size, num_threads).model
+            with ended_by_interrupt():
+                model = Tokenizer.train(lines, vocab_size, num_threads).model
         except VocabularyError as error:
             built_in = text.source.parent.name == FOLDER
             other = "; --data or --train-source names other text" * built_in
@@ -97,26 +98,23 @@ def read_corpus(folder: Path) -> ParallelCorpus:
     """
     try:
         header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        dtype, sides = header["dtype"], []
-        if dtype not in ("uint16", "int32"):
-            raise ValueError(f"ids of type {dtype!r}")
+        sides = []
         for side in ("source", "target"):
-            for name in (f"{side}.ids", f"{side}.starts"):
-                if _checksum(folder / name) != header["checksums"][name]:
-                    raise ValueError(f"{name} has another checksum")
-            ids = StoredIds(folder / f"{side}.ids", dtype)
-            place = folder / f"{side}.starts"
-            with name_errors(place):
-                starts = np.asarray(np.memmap(place, "int64", mode="r"))
-            ragged = Ragged(ids, starts)
-            if starts[0] != 0 or starts[-1] != len(ids) or len(ragged.lengths) < 1:
-                raise ValueError(f"{side}.starts does not fit {side}.ids")
-            sides.append(ragged)
-        if len(sides[0]) != len(sides[1]):
-            raise ValueError("the sides differ in length")
+            ids, starts = (folder / f"{side}.{name}" for name in ("ids", "starts"))
+            for path in (ids, starts):
+                if _checksum(path) != header["checksums"][path.name]:
+                    raise ValueError(f"{path.name} has another checksum")
+            sides.append(
+                Ragged(_mapped(ids, header["dtype"]), _mapped(starts, "int64"))
+            )
         return ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: a damaged cache ({error})") from error
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    """Map a file into memory, whose pages the system drops when it needs the space."""
+    return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
 def _checksum(path: Path) -> int:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import itertools
 import os
-import stat
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,30 +81,22 @@ def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
 def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
     """Check that all files are text and have as many lines as the source.
 
+    Pipes are left alone, and so is a source that nothing but a terminal waits for.
+
     Raises: UsageError if the output is one of the others, or the source, by whatever
-    name; else as `compare_lengths`.
+    name; ValueError if a file has more lines or is not text; OSError if it cannot be
+    read.
     """
     refuse_overwriting_inputs("--output", output, source, *others)
-    if output and source and source.is_file() and not any(others):
-        deque(read_lines(source), maxlen=0)  # that all of it is text
-    for other in others:
-        compare_lengths(source, other)
+    compared = [path for path in others if path and not _is_stream(path)]
+    if source and _is_stream(source):
+        source = None
+    if source and output and not compared:
+        deque(read_lines(source), maxlen=0)
+    for path in compared:
+        lines = TextPair(source, path).lines() if source else read_lines(path)
+        deque(lines, maxlen=0)
 
 
-def compare_lengths(source: Path | None, target: Path | None) -> None:
-    """Compare two files before they are used, unless one is a pipe or is not named.
-
-    If only the target can be read in advance, that is checked.
-
-    Raises: ValueError if one has more lines or is not text, OSError if one does not
-    exist or cannot be read.
-    """
-    files = []  # and folders, which raise an error when they are read
-    for path in filter(None, (source, target)):
-        mode = os.stat(path).st_mode
-        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-            files.append(path)
-    if len(files) == 2:
-        deque(TextPair(files[0], files[1]).lines(), maxlen=0)
-    elif target in files:
-        deque(read_lines(files[0]), maxlen=0)
+def _is_stream(path: Path) -> bool:
+    return path.is_fifo() or path.is_char_device()

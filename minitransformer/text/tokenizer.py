@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import io
-import os
 import re
-import threading
+import signal
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -113,15 +111,24 @@ class Tokenizer:
 
         `options` are those of SentencePiece's trainer.
 
-        Raises: VocabularyError saying which size is possible if this one is not.
+        Raises: VocabularyError saying which size is possible if this one is not, or
+        what `lines` raises.
         """
-        model = io.BytesIO()
+        model, failures = io.BytesIO(), list[Exception]()
+
+        def reported() -> Iterator[str]:
+            try:
+                yield from lines
+            except Exception as error:
+                failures.append(error)  # of which SentencePiece keeps the message only
+                raise
+
         if options.get("model_type") == "unigram":
             num_threads = UNIGRAM_THREADS
         usual = {"model_type": "bpe", "character_coverage": 1.0}
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
+                sentence_iterator=reported(),
                 model_writer=model,
                 vocab_size=vocab_size,
                 byte_fallback=vocab_size >= BYTES_FROM_SIZE,
@@ -137,6 +144,8 @@ class Tokenizer:
                 **{**usual, **options},
             )
         except (RuntimeError, OSError) as error:
+            if failures:
+                raise failures[0] from None
             raise VocabularyError(_explain(str(error), vocab_size)) from error
         return cls(model.getvalue())
 
@@ -223,41 +232,14 @@ class Tokenizer:
         return [self._pieces[int(i)] for i in ids]
 
 
-def learn_vocabulary(
-    lines: Iterable[str], vocab_size: int, num_threads: int = 1, **options: Any
-) -> Tokenizer:
-    """Do what `Tokenizer.train` does in a thread of its own.
-
-    In the main thread, Ctrl-C would have no effect until C++ returns.
-
-    Raises: as `Tokenizer.train`, or what `lines` raises
-    """
-    learned: Future[Tokenizer] = Future()
-
-    def reported() -> Iterator[str]:
-        try:
-            yield from lines
-        except Exception as error:
-            learned.set_exception(error)  # which SentencePiece would not report well
-            raise
-
-    def learn() -> None:
-        try:
-            found = Tokenizer.train(reported(), vocab_size, num_threads, **options)
-            learned.set_result(found)
-        except Exception as error:
-            if not learned.done():
-                learned.set_exception(error)
-        finally:
-            atexit.unregister(os._exit)
-
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, not only after C++ code has returned."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        threading.Thread(target=learn, daemon=True).start()
-        return learned.result()
-    except KeyboardInterrupt:
-        # Python cannot end in an orderly way while the thread is in C++.
-        atexit.register(os._exit, 130)
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check_symbols(flag: str, symbols: Iterable[str]) -> None:

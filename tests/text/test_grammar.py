@@ -36,7 +36,6 @@ CARDINALS = [
         "three hundred forty-two thousand one hundred seven",
         "dreihundertzweiundvierzigtausendeinhundertsieben",
     ),
-    (1_000_000, "one million", "eine Million"),
 ]
 ORDINALS = [
     (1, "first", "erst"),
@@ -47,7 +46,6 @@ ORDINALS = [
     (21, "twenty-first", "einundzwanzigst"),
     (101, "one hundred first", "einhunderterst"),
     (1003, "one thousand third", "eintausenddritt"),
-    (1_000_000, "one millionth", "millionst"),
 ]
 CLOCKS = [
     (1, 0, "one o'clock", "ein Uhr"),
@@ -112,23 +110,6 @@ def parse_german(words):
 @given(st.integers(1, 999_999))
 def test_german_cardinals_parse_back(n):
     assert parse_german(cardinal_de(n)) == n
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (cardinal_en, (1_000_001,), "cardinal: expected 0 to 1000000, got 1000001"),
-        (cardinal_de, (-1,), "cardinal: expected 0"),
-        (ordinal_de, (0,), "ordinal: expected 1"),
-        (year_en, (2100,), "year: expected 1100 to 2099"),
-        (clock_de, (13, 0), "hour: expected 1 to 12"),
-        (clock_en, (1, 7), "minute: expected a multiple of 5 below 60, got 7"),
-        (generate, (1, "dev"), "expected a split of train, val, test, got 'dev'"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(function, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        function(*arguments)
 
 
 def noun(english):

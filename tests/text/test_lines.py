@@ -138,8 +138,8 @@ def test_lengths_of_files_are_compared_and_pipes_left_alone(tmp_path):
     two.write_text("a\nb\n")
     os.mkfifo(pipe)
     for pair in ((one, one), (one, None), (None, two), (None, None), (pipe, one)):
-        pairs.compare_lengths(*pair)
+        pairs.check_files(None, *pair)
     with pytest.raises(ValueError, match=r"as many lines in .*one as in .*two"):
-        pairs.compare_lengths(two, one)
+        pairs.check_files(None, two, one)
     with pytest.raises(FileNotFoundError):
-        pairs.compare_lengths(None, tmp_path / "none")
+        pairs.check_files(None, None, tmp_path / "none")
