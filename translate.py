@@ -97,7 +97,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--prefix", type=Path, metavar="FILE", help=beginning)
     lexicon = "use only likely words, from a file of `minitransformer lexicon`"
     add("--shortlist", type=Path, metavar="FILE", help=lexicon)
-    heads = "show the attention of every head in a page (.html) or picture (.png, .svg)"
+    heads = "show the attention of every head in a page (.html)"
     add("--attention", type=Path, metavar="FILE", help=heads)
     served = "serve a web page to translate on, at this port (default 8000)"
     add("--serve", nargs="?", const=8000, type=positive, metavar="PORT", help=served)
@@ -232,7 +232,7 @@ def work(args: argparse.Namespace) -> None:
 
         serve(translator, args.host or "127.0.0.1", args.serve)
     elif args.attention:  # Figures 3 to 5
-        from minitransformer.commands.attention_picture import show_attention
+        from minitransformer.commands.attention_maps import show_attention
 
         show_attention(translator, args.sentence[0].replace("\n", " "), args.attention)
     else:

@@ -252,7 +252,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ),
         ("--model MODEL --compound-split de x", 2, "nothing without --reference"),
         ("--attention x.html", 2, "--attention expects one sentence, got 0"),
-        ("--model MODEL --attention x.txt x", 2, "--attention: expected .html, .png"),
+        ("--model MODEL --attention x.txt x", 2, "--attention: expected .html, got"),
         ("--model none --input two --prefix one", 1, "in one as in two, got 1 and 2"),
         (
             "--model MODEL --prefix two x",
@@ -323,12 +323,12 @@ def test_bad_input_gets_one_line(
     [
         (
             "--serve",
-            "--input f,--output f,--score f,--attention x.png,--reference f,--json,"
+            "--input f,--output f,--score f,--attention x.html,--reference f,--json,"
             "--buffer 5,--prefix f,--sample,--temperature 2,--top-k 2,--top-p 0.5,"
             "--seed 2,--alignment",
         ),
         (
-            "--attention x.png",
+            "--attention x.html",
             "--input f,--output f,--score f,--reference f,--json,--buffer 2,--nbest 2,"
             "--max-input 9,--long-input error,--prefix f,--alignment",
         ),

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from minitransformer.engine.backend import Array, array_module, as_float32, to_h
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.options import UsageError
+from minitransformer.system.files import write_bytes
 from minitransformer.system.machine import limit_threads
 from minitransformer.translation.alignment import (
     first_aligning_layer,
@@ -144,6 +147,17 @@ def all_weights(
     with limit_threads(1), no_grad(), wrap_primitives(observer):
         model(xp.asarray([source]), xp.asarray([target]))
     return recorded
+
+
+def show_attention(translator: Translator, line: str, output: Path) -> None:
+    """Translate a line, and write the page of its attention.
+
+    Raises: UsageError if the name of the file is not that of a page.
+    """
+    if output.suffix != ".html":
+        raise UsageError(f"--attention: expected .html, got {output}")
+    maps = attention_maps(translator, line)
+    write_bytes(output, attention_page(maps).encode())
 
 
 def attention_page(maps: AttentionMaps) -> str:

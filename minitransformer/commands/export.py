@@ -8,7 +8,6 @@ differ and long sentences may come out differently.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
-from minitransformer.system.files import atomic_folder
+from minitransformer.system.files import atomic_folder, require_new
 from minitransformer.text.output import refuse_overwriting_inputs
 
 NOTES = """\
@@ -128,19 +127,13 @@ def to_ctranslate2(
 
     It takes the place of an empty one. `tokenizer` is what tokenizer.model holds.
 
-    Raises: ValueError if the directory holds anything or cannot be replaced, OSError if
-    it cannot be written; else as `ctranslate2_spec`.
+    Raises: ValueError if the directory is not empty; else as `ctranslate2_spec`.
     """
-    path = directory.resolve()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"expected a new or empty directory, got {directory}")
-    if os.path.ismount(path) or path == Path.cwd():
-        in_use = f"got {directory}, which is in use: name a new one in it"
-        raise ValueError(f"expected a directory that can be replaced, {in_use}")
+    require_new(directory)
     spec = ctranslate2_spec(model, pieces)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
-    with atomic_folder(path) as folder:
+    with atomic_folder(directory.resolve()) as folder:
         spec.save(str(folder))
         if tokenizer:
             (folder / "tokenizer.model").write_bytes(tokenizer)

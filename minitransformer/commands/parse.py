@@ -11,7 +11,7 @@ import itertools
 import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,53 +48,58 @@ def linearise(
     labels: Sequence[str] = (),
     with_numbers: bool = False,
 ) -> None:
-    """Write NAME.words, NAME.tree and NAME.mrg of each split, NAME=COUNT or NAME.
+    """Write NAME.words, NAME.tree and NAME.mrg of each split (see `divide`).
 
-    The splits take the trees in order; one without a count takes all that are left. The
-    first gets the constituents of `labels` as well (`with_constituents`). With numbers,
-    they stand before the tags in NAME.tree, and before the words in NAME.numbered.
+    The first split gets the constituents of `labels` as well (`with_constituents`).
+    With numbers, they stand before the tags in NAME.tree, and before the words in
+    NAME.numbered.
 
-    Raises: UsageError if there are too few trees for the splits, or too many, if two
-    splits have one name, or if a file that is read would be written. Nothing has been
-    written then.
+    Raises: UsageError as `divide`, or if a file that is read would be written. Nothing
+    has been written then.
     """
-    form = r"([^=/]+)(?:=([1-9]\d{0,17}))?"
-    matches = [re.fullmatch(form, split) for split in splits]
-    for split, match in zip(splits, matches, strict=True):
-        if not match:
-            raise UsageError(f"--split: expected NAME or NAME=COUNT, got {split}")
-    parsed = [(m[1], int(m[2]) if m[2] else None) for m in matches if m]
-    names = [name for name, _ in parsed]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"--split: expected different names, got {repeated[0]} twice")
-    for name in names:
-        for ending in ("words", "numbered", "tree", "mrg"):
-            refuse_overwriting_inputs("folder", folder / f"{name}.{ending}", *paths)
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
-    divided = [list(itertools.islice(trees, count)) for _, count in parsed]
-    for split, part, (_, count) in zip(splits, divided, parsed, strict=True):
+    divided = divide(trees, splits)
+    if labels:
+        first = next(iter(divided))
+        divided[first] = with_constituents(divided[first], labels)
+    contents, sizes = dict[Path, list[str]](), []
+    for name, part in divided.items():
+        sentences = [words(tree) for tree in part]
+        written = {"words": [" ".join(sentence) for sentence in sentences]}
+        if with_numbers:
+            written["numbered"] = [number_words(sentence) for sentence in sentences]
+        written["tree"] = [linearise_tree(tree, with_numbers) for tree in part]
+        written["mrg"] = [bracket_tree(tree) for tree in part]
+        contents |= {folder / f"{name}.{end}": lines for end, lines in written.items()}
+        count = sum(map(len, sentences))
+        sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
+    for path in contents:
+        refuse_overwriting_inputs("folder", path, *paths)
+    make_folder(folder)
+    for path, lines in contents.items():
+        write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+    print("\n".join(sizes))
+
+
+def divide(trees: Iterator[Tree], splits: Sequence[str]) -> dict[str, list[Tree]]:
+    """Divide trees among splits in order: NAME=COUNT, or NAME for all that are left.
+
+    Raises: UsageError if two splits have one name, or if there are too few trees for
+    them, or too many.
+    """
+    divided: dict[str, list[Tree]] = {}
+    for split in splits:
+        match = re.fullmatch(r"([^=/]+)(?:=([1-9]\d{0,8}))?", split)
+        if not match or match[1] in divided:
+            expected = "--split: expected different names, each NAME or NAME=COUNT"
+            raise UsageError(f"{expected}, got {split}")
+        count = int(match[2]) if match[2] else None
+        part = divided[match[1]] = list(itertools.islice(trees, count))
         if len(part) < (count or 1):
             raise UsageError(f"--split {split}: expected more trees, got {len(part)}")
     if left := sum(1 for _ in trees):
         raise UsageError(f"--split: expected a split for every tree, {left:,} are left")
-    if labels:
-        divided[0] = with_constituents(divided[0], labels)
-    contents, sizes = dict[str, list[str]](), []
-    for name, part in zip(names, divided, strict=True):
-        sentences = [words(tree) for tree in part]
-        contents[f"{name}.words"] = [*map(" ".join, sentences)]
-        if with_numbers:
-            contents[f"{name}.numbered"] = [*map(number_words, sentences)]
-        contents[f"{name}.tree"] = [linearise_tree(tree, with_numbers) for tree in part]
-        contents[f"{name}.mrg"] = [*map(bracket_tree, part)]
-        count = sum(map(len, sentences))
-        sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
-    make_folder(folder)
-    for name in contents:  # so that a crash leaves none beside others of another run
-        (folder / name).unlink(missing_ok=True)
-    for name, lines in contents.items():
-        write_bytes(folder / name, "".join(f"{line}\n" for line in lines).encode())
-    print("\n".join(sizes))
+    return divided
 
 
 def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
@@ -113,7 +118,7 @@ def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree
 
 
 class Score(NamedTuple):
-    """The counts of EVALB, for one sentence or for several."""
+    """The counts of EVALB, without crossing brackets, for one sentence or several."""
 
     sentences: int = 0
     errors: int = 0  # sentences whose words differ, punctuation left out
@@ -122,9 +127,6 @@ class Score(NamedTuple):
     test: int = 0  # constituents of the tree that is scored
     matched: int = 0  # constituents of both
     exact: int = 0  # sentences
-    crossing: int = 0  # constituents of test that cross one of gold
-    no_crossing: int = 0  # sentences
-    few_crossing: int = 0  # sentences with at most two
     words: int = 0
     tags: int = 0  # words with the right tag
 
@@ -145,7 +147,7 @@ class Score(NamedTuple):
         return 200 * self.matched / max(self.gold + self.test, 1)
 
     def summary(self) -> dict[str, float]:
-        """Return the rows of EVALB's summary. Units: percent, counts and averages"""
+        """Return rows of EVALB's summary. Units: counts and percent"""
         valid = max(self.sentences - self.errors - self.skipped, 1)
         return {
             "sentences": self.sentences,
@@ -155,9 +157,6 @@ class Score(NamedTuple):
             "labelled precision": self.precision,
             "F1": self.f1,
             "exact match": 100 * self.exact / valid,
-            "average crossing": self.crossing / valid,
-            "no crossing": 100 * self.no_crossing / valid,
-            "2 or less crossing": 100 * self.few_crossing / valid,
             "tagging accuracy": 100 * self.tags / max(self.words, 1),
         }
 
@@ -177,15 +176,6 @@ def score(gold: Tree, test: Tree) -> Score:
     if words(gold) != words(test):
         return Score(sentences=1, errors=1)
     right, found = _constituents(gold), _constituents(test)
-    crossing = sum(
-        count
-        for span, count in found.items()
-        if any(
-            other.start < span.start < other.end < span.end
-            or span.start < other.start < span.end < other.end
-            for other in right
-        )
-    )
     tags = [[x.tag for x in tree if isinstance(x, Leaf)] for tree in (gold, test)]
     return Score(
         sentences=1,
@@ -193,9 +183,6 @@ def score(gold: Tree, test: Tree) -> Score:
         test=found.total(),
         matched=(right & found).total(),
         exact=right == found,
-        crossing=crossing,
-        no_crossing=crossing == 0,
-        few_crossing=crossing <= 2,
         words=len(tags[0]),
         tags=sum(map(operator.eq, *tags)),
     )

@@ -1,22 +1,17 @@
-"""Plot the metrics of runs: as pictures, in the terminal, or for TensorBoard.
+"""Plot the metrics of runs, as pictures or for TensorBoard.
 
 PNG and SVG need matplotlib (extra `plot`), event files need tensorboardX (extra
-`tensorboard`); the terminal needs neither.
+`tensorboard`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import shutil
-import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minitransformer.cli import Parser, exit_code, positive, printable
+from minitransformer.cli import Parser, exit_code, printable
 from minitransformer.commands.pictures import write_picture
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
@@ -41,8 +36,6 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
     "gradient-norm": ("gradient norm", {"gradient_norm": ""}),
 }
 AXES = {"steps": "updates", "tokens": "source and target tokens", "minutes": "minutes"}
-
-BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
@@ -84,7 +77,7 @@ def draw(
 ) -> None:
     """Write PNG or SVG with a panel for each quantity, all runs in each."""
     records = {run: read_metrics(run) for run in runs}
-    need = "plots need matplotlib, --live does not"
+    need = "plots need matplotlib"
     figure_module = import_extra("matplotlib.figure", "plot", need)
     columns = 1 if len(what) == 1 else 2
     rows = math.ceil(len(what) / columns)
@@ -130,46 +123,6 @@ def _line_style(name: str, alone: bool) -> dict[str, Any]:
     return {"linewidth": 1.0, "alpha": 1.0 if alone else 0.6, "linestyle": dashes}
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values as blocks of eight heights, averaged into at most `width` columns."""
-    if not values:
-        return ""
-    width = min(width, len(values))
-    edges = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
-    return "".join(BLOCKS[round(7 * ((x - low) / span if span else 0))] for x in means)
-
-
-def screen(runs: Sequence[RunDirectory], what: Sequence[str], width: int) -> str:
-    """Return lines for a terminal: the last value and the course of each metric."""
-    lines = []
-    for run in runs:
-        records = read_metrics(run)
-        step = records[-1]["step"] if records else 0
-        seconds = max((record.get("seconds", 0.0) for record in records), default=0)
-        lines.append(f"{run.path}  step {step:,.0f}  {seconds:,.0f} s")
-        for quantity in what:
-            for name in QUANTITIES[quantity][1]:
-                _, ys = series(records, name, "steps")
-                if ys:
-                    label = name.replace("_", " ")
-                    shown = sparkline(ys, max(width - 40, 10))
-                    lines.append(f"  {label:<26}{ys[-1]:>11,.5g} {shown}")
-    return "\n".join(lines)
-
-
-def show_live(runs: Sequence[RunDirectory], what: Sequence[str], every: float) -> None:
-    """Draw the screen every `every` seconds until Ctrl-C, or once for a file."""
-    while True:
-        width = shutil.get_terminal_size((100, 24)).columns
-        if sys.stdout is None or not sys.stdout.isatty():
-            print(screen(runs, what, width))
-            return
-        print("\x1b[2J\x1b[H" + screen(runs, what, width), flush=True)
-        time.sleep(every)
-
-
 def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
     """Write TensorBoard event files, a folder for each run."""
     need = "event files need tensorboardX"
@@ -194,10 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (
             "minitransformer plot runs/a runs/b --output runs.svg",
             "minitransformer plot runs/a --against minutes --what loss bleu",
-            "minitransformer plot runs/a --live",
             "minitransformer plot runs/a --tensorboard events",
         ),
-        "Pictures need matplotlib and event files tensorboardX; --live needs neither.",
+        "Pictures need matplotlib, event files tensorboardX.",
     )
     add = parser.add_argument
     add("run", nargs="+", type=Path, help="run directories")
@@ -208,21 +160,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--what", nargs="+", choices=names, default=names, metavar="NAME", help=every)
     axis = "horizontal axis (default steps)"
     add("--against", choices=AXES, default="steps", help=axis)
-    live = "draw in the terminal, every N seconds (default 5), until Ctrl-C"
-    add("--live", nargs="?", const=5, type=positive, metavar="N", help=live)
     events = "write TensorBoard event files to this folder instead"
     add("--tensorboard", type=Path, metavar="DIR", help=events)
     args = parser.parse_args(arguments)
     runs = [RunDirectory(path) for path in args.run]
 
     def work() -> None:
-        modes = [x for x in ("live", "output", "tensorboard") if getattr(args, x)]
-        if len(modes) > 1:
-            raise UsageError(f"--{modes[0]} does not go with --{modes[1]}")
-        if args.live:
-            with suppress(KeyboardInterrupt):
-                show_live(runs, args.what, args.live)
-        elif args.tensorboard:
+        if args.output and args.tensorboard:
+            raise UsageError("--output does not go with --tensorboard")
+        if args.tensorboard:
             write_events(runs, args.tensorboard)
         else:
             output = args.output or Path("metrics.png")

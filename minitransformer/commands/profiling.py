@@ -45,7 +45,6 @@ class Profile:
         name: str,
         direction: str = "",
         flops: float = 0.0,
-        calls: int = 1,
     ) -> Callable[..., Any]:
         """Wrap a function so that each call is counted under a name and direction."""
 
@@ -57,7 +56,7 @@ class Profile:
             seconds = time.perf_counter() - started
             with self._lock:
                 entry = self.entries[name, direction]
-                entry.calls += calls
+                entry.calls += 1
                 entry.seconds += seconds
                 entry.flops += flops
             return result

@@ -5,17 +5,16 @@ from __future__ import annotations
 import hmac
 import json
 import os
-import queue
 import secrets
 import socket
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import urlsplit
 
 from minitransformer.commands.attention_maps import attention_maps
@@ -47,10 +46,6 @@ HEADERS = {
     "frame-ancestors 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "base-uri 'none'",
 }
-
-
-# The path of a request, its fields, and where its answer goes.
-Job: TypeAlias = tuple[str, dict[str, Any], Future[str]]
 
 
 class RequestError(ValueError):
@@ -85,10 +80,7 @@ class Server(ThreadingHTTPServer):
         self._limits = {"beam": most, "nbest": most, "min_len": min_len}
         self.token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self._admitted = threading.Semaphore(1 + MAX_WAITING)
-        self._waiting = queue.SimpleQueue[Job | None]()
-        self._ending = False
-        self._worker = threading.Thread(target=self._work, daemon=True)
-        self._worker.start()
+        self.worker = ThreadPoolExecutor(1)  # whose GPU, if any, is the model's
 
     @property
     def address(self) -> str:
@@ -111,29 +103,14 @@ class Server(ThreadingHTTPServer):
         """Return the JSON that answers a request. Raises: ValueError."""
         if not self._admitted.acquire(blocking=False):
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "busy: try again soon")
-        found: Future[str] = Future()
-        self._waiting.put((path, request, found))
         try:
-            return found.result()
+            return self.worker.submit(self._compute, path, request).result()
         finally:
             self._admitted.release()
 
-    def _work(self) -> None:
-        """Compute all answers, in the one thread whose GPU, if any, is the model's."""
-        while (job := self._waiting.get()) and not self._ending:
-            path, request, found = job
-            try:
-                self.translator.use_device()
-                compute = self._translate if path == "/translate" else self._attention
-                found.set_result(compute(request))
-            except BaseException as error:
-                found.set_exception(error)
-
-    def end(self) -> None:
-        """Wait for the answer in work: a thread in C++ code cannot be ended safely."""
-        self._ending = True
-        self._waiting.put(None)
-        self._worker.join()
+    def _compute(self, path: str, request: dict[str, Any]) -> str:
+        self.translator.use_device()
+        return (self._translate if path == "/translate" else self._attention)(request)
 
     def _attention(self, request: dict[str, Any]) -> str:
         config = self._decoding(request, ATTENTION_FIELDS, nbest=1)
@@ -267,4 +244,5 @@ def serve(translator: Translator, host: str, port: int) -> None:
     with server, suppress(KeyboardInterrupt):
         print(f"translate.py: open {server.address} (Ctrl-C ends)", file=sys.stderr)
         server.serve_forever()
-    server.end()
+    # A thread in C++ code cannot be ended safely: its answer is waited for.
+    server.worker.shutdown(cancel_futures=True)

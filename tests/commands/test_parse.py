@@ -193,7 +193,7 @@ def test_counts_worked_out_by_hand(tmp_path):
     gold = tree_of(GOLD, tmp_path)
     perfect = score(gold, gold)
     assert (perfect.gold, perfect.matched, perfect.exact, perfect.words) == (6, 6, 1, 6)
-    # S, NP, VP and NP are right; ADVP 3-5 is not, and crosses PP 4-6.
+    # S, NP, VP and NP are right; ADVP 3-5 is not.
     found = score(
         gold,
         tree_of(
@@ -203,7 +203,6 @@ def test_counts_worked_out_by_hand(tmp_path):
         ),
     )
     assert (found.gold, found.test, found.matched) == (6, 5, 4)
-    assert (found.crossing, found.no_crossing, found.few_crossing) == (1, 0, 1)
     assert (found.tags, found.words, found.exact) == (5, 6, 0)
     assert found.recall == pytest.approx(100 * 4 / 6)
     assert found.precision == pytest.approx(100 * 4 / 5)
@@ -280,7 +279,7 @@ FOUR = "(S (X (A a) (A b)) (A c) (A d))"
 
 
 def test_the_summary_worked_out_by_hand(tmp_path):
-    """Sentences: two crossings; three; other words; right; nothing but punctuation.
+    """Sentences: two that differ; other words; right; nothing but punctuation.
 
     The full stop of the right one counts for the cutoff, and for nothing else.
     """
@@ -302,9 +301,6 @@ def test_the_summary_worked_out_by_hand(tmp_path):
         "labelled precision": (400 / 9, 200 / 7),
         "F1": (800 / 15, 400 / 11),
         "exact match": (100 / 3, 0),
-        "average crossing": (5 / 3, 5 / 2),
-        "no crossing": (100 / 3, 0),
-        "2 or less crossing": (200 / 3, 50),
         "tagging accuracy": (1100 / 12, 700 / 8),
     }
     found = [part.summary() for part in score_files(gold, test, 4)]

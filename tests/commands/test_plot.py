@@ -45,7 +45,7 @@ def test_series_against_steps_tokens_and_minutes(run):
     assert plot.series(records, "nothing", "steps") == ([], [])
 
 
-def test_lines_that_are_no_metrics_are_left_out(run, capsys):
+def test_lines_that_are_no_metrics_are_left_out(run):
     hostile = [
         "5",
         '{"a": 1}',
@@ -61,32 +61,6 @@ def test_lines_that_are_no_metrics_are_left_out(run, capsys):
     run.metrics.write_text(broken, encoding="utf-8", errors="surrogateescape")
     records = plot.read_metrics(run)
     assert plot.series(records, "loss", "steps") == ([10, 20, 17], [5, 3, 4])
-    assert plot.main([str(run.path), "--live"]) == 0
-    assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "expected"),
-    [
-        ([], 5, ""),
-        ([7], 5, "▁"),
-        ([0, 7], 5, "▁█"),
-        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
-        ([0, 0, 8, 8], 2, "▁█"),
-    ],
-)
-def test_sparklines_scale_values_to_eight_heights(values, width, expected):
-    assert plot.sparkline(values, width) == expected
-
-
-def test_the_terminal_shows_the_last_values(run, capsys):
-    assert plot.main([str(run.path), "--live", "--what", "loss", "bleu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{run.path}  step 20  180 s"
-    assert lines[1].split() == ["loss", "3", "█▁"]
-    assert lines[2].split() == ["validation", "loss", "4.5", "▁"]
-    assert lines[3].split() == ["validation", "bleu", "1", "▁"]
-    assert len(lines) == 4
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
