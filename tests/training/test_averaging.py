@@ -68,11 +68,11 @@ class Ended:
             for n in range(1, len(PLACES) + 1)
         ]
 
-    def save(self, path, values, loss=math.inf, bleu=-1.0):
+    def save(self, path, values, loss=math.inf, bleu=-1.0, step=0):
         model = Transformer(CONFIG)
         parameters = ParameterBuffer(model)
         parameters.data[...] = values
-        state = RunState(best_loss=loss, best_bleu=bleu)
+        state = RunState(best_loss=loss, best_bleu=bleu, step=step)
         checkpoint.save(path, Checkpoint(model, self.tokenizer, parameters, state))
 
     def end(self, average=4, number=False, ranks=None, bleus=None, **settings):
@@ -199,7 +199,12 @@ def test_without_validation_the_number_decides(ended):
     assert math.isnan(found)
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 2).astype(np.float32))
     assert lines == ["averaged    the last 2 checkpoints"]
-    assert ended.end(average=1, number=True)[0] is None
+    # One checkpoint is no average; an older average is not preferred to it.
+    ended.save(ended.run.averaged, ended.saved[1], step=7)
+    for step, remains in ((7, True), (8, False)):
+        ended.save(ended.run.checkpoint(9), ended.saved[0], step=step)
+        assert ended.end(average=1, number=True)[0] is None
+        assert ended.run.averaged.exists() == remains
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
