@@ -91,7 +91,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     eager = "run without CUDA graphs (for debugging)"
     add("--eager", action="store_true", help=eager)
     new = "new run directory (default runs/CONFIG-TIME)"
-    add("--run", "--save-dir", type=Path, metavar="DIR", help=new)
+    add("--run", type=Path, metavar="DIR", help=new)
     start = "begin with the weights of a run, a checkpoint or a shipped model"
     add("--from", type=Path, metavar="PATH", dest="start", help=start)
     last = "continue a run from its last checkpoint (default the newest run)"

@@ -33,22 +33,34 @@ ELSEWHERE = {
     "--arch": "--config",
     **dict.fromkeys(map(flag_name, ONLY_IN_FILES), "--config"),
     "--batch-size": "--max-tokens --decode-tokens",
+    "--beam-size": "--beam",
+    "--bpe-size": "--vocab-size",
     "--checkpoint": "--model --resume",
     "--early-stopping": "--patience",
     "--epochs": "--steps",
     "--finetune-from-model": "--from",
     "--fp16": "--precision",
     "--gpu": "--device",
+    "--length-penalty": "--alpha",
+    "--log-interval": "--log-every",
+    "--lr": "--learning-rate",
     "--max-epoch": "--steps",
+    "--max-update": "--steps",
     "--mini-batch": "--max-tokens --decode-tokens",
+    "--no-repeat-ngram-size": "--no-repeat-ngram",
     "--normalize": "--alpha",
     "--path": "--model",
     "--restore-file": "--resume",
     "--restrict-lexicon": "--shortlist",
+    "--save-dir": "--run",
+    "--save-interval-updates": "--save-every",
     "--score-reference": "--score",
     "--tokenizer": "--vocabulary",
     "--train-steps": "--steps",
+    "--update-freq": "--accumulate",
     "--valid-sets": "--val-source",
+    "--validate-interval-updates": "--validate-every",
+    "--warmup-updates": "--warmup",
 }
 
 
@@ -161,8 +173,7 @@ def add_arguments(
         hints = typing.get_type_hints(part)
         for f in dataclasses.fields(part):
             if f.name not in seen:
-                names = filter(None, (flag_name(f.name), f.metadata["alias"]))
-                group.add_argument(*names, **_flag(f, hints[f.name]))
+                group.add_argument(flag_name(f.name), **_flag(f, hints[f.name]))
                 seen.add(f.name)
 
 

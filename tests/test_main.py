@@ -86,7 +86,7 @@ def test_scripts_are_commands(name, tmp_path):
 def test_scripts_get_their_arguments_and_exit_code(tmp_path):
     found = python("-m", "minitransformer", "train", "--steps", "0", cwd=tmp_path)
     assert found.returncode == 2
-    expected = "argument --steps/--max-update: expected at least 1, got 0"
+    expected = "argument --steps: expected at least 1, got 0"
     assert found.stderr == f"train.py: error: {expected}\n"
 
 
@@ -155,7 +155,7 @@ def test_output_that_cannot_be_written(
     [
         ("average mean none", 1, "found no file"),
         ("corpora wmt99 x", 2, "argument corpus: invalid choice: 'wmt99'"),
-        ("cost --steps 0", 2, "argument --steps/--max-update: expected at least 1"),
+        ("cost --steps 0", 2, "argument --steps: expected at least 1"),
         ("export float16 none out", 1, "none"),
         ("lexicon none out", 1, "none"),
         ("parse linearise out penn --split a=9", 2, "a=9: expected more trees, got 1"),
@@ -169,7 +169,7 @@ def test_output_that_cannot_be_written(
         ("split penn out --source a --target b", 1, "expected source TAB target"),
         ("split pairs out --source a --target b", 1, "expected more than 4,000 diff"),
         ("split pairs out --source a --target a", 2, "expected two different endings"),
-        ("train --steps 0", 2, "argument --steps/--max-update: expected at least 1"),
+        ("train --steps 0", 2, "argument --steps: expected at least 1"),
         ("translate --model none x", 1, "none"),
     ],
 )

@@ -79,9 +79,9 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
     [
         ("--d-model 15", 2, "d_model: expected an even number, got 15"),
         ("--dropout 1", 2, "argument --dropout: expected below 1, got 1.0"),
-        ("--steps 0", 2, "--max-update: expected at least 1, got 0"),
+        ("--steps 0", 2, "--steps: expected at least 1, got 0"),
         ("--steps many", 2, "--steps"),
-        (f"--steps 1{'0' * 400}", 2, "--max-update: expected a number below 2^63"),
+        (f"--steps 1{'0' * 400}", 2, "--steps: expected a number below 2^63"),
         ("--encoder-layers 999999999999", 2, "a model of less than 2^40 parameters"),
         (f"--threads 1{'0' * 400}", 2, "--threads: expected a whole number"),
         ("--config huge", 2, "--config"),
@@ -101,7 +101,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
         ("--max-positions 99", 2, "--max-positions; did you mean --config?"),
-        ("--beam 0", 2, "--beam-size: expected at least 1, got 0"),
+        ("--beam 0", 2, "--beam: expected at least 1, got 0"),
         (
             "--device cpu --precision fp16",
             2,

@@ -78,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _, preset = find_preset(args.config)
         changes = flags_of(args, ModelConfig) | flags_of(args, TrainingConfig)
         config = make_config(ModelConfig, preset, changes)
-        config.refuse_useless(args)
         training = make_config(TrainingConfig, preset, changes)
         seconds = args.seconds_a_step
         if seconds is None and not changes.keys() - {"steps"}:

@@ -45,11 +45,7 @@ class ModelConfig(Config):
     help_group: ClassVar[str] = "the model (section 3)"
 
     vocab_size: int = option(
-        37_000,
-        "word pieces in the joint vocabulary",
-        at_least=8,
-        at_most=1_000_000,
-        alias="--bpe-size",
+        37_000, "word pieces in the joint vocabulary", at_least=8, at_most=1_000_000
     )
     encoder_layers: int = option(6, "layers of the encoder", at_least=1)
     decoder_layers: int = option(6, "layers of the decoder", at_least=1)
@@ -130,11 +126,6 @@ class ModelConfig(Config):
         """The longest sentence in tokens, EOS counted, or None if there is no limit."""
         return self.max_positions if self.positions == "learned" else None
 
-    def refuse_useless(self, namespace: argparse.Namespace) -> None:
-        """Refuse flags that have no effect in this model."""
-        if "max_positions" in namespace and self.position_limit is None:
-            raise UsageError("--max-positions does nothing without --positions learned")
-
 
 @dataclass(frozen=True)
 class TrainingConfig(Config):
@@ -143,33 +134,17 @@ class TrainingConfig(Config):
     help_group: ClassVar[str] = "training (section 5)"
 
     max_tokens: int = option(
-        4096,
-        "tokens in a batch, of the longer language",
-        at_least=1,
-        alias="--batch-tokens",
+        4096, "tokens in a batch, of the longer language", at_least=1
     )
-    accumulate: int = option(
-        1,
-        "gradient accumulation: batches per update",
-        at_least=1,
-        alias="--update-freq",
-    )
-    steps: int = option(
-        100_000, "updates to train for in all", at_least=1, alias="--max-update"
-    )
+    accumulate: int = option(1, "gradient accumulation: batches per update", at_least=1)
+    steps: int = option(100_000, "updates to train for in all", at_least=1)
     minutes: float | None = option(None, "minutes to train for in all", above=0)
     learning_rate: float | None = option(
         None,
         "learning rate at its peak (default (d_model * warmup)^-0.5, equation 3)",
         above=0,
-        alias="--lr",
     )
-    warmup: int = option(
-        4000,
-        "updates until the learning rate peaks",
-        at_least=1,
-        alias="--warmup-updates",
-    )
+    warmup: int = option(4000, "updates until the learning rate peaks", at_least=1)
     beta1: float = option(0.9, "decay of Adam's first moment", at_least=0, below=1)
     beta2: float = option(0.98, "decay of Adam's second moment", at_least=0, below=1)
     epsilon: float = option(1e-9, "Adam's epsilon", above=0)
@@ -183,12 +158,7 @@ class TrainingConfig(Config):
     max_length: int = option(
         256, "leave out training pairs of more tokens a side, EOS counted", at_least=2
     )
-    validate_every: int = option(
-        1000,
-        "updates between validations",
-        at_least=1,
-        alias="--validate-interval-updates",
-    )
+    validate_every: int = option(1000, "updates between validations", at_least=1)
     validate_bleu: int = option(
         500, "sentences translated for BLEU in a validation; 0 for none", at_least=0
     )
@@ -200,9 +170,7 @@ class TrainingConfig(Config):
         "what makes a validation the best so far (default loss)",
         choices=("loss", "bleu"),
     )
-    save_every: int = option(
-        1000, "updates between checkpoints", at_least=1, alias="--save-interval-updates"
-    )
+    save_every: int = option(1000, "updates between checkpoints", at_least=1)
     checkpoint_minutes: float | None = option(
         None, "minutes between checkpoints, not updates (section 6.1: 10)", above=0
     )
@@ -223,9 +191,7 @@ class TrainingConfig(Config):
     on_save_error: str = option(
         "stop", "what to do if saving a checkpoint fails", choices=("stop", "continue")
     )
-    log_every: int = option(
-        50, "updates between progress lines", at_least=1, alias="--log-interval"
-    )
+    log_every: int = option(50, "updates between progress lines", at_least=1)
     precision: str | None = option(
         None,
         "number format (default fp32; on a GPU bf16 if it can)",
@@ -312,7 +278,6 @@ class RunConfig:
 
         A preset may have such settings, since it is made for more than one run.
         """
-        self.model.refuse_useless(namespace)
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")
         for name in ("patience", "validate_every"):

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from minitransformer.settings.options import (
-    Config,
-    UsageError,
-    make_config,
-    option,
-)
+from minitransformer.settings.options import Config, UsageError, make_config, option
 
 
 @dataclass(frozen=True)
@@ -19,15 +14,12 @@ class DecodingConfig(Config):
 
     help_group: ClassVar[str] = "beam search (section 6.1)"
 
-    beam: int = option(
-        4, "beam size; 1 is greedy", at_least=1, at_most=1000, alias="--beam-size"
-    )
+    beam: int = option(4, "beam size; 1 is greedy", at_least=1, at_most=1000)
     alpha: float = option(
         0.6,
         "length penalty: scores are divided by ((5 + length) / 6)^alpha",
         at_least=0,
         at_most=10,
-        alias="--length-penalty",
     )
     nbest: int = option(
         1,
@@ -86,7 +78,6 @@ class TranslationConfig(DecodingConfig):
         "never write the same N tokens in a row twice in a translation of a line, or "
         "of a part of a long one",
         at_least=1,
-        alias="--no-repeat-ngram-size",
     )
     sample: bool = option(
         False,

@@ -54,12 +54,11 @@ def option(
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
-    alias: str | None = None,
 ) -> Any:
-    """Return a dataclass field that becomes a flag; `alias` is another name of it."""
+    """Return a dataclass field that becomes a flag."""
     limits = {"at_least": at_least, "at_most": at_most, "below": below, "above": above}
     flag = {"help": help, "choices": choices, "metavar": metavar}
-    metadata = {"limits": limits, "alias": alias, "flag": flag}
+    metadata = {"limits": limits, "flag": flag}
     return field(default=default, metadata=metadata)
 
 

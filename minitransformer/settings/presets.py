@@ -10,7 +10,6 @@ from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
     UsageError,
-    flag_name,
     merged,
     read_settings,
     suggestion,
@@ -80,11 +79,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "average": 10,
     },
     # Table 3, row base, with the batches of section 5.1 and the checkpoints of 6.1.
-    "base": {
-        "max_tokens": 25_000,
-        "checkpoint_minutes": 10.0,
-        "average_by": "number",
-    },
+    "base": {"max_tokens": 25_000, "checkpoint_minutes": 10.0, "average_by": "number"},
     # Table 3, row big.
     "big": {
         "d_model": 1024,
@@ -202,15 +197,10 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
             f"{path}: config: expected the name of a preset, got {base}"
             f"{suggestion(str(base), PRESETS)}"
         )
-    known = {
-        f.name: f.metadata["alias"]
-        for cls in (ModelConfig, TrainingConfig, DecodingConfig)
-        for f in dataclasses.fields(cls)
-    }
-    if unknown := sorted(values.keys() - known.keys()):
-        flag = flag_name(unknown[0])
-        same = [name for name, alias in known.items() if alias == flag]
-        hint = f"; did you mean {same[0]}?" if same else suggestion(unknown[0], known)
+    classes = ModelConfig, TrainingConfig, DecodingConfig
+    known = {f.name for cls in classes for f in dataclasses.fields(cls)}
+    if unknown := sorted(values.keys() - known):
+        hint = suggestion(unknown[0], known)
         hint = hint or "; text, devices and runs are chosen by flags alone"
         raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
     return path.stem, merged(PRESETS[base] if base else {}, values)
