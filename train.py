@@ -162,7 +162,7 @@ def prepare(
 ) -> tuple[TrainingRun, Data, ParallelModel, optimizer.Optimizer]:
     """Load or create everything that training needs, and begin the run directory."""
     training = settings.training
-    if not resumes:
+    if not (resumes or ranks.rank):
         directory.require_empty()
     cores = args.threads or ranks.num_cores()
     device = open_device(ranks.device(args.device), training.precision, cores)
@@ -191,9 +191,10 @@ def prepare(
         start.moments = None  # which Adam has copied
 
     # The run directory, as it was after the last checkpoint.
-    directory.begin(settings, start.tokenizer.model, resumes)
-    directory.truncate_metrics(run.state.step, bool(run.state.pending_validations))
-    directory.prune(training)
+    if not ranks.rank:
+        directory.begin(settings, start.tokenizer.model, resumes)
+        directory.truncate_metrics(run.state.step, bool(run.state.pending_validations))
+        directory.prune(training)
     if news:
         run.log(news)
     if not (args.dry_run or args.profile):
@@ -268,7 +269,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     if training.validate_bleu:
         bleu = translate(run, data, model, "val", training.validate_bleu).bleu
         text, values["validation_bleu"] = f"  BLEU {bleu:.2f}", bleu
-    run.directory.record(state.step, **values)
+    run.record(**values)
     better = run.progress.validated(total.loss, bleu, training.best_by)
     text += "  best" * better
     run.log(
@@ -312,7 +313,7 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
         run.save_average(lowest)
     if "test" in data.text:
         test = translate(run, data, model, "test", None)
-        run.directory.record(run.state.step, test_bleu=test.bleu, exact=test.exact)
+        run.record(test_bleu=test.bleu, exact=test.exact)
         run.log(
             f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
             f"({test.bleu_signature}), beam {run.settings.decoding.beam}"

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
@@ -231,12 +231,14 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
     `who`, such as a rank, is put before the message.
     """
-    code = 1
-    stdout = open_standard_streams()
+    code, stdout = 1, sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):  # names of files may be no UTF-8
+        stdout.reconfigure(errors="backslashreplace")
+    if stdout is not None:  # else it is closed
+        sys.stdout = cast(TextIO, OutputStream(stdout, "standard output"))
     try:
         result = work() or 0
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        print(end="", flush=True)
         return result
     except KeyboardInterrupt:
         message, code = "interrupted", 130
@@ -275,10 +277,6 @@ class OutputStream:
             self._stream.write(text)
         return len(text)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        with self._failing():
-            self._stream.writelines(lines)
-
     def flush(self) -> None:
         with self._failing():
             self._stream.flush()
@@ -287,8 +285,8 @@ class OutputStream:
     def _failing(self) -> typing.Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: the stream is closed
-            if not self._name or not isinstance(error, OSError):
+        except OSError as error:
+            if not self._name:
                 return
             # At its exit, Python would fail to write the rest once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
@@ -296,33 +294,8 @@ class OutputStream:
             raise
 
 
-def open_standard_streams() -> TextIO:
-    """Name standard output in errors of writing, and open streams that are closed.
-
-    Otherwise the next file to be opened would get the number of a closed stream, and
-    what libraries print; and `print` would write errors to standard output.
-
-    Returns: standard output as it was
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-    stdout = sys.stdout
-    if isinstance(stdout, io.TextIOWrapper):  # names of files may be no UTF-8
-        stdout.reconfigure(errors="backslashreplace")
-    if stdout is not None:
-        sys.stdout = cast(TextIO, OutputStream(stdout, "standard output"))
-    return stdout
-
-
 def drop_failed_output() -> None:
     """Let no print to standard output or standard error fail from now on."""
-    if sys.stdout is None:  # it was closed
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     streams = OutputStream(sys.stdout), OutputStream(sys.stderr)
     sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], streams)
 

@@ -854,10 +854,3 @@ def test_a_folder_that_is_refused_is_left_as_it_was(start):
         "--run", "documents", code=1
     )
     assert [path.name for path in Path("documents").iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.slow
-def test_a_dry_run_without_standard_output_is_no_error(start, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    args = train.parse_arguments(["--config", "tiny", "--dry-run", "--threads", "1"])
-    assert train.try_out(args) == 0

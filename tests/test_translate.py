@@ -435,9 +435,6 @@ def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
         ("", "0> x", 1, "translate.py: error: standard input: Bad file descriptor"),
         ("x", ">&-", 1, "translate.py: error: standard output: expected an open fil"),
         ("x", "> /dev/full", 1, "error: standard output: No space left on device"),
-        ("x --output out", "<&- >&-", 0, ""),
-        ("x", "2>&-", 0, ""),
-        ("--input none", "2>&-", 1, ""),
     ],
 )
 def test_closed_and_full_streams(model_path, tmp_path, flags, streams, code, error):
@@ -448,7 +445,7 @@ def test_closed_and_full_streams(model_path, tmp_path, flags, streams, code, err
     assert done.returncode == code, done.stderr
     assert error in done.stderr.decode()
     assert done.stderr.count(b"\n") == bool(error)
-    assert done.stdout.count(b"\n") == (code == 0 and ">&- " not in f"{streams} "[4:])
+    assert not done.stdout
 
 
 def test_optimised_python_translates(model_path):

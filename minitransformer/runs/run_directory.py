@@ -268,29 +268,6 @@ class RunDirectory:
         return named + self.checkpoints()[-1:]
 
 
-class ReadOnlyRunDirectory(RunDirectory):
-    """The run directory as the ranks above 0 see it: rank 0 does what is left out."""
-
-    @contextmanager
-    def lock(self, processes: Sequence[int]) -> Iterator[None]:
-        yield
-
-    def require_empty(self) -> None:
-        """Do nothing."""
-
-    def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
-        """Do nothing."""
-
-    def append(self, path: Path, line: str) -> None:
-        """Do nothing."""
-
-    def truncate_metrics(self, step: int, validates: bool = False) -> None:
-        """Do nothing."""
-
-    def prune(self, training: TrainingConfig) -> None:
-        """Do nothing."""
-
-
 def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
     """Make a directory PRESET-TIME in `runs`; if there is one, PRESET-TIME-2, ..."""
     name = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from minitransformer.engine.backend import Array
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.run_directory import ReadOnlyRunDirectory, RunDirectory
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
 from minitransformer.text.batches import Batch, Batches
@@ -27,11 +27,10 @@ from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.progress import Progress
 
-# The signals that ask a training to save and stop; SIGHUP says that a terminal closed.
-# Windows has SIGBREAK (Ctrl-Break), which alone reaches a process in another group.
+# The signals that ask a training to save and stop. SIGHUP says that a terminal closed;
+# Windows has none.
 HANGUP = getattr(signal, "SIGHUP", None)
-BREAK = getattr(signal, "SIGBREAK", None)
-STOP_SIGNALS = tuple(s for s in (HANGUP, BREAK, signal.SIGINT, signal.SIGTERM) if s)
+STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
 
 
 @contextmanager
@@ -73,10 +72,9 @@ def locked_directory(path: Path, ranks: Communicator) -> Iterator[RunDirectory]:
 
     Raises: ValueError if another training is running there.
     """
-    path = Path(os.fsdecode(ranks.all_gather(bytes(path))[0]))
-    run = ReadOnlyRunDirectory(path) if ranks.rank else RunDirectory(path)
+    run = RunDirectory(Path(os.fsdecode(ranks.all_gather(bytes(path))[0])))
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
-    with run.lock(ids):
+    with nullcontext() if ranks.rank else run.lock(ids):
         yield run
 
 
@@ -101,7 +99,7 @@ class TrainingRun:
         scale: LossScale,
     ) -> None:
         self.directory, self.settings, self.ranks = directory, settings, ranks
-        self.start, self.log = start, logger(directory, is_first=not ranks.rank)
+        self.start = start
         self.progress = Progress(start.state, scale)
         self._began = time.monotonic() - self.state.seconds
         self._seconds_before = self.state.seconds  # the last update
@@ -109,6 +107,18 @@ class TrainingRun:
     @property
     def state(self) -> RunState:
         return self.progress.state
+
+    def log(self, line: str) -> None:
+        """Print a line, above the progress bar, and append it to the run's log."""
+        if not self.ranks.rank:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+            self.directory.append(self.directory.path / "train.log", line)
+
+    def record(self, **values: float | str) -> None:
+        """Append a line about this step to metrics.jsonl."""
+        if not self.ranks.rank:
+            self.directory.record(self.state.step, **values)
 
     def describe(self, device: str, summary: Sequence[str]) -> None:
         """Say what is about to be computed, and on what."""
@@ -211,7 +221,7 @@ class TrainingRun:
             parameters = checksum(self.start.parameters.data)
             self.ranks.assert_equal({"parameters": parameters})
         values, line = self.progress.report()
-        self.directory.record(self.state.step, **values)
+        self.record(**values)
         self.log(line)
 
     def save(self, moments: tuple[np.ndarray, np.ndarray]) -> None:
@@ -219,7 +229,8 @@ class TrainingRun:
         self.synchronize()
         path = self.directory.checkpoint(self.state.step)
         self.saved = self.save_as(path, moments)
-        self.directory.prune(self.settings.training)
+        if not self.ranks.rank:
+            self.directory.prune(self.settings.training)
 
     def save_as(
         self, path: Path, moments: tuple[np.ndarray, np.ndarray] | None = None
@@ -256,19 +267,3 @@ class TrainingRun:
             best = {"best_bleu": -cost} if by_bleu else {"best_loss": cost}
             self.progress.change(**best)
         self.saved &= self.save_as(self.directory.averaged)
-
-
-def logger(run: RunDirectory, is_first: bool) -> Callable[[str], None]:
-    """Return a function that prints a line and appends it to the run's log.
-
-    Rank 0, which `is_first`, alone writes; the line appears above the progress bar.
-    """
-
-    def log(line: str) -> None:
-        if is_first:
-            if sys.stdout is not None:  # None if it was closed
-                tqdm.write(line, file=sys.stdout)
-                sys.stdout.flush()
-            run.append(run.path / "train.log", line)
-
-    return log

@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 
 from minitransformer.runs import run_directory, shipped
 from minitransformer.runs.run_directory import (
-    ReadOnlyRunDirectory,
     RunDirectory,
     find_checkpoint,
     is_model,
@@ -148,31 +147,6 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
         pass  # a failed start
     RunDirectory(runs[2]).remove_if_empty()  # none at all
     assert list(folder.iterdir()) == runs[:1]
-
-
-def test_only_rank_0_refuses_a_directory_in_use(tmp_path):
-    (tmp_path / "mine").write_text("")
-    with pytest.raises(ValueError, match="expected a new or empty run directory"):
-        RunDirectory(tmp_path).require_empty()
-    ReadOnlyRunDirectory(tmp_path).require_empty()
-    RunDirectory(tmp_path / "new").require_empty()
-
-
-def test_only_rank_0_writes(tmp_path):
-    def content():
-        return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    run, other = RunDirectory(tmp_path), ReadOnlyRunDirectory(tmp_path)
-    for step in (1, 2):
-        run.record(step)
-        run.checkpoint(step).write_bytes(b"")
-    before = content()
-    with other.lock([7]):
-        other.begin(RUN, b"", False)
-        other.record(3)
-        other.truncate_metrics(1)
-        other.prune(TrainingConfig(keep_last=1, average=1))
-        assert content() == before
 
 
 def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path, monkeypatch):
