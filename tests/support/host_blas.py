@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 
 TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
-ADDRESSES = None
 COMPUTE_TF32 = 77
 
 
@@ -40,7 +39,6 @@ class HostBlas:
         self.cublasSetStream_v2 = Call(self._set_stream)
         self.cublasSetWorkspace_v2 = Call(self._set_workspace)
         self.cublasGemmEx = Call(self._gemm)
-        self.cublasGemmBatchedEx = Call(self._batched)
 
     def _set_math_mode(self, handle, mode):
         assert mode == 16, "sums of 16-bit outputs may be rounded to 16 bits"
@@ -69,21 +67,6 @@ class HostBlas:
         sides = (a, a_type, lda, turn_a), (b, b_type, ldb, turn_b)
         rounds = compute == COMPUTE_TF32
         task = product_of(*sides, (c, c_type, ldc), (m, n, k), factors, rounds)
-        self._queue(task)
-        return 0
-
-    def _batched(self, _, turn_a, turn_b, m, n, k, alpha, *rest):
-        a, a_type, lda, b, b_type, ldb, beta, c, c_type, ldc, count, compute, _ = rest
-        factors, rounds = (alpha._obj.value, beta._obj.value), compute == COMPUTE_TF32
-        assert not any(x % 16 for x in (a, b, c)), "cuBLAS refuses these"
-
-        def task():
-            rows = [matrix(x, ADDRESSES, count, 1, count)[:, 0] for x in (a, b, c)]
-            assert not (np.concatenate(rows) % 16).any(), "read in vectors of 16 bytes"
-            for x, y, z in zip(*(row.tolist() for row in rows), strict=True):
-                sides = (x, a_type, lda, turn_a), (y, b_type, ldb, turn_b)
-                product_of(*sides, (z, c_type, ldc), (m, n, k), factors, rounds)()
-
         self._queue(task)
         return 0
 
@@ -231,7 +214,7 @@ def to_tf32(x):
 
 def matrix(address, kind, rows, columns, step):
     """A matrix by columns, as cuBLAS has it. `kind` is cuBLAS's number of a type."""
-    dtype = np.dtype(np.uint64 if kind is ADDRESSES else TYPES[kind])
+    dtype = np.dtype(TYPES[kind])
     assert step >= rows
     size = ((columns - 1) * step + rows) * dtype.itemsize
     buffer = (ctypes.c_char * size).from_address(address)

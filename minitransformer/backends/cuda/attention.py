@@ -1,9 +1,9 @@
-"""Attention on a GPU: in one kernel each way, or by batched products.
+"""Attention on a GPU: in one kernel each way.
 
 The kernels keep no scores in memory: they divide queries and keys into tiles, compute
 these again in the backward pass, and dropout from counters. Their products have two
 bodies, in plain C++ and for tensor cores; the second is used where both agree. Wide
-heads, and float32 with many keys, are left to batched products of cuBLAS.
+heads are left to the reference, in float32.
 
 Shapes: as in `engine/ops.py`
 """
@@ -18,19 +18,16 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device, verdicts
-from minitransformer.backends.cuda.device import warp_blocks
 from minitransformer.backends.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.backends.cuda.philox import PhiloxStream
-from minitransformer.engine.autograd import Vjp
+from minitransformer.backends.cuda.precision import in_float32
+from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.engine.ops import MASKED_SCORE, split_heads
+from minitransformer.engine.ops import MASKED_SCORE
 
 # The widths of heads that the kernels are compiled for; narrower ones are padded.
 WIDTHS = 64, 128
 TILE_THREADS = 128
-
-# With more keys than this, cuBLAS multiplies float32 faster than the plain body.
-MAX_FLOAT32_KEYS = 128
 
 # A grid of blocks is not wider than this along its second axis, that of sentences.
 MAX_SENTENCES = 65_535
@@ -47,13 +44,13 @@ def attention(
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
     """Scores and sums are float32; weights are rounded where they are multiplied."""
-    shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
     too_wide = max(q.shape[-1], v.shape[-1]) // num_heads > WIDTHS[-1]
+    if too_wide or len(q) > MAX_SENTENCES:
+        options = {"num_heads": num_heads, "rate": rate, "rng": rng}
+        return in_float32(PRIMITIVES["attention"], q, k, v, mask, **options)
+    shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
     dropout_mask = draw_mask(shape, rate, rng)
     is_float32 = q.dtype == np.float32
-    too_long = is_float32 and shape[-1] > MAX_FLOAT32_KEYS
-    if too_wide or too_long or len(q) > MAX_SENTENCES:
-        return by_products(q, k, v, mask, shape, dropout_mask)
     tensor_cores = not is_float32 and tensor_cores_agree(device.current(), q.dtype)
     return in_one_kernel(q, k, v, mask, shape, dropout_mask, tensor_cores)
 
@@ -143,55 +140,3 @@ def tensor_cores_agree(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
 
     fallback = "attention is computed without tensor cores"
     return verdicts.agrees(gpu, "tensor cores", dtype, results, fallback)
-
-
-def by_products(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    shape: tuple[int, ...],
-    dropout_mask: DropoutMask,
-) -> tuple[Array, Vjp]:
-    """Scores are stored in the activations' type, and the softmax overwrites them.
-
-    Rows of scores begin at multiples of 16 bytes, which tensor cores need to be fast.
-    """
-    xp, gpu, num_heads = array_module(q), device.current(), shape[1]
-    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
-    scale = 1 / math.sqrt(query.shape[-1])
-    rows, stride = math.prod(shape[:-1]), -(-shape[-1] // 8) * 8
-    size = np.int64(rows), shape[-1], stride
-
-    def empty_scores() -> Array:
-        return xp.empty((*shape[:-1], stride), dtype=q.dtype)[..., : shape[-1]]
-
-    def dropped_weights() -> Array:
-        if not dropout_mask.threshold:
-            return weights
-        out, grid = empty_scores(), warp_blocks(rows)
-        gpu.launch("dropout", q.dtype, grid, out, weights, *size, *dropout_mask)
-        return out
-
-    weights = empty_scores()
-    gpu.matmul(query, key.swapaxes(-1, -2), weights, alpha=scale)
-    strides = (0,) * 4 if mask is None else xp.broadcast_to(mask, shape).strides
-    kernel_args = weights, mask, *strides, MASKED_SCORE, np.int64(rows), *shape[1:]
-    gpu.launch("softmax", q.dtype, warp_blocks(rows), *kernel_args, stride)
-    out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
-    gpu.matmul(dropped_weights(), value, split_heads(out, num_heads))
-
-    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        g = split_heads(xp.ascontiguousarray(g), num_heads)  # [B, H, T, d_v]
-        dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
-        gpu.matmul(dropped_weights().swapaxes(-1, -2), g, split_heads(dv, num_heads))
-        dscores = empty_scores()
-        gpu.matmul(g, value.swapaxes(-1, -2), dscores)
-        kernel_args = dscores, weights, *size, *dropout_mask
-        gpu.launch("softmax_backward", q.dtype, warp_blocks(rows), *kernel_args)
-        gpu.matmul(dscores, key, split_heads(dq, num_heads), alpha=scale)
-        transposed = dscores.swapaxes(-1, -2)
-        gpu.matmul(transposed, query, split_heads(dk, num_heads), alpha=scale)
-        return dq, dk, dv, None
-
-    return out, vjp

@@ -1,7 +1,6 @@
 """A GPU: its kernels by name, matrix products by cuBLAS, and CUDA graphs.
 
-cuBLAS is called directly. CuPy's own wrappers cannot be captured in CUDA graphs, and
-have no batched product of matrices that lie at two strides, as sentences and heads do.
+cuBLAS is called directly: CuPy's own wrappers cannot be captured in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -46,7 +44,7 @@ MIN_CAPABILITY = {"fp32": 0, "fp16": 53, "tf32": 80, "bf16": 80}
 # The files of kernels in the order in which they are joined.
 KERNELS = Path(__file__).with_name("kernels")
 FILES = (
-    "common dropout column_sums embedding linear layer_norm tiles attention softmax "
+    "common dropout column_sums embedding linear layer_norm tiles attention "
     "cross_entropy elementwise beam_search adam"
 ).split()
 
@@ -104,8 +102,9 @@ class Device:
     ) -> None:
         """Compute out = alpha a b + beta out, with sums in float32.
 
-        Shapes: a [n, k], b [k, m], out [n, m], or all three with two axes in front,
-        [outer, inner, ...]; strides are free, but rows of `out` are contiguous
+        Strides are free, but rows of `out` are contiguous.
+
+        Shapes: a [n, k], b [k, m], out [n, m]
 
         Raises: RuntimeError if cuBLAS refuses the product.
         """
@@ -115,14 +114,9 @@ class Device:
         assert not transposed[2]
         types = [CUBLAS_TYPES[array.dtype.name] for array in arrays]
         scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
+        addresses = [address(array) for array in arrays]
         self._use_current_stream()
-        if out.ndim == 2:
-            call, count, starts = self._blas.cublasGemmEx, [], arrays
-        else:
-            call, count = self._blas.cublasGemmBatchedEx, [math.prod(out.shape[:2])]
-            starts = self._matrix_pointers(arrays)
-        addresses = [address(start) for start in starts]
-        status = call(
+        status = self._blas.cublasGemmEx(
             self._handle,
             *transposed[:2],
             *(out.shape[-1], out.shape[-2], a.shape[-1]),
@@ -131,29 +125,12 @@ class Device:
             *(addresses[1], types[1], leading_dims[1]),
             scales[1],
             *(addresses[2], types[2], leading_dims[2]),
-            *count,
             COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32,
             DEFAULT_ALGORITHM,
         )
         check(status, f"a product of shape {out.shape}")
         if arrays[2] is not out:
             out[...] = arrays[2]
-
-    def _matrix_pointers(self, arrays: tuple[Array, ...]) -> Array:
-        """Return the address of each matrix of three batches.
-
-        cuBLAS wants rows of addresses to begin at multiples of 16 bytes.
-
-        Shapes: each array [outer, inner, ...] -> [3, outer inner, made even] uint64
-        """
-        outer, inner = arrays[2].shape[:2]
-        count = outer * inner
-        pointers = self.xp.empty((3, count + count % 2), dtype=np.uint64)
-        kernel_args: list[Any] = [pointers, outer, inner]
-        for array in arrays:
-            kernel_args += [array, *map(np.int64, array.strides[:2])]
-        self.launch("matrix_pointers", np.float32, num_blocks(count), *kernel_args)
-        return pointers
 
     def _load_blas(self) -> Any:
         """Load the cuBLAS library that CuPy uses, and create a handle."""
@@ -166,7 +143,6 @@ class Device:
         matrix = [pointer, number, number]
         head = [pointer, *[number] * 5, pointer, *matrix, *matrix, pointer, *matrix]
         blas.cublasGemmEx.argtypes = [*head, number, number]
-        blas.cublasGemmBatchedEx.argtypes = [*head, number, number, number]
         blas.cublasSetStream_v2.argtypes = [pointer, pointer]
         blas.cublasSetWorkspace_v2.argtypes = [pointer, pointer, ctypes.c_size_t]
         blas.cublasSetMathMode.argtypes = [pointer, number]
@@ -394,19 +370,16 @@ def operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
     """Return a matrix, whether cuBLAS must transpose it, and its leading dimension.
 
     The leading dimension is the distance of two rows, or of two columns if they are
-    contiguous, in elements. A matrix with neither contiguous is copied. So are batches
-    with matrices that do not begin at multiples of 16 bytes, as cuBLAS may expect.
+    contiguous, in elements. A matrix with neither contiguous is copied.
     """
-    rows, columns = array.shape[-2:]
-    starts = (address(array), *array.strides[:-2]) if array.ndim > 2 else ()
-    aligned = not any(start % 16 for start in starts)
-    down, across = (stride // array.itemsize for stride in array.strides[-2:])
-    if aligned and (across == 1 or columns == 1) and (down >= columns or rows == 1):
+    rows, columns = array.shape
+    down, across = (stride // array.itemsize for stride in array.strides)
+    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
         return array, 0, max(down, columns)
-    if aligned and (down == 1 or rows == 1) and (across >= rows or columns == 1):
+    if (down == 1 or rows == 1) and (across >= rows or columns == 1):
         return array, 1, max(across, rows)
     leading_dim = -(-columns // 8) * 8
-    copy = xp.empty((*array.shape[:-1], leading_dim), dtype=array.dtype)[..., :columns]
+    copy = xp.empty((rows, leading_dim), dtype=array.dtype)[:, :columns]
     copy[...] = array
     return copy, 0, leading_dim
 

@@ -31,8 +31,9 @@ from minitransformer.backends.cuda.device import (
 from minitransformer.backends.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.backends.cuda.incremental_decoding import graph_decoder
 from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
-from minitransformer.engine.backend import Array, array_module, as_float32, to_host
+from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.parameters import ParameterBuffer
 
@@ -81,7 +82,7 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
     real = floats[0].dtype
     wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
     if real.itemsize == 2 and (wide or name in ELEMENTARY):
-        return functools.partial(_in_float32, PRIMITIVES[name])
+        return functools.partial(in_float32, PRIMITIVES[name])
     if name not in OPERATIONS or wide:
         return None
     for array in floats[1:]:
@@ -90,19 +91,6 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
         if array.dtype != (np.float32 if array.ndim == 1 else real) and not sinusoids:
             return None
     return OPERATIONS[name]
-
-
-def _in_float32(
-    body: Callable[..., tuple[Array, Vjp]], *arrays: Array, **options: Any
-) -> tuple[Array, Vjp]:
-    """Compute an operation on float32 copies, and round what it returns."""
-    out, vjp = body(*map(as_float32, arrays), **options)
-
-    def rounded_vjp(g: Array) -> tuple[Array, ...]:
-        gradients: tuple[Array, ...] = vjp(as_float32(g))
-        return tuple(d.astype(a.dtype) for d, a in zip(gradients, arrays, strict=True))
-
-    return out.astype(arrays[0].dtype), rounded_vjp
 
 
 def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
@@ -329,9 +317,10 @@ def _dropout(x: Array, mask: DropoutMask) -> Array:
     rows = _rows(x)
     if mask.threshold:
         rows, dropped_from = array_module(x).empty_like(rows), rows
-        arrays, size = (rows, dropped_from), (*_size(rows), rows.shape[1])
-        grid = warp_blocks(len(rows))
-        device.current().launch("dropout", x.dtype, grid, *arrays, *size, *mask)
+        kernel_args = rows, dropped_from, *_size(rows), *mask
+        device.current().launch(
+            "dropout", x.dtype, warp_blocks(len(rows)), *kernel_args
+        )
     return rows.reshape(x.shape)
 
 

@@ -11,9 +11,13 @@ activations stay float32, and products in other formats are oneDNN's (`onednn/`)
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from minitransformer.engine.autograd import Vjp
+from minitransformer.engine.backend import Array, as_float32
 
 
 def low_precision_type(precision: str) -> np.dtype[Any] | None:
@@ -31,3 +35,19 @@ def low_precision_type(precision: str) -> np.dtype[Any] | None:
         raise RuntimeError(
             "--precision bf16 needs ml_dtypes: pip install ml_dtypes"
         ) from error
+
+
+def in_float32(
+    body: Callable[..., tuple[Array, Vjp]], *arrays: Array, **options: Any
+) -> tuple[Array, Vjp]:
+    """Compute an operation on float32 copies, and round what it returns."""
+    out, vjp = body(*(x if x is None else as_float32(x) for x in arrays), **options)
+
+    def rounded_vjp(g: Array) -> tuple[Array | None, ...]:
+        gradients: tuple[Array | None, ...] = vjp(as_float32(g))
+        return tuple(
+            None if gradient is None else gradient.astype(x.dtype)
+            for gradient, x in zip(gradients, arrays, strict=True)
+        )
+
+    return out.astype(arrays[0].dtype), rounded_vjp

@@ -214,14 +214,11 @@ def test_matrix_products_take_any_strides(gpu, dtype):
         (draw(5, 14)[:, ::2], draw(7, 9)[:, 2:5]),
         (draw(1, 7), draw(7, 1)),
         (draw(5, 1), draw(1, 3)),
-        (draw(2, 4, 5, 7), draw(2, 4, 3, 7).swapaxes(-1, -2)),
-        (draw(2, 9, 4, 7)[:, :5].swapaxes(1, 2), draw(2, 7, 4, 3).swapaxes(1, 2)),
-        (draw(2, 4, 5, 1), draw(2, 4, 1, 1)),
     ]:
-        shape = (*a.shape[:-1], b.shape[-1])
+        shape = len(a), b.shape[1]
         expected = wide(a) @ wide(b)
         for dtype_out in {DTYPES[dtype], np.float32}:
-            out = gpu.xp.asarray(np.ones((*shape[:-1], shape[-1] + 3), dtype_out))
+            out = gpu.xp.asarray(np.ones((shape[0], shape[1] + 3), dtype_out))
             gpu.matmul(a, b, out[..., :-3], alpha=0.5, beta=2.0)
             name = dtype if dtype_out is not np.float32 else "float32"
             assert_close(wide(out)[..., :-3], 0.5 * expected + 2, name)

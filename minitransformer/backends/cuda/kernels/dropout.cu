@@ -47,18 +47,16 @@ struct Dropout {
   }
 };
 
-// out = Dropout(x): x / (1 - rate) where the mask keeps it, else 0; rows begin `stride`
-// elements apart. One warp for each row.
+// out = Dropout(x): x / (1 - rate) where the mask keeps it, else 0. One warp for each row.
 // Shapes: out, x [rows, width]
 extern "C" __global__ void dropout(real* out, const real* x, i64 rows, int width,
-                                   int stride, const u64* seed, u64 first,
-                                   int threshold) {
+                                   const u64* seed, u64 first, int threshold) {
   i64 row = warp_row();
   if (row >= rows) return;
   for (int column = lane_column(); column < width; column += WARP * VECTOR) {
     float value[VECTOR];
-    load(value, x + row * stride, column, width);
+    load(value, x + row * width, column, width);
     Dropout{seed, first, threshold, width}.apply(value, row, column);
-    store(out + row * stride, column, width, value);
+    store(out + row * width, column, width, value);
   }
 }
