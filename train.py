@@ -247,7 +247,7 @@ def update(
     """
     training, width = settings.training, settings.model.d_model
     some = [next(batches) for _ in range(training.accumulate)]
-    # Section 5.4: label smoothing is in `model/loss.py`, dropout in `model/layers.py`.
+    # Section 5.4: label smoothing and dropout are in `engine/ops.py`.
     loss = model.forward_backward(some, training.label_smoothing, (training.seed, step))
     peak = training.learning_rate
     peak = peak or optimizer.peak_learning_rate(width, training.warmup)

@@ -23,12 +23,15 @@ from minitransformer.runs.shipped import described
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, flags_of
-from minitransformer.system.machine import limit_threads, num_cores
-from minitransformer.text.lines import read_lines, source_lines, zip_lines
-from minitransformer.text.output import (
+from minitransformer.system.machine import num_cores
+from minitransformer.system.workers import limit_threads
+from minitransformer.text.lines import (
     open_output,
     progress_bar,
+    read_lines,
     refuse_overwriting_inputs,
+    source_lines,
+    zip_lines,
 )
 from minitransformer.text.pairs import check_files
 from minitransformer.translation.alignment import pharaoh

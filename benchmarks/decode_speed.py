@@ -38,7 +38,8 @@ from minitransformer.settings.config import EOS_ID, PAD_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
-from minitransformer.system.machine import limit_threads, num_cores, tune_allocator
+from minitransformer.system.machine import num_cores, tune_allocator
+from minitransformer.system.workers import limit_threads
 from minitransformer.text.lines import read_lines
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.shortlist import Lexicon

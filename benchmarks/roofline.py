@@ -39,9 +39,8 @@ from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.backends.devices import open_device
 from minitransformer.cli import exit_code
 from minitransformer.engine.backend import register_kernels
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS

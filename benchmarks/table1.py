@@ -36,7 +36,8 @@ from minitransformer.commands.pictures import write_picture
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
 from minitransformer.settings.config import ModelConfig
-from minitransformer.system.machine import limit_threads, tune_allocator
+from minitransformer.system.machine import tune_allocator
+from minitransformer.system.workers import limit_threads
 
 KERNEL = 3  # width of the convolution, k
 

@@ -19,7 +19,7 @@ from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
-from minitransformer.system.machine import limit_threads
+from minitransformer.system.workers import limit_threads
 from minitransformer.translation.alignment import (
     first_aligning_layer,
     word_weights,

@@ -9,7 +9,7 @@ from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.checkpoint import save
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError
-from minitransformer.text.output import refuse_overwriting_inputs
+from minitransformer.text.lines import refuse_overwriting_inputs
 from minitransformer.training.averaging import mean_of
 
 

@@ -23,7 +23,7 @@ from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.system.files import atomic_folder, require_new
-from minitransformer.text.output import refuse_overwriting_inputs
+from minitransformer.text.lines import refuse_overwriting_inputs
 
 NOTES = """\
 For float16, the output is a checkpoint of half the size, which translate.py reads and

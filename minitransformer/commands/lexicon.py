@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Imported here, because to translate with a lexicon takes none of it.
         from minitransformer.text.cache import encoded_corpus
         from minitransformer.text.find import text_of
-        from minitransformer.text.output import refuse_overwriting_inputs
+        from minitransformer.text.lines import refuse_overwriting_inputs
 
         run = RunDirectory(args.run)
         settings = run.read_config()

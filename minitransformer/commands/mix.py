@@ -9,7 +9,7 @@ from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder, require_new
 from minitransformer.text.find import find_splits
-from minitransformer.text.output import open_output
+from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import check_symbols
 

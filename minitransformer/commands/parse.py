@@ -31,7 +31,7 @@ from minitransformer.commands.trees import (
 )
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import make_folder, write_bytes
-from minitransformer.text.output import open_output, refuse_overwriting_inputs
+from minitransformer.text.lines import open_output, refuse_overwriting_inputs
 from minitransformer.text.pairs import TextPair
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).

@@ -13,8 +13,7 @@ from typing import TypeAlias
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder, require_new
-from minitransformer.text.lines import read_lines
-from minitransformer.text.output import open_output
+from minitransformer.text.lines import open_output, read_lines
 from minitransformer.text.pairs import TextPair
 
 Pair: TypeAlias = tuple[str, str]

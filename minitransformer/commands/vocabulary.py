@@ -10,8 +10,7 @@ from pathlib import Path
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
-from minitransformer.text.lines import read_lines
-from minitransformer.text.output import refuse_overwriting_inputs
+from minitransformer.text.lines import read_lines, refuse_overwriting_inputs
 from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
 
 RULES = "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"

@@ -15,7 +15,7 @@ import numpy as np
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.engine.random_streams import RandomStream
+from minitransformer.engine.ops import RandomStream
 from minitransformer.model.parameters import Initializer, Module
 from minitransformer.settings.config import ModelConfig
 

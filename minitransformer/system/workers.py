@@ -1,4 +1,4 @@
-"""Workers: forked processes that apply a function to many items.
+"""Workers: forked processes, and how many threads the products of each have.
 
 Only one thread of a process runs Python code at a time, and threads that call NumPy
 every few microseconds often wait for each other. Processes do not. A forked process
@@ -13,25 +13,26 @@ moment stay locked in the copy, so that only who asks for several processes gets
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import math
 import mmap
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
-
-from minitransformer.system.machine import limit_threads
+from threadpoolctl import ThreadpoolController
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -48,6 +49,60 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
 
 
+# Threads of the matrix products
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
+
+
+class _ThreadLimits:
+    """The limits that are in force, of which the least counts."""
+
+    def __init__(self) -> None:
+        self._lock, self._limits = threading.Lock(), list[int]()
+        self._blas_limit: Any = None
+
+    @contextmanager
+    def at_most(self, count: int) -> Iterator[None]:
+        self._change(self._limits.append, count)
+        try:
+            yield
+        finally:
+            self._change(self._limits.remove, count)
+
+    def _change(self, change: Callable[[int], None], count: int) -> None:
+        with self._lock:
+            change(count)
+            if self._blas_limit is not None:
+                self._blas_limit.restore_original_limits()
+            least = min(self._limits, default=None)
+            self._blas_limit = None if least is None else _blas().limit(limits=least)
+
+    def least(self) -> int | None:
+        return min(self._limits, default=None)
+
+
+_THREAD_LIMITS = _ThreadLimits()
+
+
+def limit_threads(count: int) -> AbstractContextManager[None]:
+    """Limit each matrix product of this process to `count` threads inside the block.
+
+    The limit of 1 is for processes that share the cores with others.
+    """
+    return _THREAD_LIMITS.at_most(count)
+
+
+def product_threads() -> int:
+    """Return how many threads a product by oneDNN has: as many as were asked for."""
+    return _THREAD_LIMITS.least() or 1
+
+
+# Forked processes
+
+
 @contextmanager
 def parallel_map(
     function: Callable[[A], R], count: int
@@ -55,14 +110,12 @@ def parallel_map(
     """Yield a `map` of `function` over items, in order, on `count` processes.
 
     Each has one thread for its matrix products: small ones wait longer for threads than
-    they take. Where several processes are asked for and cannot be forked, this one does
-    the work, and its matrix products keep their threads.
+    they take. Where processes cannot be forked, this one does the work, and its matrix
+    products have `count` threads.
     """
-    if count == 1:
-        with limit_threads(1):
+    if count == 1 or not CAN_FORK:
+        with limit_threads(count):
             yield lambda items: map(function, items)
-    elif not CAN_FORK:
-        yield lambda items: map(function, items)
     else:
         with limit_threads(1), Workers(function, count) as workers:
             yield workers.map

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitransformer.text.lines import open_text, read_lines
-from minitransformer.text.output import refuse_overwriting_inputs
+from minitransformer.text.lines import open_text, read_lines, refuse_overwriting_inputs
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.model.loss import token_log_probs
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import PAD_ID
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus

@@ -18,12 +18,10 @@ from typing import Protocol, TypeAlias
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array
-from minitransformer.engine.random_streams import HostStream
-from minitransformer.model.loss import training_loss
+from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
-from minitransformer.system.machine import limit_threads
-from minitransformer.system.workers import Workers, shared_zeros
+from minitransformer.model.transformer import Transformer, training_loss
+from minitransformer.system.workers import Workers, limit_threads, shared_zeros
 from minitransformer.text.batches import Batch, Batches, BatchStream
 from minitransformer.training.distributed import Communicator, GradientAllReduce
 
@@ -154,8 +152,9 @@ class CpuModel:
             for i, batch in enumerate(parts)
         ][rank::size]
         total = self._fill_gradient(mine)
-        self._all_reduce.finish()
-        [total] = self.communicator.all_reduce_numbers([total])
+        if size > 1:
+            self._all_reduce.finish()
+            [total] = self.communicator.all_reduce_numbers([total])
         return total / num_tokens
 
     def _split(self, batch: Batch) -> list[Batch]:
@@ -186,7 +185,7 @@ class CpuModel:
         for i, part in enumerate(parts):
             # The last part completes the gradient of each parameter, and its all-reduce
             # starts while the backward pass goes on.
-            is_last = i == len(parts) - 1
+            is_last = i == len(parts) - 1 and self.communicator.size > 1
             when_complete = self._all_reduce.complete if is_last else None
             total += part.forward_backward(self.model, when_complete)
         return total

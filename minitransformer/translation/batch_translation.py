@@ -1,24 +1,23 @@
-"""Translation of token ids, in batches of similar length and by several workers."""
+"""Translation and scores of token ids, in batches and by several workers."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 
 from minitransformer.engine.autograd import no_grad
-from minitransformer.engine.backend import array_module, fused_kernel
-from minitransformer.model.transformer import Transformer
+from minitransformer.engine.backend import array_module, fused_kernel, to_host
+from minitransformer.model.transformer import Transformer, token_log_probs
+from minitransformer.settings.config import BOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.system.machine import limit_threads
-from minitransformer.system.workers import CAN_FORK, parallel_map
+from minitransformer.system.workers import parallel_map
 from minitransformer.text.ids import Ragged
-from minitransformer.translation.beam_search import BeamSearch, Hypothesis
+from minitransformer.translation.beam_search import NOT_FINITE, BeamSearch, Hypothesis
 from minitransformer.translation.constraints import Constraints
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.incremental_decoding import (
@@ -94,7 +93,7 @@ def translate_ids(
     count = max(min(num_threads, len(order)), 1)
     shares = [order[n::count] for n in range(count)]
     results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
-    with _limit(num_threads), parallel_map(translate_share, count) as mapped:
+    with parallel_map(translate_share, count) as mapped:
         for sentence, hypotheses in chain.from_iterable(mapped(shares)):
             results[sentence] = hypotheses
     return results
@@ -154,6 +153,40 @@ def _batch_size(lengths: np.ndarray, max_tokens: int, in_work: int) -> int:
     return max(int(np.searchsorted(sums, equal_part, "right")), 1)
 
 
+def score_targets(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    max_tokens: int = 4096,
+    num_threads: int = 1,
+) -> list[tuple[float, int]]:
+    """Return the log-probability and the length of given translations, EOS counted.
+
+    A pair whose sides are both empty has log-probability 0 and length 0, because the
+    model predicts nothing there.
+
+    Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
+    Raises: ValueError if a log-probability is not finite.
+    """
+    source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
+    xp = array_module(model.embedding.table.data)
+
+    def score_batch(batch: np.ndarray) -> list[float]:
+        ids = source.pad(batch), target.pad(batch, BOS_ID)
+        with np.errstate(all="ignore"):
+            log_probs, _ = token_log_probs(model, *map(xp.asarray, ids))
+        totals = to_host(log_probs).sum(axis=1, dtype=np.float64)
+        if not np.isfinite(totals).all():
+            raise ValueError(NOT_FINITE)
+        return totals.tolist()
+
+    results = [(0.0, 0)] * len(sources)
+    lengths = np.maximum(source.lengths, target.lengths)
+    for pair, log_prob in map_batches(score_batch, lengths, max_tokens, num_threads):
+        results[pair] = log_prob, len(targets[pair]) + 1
+    return results
+
+
 def map_batches(
     function: Callable[[np.ndarray], Iterable[R]],
     lengths: np.ndarray,
@@ -191,15 +224,6 @@ def map_batches(
         return list(function(batch))
 
     count = max(min(num_threads, len(batches)), 1)
-    with _limit(num_threads), parallel_map(results, count) as mapped:
+    with parallel_map(results, count) as mapped:
         for batch, found in zip(batches, mapped(batches), strict=True):
             yield from zip(batch.tolist(), found, strict=True)
-
-
-def _limit(num_threads: int) -> AbstractContextManager[None]:
-    """Give each process one thread for its products, also if there is only one.
-
-    More threads would wait for each other at the small products of a step. Where no
-    processes can be forked, this one has them all.
-    """
-    return limit_threads(1 if CAN_FORK else num_threads)

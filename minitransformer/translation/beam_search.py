@@ -9,15 +9,20 @@ Shapes: B sentences, K beams, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitransformer.engine.backend import Array
-from minitransformer.settings.config import BOS_ID, EOS_ID
-from minitransformer.translation.candidates import Candidates, best_candidates
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
+from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
+from minitransformer.translation.incremental_decoding import (
+    IncrementalDecoder,
+    TokenWeights,
+)
+
+NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
 
 @dataclass(frozen=True)
@@ -187,3 +192,103 @@ class FinishedHypotheses:
         if self.count >= self._beam_size:
             return math.inf
         return self.best[-1].score if self.count >= self._nbest else -math.inf
+
+
+# The best candidates of a step
+
+
+class Candidates(NamedTuple):
+    """The best candidates of each sentence, best first: extended beams and tokens.
+
+    Shapes: log_probs, origins (the beams that they extend), tokens [B, count]
+    """
+
+    log_probs: np.ndarray
+    origins: np.ndarray
+    tokens: np.ndarray
+
+
+def best_candidates(
+    chunks: Iterable[TokenWeights], log_probs: np.ndarray, count: int
+) -> Candidates:
+    """Extend each beam by each token; return each sentence's `count` best, best first.
+
+    Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
+    lower token. A weight of 0 excludes a token. Raises: ValueError if a sum is NaN, inf
+    or 0.
+
+    Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
+    the tokens (7, 8) are (-0.1, -2.5) after the first and (-0.7, -0.7) after the
+    second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
+    extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
+
+    Shapes: weights of [B K] beams in chunks, those of a sentence in one chunk,
+    log_probs [B, K] -> [B, count]
+    """
+    found, first = list[Candidates](), 0
+    for weights in chunks:
+        last = first + len(weights.sums) // log_probs.shape[1]
+        found.append(_best_of_chunk(weights, log_probs[first:last], count))
+        first = last
+        del weights  # the next chunk takes their memory, which is in the cache
+    return Candidates._make(map(np.concatenate, zip(*found, strict=True)))
+
+
+def _best_of_chunk(
+    weights: TokenWeights, log_probs: np.ndarray, count: int
+) -> Candidates:
+    """Find the best candidates without sorting all.
+
+    At least `count` candidates reach the `count`-th largest of the maxima of all groups
+    of all beams. Only groups whose maximum reaches it are searched. Example: one beam
+    has the weights (5, 1, 4, 3). For a count of 2 and the groups {0, 2} and {1, 3}, the
+    maxima are 5 and 3. The tokens 0, 2 and 3 reach 3; the two best are among them.
+    """
+    values, xp = weights.values, array_module(weights.values)
+    (batch, beams), (_, size) = log_probs.shape, values.shape
+    log_sums = np.log(to_host(weights.sums), dtype=np.float64)
+    if not np.isfinite(log_sums).all():
+        raise ValueError(NOT_FINITE)
+    offsets = log_probs.ravel() - log_sums
+
+    # Probabilities are compared as multiples of that of a sentence's best beam.
+    highest = log_probs.max(axis=1).repeat(beams)
+    with np.errstate(invalid="ignore"):  # there may be no beam: -inf - -inf
+        factors = np.exp(offsets - highest)[:, None]  # [B K, 1]
+    maxima = to_host(weights.maxima) * factors  # [B K, G]
+    bounds = np.full(batch, np.finfo(np.float64).tiny)  # 0 never reaches it
+    of_sentence = maxima.reshape(batch, -1)
+    if count <= of_sentence.shape[1]:
+        least = np.partition(of_sentence, -count)[:, -count]
+        bounds = np.maximum(bounds, least)
+    bounds = bounds.repeat(beams)[:, None]
+
+    # Search the groups that may hold candidates.
+    row, group = _places(maxima >= bounds)
+    tokens = group[:, None] + np.arange(0, size, maxima.shape[1])  # [groups, V // G]
+    tokens[tokens >= size] = PAD_ID  # of weight 0
+    searched = to_host(values[xp.asarray(row)[:, None], xp.asarray(tokens)])
+    i, place = _places(searched * factors[row] >= bounds[row])
+    row, token = row[i], tokens[i, place]
+    log_prob = np.log(searched[i, place], dtype=np.float64) + offsets[row]
+
+    # Rank what was found in each sentence.
+    order = np.lexsort((token, row, -log_prob, row // beams))
+    row, token, log_prob = row[order], token[order], log_prob[order]
+    sentence = row // beams
+    rank = np.arange(len(row)) - np.searchsorted(sentence, sentence)
+    best = rank < count
+    places, shape = (sentence[best], rank[best]), (batch, count)
+    candidates = Candidates(
+        np.full(shape, -np.inf), np.zeros(shape, int), np.zeros(shape, int)
+    )
+    columns = log_prob, row % beams, token
+    for array, column in zip(candidates, columns, strict=True):
+        array[places] = column[best]
+    return candidates
+
+
+def _places(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and columns of what is True, faster than `np.nonzero`."""
+    rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
+    return rows, columns

@@ -20,8 +20,11 @@ from minitransformer.engine.backend import array_module
 from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
-from minitransformer.translation.candidates import TokenWeights, group_maxima
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
+from minitransformer.translation.incremental_decoding import (
+    IncrementalDecoder,
+    TokenWeights,
+    group_maxima,
+)
 
 # How many beginnings of words a `PrefixFinder` caches the endings of.
 MAX_ENDINGS = 1024

@@ -13,10 +13,11 @@ import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.candidates import TokenWeights, group_maxima
 from minitransformer.translation.incremental_decoding import (
     CachedDecoder,
     IncrementalDecoder,
+    TokenWeights,
+    group_maxima,
 )
 
 

@@ -1,26 +1,55 @@
 """Incremental decoding: models that are fed one token at a time, for beam search.
 
 A decoder is fed the newest token of each beam and returns the weights of the next one.
-It keeps what earlier tokens need, such as key/value caches.
+It keeps what earlier tokens need, such as key/value caches. Weights are probabilities
+that are not normalised, mostly exp(logit): divided by their sum, those of all tokens
+that may follow a beam are its softmax.
 
-Shapes: B sentences, K beams, V vocabulary.
+Shapes: B sentences, K beams, V vocabulary, G groups of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module, fused_kernel
+from minitransformer.engine import ops
+from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import (
+    Array,
+    array_module,
+    as_float32,
+    fused_kernel,
+)
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.candidates import TokenWeights, token_weights
+from minitransformer.settings.config import EOS_ID
 
 # The weights of a chunk, which is computed at a time: the fewer, the less memory. But
 # it has at least so many rows, which are enough for an efficient product.
 WEIGHTS_PER_CHUNK = 1 << 21
 MIN_ROWS_PER_CHUNK = 256
+
+# About how many weights a processor's cache holds.
+VALUES_IN_CACHE = 1 << 17
+
+# The number of groups of tokens, whose maxima bound the best weights of a row.
+MAX_GROUPS = 256
+
+
+class TokenWeights(NamedTuple):
+    """The weights of the tokens after each beam, their sums, and the maxima of groups.
+
+    Token i is in group i % G. The values of padding, the unknown token and BOS, whose
+    ids are below EOS_ID, are 0, so that no search produces them; the sums count them.
+
+    Shapes: values [N, V], sums [N], maxima [N, G]
+    """
+
+    values: Array
+    sums: Array
+    maxima: Array
 
 
 class IncrementalDecoder:
@@ -105,3 +134,69 @@ def incremental_decoder(
     decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
     started: IncrementalDecoder = decoder(model, source, beam_size, shortlist)
     return started
+
+
+# The weights of tokens
+
+
+def token_weights(rows: Array, table: Array) -> TokenWeights:
+    """Return the weights of the tokens that follow, whose vectors are in a table.
+
+    Shapes: rows [N, D], table [V, D]
+    """
+    kernel = fused_kernel("exponentials", (rows, table), _logits)
+    if kernel is _logits:
+        weights = with_sums(_logits(rows, table), exponents=True)
+    else:
+        weights = with_sums(*kernel(rows, table))
+    moderate = ops.moderate(weights.sums)
+    return weights if moderate else weights_of(_logits(rows, table))
+
+
+def weights_of(logits: Array) -> TokenWeights:
+    """Return exp(logits - the maximum of each row), in place. Shapes: logits [N, V]"""
+    logits -= logits.max(axis=1, keepdims=True)
+    return with_sums(logits, exponents=True)
+
+
+def _logits(rows: Array, table: Array) -> Array:
+    return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
+
+
+def with_sums(
+    values: Array, parts: Iterable[slice] | None = None, exponents: bool = False
+) -> TokenWeights:
+    """Return weights with their sums and maxima, some rows at a time.
+
+    `parts` yields slices of rows as soon as their weights are there; by default these
+    are as many rows as a processor's cache holds. If the values are `exponents`, their
+    exponentials replace them.
+
+    Shapes: values [N, V]
+    """
+    xp, (count, size) = array_module(values), values.shape
+    sums, ones = xp.empty(count, values.dtype), xp.ones(size, values.dtype)
+    maxima = xp.empty((count, min(MAX_GROUPS, size)), values.dtype)
+    if parts is None:
+        at_once = VALUES_IN_CACHE // size + 1 if xp is np else count
+        parts = (slice(n, n + at_once) for n in range(0, count, at_once))
+    for part in parts:
+        weights = values[part]
+        if exponents:
+            xp.exp(weights, out=weights)
+        sums[part] = weights @ ones
+        weights[:, :EOS_ID] = 0
+        maxima[part] = group_maxima(weights)
+    return TokenWeights(values, sums, maxima)
+
+
+def group_maxima(values: Array) -> Array:
+    """Return the largest value of each group of tokens. Shapes: [N, V] -> [N, G]"""
+    count, size = values.shape
+    groups = min(MAX_GROUPS, size)
+    rest = size % groups  # the first groups have one token more
+    rows = values[:, : size - rest].reshape(count, -1, groups)
+    maxima = rows.max(axis=1)
+    last = array_module(values).maximum(maxima[:, :rest], values[:, size - rest :])
+    maxima[:, :rest] = last
+    return maxima

@@ -26,10 +26,12 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
-from minitransformer.translation.candidates import TokenWeights
 from minitransformer.translation.constraints import Constraints, Prefix, exclude
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
+from minitransformer.translation.incremental_decoding import (
+    IncrementalDecoder,
+    TokenWeights,
+)
 
 
 def sample_ids(

@@ -16,12 +16,11 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import Links, TextInParts, align_words
-from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.sampling import sample_ids
-from minitransformer.translation.scoring import score_targets
 from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.tags import Tags
 

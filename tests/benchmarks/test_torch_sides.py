@@ -5,9 +5,8 @@ import importlib
 import numpy as np
 import pytest
 
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES
-from minitransformer.engine.random_streams import HostStream
+from minitransformer.engine.ops import HostStream
 from support.closeness import assert_close
 from support.gradients import as_array
 

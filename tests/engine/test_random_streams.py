@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitransformer.engine.random_streams import HostStream
+from minitransformer.engine.ops import HostStream
 from support.dropout import SHARES, assert_share
 
 

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from minitransformer.engine import ops
-from minitransformer.model.loss import token_log_probs, training_loss
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import (
+    Transformer,
+    token_log_probs,
+    training_loss,
+)
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.training.evaluation import token_statistics
 from support.closeness import assert_close

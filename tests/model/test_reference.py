@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import ModelConfig
 from support.closeness import assert_close
 from support.noise import RecordedNoise, dropout_sites

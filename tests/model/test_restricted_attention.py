@@ -12,10 +12,9 @@ from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.commands.profiling import operations
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.random_streams import HostStream
-from minitransformer.model.loss import training_loss
+from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.training.cost import training_flops
 from support.closeness import assert_close

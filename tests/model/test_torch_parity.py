@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from minitransformer.model.layers import sinusoids
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import PAD_ID, ModelConfig
 
 torch = pytest.importorskip("torch")

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.engine.autograd import Tensor
-from minitransformer.engine.random_streams import HostStream
+from minitransformer.engine.ops import HostStream
 from minitransformer.model import transformer
 from minitransformer.model.kv_cache import KeyValueCache
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS

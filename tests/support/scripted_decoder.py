@@ -3,8 +3,10 @@
 import numpy as np
 
 from minitransformer.translation.beam_search import BeamSearch
-from minitransformer.translation.candidates import weights_of
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
+from minitransformer.translation.incremental_decoding import (
+    IncrementalDecoder,
+    weights_of,
+)
 
 VOCAB = 7  # padding, unknown, begin, end and three words
 

@@ -4,11 +4,9 @@ import ctypes
 import os
 import sys
 import types
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import threadpoolctl
 
 from minitransformer.system import machine
 
@@ -49,43 +47,6 @@ def test_other_systems_are_left_as_they_are(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert machine.tune_allocator() is False
     assert not calls
-
-
-def blas_threads():
-    return {
-        pool["num_threads"]
-        for pool in threadpoolctl.threadpool_info()
-        if pool["user_api"] == "blas"
-    }
-
-
-@pytest.fixture
-def unlimited(monkeypatch):
-    """No limit of another test, whose model may still have its threads."""
-    monkeypatch.setattr(machine, "_THREAD_LIMITS", machine._ThreadLimits())
-
-
-def test_matrix_products_take_one_thread_for_a_while(unlimited):
-    machine._blas.cache_clear()  # so that this test finds the library, too
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        if blas_threads() != {2}:
-            pytest.skip("the threads of this BLAS cannot be counted")
-        with machine.limit_threads(1):
-            assert blas_threads() == {1}
-        assert blas_threads() == {2}
-
-
-def test_the_limit_ends_with_the_last_of_overlapping_blocks(unlimited):
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        if blas_threads() != {2}:
-            pytest.skip("the threads of this BLAS cannot be counted")
-        first, second = ExitStack(), ExitStack()
-        for stack in (first, second):
-            stack.enter_context(machine.limit_threads(1))
-        first.close()
-        assert blas_threads() == {1}
-        second.close()
-        assert blas_threads() == {2}
 
 
 @pytest.mark.parametrize(

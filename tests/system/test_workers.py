@@ -6,17 +6,20 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
+import threadpoolctl
 
-from minitransformer.system import machine
 from minitransformer.system import workers as workers_module
 from minitransformer.system.files import file_lock
 from minitransformer.system.workers import (
     CAN_FORK,
     Workers,
+    limit_threads,
     parallel_map,
+    product_threads,
     shared_zeros,
 )
 
@@ -62,10 +65,31 @@ def test_one_worker_or_one_without_forks_is_this_thread(count, monkeypatch):
 
 @forks
 def test_a_product_has_one_thread_in_each_process():
-    with parallel_map(lambda _: machine.product_threads(), 2) as mapped:
+    with parallel_map(lambda _: product_threads(), 2) as mapped:
         assert list(mapped(range(2))) == [1, 1]
-    with machine.limit_threads(3), parallel_map(abs, 1):
-        assert machine.product_threads() == 1
+    with limit_threads(3), parallel_map(abs, 1):
+        assert product_threads() == 1
+
+
+def test_the_least_limit_of_overlapping_blocks_counts(monkeypatch):
+    limits = workers_module._ThreadLimits()  # without those of other tests
+    monkeypatch.setattr(workers_module, "_THREAD_LIMITS", limits)
+    workers_module._blas.cache_clear()  # so that this test finds the library, too
+
+    def blas_threads():
+        pools = threadpoolctl.threadpool_info()
+        return {p["num_threads"] for p in pools if p["user_api"] == "blas"}
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        if blas_threads() != {2}:
+            pytest.skip("the threads of this BLAS cannot be counted")
+        first, second = ExitStack(), ExitStack()
+        for stack in (first, second):
+            stack.enter_context(limit_threads(1))
+        first.close()
+        assert blas_threads() == {1}
+        second.close()
+        assert blas_threads() == {2}
 
 
 @forks

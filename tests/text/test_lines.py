@@ -10,7 +10,7 @@ import pytest
 
 from minitransformer.cli import OutputStream
 from minitransformer.text import lines as text
-from minitransformer.text import output, pairs
+from minitransformer.text import pairs
 from minitransformer.text.lines import read_available_lines, read_lines
 from minitransformer.text.pairs import TextPair
 
@@ -103,11 +103,11 @@ def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capf
         list(read_available_lines(1 << 20, 1))
     assert caught.value.filename == "standard input"
     with pytest.raises(ValueError, match="expected a file to write, got the folder"):
-        output.open_output(tmp_path).__enter__()
+        text.open_output(tmp_path).__enter__()
     with open("/dev/full", "w") as full, monkeypatch.context() as patches:
         patches.setattr("sys.stdout", OutputStream(full, "standard output"))
         failing = pytest.raises(OSError, match="No space")
-        with failing as caught, output.open_output(None) as out:
+        with failing as caught, text.open_output(None) as out:
             out.write("x")
     assert caught.value.filename == "standard output"
 
@@ -117,7 +117,7 @@ def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
     for folder in ("a", "b"):
         path = tmp_path / folder / "out.gz"
         path.parent.mkdir()
-        with output.open_output(path) as file:
+        with text.open_output(path) as file:
             file.write("süß\n")
             file.flush()
             file.write("x\n")
@@ -125,7 +125,7 @@ def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):
     assert gzip.decompress(written[0]) == "süß\nx\n".encode()
     assert written[0] == written[1]
     assert written[0][4:8] == bytes(4)  # the time
-    with suppress(KeyboardInterrupt), output.open_output(path) as file:
+    with suppress(KeyboardInterrupt), text.open_output(path) as file:
         file.write("y\n")
         raise KeyboardInterrupt
     assert path.read_bytes() == written[1]

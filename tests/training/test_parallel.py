@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minitransformer.engine.backend import parameters_changed
-from minitransformer.engine.random_streams import HostStream
-from minitransformer.model.loss import training_loss
+from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
+from minitransformer.model.transformer import training_loss
 from minitransformer.system.workers import CAN_FORK
 from minitransformer.training import distributed, parallel
 from minitransformer.training.distributed import Communicator
@@ -165,12 +165,14 @@ def test_tokens_at_once_are_those_of_all_processes(monkeypatch):
 
 
 def test_a_bucket_is_summed_once_complete_while_the_others_are_not(monkeypatch):
-    """The batch takes three rounds, of which the last completes the gradient."""
+    """Of two ranks' parts, this one has two; the last completes the gradient."""
     monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 600)
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * (3 * 6))
     started = []
 
     class Recorder(Communicator):
+        size = 2
+
         def start_all_reduce(self, array):
             started.append((array, array.copy(), parameters.grad.copy()))
             return lambda: None

@@ -18,6 +18,7 @@ from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import (
     map_batches,
+    score_targets,
     translate_ids,
 )
 from minitransformer.translation.beam_search import (
@@ -25,10 +26,11 @@ from minitransformer.translation.beam_search import (
     Hypothesis,
     length_penalty,
 )
-from minitransformer.translation.candidates import weights_of
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.incremental_decoding import IncrementalDecoder
-from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.incremental_decoding import (
+    IncrementalDecoder,
+    weights_of,
+)
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import check_cached_decoder

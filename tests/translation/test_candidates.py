@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from minitransformer.translation.candidates import (
-    best_candidates,
+from minitransformer.translation.beam_search import best_candidates
+from minitransformer.translation.incremental_decoding import (
     token_weights,
     weights_of,
     with_sums,
@@ -148,7 +148,7 @@ def test_weights_have_sums_and_the_maxima_of_groups(
     size, most, groups, count, monkeypatch
 ):
     """A few rows at a time, as many as a cache holds."""
-    module = "minitransformer.translation.candidates"
+    module = "minitransformer.translation.incremental_decoding"
     monkeypatch.setattr(f"{module}.MAX_GROUPS", most)
     monkeypatch.setattr(f"{module}.VALUES_IN_CACHE", 3 * size + 1)
     rng = np.random.default_rng(size)

@@ -16,14 +16,14 @@ from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
-from minitransformer.translation.candidates import weights_of
+from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.constraints import (
     Constraints,
     PrefixFinder,
     exclude,
 )
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.scoring import score_targets
+from minitransformer.translation.incremental_decoding import weights_of
 from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close

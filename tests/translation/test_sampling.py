@@ -11,9 +11,9 @@ import pytest
 from minitransformer import load
 from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.sampling import Draws, likeliest, sample_ids
-from minitransformer.translation.scoring import score_targets
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import CAT_LINES, confident_models, mean_next_probabilities

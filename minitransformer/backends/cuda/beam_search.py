@@ -14,8 +14,11 @@ from minitransformer.backends.cuda.device import WARP
 from minitransformer.backends.cuda.incremental_decoding import GpuDecoder
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID
-from minitransformer.translation.beam_search import Hypothesis, length_penalty
-from minitransformer.translation.candidates import NOT_FINITE
+from minitransformer.translation.beam_search import (
+    NOT_FINITE,
+    Hypothesis,
+    length_penalty,
+)
 from minitransformer.translation.incremental_decoding import IncrementalDecoder
 
 # Sentences that are done leave the batch when at most this share of it is left.

@@ -15,8 +15,11 @@ from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module, as_float32
 from minitransformer.model.kv_cache import FIRST_CAPACITY, KeyValueCache
 from minitransformer.model.transformer import Transformer
-from minitransformer.translation.candidates import TokenWeights, weights_of
-from minitransformer.translation.incremental_decoding import CachedDecoder
+from minitransformer.translation.incremental_decoding import (
+    CachedDecoder,
+    TokenWeights,
+    weights_of,
+)
 
 
 class FixedKeyValueCache(KeyValueCache):

@@ -24,9 +24,8 @@ from minitransformer.backends.cuda.ops import adding_to
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import PAD_ID
 from minitransformer.text.batches import Batch, Batches, BatchStream
 from minitransformer.text.prefetch import Prefetcher

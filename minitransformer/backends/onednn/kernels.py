@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minitransformer.system.machine import limit_threads
+from minitransformer.system.workers import limit_threads
 
 R = TypeVar("R")
 

@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from minitransformer.system.machine import product_threads
+from minitransformer.system.workers import product_threads
 
 # The name that the package index has for the library, and the one that C has for it.
 DISTRIBUTION = "onednn-cpu-gomp"

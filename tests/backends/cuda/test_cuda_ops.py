@@ -22,9 +22,8 @@ from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES, Tensor, no_grad
 from minitransformer.engine.backend import to_host
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import (
     BOS_ID,
     PAD_ID,

@@ -13,9 +13,8 @@ from minitransformer.backends.onednn import bfloat16
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
 from minitransformer.engine.backend import fused_kernel, register_kernels
-from minitransformer.model.loss import training_loss
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer
+from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.training.optimizer import Adam
 from support.in_process import run_main
 from support.low_precision import (
