@@ -3,7 +3,8 @@
 A run may have several ranks: processes that each hold a copy of the model, on one
 machine or many. Each rank computes the gradient of its share of every batch, and an
 all-reduce gives every rank the sum. MPI starts the ranks and connects them. Those that
-compute on GPUs sum their gradients by NCCL (`cuda/nccl.py`).
+compute on GPUs sum by NCCL (`cuda/nccl.py`), while backward computes the rest
+(`cuda/all_reduce.py`).
 """
 
 from __future__ import annotations
@@ -14,28 +15,18 @@ import platform
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
 
 import numpy as np
 
-from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, fused_kernel
-from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.extras import import_extra
 from minitransformer.system.machine import cores, num_cores
 
 Wait = Callable[[], None]
-
-# Gradients are all-reduced in buckets of at least this size: large enough to use the
-# network well, small enough that the first can be summed while backward computes the
-# rest. A parameter is never divided.
-BYTES_PER_BUCKET = 25 << 20
 
 # The environment variables by which launchers tell a process its rank and the number of
 # ranks: MPICH and Intel MPI, Open MPI, srun, and torchrun, which is no MPI.
@@ -129,17 +120,11 @@ class Communicator:
     def num_cores(self) -> int:
         """Return how many cores this rank has, or its share of those of its machine.
 
-        A launcher may have bound each rank to cores of its own; cores that several
-        ranks may use are divided among these.
+        A launcher may have bound each rank to cores of its own; ranks that may use the
+        same cores divide these.
         """
-        mine = cores()
-        place = json.dumps([platform.node(), sorted(mine)]).encode()
-        places = [json.loads(other) for other in self.all_gather(place)]
-        ranks = Counter(
-            x for host, own in places if host == platform.node() for x in own
-        )
-        share = sum(Fraction(1, ranks[core]) for core in mine) / len(mine)
-        return max(int(share * num_cores()), 1)
+        place = json.dumps([platform.node(), sorted(cores())]).encode()
+        return max(num_cores() // self.all_gather(place).count(place), 1)
 
     def assert_equal(self, values: Mapping[str, Any]) -> None:
         """Compare values that JSON can hold with those of rank 0.
@@ -171,8 +156,6 @@ class MpiCommunicator(Communicator):
         self._mpi, self._comm = mpi, mpi.COMM_WORLD
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.local_rank = self._comm.Split_type(mpi.COMM_TYPE_SHARED).Get_rank()
-        self._comm.Barrier()
-        _unlink_mpich_memory()
 
     def start_all_reduce(self, array: Array) -> Wait:
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, array)
@@ -199,18 +182,6 @@ def _poll(done: Callable[[], bool]) -> None:
             time.sleep(min(0.01, waited / 20))
 
 
-def _unlink_mpich_memory() -> None:
-    """Remove the names of MPICH's shared memory, which all ranks have opened by now.
-
-    It goes on existing until they end. MPICH itself would remove the names only at the
-    end of an MPI program, and never if that is aborted.
-    """
-    with suppress(OSError):  # only Linux says what is mapped
-        mapped = Path("/proc/self/maps").read_text("utf-8").splitlines()
-        for name in {line.split()[5] for line in mapped if "/dev/shm/mpich" in line}:
-            Path(name).unlink(missing_ok=True)
-
-
 def find_mpi(environ: Mapping[str, str] = os.environ) -> Any:
     """Return the module mpi4py.MPI if this process is one of several ranks, else None.
 
@@ -227,61 +198,6 @@ def find_mpi(environ: Mapping[str, str] = os.environ) -> Any:
             "srun --mpi=pmi2 (see docs/multi-node.md)"
         )
     return mpi
-
-
-class GradientAllReduce:
-    """All-reduce of the flat gradient in buckets, which can start during backward.
-
-    Backward completes the last parameters first, so the first bucket is at the end of
-    the gradient. Every rank starts the buckets in this one order, whichever order its
-    own gradients are complete in.
-    """
-
-    def __init__(self, communicator: Communicator, parameters: ParameterBuffer) -> None:
-        self.communicator, self.parameters = communicator, parameters
-        self._bucket_of: dict[int, int] = {}  # by the id of a parameter
-        self._buckets: list[slice] = []
-        end = start = len(parameters.grad)
-        for parameter in reversed(parameters.parameters.values()):
-            self._bucket_of[id(parameter)] = len(self._buckets)
-            start -= parameter.data.size
-            size = (end - start) * parameters.grad.itemsize
-            if size >= BYTES_PER_BUCKET or start == 0:
-                self._buckets.append(slice(start, end))
-                end = start
-        self._reset()
-
-    def _reset(self) -> None:
-        self._missing = Counter(self._bucket_of.values())  # parameters, by bucket
-        self._waits: list[Wait] = []  # one for each bucket that was started
-
-    def num_ready(self, complete: list[Tensor]) -> int:
-        """Return how many buckets can start once these parameters are complete."""
-        missing = Counter(self._bucket_of.values())
-        missing.subtract(self._bucket_of[id(parameter)] for parameter in complete)
-        return next(
-            (b for b in range(len(self._buckets)) if missing[b]), len(self._buckets)
-        )
-
-    def complete(self, parameter: Tensor) -> None:
-        """Note that the gradient of `parameter` is complete; start complete buckets."""
-        self._missing[self._bucket_of[id(parameter)]] -= 1
-        self._start(lambda bucket: not self._missing[bucket])
-
-    def finish(self) -> None:
-        """Start the buckets that are left, and wait for all."""
-        self._start(lambda bucket: True)
-        for wait in self._waits:
-            wait()
-        self._reset()
-
-    def _start(self, ready: Callable[[int], bool]) -> None:
-        """Start the next buckets in their order, up to the first that is not ready."""
-        for bucket in range(len(self._waits), len(self._buckets)):
-            if not ready(bucket):
-                break
-            part = self.parameters.grad[self._buckets[bucket]]
-            self._waits.append(self.communicator.start_all_reduce(part))
 
 
 def checksum(array: Array) -> int:

@@ -176,13 +176,16 @@ class TrainingRun:
 
     def sync_ranks(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
-        clock = 0.0 if self.ranks.rank else time.monotonic() - self._began
-        received = [float(number == self.signal) for number in STOP_SIGNALS]
-        clock, *received = self.ranks.all_reduce_numbers([clock, *received])
+        clock, asked = time.monotonic() - self._began, self.signal
+        if self.ranks.size > 1:
+            signals = [float(number == asked) for number in STOP_SIGNALS]
+            clock = 0.0 if self.ranks.rank else clock
+            clock, *counts = self.ranks.all_reduce_numbers([clock, *signals])
+            received = zip(STOP_SIGNALS, counts, strict=True)
+            asked = max((number for number, count in received if count), default=None)
         self._seconds_before = self.state.seconds
         self.progress.change(seconds=clock)
-        asked = [n for n, count in zip(STOP_SIGNALS, received, strict=True) if count]
-        self.stopped_by = max(asked, default=None)
+        self.stopped_by = asked
 
     def report_is_due(self) -> bool:
         return self.state.step % self.settings.training.log_every == 0

@@ -14,18 +14,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
 
-from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array
 from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.system.workers import Workers, limit_threads, shared_zeros
 from minitransformer.text.batches import Batch, Batches, BatchStream
-from minitransformer.training.distributed import Communicator, GradientAllReduce
-
-WhenComplete: TypeAlias = Callable[[Tensor], None]
+from minitransformer.training.distributed import Communicator
 
 # About the largest part of a batch that a process takes through the model at once: the
 # tokens of the longer side, padding included, times d_model. It is large enough for
@@ -33,17 +29,19 @@ WhenComplete: TypeAlias = Callable[[Tensor], None]
 TOKENS_TIMES_WIDTH = 1 << 18
 
 
-class ParallelModel(Protocol):
+class ParallelModel:
     """A model in training: `CpuModel` here, or `GpuModel` in `cuda/training.py`.
 
     If it is `asynchronous`, results are arrays that the GPU may still be computing.
+    `tokens_at_once` is about how many tokens of one side it computes at once.
     """
 
     model: Transformer
     parameters: ParameterBuffer
     communicator: Communicator
-    num_processes: int
-    asynchronous: bool
+    tokens_at_once: int
+    num_processes = 1
+    asynchronous = False
 
     def forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
@@ -58,28 +56,20 @@ class ParallelModel(Protocol):
         Returns: the mean loss, a scalar
         Units: nats per target token
         """
-        ...
-
-    @property
-    def tokens_at_once(self) -> int:
-        """Return about how many tokens of one side the model computes at once."""
-        ...
+        raise NotImplementedError
 
     def prefetched(self, stream: BatchStream) -> Batches:
         """Return the batches of a stream, prepared in advance if that helps."""
-        ...
+        return stream
 
     def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
         """Take the memory that the stream's largest batches need, if that helps."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until all results so far are computed."""
-        ...
 
     def close(self) -> None:
         """End the processes and threads, if there are any."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -94,17 +84,15 @@ class Part:
     key: tuple[int, ...]
     weight: float
 
-    def forward_backward(
-        self, model: Transformer, when_complete: WhenComplete | None = None
-    ) -> float:
+    def forward_backward(self, model: Transformer) -> float:
         """Add the gradient to those of the parameters, and return the summed loss."""
         source, target, rng = self.batch.source, self.batch.target, HostStream(self.key)
         loss = training_loss(model, source, target, self.label_smoothing, rng)
-        loss.backward(self.weight, when_complete)
+        loss.backward(self.weight)
         return float(loss.data)
 
 
-class CpuModel:
+class CpuModel(ParallelModel):
     """A model whose gradients this process computes, or several that it forks.
 
     Each part of a batch draws its own dropout noise. The number of parts is a multiple
@@ -115,8 +103,6 @@ class CpuModel:
 
     A matrix product has `num_threads` threads in each process.
     """
-
-    asynchronous = False
 
     def __init__(
         self,
@@ -129,10 +115,12 @@ class CpuModel:
         self.model, self.parameters = model, parameters
         self.communicator = communicator or Communicator()
         self.num_processes, self.num_cores = num_processes, num_processes * num_threads
-        self._all_reduce = GradientAllReduce(self.communicator, parameters)
+        tokens = TOKENS_TIMES_WIDTH // model.config.d_model
+        self.tokens_at_once = max(tokens, 1) * num_processes
         self._open = ExitStack()  # until `close`
         self._open.enter_context(limit_threads(num_threads))
         self._pool = self._open.enter_context(ThreadPoolExecutor(self.num_cores))
+        self._gradients = [parameters.grad]
         self._workers: Workers[tuple[int, list[Part]], float] | None = None
         if num_processes > 1:
             like = parameters.data.shape, parameters.data.dtype
@@ -146,15 +134,15 @@ class CpuModel:
     ) -> Array:
         num_tokens = sum(batch.target_tokens for batch in batches)
         parts = [part for batch in batches for part in self._split(batch)]
-        rank, size = self.communicator.rank, self.communicator.size
+        ranks = self.communicator
         mine = [
             Part(batch, label_smoothing, (*key, i), 1 / num_tokens)
             for i, batch in enumerate(parts)
-        ][rank::size]
+        ][ranks.rank :: ranks.size]
         total = self._fill_gradient(mine)
-        if size > 1:
-            self._all_reduce.finish()
-            [total] = self.communicator.all_reduce_numbers([total])
+        if ranks.size > 1:
+            ranks.start_all_reduce(self.parameters.grad)()
+            [total] = ranks.all_reduce_numbers([total])
         return total / num_tokens
 
     def _split(self, batch: Batch) -> list[Batch]:
@@ -164,30 +152,17 @@ class CpuModel:
         rounds = math.ceil(tokens / (self.tokens_at_once * ranks))
         return batch.split(rounds * self.num_processes * ranks)
 
-    @property
-    def tokens_at_once(self) -> int:
-        tokens = TOKENS_TIMES_WIDTH // self.model.config.d_model
-        return max(tokens, 1) * self.num_processes
-
     def _fill_gradient(self, parts: list[Part]) -> float:
         """Fill `parameters.grad` with the sum of the parts' gradients.
 
         Returns: the sum of their losses
         """
-        if self._workers is not None:
-            shares = range(self.num_processes)
-            work = ((n, parts[n :: self.num_processes]) for n in shares)
-            total = sum(self._workers.map(work))
-            self.map(self._sum_share, shares)
-            return total
-        self.parameters.collect_gradients(self.parameters.grad)
-        total = 0.0
-        for i, part in enumerate(parts):
-            # The last part completes the gradient of each parameter, and its all-reduce
-            # starts while the backward pass goes on.
-            is_last = i == len(parts) - 1 and self.communicator.size > 1
-            when_complete = self._all_reduce.complete if is_last else None
-            total += part.forward_backward(self.model, when_complete)
+        if self._workers is None:
+            return self._fill_own_gradient((0, parts))
+        shares = range(self.num_processes)
+        work = ((n, parts[n :: self.num_processes]) for n in shares)
+        total = sum(self._workers.map(work))
+        self.map(self._sum_share, shares)
         return total
 
     def _fill_own_gradient(self, work: tuple[int, list[Part]]) -> float:
@@ -214,15 +189,6 @@ class CpuModel:
         at the same time.
         """
         return list(self._pool.map(function, items))
-
-    def prefetched(self, stream: BatchStream) -> Batches:
-        return stream
-
-    def reserve_memory(self, stream: BatchStream, label_smoothing: float) -> None:
-        """Do nothing: parts are too small to need memory in advance."""
-
-    def synchronize(self) -> None:
-        """Return at once, because every result is already computed."""
 
     def close(self) -> None:
         """End the processes and threads, and give BLAS its own threads back."""

@@ -65,7 +65,6 @@ def test_sums_of_numbers_have_double_precision():
     [
         ([range(8)] * 3, [2, 2, 2]),  # all ranks may use all cores
         ([range(4), range(4, 8)], [4, 4]),  # each has its own
-        ([(0, 1, 2, 3), (3, 4, 5)], [3, 2]),  # core 3 is shared
         ([(0,), (0,)], [1, 1]),
         ([range(4), "other machine"], [4, 4]),
     ],
@@ -106,8 +105,7 @@ def gradient(ranks, batches, threads=1):
 
 
 @pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 1), (5, 1), (2, 2)])
-def test_ranks_do_not_change_the_gradient(size, threads, monkeypatch):
-    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 1000)
+def test_ranks_do_not_change_the_gradient(size, threads):
     batches = [
         small_batch(0, 7),
         small_batch(1, 2),
@@ -159,10 +157,6 @@ ranks.assert_equal({"parameters": checksum(parameters.data)})
 if ranks.rank == 0:
     np.savez(sys.argv[1], losses=losses, gradient=first, parameters=parameters.data)
 threaded.close()
-if sys.platform == "linux":  # no abort can leave shared memory behind
-    ranks.all_reduce_numbers([0.0])  # all have come this far
-    mapped = [x for x in open("/proc/self/maps") if "/dev/shm/mpich" in x]
-    assert all("(deleted)" in line for line in mapped), mapped
 """
 
 

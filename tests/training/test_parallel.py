@@ -10,8 +10,7 @@ from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import training_loss
 from minitransformer.system.workers import CAN_FORK
-from minitransformer.training import distributed, parallel
-from minitransformer.training.distributed import Communicator
+from minitransformer.training import parallel
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
@@ -156,33 +155,8 @@ def test_all_ranks_share_a_batch(monkeypatch):
 @forks
 def test_tokens_at_once_are_those_of_all_processes(monkeypatch):
     model = small_model()  # of width 8
-    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 87)
-    computed = CpuModel(model, ParameterBuffer(model), 3)
-    assert computed.tokens_at_once == 30
-    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 7)  # narrower than the model
-    assert computed.tokens_at_once == 3
-    computed.close()
-
-
-def test_a_bucket_is_summed_once_complete_while_the_others_are_not(monkeypatch):
-    """Of two ranks' parts, this one has two; the last completes the gradient."""
-    monkeypatch.setattr(distributed, "BYTES_PER_BUCKET", 600)
-    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * (3 * 6))
-    started = []
-
-    class Recorder(Communicator):
-        size = 2
-
-        def start_all_reduce(self, array):
-            started.append((array, array.copy(), parameters.grad.copy()))
-            return lambda: None
-
-    model = small_model()
-    parameters = ParameterBuffer(model)
-    computed = CpuModel(model, parameters, communicator=Recorder())
-    computed.forward_backward([small_batch(0, 9)], 0.1, (1, 1))
-    computed.close()
-    assert len(started) > 3
-    for bucket, at_start, _ in started:
-        np.testing.assert_array_equal(bucket, at_start)
-    assert (started[0][2] != parameters.grad).any()
+    for tokens_times_width, tokens in ((87, 30), (7, 3)):  # 7 is less than the width
+        monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", tokens_times_width)
+        computed = CpuModel(model, ParameterBuffer(model), 3)
+        assert computed.tokens_at_once == tokens
+        computed.close()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.all_reduce import GradientAllReduce
 from minitransformer.backends.cuda.ops import adding_to
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Tensor
@@ -29,12 +30,9 @@ from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import PAD_ID
 from minitransformer.text.batches import Batch, Batches, BatchStream
 from minitransformer.text.prefetch import Prefetcher
-from minitransformer.training.distributed import (
-    Communicator,
-    GradientAllReduce,
-    checksum,
-)
+from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.parallel import ParallelModel
 
 # The most shapes that get a graph; batches of others are launched kernel by kernel.
 MAX_GRAPHS = 512
@@ -105,15 +103,14 @@ def ignore(parameter: Tensor) -> None:
     """Do nothing with a parameter whose gradient is complete."""
 
 
-class GpuModel:
-    """A `ParallelModel` on a GPU.
+class GpuModel(ParallelModel):
+    """A model whose gradients a GPU computes.
 
     A batch that does not fit in the GPU's memory is computed in parts. `log` is called
     with a line about anything that the user should know.
     """
 
     asynchronous = True
-    num_processes = 1
     tokens_at_once = sys.maxsize
 
     def __init__(
@@ -143,9 +140,6 @@ class GpuModel:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
-
-    def close(self) -> None:
-        """Do nothing: there are no threads."""
 
     def prefetched(self, stream: BatchStream) -> Batches:
         return Prefetcher(stream)
