@@ -16,7 +16,7 @@ from typing import Any
 from measure import FIGURES, decoding_ratios, machine, read_figures, training_ratios
 from table3 import PAPER
 
-from minitransformer.commands.pictures import write_picture
+from minitransformer.commands.plot import write_picture
 
 PICTURES = FIGURES.parent / "img"
 COLORS = {"PyTorch": "#d1603d", "Marian": "#5b8e3e", "CTranslate2": "#3b6fb6"}

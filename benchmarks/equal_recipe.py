@@ -29,7 +29,7 @@ from harness import report, run_side
 from train_speed import PYTORCH
 
 from minitransformer.backends.devices import open_device
-from minitransformer.commands.pictures import write_picture
+from minitransformer.commands.plot import write_picture
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig, TrainingConfig

@@ -32,7 +32,7 @@ import numpy as np
 from harness import Result, report, run_side
 from scaling import exponent
 
-from minitransformer.commands.pictures import write_picture
+from minitransformer.commands.plot import write_picture
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, Vjp, primitive
 from minitransformer.settings.config import ModelConfig

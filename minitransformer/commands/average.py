@@ -37,14 +37,14 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer average",
-        "Average the last checkpoints of a run, or those that are named (section 6.1).",
+        "Average the last checkpoints of a run, or several files (section 6.1).",
         (
             "minitransformer average averaged.safetensors runs/NAME --last 20",
             "minitransformer average averaged.safetensors A.safetensors B.safetensors",
             "python translate.py --model averaged.safetensors --input new.en",
         ),
         "At the end of a run, train.py itself averages up to --average checkpoints:\n"
-        "as many as validate best, or with --average-by number exactly so many.",
+        "the number that validates best, or with --average-by number all of them.",
     )
     add = parser.add_argument
     add("output", type=Path, help="the checkpoint to write")

@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--config", default="base", metavar="NAME", help="see train.py (default base)")
     device = "GPUs, as COUNTxNAME or COUNTxTFLOPS (default 8xP100)"
     add("--device", metavar="GPUS", help=device)
-    step = "how long a step takes (default the paper's, of base and big unchanged)"
+    step = "seconds a step (default the paper's, for base and big unchanged)"
     add("--seconds-a-step", type=float, metavar="S", help=step)
-    length = "tokens of a sentence, on either side (default 25)"
+    length = "tokens per sentence, on either side (default 25)"
     add("--length", type=positive, default=25, metavar="N", help=length)
     add_arguments(parser, ModelConfig, without=FREE)
     trained = [f.name for f in fields(TrainingConfig) if f.name not in COUNTED]

@@ -142,7 +142,7 @@ def to_ctranslate2(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer export",
-        "Write a trained model to pass on, or for another engine to serve.",
+        "Export a trained model in float16, or for CTranslate2.",
         (
             "minitransformer export ctranslate2 runs/NAME DIR --quantization int8",
             "minitransformer export float16 runs/NAME small.safetensors",

@@ -10,7 +10,10 @@ import numpy as np
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text.batches import ParallelCorpus
+from minitransformer.text.cache import encoded_corpus
+from minitransformer.text.find import text_of
 from minitransformer.text.ids import Ragged
+from minitransformer.text.lines import refuse_overwriting_inputs
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.shortlist import Lexicon
 
@@ -82,18 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("file", type=Path, help="the lexicon to write")
     kept = "likely translations of each token (default 32)"
     add("--translations", type=positive, default=32, metavar="N", help=kept)
-    always = "most frequent tokens, which are in every shortlist (default 256)"
+    always = "frequent tokens in every shortlist (default 256)"
     add("--frequent", type=positive, default=256, metavar="N", help=always)
-    cache = "where encoded text is kept (default cache)"
+    cache = "folder of encoded text (default cache)"
     add("--cache", type=Path, default=Path("cache"), metavar="DIR", help=cache)
     args = parser.parse_args(arguments)
 
     def work() -> None:
-        # Imported here, because to translate with a lexicon takes none of it.
-        from minitransformer.text.cache import encoded_corpus
-        from minitransformer.text.find import text_of
-        from minitransformer.text.lines import refuse_overwriting_inputs
-
         run = RunDirectory(args.run)
         settings = run.read_config()
         text = (Path(file) for pair in settings.text.values() for file in pair)

@@ -90,21 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "python train.py --data data/both --source en --target de-fr",
         ),
         "A corpus is a folder of train.LANG, and of val.LANG and test*.LANG if any.\n"
-        "One folder, language or number stands for all corpora.",
+        "One folder, language, number or tag stands for all corpora.",
     )
     add = parser.add_argument
-    add("folder", type=Path, help="where the corpus goes, a new or an empty folder")
+    add("folder", type=Path, help="output folder, new or empty")
     add("corpora", type=Path, nargs="+", metavar="CORPUS", help="a folder of text")
     for side in ("source", "target"):
-        language = f"{side} language, of all corpora or of each"
+        language = f"{side} language, for all corpora or for each"
         add(f"--{side}", nargs="+", required=True, metavar="LANG", help=language)
-    often = (
-        "how often training pairs are written, of all corpora or of each (default 1)"
-    )
+    often = "repetitions of training pairs, for all or for each (default 1)"
     add("--repeat", type=positive, nargs="+", default=[1], metavar="N", help=often)
-    before = (
-        "what is put before source lines, of all corpora or of each; '' for nothing"
-    )
+    before = "tag before source lines, for all or for each; '' for none"
     add("--tag", nargs="+", default=[""], metavar="TAG", help=before)
     args = parser.parse_args(arguments)
 

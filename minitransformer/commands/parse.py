@@ -228,7 +228,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         ),
         "linearise writes NAME.words and NAME.tree, for train.py --data with --source "
         "words\n--target tree, and NAME.mrg, one tree in a line, for score and EVALB. "
-        "restore makes a\ntree of every line that a model wrote. docs/parsing.md shows "
+        "restore turns\neach line of model output into a tree. docs/parsing.md shows "
         "all the steps.",
     )
     kinds = parser.add_subparsers(
@@ -243,18 +243,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("trees", type=Path, nargs="+", help="files of bracketed trees, plain or .gz")
     splits = "splits, and how many trees each takes in turn (default train: all)"
     add("--split", nargs="+", default=["train"], metavar="NAME[=COUNT]", help=splits)
-    parts = "labels whose constituents are added to the first split as trees"
+    parts = "labels of constituents that the first split gets as further trees"
     add("--parts", nargs="+", default=[], metavar="LABEL", help=parts)
     add("--numbered", action="store_true", help="number the tags; write NAME.numbered")
     add = command("restore", "make a tree of each sequence and its words").add_argument
-    add("sequences", type=Path, help="the lines that a model wrote")
-    add("words", type=Path, help="the lines that it read")
+    add("sequences", type=Path, help="model output")
+    add("words", type=Path, help="model input")
     add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
     what = "print recall, precision and F1, as EVALB counts"
     add = command("score", what).add_argument
-    add("gold", type=Path, help="the right trees")
+    add("gold", type=Path, help="reference trees")
     add("trees", type=Path, help="the trees to score")
-    short = "also score the sentences of at most N words alone (default 40)"
+    short = "also score sentences of at most N words separately (default 40)"
     add("--cutoff", type=positive, default=40, metavar="N", help=short)
     return parser.parse_args(arguments)
 

@@ -6,16 +6,17 @@ PNG and SVG need matplotlib (extra `plot`), event files need tensorboardX (extra
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minitransformer.cli import Parser, exit_code, printable
-from minitransformer.commands.pictures import write_picture
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
+from minitransformer.system.files import write_bytes
 
 # What can be plotted: a title with the unit, and the metrics that are drawn together,
 # by their names in metrics.jsonl, each with what the legend says of it.
@@ -36,6 +37,10 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
     "gradient-norm": ("gradient norm", {"gradient_norm": ""}),
 }
 AXES = {"steps": "updates", "tokens": "source and target tokens", "minutes": "minutes"}
+
+# On dark pages, browsers draw white on black, not black on white, in the same hues.
+DARK = b"@media (prefers-color-scheme: dark) "
+DARK += b"{svg {filter: invert(0.9) hue-rotate(180deg)}}"
 
 
 def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
@@ -109,6 +114,20 @@ def draw(
             panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
     figure.tight_layout()
     write_picture(figure, output, dpi=150)
+
+
+def write_picture(figure: Any, path: Path, dpi: int) -> None:
+    """Write a figure as PNG or SVG, by the end of the file's name.
+
+    An SVG shown by a browser is dark where pages are. Units: dpi dots an inch
+    """
+    drawn = io.BytesIO()
+    undated = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(drawn, dpi=dpi, format=path.suffix[1:], metadata=undated)
+    data = drawn.getvalue()
+    if path.suffix == ".svg":
+        data = data.replace(b"</style>", DARK + b"</style>", 1)
+    write_bytes(path, data)
 
 
 def _name(run: RunDirectory) -> str:

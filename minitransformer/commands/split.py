@@ -92,13 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("pairs", type=Path, help="lines of source TAB target, plain or .gz")
-    add("folder", type=Path, help="where the text goes, a new or an empty folder")
+    add("folder", type=Path, help="output folder, new or empty")
     add("--source", required=True, metavar="LANG", help="ending of the source files")
     add("--target", required=True, metavar="LANG", help="ending of the target files")
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
     add("--test", type=positive, default=2000, help="test pairs (default 2000)")
     add("--seed", type=int, default=1, help="seed of the draw (default 1)")
-    also = "more training text, line by line, without the sentences of val and test"
+    also = "further training text; pairs with a held-out sentence are left out"
     add("--also", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help=also)
     args = parser.parse_args(arguments)
 

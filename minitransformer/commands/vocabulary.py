@@ -6,14 +6,13 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.text.lines import read_lines, refuse_overwriting_inputs
 from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
-
-RULES = "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,36 +25,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "python train.py --data data/both --source en --target de-fr "
             "--vocabulary mine.model",
         ),
-        "Training alone learns by byte-pair encoding, with the defaults above.",
+        "Without options it learns by byte-pair encoding, as train.py does.",
     )
     add = parser.add_argument
     add("file", type=Path, help="the SentencePiece model to write")
     add("text", type=Path, nargs="+", help="text of both languages, plain or .gz")
     size = "word pieces; from 1,024 on, the 256 bytes are among them"
     add("--vocab-size", type=positive, required=True, metavar="N", help=size)
-    kind = "how they are learned (default bpe)"
-    add("--model-type", choices=("bpe", "unigram"), default="bpe", help=kind)
-    whole = "placeholders and tags that are never split or changed"
+    whole = "placeholders and tags, each one unsplit piece"
     add("--user-symbols", nargs="+", default=[], metavar="SYMBOL", help=whole)
-    share = "share of the text that learned characters cover (default 1)"
-    add("--character-coverage", type=float, default=1.0, metavar="X", help=share)
-    rule = "how characters are normalised (default nmt_nfkc)"
-    add("--normalization", choices=RULES, default=RULES[0], help=rule)
-    other = "any other options of SentencePiece's trainer"
+    other = "options of SentencePiece's trainer, such as model_type=unigram"
     add("--option", nargs="+", default=[], metavar="NAME=VALUE", help=other)
     args = parser.parse_args(arguments)
 
     def work() -> None:
         refuse_overwriting_inputs("file", args.file, *args.text)
         check_symbols("--user-symbols", args.user_symbols)
-        if not 0.98 <= args.character_coverage <= 1:
-            got = f"got {args.character_coverage:g}"
-            raise UsageError(f"--character-coverage: expected 0.98 to 1, {got}")
-        options = {
-            "model_type": args.model_type,
-            "character_coverage": args.character_coverage,
-            "normalization_rule_name": args.normalization,
-            "user_defined_symbols": list(dict.fromkeys(args.user_symbols)),
+        options: dict[str, Any] = {
+            "user_defined_symbols": list(dict.fromkeys(args.user_symbols))
         }
         for option in args.option:
             name, equals, value = option.partition("=")

@@ -50,7 +50,7 @@ def read_lines(path: Path) -> Iterator[str]:
             yield decode_line(raw.removesuffix(b"\n"), number, str(path))
 
 
-def decode_line(raw: bytes | bytearray, number: int, place: str) -> str:
+def decode_line(raw: bytes, number: int, place: str) -> str:
     """Decode line `number` (from 1) of the text that `place` names."""
     if len(raw) > MAX_LINE:
         raise ValueError(
@@ -94,27 +94,22 @@ def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
     Raises: ValueError as `read_lines`.
     """
     lines, number, place = list[str](), 0, "standard input"
-    rest = bytearray()  # a line whose end has not been read yet
+    rest = b""  # a line whose end has not been read yet
     while block := _read_block(descriptor, place):
-        rest += block
-        complete: list[bytearray] = []
-        if b"\n" in block:
-            *complete, rest = rest.split(b"\n")
+        *complete, rest = (rest + block).split(b"\n")
         for raw in complete:
             number += 1
             lines.append(decode_line(raw, number, place))
-            if len(lines) == limit:
-                yield lines
-                lines = []
         if len(rest) > MAX_LINE:
             break
-        if lines and not _more_is_waiting(descriptor):
-            yield lines
-            lines = []
+        while len(lines) >= limit or (lines and not _more_is_waiting(descriptor)):
+            yield lines[:limit]
+            lines = lines[limit:]
     if rest:
         lines.append(decode_line(rest, number + 1, place))
-    if lines:
-        yield lines
+    while lines:
+        yield lines[:limit]
+        lines = lines[limit:]
 
 
 def _more_is_waiting(descriptor: int) -> bool:

@@ -32,7 +32,9 @@ def test_without_options_it_is_what_training_learns(learn):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_symbol_is_one_piece_wherever_it_stands(learn, kind):
-    own = learn("--vocab-size", 64, "--model-type", kind, "--user-symbols", *SYMBOLS)
+    own = learn(
+        "--vocab-size", 64, "--option", f"model_type={kind}", "--user-symbols", *SYMBOLS
+    )
     for number, symbol in enumerate(SYMBOLS, start=4):
         assert own.keeps_whole(symbol)
         for line in (f"der {symbol} Hund", f"{symbol} die", f"Hund{symbol}Hund"):
@@ -44,7 +46,7 @@ def test_a_symbol_is_one_piece_wherever_it_stands(learn, kind):
 
 
 def test_a_unigram_vocabulary_is_that_of_sentencepiece(learn, tmp_path):
-    own = learn("--vocab-size", 60, "--model-type", "unigram")
+    own = learn("--vocab-size", 60, "--option", "model_type=unigram")
     theirs = tmp_path / "theirs"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_prefix=theirs, model_type="unigram",
@@ -58,7 +60,7 @@ def test_a_unigram_vocabulary_is_that_of_sentencepiece(learn, tmp_path):
 def test_rare_characters_are_left_out_by_coverage(learn):
     lines = [*LINES * 4, "\u4f60"]
     for coverage, known in ((1.0, True), (0.995, False)):
-        flags = "--vocab-size", 60, "--character-coverage", coverage
+        flags = "--vocab-size", 60, "--option", f"character_coverage={coverage}"
         [[*_, last]] = learn(*flags, lines=lines).encode(["der \u4f60"])
         assert (last != 1) == known
 
@@ -69,7 +71,9 @@ def test_rare_characters_are_left_out_by_coverage(learn):
 )  # fmt: skip
 def test_characters_are_normalised_by_rule(learn, rule, expected):
     lines = [*LINES, "A \uff21 a"]
-    own = learn("--vocab-size", 60, "--normalization", rule, lines=lines)
+    own = learn(
+        "--vocab-size", 60, "--option", f"normalization_rule_name={rule}", lines=lines
+    )
     assert own.decode(own.encode(["Hund \uff21"])) == [expected]
 
 
@@ -88,7 +92,6 @@ def test_any_option_of_sentencepiece_can_be_named(learn):
         (["--user-symbols", "</s>"], 2, "expected a symbol .* got '</s>'"),
         (["--user-symbols", "<0x4A>"], 2, "got '<0x4A>'"),
         (["--user-symbols", "\u2581a"], 2, "expected a symbol"),
-        (["--character-coverage", 0.9], 2, "--character-coverage: expected 0.98 to 1"),
         (["--option", "split"], 2, "--option: expected NAME=VALUE, got split"),
         (["--option", "nothing=1"], 1, "nothing"),
         (["--vocab-size", 9000], 1, "vocab_size: expected at most"),
