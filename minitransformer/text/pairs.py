@@ -80,22 +80,19 @@ def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
 def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
     """Check that all files are text and have as many lines as the source.
 
-    Pipes are left alone, and so is a source that nothing but a terminal waits for.
+    Pipes are left alone. A source with no file beside it is read if there is an output
+    file, which an error in the last line would cost.
 
-    Raises: UsageError if the output is one of the others, or the source, by whatever
-    name; ValueError if a file has more lines or is not text; OSError if it cannot be
-    read.
+    Raises: UsageError if the output is also read, by whatever name; ValueError if a
+    file has more lines or is not text; OSError if it cannot be read.
     """
     refuse_overwriting_inputs("--output", output, source, *others)
-    compared = [path for path in others if path and not _is_stream(path)]
-    if source and _is_stream(source):
+    pipes = [x for x in (source, *others) if x and (x.is_fifo() or x.is_char_device())]
+    compared = [path for path in others if path and path not in pipes]
+    if source in pipes:
         source = None
     if source and output and not compared:
         deque(read_lines(source), maxlen=0)
     for path in compared:
         lines = TextPair(source, path).lines() if source else read_lines(path)
         deque(lines, maxlen=0)
-
-
-def _is_stream(path: Path) -> bool:
-    return path.is_fifo() or path.is_char_device()
