@@ -166,8 +166,6 @@ train() {
     grep -q '^step ' "$run/train.log"; then
     echo "graphs      used"
   fi
-  sed -nE 's/^ *"([^:]*):.*: (true|false),?$/verdict     \1: \2/p' \
-    "$CUPY_CACHE_DIR"/*verdicts.json
   return "$code"
 }
 

@@ -96,7 +96,6 @@ class HostBlasLt:
             setattr(self, f"cublasLt{name}SetAttribute", Call(attribute(known)))
         self.cublasLtMatrixLayoutCreate = Call(create({}))
         self.cublasLtCreate = Call(lambda handle: 0)
-        self.cublasLtGetVersion = Call(lambda: 131000)
         self.cublasLtMatmulAlgoGetHeuristic = Call(self._heuristic)
         self.cublasLtMatmul = Call(self._matmul)
 
