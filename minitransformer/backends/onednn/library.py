@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ctypes import (
     addressof,
@@ -84,6 +84,10 @@ MAX_PRIMITIVES = 1000
 # The type, the shape and the strides of an array, in elements.
 Layout: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
+# What oneDNN calls an operation, the layouts of its arguments, and the options of
+# `_attributes`.
+Operation: TypeAlias = tuple[str, dict[int, Layout], dict[str, Any]]
+
 
 class OneDnn:
     """The library, loaded for a precision.
@@ -119,7 +123,7 @@ class OneDnn:
             # One piece if x has a power of two elements, else two that overlap: with a
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
-            rounding = self._primitive(_Rounding, piece)
+            rounding = self._primitive(_rounding, piece)
             source, target = _address(x), _address(out)
             for start in {0, x.size - piece}:
                 places = [source + start * x.itemsize, target + start * out.itemsize]
@@ -136,7 +140,7 @@ class OneDnn:
         """
         width, source, target, scales = x.shape[1], *map(_address, (x, out, factors))
         for first, rows in _row_pieces(len(x)):
-            rounding = self._primitive(_Quantization, rows, width)
+            rounding = self._primitive(_quantization, rows, width)
             places = [
                 source + 4 * first * width,
                 target + first * width,
@@ -149,39 +153,49 @@ class OneDnn:
         self,
         a: np.ndarray,
         b: np.ndarray,
-        out: np.ndarray | None = None,
-        add: bool = False,
         *,
         bias: np.ndarray | None = None,
         function: int | None = None,
     ) -> np.ndarray:
-        """Return A B in float32, written to `out` or added to it if that is given.
+        """Return A B in float32, or A B + bias, or a function of that.
 
-        Both matrices have bfloat16 numbers, and are contiguous or transposed. With a
-        bias, A B + bias is returned; with the `function` RELU, the maximum of that and
-        0; with EXP, the exponential. `out` and the bias are contiguous.
+        Both matrices have bfloat16 numbers, and are contiguous or transposed. With the
+        `function` RELU the result is the maximum of that and 0; with EXP, the
+        exponential. The bias is contiguous.
 
-        Shapes: a [n, k], b [k, m], out [n, m], bias [m] -> [n, m]
+        Shapes: a [n, k], b [k, m], bias [m] -> [n, m]
         """
+        create = np.empty if len(b) else np.zeros  # the sum of no rows
+        out = create((len(a), b.shape[1]), np.float32)
+        _check_product(a, b, out)
+        if _is_transposed(a) and bias is None and function is None:
+            for first in range(0, len(b), MAX_SUMMED):
+                part = slice(first, first + MAX_SUMMED)
+                self._multiply(a[:, part], b[part], out, add=first > 0)
+        else:
+            self._multiply(a, b, out, bias=bias, function=function)
+        return out
+
+    def _multiply(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        out: np.ndarray,
+        *,
+        add: bool = False,
+        bias: np.ndarray | None = None,
+        function: int | None = None,
+    ) -> None:
+        """Write what `product` returns to `out`, or add it."""
         n, k, m = *a.shape, b.shape[1]
         transposed = _is_transposed(a)
-        if transposed and k > MAX_SUMMED and bias is None and function is None:
-            out = self.product(a[:, :MAX_SUMMED], b[:MAX_SUMMED], out, add)
-            return self.product(a[:, MAX_SUMMED:], b[MAX_SUMMED:], out, add=True)
-        if out is None:
-            out = np.empty((n, m), np.float32)
-        _check_product(a, b, out)
-        if add and not transposed:
-            # For any number of rows, oneDNN would use its reference code.
-            return np.add(out, self.product(a, b), out=out)
         addresses = [_address(a), _address(b), _address(out)]
         if bias is not None:
             addresses.append(_address(_checked(bias, (m,))))
         rows = n if transposed or m > MAX_COLUMNS else ANY_NUMBER
         factors = rows, k, transposed, m, _is_transposed(b)
         how = *factors, add, bias is not None, function
-        self._run(self._primitive(_Product, *how), addresses, n)
-        return out
+        self._run(self._primitive(_product, *how), addresses, n)
 
     def scaled_product(
         self,
@@ -219,25 +233,25 @@ class OneDnn:
             if bias is not None:
                 addresses.append(_address(_checked(bias, (columns,))))
             how = rows, b.layout, bias is not None, function
-            multiply = self._primitive(_ScaledProduct, *how)
+            multiply = self._primitive(_scaled_product, *how)
             self._run(multiply, addresses + b.addresses)
         return out
 
-    def _primitive(self, kind: Callable[..., _Primitive], *options: Any) -> _Primitive:
-        """Return this thread's primitive for the options, created at its first use.
+    def _primitive(self, describe: Callable[..., Operation], *how: Any) -> _Primitive:
+        """Return this thread's primitive for an operation, created at its first use.
 
         Threads share none: a primitive holds the addresses of the arrays of one call.
         """
         primitives = self._thread.__dict__.setdefault("primitives", {})
         threads = product_threads()
-        key = kind, threads, *options
+        key = describe, threads, *how
         if (primitive := primitives.get(key)) is None:
             if len(primitives) >= MAX_PRIMITIVES:
                 primitives.clear()
             # Threads that wait for each other in loops would take cores from others.
             if hasattr(self._library, "omp_set_num_threads"):
                 self._library.omp_set_num_threads(threads)
-            primitive = kind(self._library, self._engine, *options)
+            primitive = _Primitive(self._library, self._engine, *describe(*how))
             primitives[key] = primitive
         return primitive
 
@@ -285,19 +299,24 @@ class _Primitive:
         self,
         library: ctypes.CDLL,
         engine: c_void_p,
-        layouts: Mapping[int, Layout],
-        **options: Any,
+        operation: str,
+        layouts: dict[int, Layout],
+        options: dict[str, Any],
     ) -> None:
         self._library, self._engine, self._layouts = library, engine, layouts
         self._primitive, self._stream = c_void_p(), c_void_p()
         attributes, self._description = _attributes(library, **options), c_void_p()
-        described = [_described(library, *layout) for layout in layouts.values()]
-        kind, arguments = self._operation(engine, *described)
-        create, description = f"{kind}_primitive_desc_create", byref(self._description)
-        _call(library, create, description, *arguments, attributes)
+        described = {x: _described(library, *layout) for x, layout in layouts.items()}
+        source, target = described[SOURCE], described[DESTINATION]
+        arguments = [source, engine, target, engine]
+        if operation == "matmul":
+            bias = described.get(BIAS, c_void_p())
+            arguments = [engine, source, described[WEIGHTS], bias, target]
+        create = f"{operation}_primitive_desc_create"
+        _call(library, create, byref(self._description), *arguments, attributes)
         _call(library, "primitive_create", byref(self._primitive), self._description)
         _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
-        for layout in described:
+        for layout in described.values():
             _call(library, "memory_desc_destroy", layout)
         _call(library, "primitive_attr_destroy", attributes)
         query = library.dnnl_primitive_desc_query_md
@@ -313,12 +332,6 @@ class _Primitive:
         made = self._primitive, self._stream, self._description, self._memories
         finalizer = weakref.finalize(self, _destroy, library, *made)
         finalizer.atexit = False  # a daemon thread may still compute then
-
-    def _operation(
-        self, engine: c_void_p, *arrays: c_void_p
-    ) -> tuple[str, tuple[c_void_p, ...]]:
-        """Return the name that oneDNN has for the operation, and its arguments."""
-        raise NotImplementedError
 
     def run(self, addresses: list[int], rows: int) -> None:
         """Compute with the arrays at these addresses, the last of the scratchpad."""
@@ -359,108 +372,68 @@ class _Primitive:
         return memories, (_Argument * len(memories))(*places), [0] * len(memories)
 
 
-class _Reorder(_Primitive):
-    """Copies an array to one of another type."""
-
-    def _operation(
-        self, engine: c_void_p, *arrays: c_void_p
-    ) -> tuple[str, tuple[c_void_p, ...]]:
-        source, target, *_ = arrays
-        return "reorder", (source, engine, target, engine)
+def _rounding(size: int) -> Operation:
+    """Round `size` float32 numbers."""
+    source: Layout = FLOAT32, (size,), (1,)
+    target: Layout = BFLOAT16, (size,), (1,)
+    return "reorder", {SOURCE: source, DESTINATION: target}, {}
 
 
-class _Rounding(_Reorder):
-    """Rounds `size` float32 numbers."""
-
-    def __init__(self, library: ctypes.CDLL, engine: c_void_p, size: int) -> None:
-        shape = (size,), (1,)
-        layouts = {SOURCE: (FLOAT32, *shape), DESTINATION: (BFLOAT16, *shape)}
-        super().__init__(library, engine, layouts)
-
-
-class _Quantization(_Reorder):
-    """Rounds a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
-
-    def __init__(
-        self, library: ctypes.CDLL, engine: c_void_p, rows: int, columns: int
-    ) -> None:
-        shape = (rows, columns), (columns, 1)
-        layouts = {
-            SOURCE: (FLOAT32, *shape),
-            DESTINATION: (UINT8, *shape),
-            SCALES + SOURCE: (FLOAT32, (rows,), (1,)),
-            ZERO_POINTS + DESTINATION: (INT32, (1,), (1,)),
-        }
-        super().__init__(library, engine, layouts, scaled_rows=True)
+def _quantization(rows: int, columns: int) -> Operation:
+    """Round a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
+    layouts = {
+        SOURCE: _layout(FLOAT32, rows, columns),
+        DESTINATION: _layout(UINT8, rows, columns),
+        SCALES + SOURCE: (FLOAT32, (rows,), (1,)),
+        ZERO_POINTS + DESTINATION: (INT32, (1,), (1,)),
+    }
+    return "reorder", layouts, {"scaled_rows": True}
 
 
-class _Matmul(_Primitive):
-    def _operation(
-        self, engine: c_void_p, *arrays: c_void_p
-    ) -> tuple[str, tuple[c_void_p, ...]]:
-        described = dict(zip(self._layouts, arrays, strict=True))
-        bias = described.get(BIAS, c_void_p())
-        a, b, out = (described[x] for x in (SOURCE, WEIGHTS, DESTINATION))
-        return "matmul", (engine, a, b, bias, out)
+def _product(
+    n: int,
+    k: int,
+    a_is_transposed: bool,
+    m: int,
+    b_is_transposed: bool,
+    add: bool,
+    has_bias: bool,
+    function: int | None,
+) -> Operation:
+    """Multiply two matrices, as `OneDnn.product` says."""
+    layouts = {
+        SOURCE: _layout(BFLOAT16, n, k, a_is_transposed),
+        WEIGHTS: _layout(BFLOAT16, k, m, b_is_transposed),
+        DESTINATION: _layout(FLOAT32, n, m),
+    }
+    if has_bias:
+        layouts[BIAS] = _layout(FLOAT32, 1, m)
+    return "matmul", layouts, {"add": add, "function": function}
 
 
-class _Product(_Matmul):
-    """Multiplies two matrices, as `OneDnn.product` says."""
-
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        engine: c_void_p,
-        n: int,
-        k: int,
-        a_is_transposed: bool,
-        m: int,
-        b_is_transposed: bool,
-        add: bool,
-        has_bias: bool,
-        function: int | None,
-    ) -> None:
-        layouts = {
-            SOURCE: _layout(BFLOAT16, n, k, a_is_transposed),
-            WEIGHTS: _layout(BFLOAT16, k, m, b_is_transposed),
-            DESTINATION: _layout(FLOAT32, n, m),
-        }
-        if has_bias:
-            layouts[BIAS] = _layout(FLOAT32, 1, m)
-        super().__init__(library, engine, layouts, add=add, function=function)
-
-
-class _ScaledProduct(_Matmul):
-    """Multiplies matrices of integers, as `OneDnn.scaled_product` says.
+def _scaled_product(
+    rows: int, b: Layout, has_bias: bool, function: int | None
+) -> Operation:
+    """Multiply matrices of integers, as `OneDnn.scaled_product` says.
 
     The matrices are batches of one. Without a batch, oneDNN has no fast code for rows
     with scales.
     """
-
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        engine: c_void_p,
-        rows: int,
-        b: Layout,
-        has_bias: bool,
-        function: int | None,
-    ) -> None:
-        dtype, (width, columns), strides = b
-        of_rows, of_columns = _batch(FLOAT32, rows, 1), _batch(FLOAT32, 1, columns)
-        operations = {OPERANDS[0]: (MULTIPLY, of_rows)}
-        if has_bias:
-            operations[OPERANDS[1]] = ADD, of_columns
-        layouts = {
-            SOURCE: _batch(UINT8, rows, width),
-            DESTINATION: _batch(FLOAT32, rows, columns),
-            **{operand: layout for operand, (_, layout) in operations.items()},
-            WEIGHTS: (dtype, (1, width, columns), (width * columns, *strides)),
-            BIAS: of_columns,  # what oneDNN calls so is added before rows are scaled
-            SCALES + WEIGHTS: (FLOAT32, (columns,), (1,)),
-        }
-        options = {"operations": operations.values(), "function": function}
-        super().__init__(library, engine, layouts, scaled_columns=2, **options)
+    dtype, (width, columns), strides = b
+    of_rows, of_columns = _batch(FLOAT32, rows, 1), _batch(FLOAT32, 1, columns)
+    operations = {OPERANDS[0]: (MULTIPLY, of_rows)}
+    if has_bias:
+        operations[OPERANDS[1]] = ADD, of_columns
+    layouts = {
+        SOURCE: _batch(UINT8, rows, width),
+        DESTINATION: _batch(FLOAT32, rows, columns),
+        **{operand: layout for operand, (_, layout) in operations.items()},
+        WEIGHTS: (dtype, (1, width, columns), (width * columns, *strides)),
+        BIAS: of_columns,  # what oneDNN calls so is added before rows are scaled
+        SCALES + WEIGHTS: (FLOAT32, (columns,), (1,)),
+    }
+    options = {"operations": operations.values(), "function": function}
+    return "matmul", layouts, {"scaled_columns": 2, **options}
 
 
 def _destroy(
