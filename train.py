@@ -144,7 +144,7 @@ def encode(
         split: encoded_corpus(pair, tokenizer, cache, cores)
         for split, pair in text.items()
     }
-    checks.check_lengths(run.settings, text, corpora, tokenizer)
+    checks.check_positions(run.settings, corpora)
     training = run.settings.training
     batches = BatchStream(corpora["train"], training, state.epoch, state.position)
     return Data(text, corpora, batches)

@@ -694,7 +694,6 @@ def test_a_run_that_mixed_corpora_is_not_resumed(start, whole):
         ("train", ["--max-length", "10"], None),
         ("val", [], "of the validation text, EOS counted, got 20"),
         ("test", [], None),  # translated in parts
-        ("test", "error", "of the test text, EOS counted, got 20"),
     ],
 )
 def test_text_beyond_the_positions_is_refused_before_training(
@@ -707,8 +706,6 @@ def test_text_beyond_the_positions_is_refused_before_training(
             (place / f"{split}.{side}").write_text(text)
     data = ["--data", ".", "--source", "en", "--target", "de", *MODEL, "--steps", 1]
     limits = {**SHORT, "max_positions": 20}
-    if flags == "error":
-        limits, flags = {**limits, "long_input": "error"}, []
     (place / "limits.json").write_text(json.dumps(limits))
     limits = "--positions learned --config limits.json --vocab-size 24".split()
     flags = [*data, *limits, "--run", "run", "--beam", 1, "--threads", 2, *flags]
@@ -794,10 +791,10 @@ def rank_run(text, place, monkeypatch):
     """Train with ranks that are threads: only a process can have signals."""
 
     @contextlib.contextmanager
-    def no_signals(handle):
+    def no_signals(run):
         yield
 
-    monkeypatch.setattr(lifecycle, "stop_signals_handled", no_signals)
+    monkeypatch.setattr(lifecycle.TrainingRun, "heeding_signals", no_signals)
 
     def rank_run(size, *flags):
         settings = [*text, *MODEL, *EVERY, "--threads", 1, *flags]

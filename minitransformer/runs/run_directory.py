@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -83,10 +82,8 @@ class RunDirectory:
 
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""
-        with suppress(OSError, ValueError, RecursionError):  # it is missing or damaged
-            ids = json.loads(self._process_ids.read_bytes())
-            if isinstance(ids, list) and all(type(x) is int and x > 0 for x in ids):
-                return ids
+        with suppress(OSError, ValueError):  # it is missing or damaged
+            return list(json.loads(self._process_ids.read_bytes()))
         return []
 
     def _is_empty(self) -> bool:
@@ -151,16 +148,11 @@ class RunDirectory:
             sync(self.metrics)
 
     def append(self, path: Path, line: str) -> None:
-        """Append a line to a log; a full disk costs the line and not the run.
-
-        A part that was written is removed, so that the next line begins in its place.
-        """
+        """Append a line to a log; a full disk costs the line and not the run."""
         data = f"{line}\n".encode(errors="backslashreplace")
         try:
-            with open(path, "ab", buffering=0) as file:
-                if (written := file.write(data)) < len(data):
-                    file.truncate(file.tell() - written)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with open(path, "ab") as file:
+                file.write(data)
         except OSError as error:
             print(f"{path}: a line was lost: {error}", file=sys.stderr)
 
@@ -179,8 +171,7 @@ class RunDirectory:
             # It may be that a line is being written, or that the disk was full.
             with suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                step = record.get("step") if isinstance(record, dict) else None
-                if type(step) is int and 0 <= step < 1 << 63:
+                if isinstance(record, dict) and type(record.get("step")) is int:
                     records.append(record)
         return records
 

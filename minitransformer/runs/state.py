@@ -78,13 +78,7 @@ class RunState:
             values["window"] = from_dict(Window, values["window"])
         for name in {"tags", "loss_scale"} & values.keys():
             values[name] = tuple(values[name])
-        defaults = vars(cls())
-        for name, default in defaults.items():
-            kinds = (int, float) if type(default) is float else type(default)
-            if default is not None and not isinstance(values.get(name, default), kinds):
-                got = f"got {values[name]!r:.40}"
-                raise ValueError(f"{name}: expected {type(default).__name__}, {got}")
-        return from_dict(cls, {**defaults, **values})
+        return from_dict(cls, {**vars(cls()), **values})
 
     def used_up(self, training: TrainingConfig) -> str | None:
         """Return the limit that ends the run, if one is reached, resumes included."""

@@ -319,24 +319,17 @@ class RunConfig:
         """Raises: ValueError if something is missing, unknown or out of range."""
         try:
             stored = json.loads(text)
-            files = stored["text"]
-            for pair in (files["train"], *files.values()):
-                if [type(name) for name in pair] != [str, str]:
-                    raise TypeError(f"text: expected names of two files, got {pair}")
+            files, start = stored["text"], stored.get("start")
+            pairs = {"train": files["train"], **files}.items()
             vocabulary = stored.get("vocabulary")
             if isinstance(vocabulary, dict):  # of an older run
                 vocabulary = vocabulary["tokenizer"]
-            if vocabulary is not None and type(vocabulary) is not str:
-                raise TypeError(f"vocabulary: expected a file, got {vocabulary}")
-            start = stored.get("start")
-            if start is not None and [type(part) for part in start] != [str, str]:
-                raise TypeError(f"start: expected a place and a digest, got {start}")
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, stored["training"]),
                 from_dict(DecodingConfig, stored["decoding"]),
-                {split: (source, target) for split, (source, target) in files.items()},
+                {split: (source, target) for split, (source, target) in pairs},
                 vocabulary,
                 start and (start[0], start[1]),
                 "train 2" in files or bool(stored.get("tags")),

@@ -28,7 +28,7 @@ LEFTOVER_AGE = 24 * 3600.0
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that becomes `path`, whole and synced to disk, after the block.
 
-    An old file passes on its mode and owner. If `path` is a symbolic link, what it
+    An old file passes on its mode. If `path` is a symbolic link, what it
     leads to is replaced. A device, a pipe or /dev/stdout is written directly.
 
     Raises: OSError naming `path` if it cannot be written; its old content remains.
@@ -46,8 +46,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     with _partial_name(target) as partial, name_errors(path, partial):
         with open(partial, "xb") as file:
             if old:
-                with suppress(OSError, AttributeError):  # only root gives a file away
-                    os.chown(partial, old.st_uid, old.st_gid)
                 os.chmod(partial, stat.S_IMODE(old.st_mode))
             yield file
             file.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from itertools import islice
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from minitransformer.settings.config import RunConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.pairs import TextPair
-from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.distributed import Communicator
 
 # How messages name the splits of the text.
@@ -48,57 +46,22 @@ def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None
     return start
 
 
-def check_lengths(
-    settings: RunConfig,
-    text: Mapping[str, TextPair],
-    corpora: Mapping[str, ParallelCorpus],
-    tokenizer: Tokenizer,
-) -> None:
-    """Raises: UsageError if text is longer than the model or `long_input` allows."""
-    _check_positions(settings, corpora)
-    _check_long_input(settings, text, tokenizer)
-
-
-def _check_positions(
-    settings: RunConfig, corpora: Mapping[str, ParallelCorpus]
-) -> None:
+def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) -> None:
     """Raises: UsageError if text is longer than the learned positions (Table 3, E).
 
-    Training leaves out pairs above `max_length`. Longer test text is translated in
-    parts, unless `long_input` refuses it.
+    Training leaves out pairs above `max_length`, and test text is translated in parts.
     """
     limit = settings.model.position_limit or math.inf
-    for split, corpus in corpora.items():
+    for split in corpora.keys() - {"test"}:
+        corpus, also = corpora[split], ""
         longest = np.maximum(corpus.source.lengths, corpus.target.lengths) + 1
         if split == "train":
             longest = longest[longest <= settings.training.max_length]
-        in_parts = split == "test" and settings.decoding.long_input != "error"
-        if (needed := longest.max(initial=0)) > limit and not in_parts:
             also = f" (of those up to --max-length {settings.training.max_length})"
+        if (needed := longest.max(initial=0)) > limit:
             raise UsageError(
-                f"max_positions: expected at least {needed}, the tokens of the "
-                f"longest sentence of the {SPLITS.get(split, split)} text, EOS counted"
-                f"{also * (split == 'train')}, got {limit}"
-            )
-
-
-def _check_long_input(
-    settings: RunConfig, text: Mapping[str, TextPair], tokenizer: Tokenizer
-) -> None:
-    """Raises: UsageError if `long_input` "error" would refuse a line to translate.
-
-    Validation and test text are translated during training and at its end.
-    """
-    decoding, positions = settings.decoding, settings.model.position_limit or math.inf
-    limit = min(decoding.max_input, positions - 1)  # one is EOS's
-    translated = ("val", settings.training.validate_bleu), ("test", None)
-    for split, count in translated if decoding.long_input == "error" else ():
-        pairs = islice(text[split].lines(), count) if split in text else ()
-        lines = tokenizer.encode([source for source, _ in pairs])
-        if (longest := max(map(len, lines), default=0)) > limit:
-            raise UsageError(
-                f"long_input error: expected at most {limit} word pieces in a line "
-                f"of the {SPLITS[split]} text, got {longest}"
+                f"max_positions: expected at least {needed}, the tokens of the longest "
+                f"sentence of the {SPLITS[split]} text, EOS counted{also}, got {limit}"
             )
 
 
@@ -111,7 +74,7 @@ def remember_text(start: Checkpoint, text: Mapping[str, TextPair]) -> None:
     for split, pair in text.items():
         if start.state.text.get(split, found[split]) != found[split]:
             raise ValueError(
-                f"{pair}: the {SPLITS.get(split, split)} text has changed since this "
+                f"{pair}: the {SPLITS[split]} text has changed since this "
                 "run began, so the run cannot be resumed"
             )
     start.state = replace(start.state, text={**start.state.text, **found})

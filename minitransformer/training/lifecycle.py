@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,39 +31,6 @@ from minitransformer.training.progress import Progress
 # Windows has none.
 HANGUP = getattr(signal, "SIGHUP", None)
 STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
-
-
-@contextmanager
-def stop_signals_handled(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call `handle(number)` for each of the stop signals that arrives.
-
-    A SIGHUP that is ignored, as under nohup, stays so.
-    """
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        handle(number)
-
-    heeded = [
-        number
-        for number in STOP_SIGNALS
-        if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, handler) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def end_at_second_signal() -> None:
-    """Let SIGINT and SIGTERM end this process at once, and ignore SIGHUP.
-
-    A terminal that closes may send SIGHUP twice.
-    """
-    for number in STOP_SIGNALS:
-        ignored = number == HANGUP
-        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
 
 @contextmanager
@@ -131,14 +98,28 @@ class TrainingRun:
 
     @contextmanager
     def heeding_signals(self) -> Iterator[None]:
-        """Finish the step, save and exit at the first stop signal, exit at a second."""
+        """Finish the step, save and exit at the first stop signal, exit at a second.
 
-        def stop(number: int) -> None:
+        A SIGHUP that is ignored, as under nohup, stays so. A terminal that closes may
+        send two, of which the second is ignored.
+        """
+
+        def stop(number: int, frame: FrameType | None) -> None:
             self.signal = number
-            end_at_second_signal()
+            for other in before:
+                ignored = other == HANGUP
+                signal.signal(other, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
-        with stop_signals_handled(stop):
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        if HANGUP and before[HANGUP] == signal.SIG_IGN:
+            del before[HANGUP]
+        for number in before:
+            signal.signal(number, stop)
+        try:
             yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def updates(self) -> Iterator[int]:
         """Yield the number of each update, until a limit is reached or a signal stops.

@@ -56,10 +56,6 @@ def test_a_state_says_how_its_run_decodes_with_one_translation_a_line():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"step": 1.5},
-        {"step": "20"},
-        {"seconds": "1"},
-        {"text": 5},
         {"window": 5},
         {"window": {"loss": 1.0}},
         {"loss_scale": 5},

@@ -116,16 +116,13 @@ def test_a_positive_argument_has_at_most_nine_digits():
             cli.positive(text)
 
 
-@pytest.mark.parametrize("start", [5, [], ["a"], ["a", "b", "c"]])
-def test_a_run_config_needs_the_name_and_the_digest_of_a_start(start):
+def test_a_run_config_may_have_the_name_and_the_digest_of_a_start():
     stored = json.loads(run_config().to_json())
     good = RunConfig.from_json(json.dumps({**stored, "start": ["a", "1f"]}))
     assert good.start == ("a", "1f")
     assert RunConfig.from_json(good.to_json()) == good
     del stored["start"]  # as in older files
     assert RunConfig.from_json(json.dumps(stored)).start is None
-    with pytest.raises(ValueError, match="expected a run's configuration: "):
-        RunConfig.from_json(json.dumps({**stored, "start": start}))
 
 
 def run_config():
@@ -157,8 +154,6 @@ def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(
     assert RunConfig.from_json(older) == settings
     del stored["vocabulary"]  # as in the oldest ones
     assert RunConfig.from_json(json.dumps(stored)).vocabulary is None
-    with pytest.raises(ValueError, match="vocabulary: expected a file, got 5"):
-        RunConfig.from_json(json.dumps({**stored, "vocabulary": 5}))
     for text in (older, settings.to_json()):  # as a preset
         (tmp_path / "config.json").write_text(text)
         _, preset = find_preset(str(tmp_path / "config.json"))
