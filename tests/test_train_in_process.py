@@ -4,15 +4,12 @@ The runs are so small that each takes a tenth of a second or less.
 """
 
 import contextlib
-import io
 import json
 import math
 import os
 import re
 import shutil
 import signal
-import sys
-from collections import Counter
 from errno import ENOSPC
 from functools import partial
 from pathlib import Path
@@ -276,19 +273,6 @@ def test_without_validation_text_nothing_is_validated(start, text, place):
     assert steps("run") == [2, 4]
 
 
-def test_accumulation_makes_larger_updates(start):
-    def tokens(*flags):
-        out = start("--steps", 1, "--max-tokens", 20, *flags)
-        [line] = [x for x in out.splitlines() if x.startswith("update")]
-        return [int(word) for word in line.split() if word.isdecimal()]
-
-    thrice = tokens("--accumulate", 3, "--run", "three")
-    single = tokens("--run", "one")
-    assert len(single) == 2
-    assert thrice == pytest.approx([3 * count for count in single], abs=2)
-    assert sum(values("three", "source_tokens").values()) > 2 * single[0]
-
-
 def translations(model, lines):
     """What translate.py makes of the lines with this model, beam and limits."""
     flags = ("--beam", 2, "--max-len-a", 0, "--max-len-b", 8, "--threads", 1)
@@ -522,21 +506,6 @@ def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch
     assert out.endswith("stopped     but not saved: train.py --resume run continues\n")
 
 
-def test_a_full_disk_behind_standard_output_costs_lines(start):
-    class Full(io.StringIO):
-        def write(self, text):
-            raise OSError(ENOSPC, "No space left on device")
-
-    def main(flags):
-        sys.stdout = Full()
-        return train.main(flags)
-
-    start("--steps", 2, "--run", "run")
-    code, _, error = run_main(main, "--resume", "run", "--threads", 2, "--steps", 3)
-    assert (code, error) == (0, "")
-    assert "done" in (Path("run") / "train.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("more", "last"), [([], 6), (["--learning-rate", 1e-30, "--patience", 1], 4)]
 )
@@ -558,22 +527,6 @@ def test_a_stopped_run_makes_up_for_its_validation(start, monkeypatch, more, las
     start("--resume", "run")
     assert steps("run")[-1] == steps("whole")[-1] == last
     assert values("run", "validation_loss") == values("whole", "validation_loss")
-
-
-def test_a_signal_during_the_last_save_stops_before_the_test_text(start, monkeypatch):
-    real, saved = checkpoint.save, []
-
-    def save(path, state):
-        real(path, state)
-        saved.append(path.stem)
-        if saved == ["best", "step-00000002"]:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(checkpoint, "save", save)
-    with signals_put_back():
-        out = start("--steps", 2, "--run", "run", code=128 + signal.SIGTERM)
-    assert out.splitlines()[-1].startswith("stopped     and saved")
-    assert "\ntest " not in out
 
 
 def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monkeypatch):
@@ -611,21 +564,6 @@ def test_an_unwritable_place_is_named(start, place):
     (place / "file").write_text("")
     error = start("--run", "file/run", code=1)
     assert (error.count("\n"), "file/run" in error) == (1, True)
-
-
-@pytest.mark.skipif(
-    os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere"
-)
-def test_a_read_only_directory_is_an_error_of_one_line(start, place):
-    (place / "fixed").mkdir(0o500)
-    error = start("--run", "fixed/run", code=1)
-    assert (error.count("\n"), "Permission denied" in error) == (1, True)
-
-
-def test_a_vocabulary_too_large_names_the_limit(start):
-    error = start("--vocab-size", 5000, "--run", "run", code=1)
-    assert (error.count("\n"), "vocab_size: expected at most" in error) == (1, True)
-    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("left", ["best.safetensors", "averaged.safetensors", None])
@@ -674,15 +612,6 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
     assert f"the {name} text has changed" in error
 
 
-def test_a_run_that_mixed_corpora_is_not_resumed(start, whole):
-    def change(config):
-        config["text"]["train 2"] = config["text"]["train"]
-
-    edited(whole[0], change)
-    error = start("--resume", "run", "--steps", 8, code=1)
-    assert "expected a run of one corpus, got a mixture by an older version" in error
-
-
 @pytest.mark.parametrize(
     ("longer", "flags", "message"),
     [
@@ -727,27 +656,6 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
     words = [line.split()[0] for line in out.splitlines()]
     assert words == ["device", "parameters", "text", "held", "update", "memory"]
     assert not os.listdir()
-
-
-def test_text_is_read_for_its_digest_to_learn_and_to_encode_and_not_again(place):
-    """Python tells this test of every file that is opened."""
-    opened, flags = Counter(), []
-    for split, count in (("train", 9), ("val", 2)):
-        for side, line in (("source", "c a b ab\n"), ("target", "b a c c\n")):
-            name = f"counted-{split}.{side}"
-            (place / name).write_text(line * count)
-            flags += [f"--{split}-{side}", name]
-
-    def hook(event, arguments):
-        if event == "open" and "counted-" in (name := os.fsdecode(str(arguments[0]))):
-            opened[os.path.basename(name)] += 1
-
-    sys.addaudithook(hook)
-    flags += [*MODEL, *EVERY, "--validate-bleu", 0, "--steps", 2, "--run", "run"]
-    assert run_main(train.main, *flags)[0] == 0
-    sides = "source", "target"
-    assert {opened[f"counted-train.{side}"] for side in sides} == {3}
-    assert {opened[f"counted-val.{side}"] for side in sides} == {2}
 
 
 # A vocabulary of one's own
@@ -842,12 +750,3 @@ def test_a_run_says_what_ended_it_and_goes_on_with_flags_of_a_resume(start):
     out = start("--resume", "run")  # with the patience and the steps given before
     assert "ended" not in out
     assert json.loads(Path("run", "config.json").read_text())["training"]["steps"] == 4
-
-
-def test_a_folder_that_is_refused_is_left_as_it_was(start):
-    Path("documents").mkdir()
-    Path("documents", "thesis.txt").write_text("")
-    assert "expected a new or empty run directory" in start(
-        "--run", "documents", code=1
-    )
-    assert [path.name for path in Path("documents").iterdir()] == ["thesis.txt"]

@@ -1,6 +1,5 @@
 """Run directories: who may write there, what is found there, damaged files."""
 
-import errno
 import json
 import math
 import os
@@ -51,18 +50,6 @@ def test_a_run_directory_is_never_reused(tmp_path):
         }
         with pytest.raises(ValueError, match="expected a new or empty run directory"):
             run.begin(RUN, b"", False)
-
-
-def test_a_run_whose_settings_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    run = RunDirectory(tmp_path / "run")
-    with run.lock([7]):
-        monkeypatch.setattr(run_directory, "write_bytes", full)
-        with pytest.raises(OSError, match="No space left"):
-            run.begin(RUN, b"", False)
-    assert not run.path.exists()
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):

@@ -200,21 +200,6 @@ def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
         np.testing.assert_allclose(theirs[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
-@needs_mpi
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_a_run_resumes_on_another_number_of_ranks(tmp_path, data, before, after):
-    flags = (*data, *SMALL, "--run", "run")
-    train(tmp_path, *flags, "--steps", "10", f"--ranks={before}")
-    train(tmp_path, "--resume", "run", "--steps", "20", f"--ranks={after}")
-    train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "whole")
-    ours, theirs = (
-        RunDirectory(tmp_path / run).read_metrics()[-1] for run in ("run", "whole")
-    )
-    assert ours["step"] == theirs["step"] == 20
-    assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], rel=1e-5)
-
-
 def start(folder, data, *flags):
     """Start two ranks and wait until they have saved something to resume from."""
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
