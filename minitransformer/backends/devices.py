@@ -101,7 +101,8 @@ def open_device(
     from minitransformer.backends.cuda.precision import low_precision_type
 
     cupy = device.select_gpu(name)
-    chosen = device.choose_precision(precision, device.compute_capability(cupy))
+    capability = int(cupy.cuda.Device().compute_capability)
+    chosen = device.choose_precision(precision, capability)
     device.set_tf32(chosen == "tf32")
     register_kernels(cupy.ndarray, ops.find_kernel)
     return Device(name, cupy, chosen, low_precision_type(chosen), 1)

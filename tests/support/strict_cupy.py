@@ -362,9 +362,6 @@ class ndarray:  # noqa: N801
             return getattr(self._host, name)
         raise AttributeError(name)
 
-    def __repr__(self):
-        return f"<{self.dtype} {self.shape} on GPU {self._pointer.block.device}>"
-
     def __len__(self):
         return len(self._host)
 
@@ -415,9 +412,6 @@ class ndarray:  # noqa: N801
     def reshape(self, *shape):
         shape = shape[0] if len(shape) == 1 else shape
         return self._same_or_copy(np.reshape, shape)
-
-    def ravel(self):
-        return self.reshape(-1)
 
     def swapaxes(self, a, b):
         return self._view(self._host.swapaxes(a, b))
@@ -549,10 +543,6 @@ class UFunc:
     def __call__(self, *arguments, out=None):
         return compute(self.function, *arguments, out=out)
 
-    def reduceat(self, array, indices, axis=0):
-        assert array.dtype != BFLOAT16
-        return compute(lambda a, i: np.add.reduceat(a, i, axis=axis), array, indices)
-
 
 OPERATORS = (
     "add sub mul truediv floordiv pow and_ or_ xor rshift lshift eq ne lt le gt ge mod"
@@ -663,20 +653,6 @@ def filled(value):
     return create
 
 
-def waits(name):
-    """A function whose result has a size that the host must learn."""
-
-    def function(array, **options):
-        gpu.may_not_capture(name)
-        assert array.dtype != BFLOAT16
-        found = getattr(np, name)(array.get(), **options)
-        return (
-            tuple(map(asarray, found)) if isinstance(found, tuple) else asarray(found)
-        )
-
-    return function
-
-
 def functions():
     """The functions of CuPy that the package calls; no other is there."""
 
@@ -697,14 +673,6 @@ def functions():
         assert BFLOAT16 not in [a.dtype for a in arrays]
         return compute(lambda *values: np.einsum(subscripts, *values), *arrays)
 
-    def argsort(a, kind=None):
-        assert a.dtype != BFLOAT16
-        return compute(lambda values: np.argsort(values, kind=kind), a)
-
-    def partition(a, kth):
-        assert a.dtype != BFLOAT16
-        return compute(lambda values: np.partition(values, kth), a)
-
     def where(condition, x, y):
         return compute(np.where, condition, x, y)
 
@@ -720,7 +688,6 @@ def functions():
         **{name: UFunc(name) for name in ufuncs},
         **{name: full_host(getattr(np, name)) for name in ("arange", "tri", "eye")},
         **{name: of_arrays(name) for name in ("concatenate", "stack")},
-        **{name: waits(name) for name in ("flatnonzero", "unique")},
         "ndarray": ndarray,
         "asarray": asarray,
         "ascontiguousarray": ascontiguousarray,
@@ -733,14 +700,8 @@ def functions():
         "where": where,
         "matmul": matmul,
         "einsum": einsum,
-        "argsort": argsort,
-        "partition": partition,
         "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
-        "tile": lambda a, reps: compute(lambda x: np.tile(x, reps), a),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
-        "may_share_memory": lambda a, b: np.may_share_memory(a._host, b._host),
-        "finfo": np.finfo,
-        "inf": np.inf,
         "RawModule": RawModule,
         "get_default_memory_pool": lambda: gpu.default_pool,
     }

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device, verdicts
-from minitransformer.backends.cuda.dropout import DropoutMask, draw_mask
-from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module

@@ -228,11 +228,6 @@ def select_gpu(name: str) -> ModuleType:
     return cupy
 
 
-def compute_capability(xp: ModuleType) -> int:
-    """Return the compute capability of the selected GPU times ten."""
-    return int(xp.cuda.Device().compute_capability)
-
-
 def choose_precision(asked: str | None, capability: int) -> str:
     """Return the precision that was asked for, or else bf16 if the GPU has it, or fp32.
 

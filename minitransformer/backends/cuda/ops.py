@@ -28,9 +28,8 @@ from minitransformer.backends.cuda.device import (
     num_vectors,
     warp_blocks,
 )
-from minitransformer.backends.cuda.dropout import DropoutMask, draw_mask
 from minitransformer.backends.cuda.incremental_decoding import graph_decoder
-from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module, to_host
@@ -51,9 +50,6 @@ LOGITS_TO_SCORE = 1 << 25
 
 # The most threads of a block, which share a row of logits.
 MAX_THREADS = 1024
-
-# Operations without a kernel, which the model does not use in training.
-ELEMENTARY = ("add", "multiply", "sum_all")
 
 # The most partial sums of a matrix's rows that are computed before they are added up.
 MAX_PARTIAL_SUMS = 256
@@ -81,7 +77,7 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
         return None
     real = floats[0].dtype
     wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
-    if real.itemsize == 2 and (wide or name in ELEMENTARY):
+    if wide and real.itemsize == 2:
         return functools.partial(in_float32, PRIMITIVES[name])
     if name not in OPERATIONS or wide:
         return None

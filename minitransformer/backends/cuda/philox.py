@@ -1,4 +1,4 @@
-"""Philox, the generator of the random numbers of dropout on a GPU.
+"""Dropout masks on a GPU, which are never stored, and the generator of their numbers.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011)
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,27 @@ class PhiloxStream:
         threshold = dropout_threshold(rate)
         keep = rows[:, : shape[-1]].reshape(shape) >= threshold
         return keep, 65_536 / (65_536 - threshold)
+
+
+class DropoutMask(NamedTuple):
+    """A dropout mask as kernels take it; each computes the random numbers again.
+
+    `seed` is an array on the GPU, and `first` the first counter of Philox. Threshold 0
+    means no dropout.
+    """
+
+    seed: Array
+    first: np.uint64
+    threshold: int
+
+
+def draw_mask(
+    shape: tuple[int, ...], rate: float, rng: PhiloxStream | None
+) -> DropoutMask:
+    """Reserve the counters of a mask for rows of the last axis."""
+    if rng is None or rate <= 0:
+        return DropoutMask(None, np.uint64(0), 0)
+    return DropoutMask(rng.seed, np.uint64(rng.take(shape)), dropout_threshold(rate))
 
 
 def dropout_threshold(rate: float) -> int:

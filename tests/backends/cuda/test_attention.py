@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from minitransformer.backends.cuda import attention, device
-from minitransformer.backends.cuda.dropout import draw_mask
-from minitransformer.backends.cuda.philox import PhiloxStream
+from minitransformer.backends.cuda.philox import PhiloxStream, draw_mask
 from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.engine.backend import to_host
 from support.closeness import assert_close

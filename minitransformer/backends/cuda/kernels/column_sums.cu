@@ -25,21 +25,20 @@ __device__ void store_partial(float* partial, const float (&sum)[SUMS][VECTOR],
   }
 }
 
-// Write this block's partial sums of SUMS quantities for each column. `read(x, row,
-// column)` sets x to a vector of each quantity.
-// Shapes: partial [gridDim.y, SUMS, width]
-template <int SUMS, typename Read>
+// Write this block's partial sums of each column. `read(x, row, column)` sets x to a
+// vector.
+// Shapes: partial [gridDim.y, width]
+template <typename Read>
 __device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
   int column = (blockIdx.x * WARP + threadIdx.x) * VECTOR;
   i64 share = (rows + gridDim.y - 1) / gridDim.y, start = blockIdx.y * share;
   i64 end = start + share < rows ? start + share : rows;
-  float sum[SUMS][VECTOR] = {};
+  float sum[1][VECTOR] = {};
   if (column < width) {
     for (i64 row = start + threadIdx.y; row < end; row += WARPS) {
-      float x[SUMS][VECTOR];
+      float x[VECTOR];
       read(x, row, column);
-      for (int i = 0; i < SUMS * VECTOR; i++)
-        sum[i / VECTOR][i % VECTOR] += x[i / VECTOR][i % VECTOR];
+      for (int i = 0; i < VECTOR; i++) sum[0][i] += x[i];
     }
   }
   store_partial(partial, sum, column, width);
@@ -49,9 +48,9 @@ __device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
 // Shapes: out [width], partial [count, width]
 extern "C" __global__ void sum_partials(float* out, const float* partial, i64 count,
                                         int width) {
-  sum_columns<1>(out, count, width, [&](float (&x)[1][VECTOR], i64 row, int column) {
+  sum_columns(out, count, width, [&](float (&x)[VECTOR], i64 row, int column) {
     for (int i = 0; i < VECTOR; i++)
-      x[0][i] = column + i < width ? partial[row * width + column + i] : 0.0f;
+      x[i] = column + i < width ? partial[row * width + column + i] : 0.0f;
   });
 }
 
@@ -59,7 +58,7 @@ extern "C" __global__ void sum_partials(float* out, const float* partial, i64 co
 // Shapes: partial [gridDim.y, width], x [rows, width]
 extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
                                        int width) {
-  sum_columns<1>(partial, rows, width, [&](float (&y)[1][VECTOR], i64 row, int column) {
-    load(y[0], x + row * width, column, width);
+  sum_columns(partial, rows, width, [&](float (&y)[VECTOR], i64 row, int column) {
+    load(y, x + row * width, column, width);
   });
 }

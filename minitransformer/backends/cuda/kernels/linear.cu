@@ -25,11 +25,11 @@ extern "C" __global__ void bias_relu(real* out, const float* bias, i64 rows, int
 // Shapes: masked, g, out [rows, width], partial [gridDim.y, width]
 extern "C" __global__ void relu_backward(real* masked, float* partial, const real* g,
                                          const real* out, i64 rows, int width) {
-  sum_columns<1>(partial, rows, width, [&](float (&x)[1][VECTOR], i64 row, int column) {
+  sum_columns(partial, rows, width, [&](float (&x)[VECTOR], i64 row, int column) {
     float activated[VECTOR];
-    load(x[0], g + row * width, column, width);
+    load(x, g + row * width, column, width);
     load(activated, out + row * width, column, width);
-    for (int i = 0; i < VECTOR; i++) x[0][i] = activated[i] > 0.0f ? x[0][i] : 0.0f;
-    store(masked + row * width, column, width, x[0]);
+    for (int i = 0; i < VECTOR; i++) x[i] = activated[i] > 0.0f ? x[i] : 0.0f;
+    store(masked + row * width, column, width, x);
   });
 }
