@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from minitransformer.commands.average import main, select_checkpoints
+from minitransformer.commands.average import main
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -68,8 +68,3 @@ def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, ca
     assert main([str(run.averaged), str(run.path), "--last", "1"]) == 0
     assert run.checkpoint(100).read_bytes() == before
     assert main([str(tmp_path / "new"), last]) == 0
-
-
-def test_all_checkpoints_of_a_run_are_averaged(run):
-    every = [run.checkpoint(step) for step in (100, 200, 1000)]
-    assert select_checkpoints([run.path], 3) == every

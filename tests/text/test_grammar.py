@@ -1,5 +1,7 @@
 """The built-in corpus against hand-written German and an independent parser."""
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,73 +21,37 @@ from minitransformer.text.grammar.numbers import (
 )
 from minitransformer.text.grammar.words import OBJECTS, PEOPLE, TOWARDS_PEOPLE
 
-CARDINALS = [
-    (0, "zero", "null"),
-    (1, "one", "eins"),
-    (11, "eleven", "elf"),
-    (17, "seventeen", "siebzehn"),
-    (21, "twenty-one", "einundzwanzig"),
-    (30, "thirty", "dreißig"),
-    (77, "seventy-seven", "siebenundsiebzig"),
-    (101, "one hundred one", "einhunderteins"),
-    (999, "nine hundred ninety-nine", "neunhundertneunundneunzig"),
-    (1001, "one thousand one", "eintausendeins"),
-    (21_000, "twenty-one thousand", "einundzwanzigtausend"),
-    (
-        342_107,
-        "three hundred forty-two thousand one hundred seven",
-        "dreihundertzweiundvierzigtausendeinhundertsieben",
-    ),
-]
-ORDINALS = [
-    (1, "first", "erst"),
-    (3, "third", "dritt"),
-    (7, "seventh", "siebt"),
-    (8, "eighth", "acht"),
-    (19, "nineteenth", "neunzehnt"),
-    (21, "twenty-first", "einundzwanzigst"),
-    (101, "one hundred first", "einhunderterst"),
-    (1003, "one thousand third", "eintausenddritt"),
-]
-CLOCKS = [
-    (1, 0, "one o'clock", "ein Uhr"),
-    (12, 5, "five past twelve", "fünf nach zwölf"),
-    (1, 15, "a quarter past one", "Viertel nach eins"),
-    (4, 20, "twenty past four", "zwanzig nach vier"),
-    (2, 25, "twenty-five past two", "fünf vor halb drei"),
-    (6, 30, "half past six", "halb sieben"),
-    (12, 30, "half past twelve", "halb eins"),
-    (2, 35, "twenty-five to three", "fünf nach halb drei"),
-    (8, 45, "a quarter to nine", "Viertel vor neun"),
-]
-YEARS = [
-    (1984, "nineteen eighty-four", "neunzehnhundertvierundachtzig"),
-    (1905, "nineteen oh five", "neunzehnhundertfünf"),
-    (1900, "nineteen hundred", "neunzehnhundert"),
-    (1100, "eleven hundred", "elfhundert"),
-    (2000, "two thousand", "zweitausend"),
-    (2024, "twenty twenty-four", "zweitausendvierundzwanzig"),
+NUMBERS = [
+    (cardinal_en, cardinal_de, [0], "zero", "null"),
+    (cardinal_en, cardinal_de, [1], "one", "eins"),
+    (cardinal_en, cardinal_de, [17], "seventeen", "siebzehn"),
+    (cardinal_en, cardinal_de, [77], "seventy-seven", "siebenundsiebzig"),
+    (cardinal_en, cardinal_de, [101], "one hundred one", "einhunderteins"),
+    (cardinal_en, cardinal_de, [1001], "one thousand one", "eintausendeins"),
+    (cardinal_en, cardinal_de, [21_000], "twenty-one thousand", "einundzwanzigtausend"),
+    (ordinal_en, ordinal_de, [3], "third", "dritt"),
+    (ordinal_en, ordinal_de, [8], "eighth", "acht"),
+    (ordinal_en, ordinal_de, [19], "nineteenth", "neunzehnt"),
+    (ordinal_en, ordinal_de, [21], "twenty-first", "einundzwanzigst"),
+    (ordinal_en, ordinal_de, [101], "one hundred first", "einhunderterst"),
+    (clock_en, clock_de, [1, 0], "one o'clock", "ein Uhr"),
+    (clock_en, clock_de, [1, 15], "a quarter past one", "Viertel nach eins"),
+    (clock_en, clock_de, [4, 20], "twenty past four", "zwanzig nach vier"),
+    (clock_en, clock_de, [2, 25], "twenty-five past two", "fünf vor halb drei"),
+    (clock_en, clock_de, [12, 30], "half past twelve", "halb eins"),
+    (clock_en, clock_de, [2, 35], "twenty-five to three", "fünf nach halb drei"),
+    (clock_en, clock_de, [8, 45], "a quarter to nine", "Viertel vor neun"),
+    (year_en, year_de, [1984], "nineteen eighty-four", "neunzehnhundertvierundachtzig"),
+    (year_en, year_de, [1905], "nineteen oh five", "neunzehnhundertfünf"),
+    (year_en, year_de, [1100], "eleven hundred", "elfhundert"),
+    (year_en, year_de, [2000], "two thousand", "zweitausend"),
+    (year_en, year_de, [2024], "twenty twenty-four", "zweitausendvierundzwanzig"),
 ]
 
 
-@pytest.mark.parametrize(("n", "english", "german"), CARDINALS)
-def test_cardinals(n, english, german):
-    assert (cardinal_en(n), cardinal_de(n)) == (english, german)
-
-
-@pytest.mark.parametrize(("n", "english", "german"), ORDINALS)
-def test_ordinals(n, english, german):
-    assert (ordinal_en(n), ordinal_de(n)) == (english, german)
-
-
-@pytest.mark.parametrize(("hour", "minute", "english", "german"), CLOCKS)
-def test_clock_times(hour, minute, english, german):
-    assert (clock_en(hour, minute), clock_de(hour, minute)) == (english, german)
-
-
-@pytest.mark.parametrize(("year", "english", "german"), YEARS)
-def test_years(year, english, german):
-    assert (year_en(year), year_de(year)) == (english, german)
+@pytest.mark.parametrize(("in_english", "in_german", "n", "english", "german"), NUMBERS)
+def test_numbers_in_words(in_english, in_german, n, english, german):
+    assert (in_english(*n), in_german(*n)) == (english, german)
 
 
 UNITS = {
@@ -118,33 +84,22 @@ def noun(english):
 
 RED, OLD = ("red", "rot"), ("old", "alt")
 DECLENSIONS = [  # determiner, adjective, noun, plural, case, German
-    ("the", OLD, "man", False, "nominative", "der alte Mann"),
     ("the", OLD, "man", False, "accusative", "den alten Mann"),
     ("the", OLD, "man", False, "dative", "dem alten Mann"),
     ("the", OLD, "man", True, "dative", "den alten Männern"),
-    ("the", OLD, "woman", False, "dative", "der alten Frau"),
     ("the", None, "woman", True, "dative", "den Frauen"),
     ("a", OLD, "child", False, "nominative", "ein altes Kind"),
-    ("a", OLD, "child", False, "accusative", "ein altes Kind"),
     ("a", OLD, "child", False, "dative", "einem alten Kind"),
     ("a", OLD, "child", True, "nominative", "alte Kinder"),
     ("a", OLD, "child", True, "dative", "alten Kindern"),
-    ("my", RED, "apple", False, "nominative", "mein roter Apfel"),
     ("my", RED, "apple", False, "accusative", "meinen roten Apfel"),
-    ("my", RED, "apple", True, "accusative", "meine roten Äpfel"),
     ("our", RED, "lamp", False, "accusative", "unsere rote Lampe"),
-    ("our", RED, "lamp", False, "dative", "unserer roten Lampe"),
     ("no", RED, "book", False, "accusative", "kein rotes Buch"),
     ("no", RED, "car", True, "accusative", "keine roten Autos"),
-    ("this", RED, "car", True, "dative", "diesen roten Autos"),
-    ("this", RED, "ball", False, "nominative", "dieser rote Ball"),
     ("this", RED, "ball", False, "accusative", "diesen roten Ball"),
-    ("the", None, "boy", False, "nominative", "der Junge"),
     ("the", None, "boy", False, "accusative", "den Jungen"),
     ("a", None, "student", False, "dative", "einem Studenten"),
-    ("his", None, "neighbor", False, "accusative", "seinen Nachbarn"),
     ("the", None, "teacher", True, "dative", "den Lehrern"),
-    ("the", None, "girl", True, "dative", "den Mädchen"),
 ]
 
 
@@ -229,13 +184,11 @@ def test_the_corpus_is_repeatable_and_written_once(tmp_path, monkeypatch):
     assert first["val"].source.exists()
 
 
-def test_these_pairs_never_change():
+def test_these_pairs_never_change(pairs):
     """Another machine must draw the same corpus; raise VERSION when this changes."""
-    assert generate(3, "test") == [
-        ("My brother visits queens.", "Mein Bruder besucht Königinnen."),
-        (
-            "In summer the clever sister sends the beautiful student a shirt.",
-            "Im Sommer schickt die kluge Schwester dem schönen Studenten ein Hemd.",
-        ),
-        ("My children throw away my lamp.", "Meine Kinder werfen meine Lampe weg."),
+    assert generate(1, "test") == [
+        ("My brother visits queens.", "Mein Bruder besucht Königinnen.")
     ]
+    text = "".join(f"{english}\t{german}\n" for english, german in pairs)
+    found = hashlib.sha256(text.encode()).hexdigest()
+    assert found == "72be670af895a240727e459c6e514094d6cf1218241b0cfd32b33a2b11bafe5d"

@@ -1,7 +1,6 @@
 """Lines of text files, and where files are found."""
 
 import gzip
-import io
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -87,18 +86,6 @@ def test_a_line_without_end_is_refused(monkeypatch, read):
 
 
 def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capfd):
-    path = tmp_path / "x"
-    path.write_text("a\n")
-
-    class Failing(io.BytesIO):
-        def readline(self, size=-1):
-            raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("builtins.open", lambda *args, **kwargs: Failing())
-    with pytest.raises(OSError, match="Input/output error") as caught:
-        list(read_lines(path))
-    assert caught.value.filename == str(path)
-    monkeypatch.undo()
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         list(read_available_lines(1 << 20, 1))
     assert caught.value.filename == "standard input"
