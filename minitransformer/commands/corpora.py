@@ -19,9 +19,8 @@ import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
@@ -40,40 +39,19 @@ NETWORK_ERRORS = (
 )
 
 
-@dataclass(frozen=True)
-class Download:
-    """A file on a server, with its digest if that is known."""
-
-    url: str
-    sha256: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.url.rsplit("/", 1)[1]
-
-
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Parallel text in an archive: a member for each language, and their line count."""
 
-    archive: Download
+    archive: str
     members: dict[str, str]
     lines: int | None = None
-
-
-@dataclass(frozen=True)
-class PublicCorpus:
-    """Files to use as they are, or the parts of archives that make up each split."""
-
-    files: tuple[Download, ...] = ()
-    splits: dict[str, tuple[Part, ...]] = field(default_factory=dict)
 
 
 MULTI30K = (
     "https://raw.githubusercontent.com/multi30k/dataset/"
     "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
 )
-# As sha256sum writes it
+# The files of Multi30k and their digests, as sha256sum writes them
 MULTI30K_SHA256 = """\
 d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f train.en
 726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6 train.de
@@ -86,37 +64,31 @@ ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9 val.fr
 6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90 test_2016_flickr.fr
 """
 STATMT = "https://www.statmt.org/"
-EUROPARL = Download(STATMT + "wmt13/training-parallel-europarl-v7.tgz")
-COMMON_CRAWL = Download(STATMT + "wmt13/training-parallel-commoncrawl.tgz")
-UN = Download(STATMT + "wmt13/training-parallel-un.tgz")
-NEWS = Download(STATMT + "wmt14/training-parallel-nc-v9.tgz")
-GIGA = Download(STATMT + "wmt10/training-giga-fren.tar")
-DEV = Download(STATMT + "wmt14/dev.tgz")
-TEST = Download(STATMT + "wmt14/test-full.tgz")
+EUROPARL = STATMT + "wmt13/training-parallel-europarl-v7.tgz"
+COMMON_CRAWL = STATMT + "wmt13/training-parallel-commoncrawl.tgz"
+UN = STATMT + "wmt13/training-parallel-un.tgz"
+NEWS = STATMT + "wmt14/training-parallel-nc-v9.tgz"
+GIGA = STATMT + "wmt10/training-giga-fren.tar"
+DEV = STATMT + "wmt14/dev.tgz"
+TEST = STATMT + "wmt14/test-full.tgz"
 
 
 def _part(
-    archive: Download, stem: str, language: str, lines: int | None = None, end: str = ""
+    archive: str, stem: str, language: str, lines: int | None = None, end: str = ""
 ) -> Part:
     members = {side: f"{stem}.{side}{end}" for side in ("en", language)}
     return Part(archive, members, lines)
 
 
-def _wmt14(language: str, *train: Part) -> PublicCorpus:
+def _wmt14(language: str, *train: Part) -> dict[str, Sequence[Part]]:
     stem = f"test-full/newstest2014-{language}en-"
     newstest = {"en": f"{stem}src.en.sgm", language: f"{stem}ref.{language}.sgm"}
     val = _part(DEV, "dev/newstest2013", language, 3000)
-    test = Part(TEST, newstest, 3003)
-    return PublicCorpus(splits={"train": train, "val": (val,), "test": (test,)})
+    return {"train": train, "val": [val], "test": [Part(TEST, newstest, 3003)]}
 
 
-CORPORA = {
-    "multi30k": PublicCorpus(
-        files=tuple(
-            Download(f"{MULTI30K}{name}.gz", digest)
-            for digest, name in map(str.split, MULTI30K_SHA256.splitlines())
-        )
-    ),
+# The parts of archives that make up each split of WMT 2014
+WMT14 = {
     "wmt14-en-de": _wmt14(
         "de",
         _part(EUROPARL, "training/europarl-v7.de-en", "de", 1_920_209),
@@ -138,13 +110,12 @@ class CorpusError(RuntimeError):
     """A download or an archive that is not what it should be."""
 
 
-def fetch(download: Download, path: Path) -> None:
+def fetch(url: str, path: Path, sha256: str | None = None) -> None:
     """Download a file to `path` and verify it, unless a verified one is there.
 
     Raises: CorpusError, or OSError if the file cannot be written.
     """
-    url, expected = download.url, download.sha256
-    if path.exists() and (expected is None or _sha256(path) == expected):
+    if path.exists() and (sha256 is None or _sha256(path) == sha256):
         return
     headers = {"User-Agent": f"minitransformer/{VERSION}"}
     request, digest = urllib.request.Request(url, headers=headers), hashlib.sha256()
@@ -160,8 +131,8 @@ def fetch(download: Download, path: Path) -> None:
                 bar.update(len(block))
             if response.length:  # bytes that were announced and are still missing
                 raise http.client.IncompleteRead(b"", response.length)
-            if expected is not None and digest.hexdigest() != expected:
-                found = f"expected sha256 {expected}, got {digest.hexdigest()}"
+            if sha256 is not None and digest.hexdigest() != sha256:
+                found = f"expected sha256 {sha256}, got {digest.hexdigest()}"
                 raise CorpusError(f"{url}: {found}")
     except NETWORK_ERRORS as error:
         advice = f"try again, or put the file at {path} (wget -c)"
@@ -192,7 +163,9 @@ def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -
             file = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
                 copied = [
-                    _copy_member(downloads / part.archive.name, part.members[side], out)
+                    _copy_member(
+                        downloads / _name(part.archive), part.members[side], out
+                    )
                     for part in parts
                 ]
             counts.append(copied)
@@ -233,28 +206,31 @@ def _lines(file: IO[bytes], member: str) -> Iterator[bytes]:
 
 
 def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
-    """Fetch a corpus of CORPORA into `folder`, from the server `mirror` if given.
+    """Fetch a corpus into `folder`, from the server `mirror` if given.
 
     Raises: CorpusError, OSError.
     """
-    corpus = CORPORA[name]
 
-    def fetch_into(target: Path, download: Download) -> None:
-        if mirror is not None:
-            url = mirror.rstrip("/") + urlsplit(download.url).path
-            download = Download(url, download.sha256)
+    def fetch_into(target: Path, url: str, sha256: str | None = None) -> None:
         target.mkdir(parents=True, exist_ok=True)
-        fetch(download, target / download.name)
+        place = mirror.rstrip("/") + urlsplit(url).path if mirror else url
+        fetch(place, target / _name(url), sha256)
 
-    for download in corpus.files:
-        fetch_into(folder, download)
-    for split, parts in corpus.splits.items():
+    if name == "multi30k":
+        for line in MULTI30K_SHA256.splitlines():
+            digest, file = line.split()
+            fetch_into(folder, f"{MULTI30K}{file}.gz", digest)
+        return
+    for split, parts in WMT14[name].items():
         if all((folder / f"{split}.{s}.gz").exists() for s in parts[0].members):
             continue
-        downloads = folder / "downloads"
         for part in parts:
-            fetch_into(downloads, part.archive)
-        assemble(parts, folder, split, downloads)
+            fetch_into(folder / "downloads", part.archive)
+        assemble(parts, folder, split, folder / "downloads")
+
+
+def _name(url: str) -> str:
+    return url.rsplit("/", 1)[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -264,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("minitransformer corpora multi30k data/multi30k",),
         "Files that are in the folder, or in its `downloads` for archives, are kept.",
     )
-    parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("corpus", choices=("multi30k", *WMT14))
     parser.add_argument("folder", type=Path, help="the folder for its files")
     parser.add_argument("--mirror", metavar="URL", help="another server with the files")
     args = parser.parse_args(arguments)

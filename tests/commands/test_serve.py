@@ -107,15 +107,14 @@ def test_an_address_that_is_taken_is_named(server):
         serve.serve(server.translator, host, port)
 
 
-@pytest.mark.parametrize("sent", [b"POST /translate HTTP/1.1\r\nHost: x", b"", None])
-def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd, sent):
-    """It closes the connection by a reset while it asks, before, or before reading."""
+def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd):
+    """It closes the connection by a reset before it has read the page."""
     handled = threading.Event()
     plain = server.shutdown_request
     monkeypatch.setattr(server, "shutdown_request", lambda r: (plain(r), handled.set()))
     monkeypatch.setattr(serve, "page", lambda name, **values: "x" * 10_000_000)
     with socket.create_connection(server.server_address[:2]) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n" if sent is None else sent)
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         linger = struct.pack("ii", 1, 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     assert handled.wait(30)

@@ -88,15 +88,6 @@ def test_parts_of_a_batch_have_no_padding_but_their_own():
     assert first.target.tolist() == batch.target[:2, :4].tolist()
 
 
-def test_pairs_that_fit_are_one_batch():
-    """With EOS and padding, a batch has up to 1.25 times as many tokens as asked."""
-    for count, max_tokens, batches in ((3, 1000, 1), (5, 40, 1), (5, 39, 2)):
-        sides = ragged([9] * count), ragged([4] * count)
-        for corpus in (ParallelCorpus(*sides), ParallelCorpus(*sides[::-1])):
-            found = corpus.batch_by_length(np.arange(count), max_tokens)
-            assert len(found) == batches
-
-
 def test_each_epoch_has_every_pair_once():
     corpus = ParallelCorpus(ragged([3] * 50), ragged([4] * 50))
     stream = BatchStream(corpus, settings(60, 256, 1))

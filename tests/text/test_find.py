@@ -12,17 +12,8 @@ from minitransformer.text.pairs import TextPair
 
 
 def test_text_is_found_in_a_folder(tmp_path):
-    for name in (
-        "train.en.gz",
-        "train.de",
-        "val.en",
-        "val.de",
-        "test_x.en",
-        "test_x.en.gz",
-        "test_x.de",
-        "test_y.en",
-        "test_y.de",
-    ):
+    names = "train.en.gz train.de val.en val.de test_x.en test_x.en.gz test_x.de"
+    for name in [*names.split(), "test_y.en", "test_y.de"]:
         (tmp_path / name).write_bytes(b"")
     config = TextConfig(data=str(tmp_path), source="en", target="de")
     found = find_text(config)

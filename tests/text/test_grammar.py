@@ -153,15 +153,6 @@ def test_pairs_are_distinct_and_english_determines_german(pairs):
         assert german.get(english, translation) == translation
 
 
-def test_sentences_look_like_sentences(pairs):
-    for english, german in pairs:
-        for text in (english, german):
-            assert text[0].isupper()
-            assert text[-1] in ".?"
-            assert "  " not in text
-            assert " ." not in text
-
-
 def test_splits_are_disjoint_whatever_the_seed(pairs):
     for split in ("val", "test"):
         for seed in (1, 2):
