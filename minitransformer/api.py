@@ -23,7 +23,6 @@ from minitransformer.system.machine import tune_allocator
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.shortlist import Lexicon
-from minitransformer.translation.tags import Tags
 from minitransformer.translation.translator import Translator, list_of_text
 
 
@@ -45,7 +44,7 @@ def load(
     forked processes, which a program whose other threads hold locks should not ask for.
     The memory that this process frees is kept for reuse from now on (`tune_allocator`).
     `shortlist` is a file that `python -m minitransformer lexicon` has written. `tag` is
-    put before every line, for a model of several corpora whose lines have none.
+    put before every line, for a model of several corpora.
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
@@ -72,10 +71,8 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    known = state.tags or tag is not None
-    tags = Tags(tokenizer, state.tags, tag) if known else None
     threads, decoding = opened.num_threads, state.decoding
-    return Translator(model, tokenizer, threads, lexicon, decoding, tags)
+    return Translator(model, tokenizer, threads, lexicon, decoding, tag)
 
 
 def translate(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -46,8 +45,7 @@ _recording: ContextVar[bool] = ContextVar("recording", default=True)
 
 # Takes the name and the body of a primitive and returns the body to run instead.
 Wrapper: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-_wrapper: Wrapper | None = None
-_wrapping = threading.RLock()
+_wrapper: ContextVar[Wrapper | None] = ContextVar("wrapper", default=None)
 
 
 @contextmanager
@@ -62,14 +60,12 @@ def no_grad() -> Iterator[None]:
 
 @contextmanager
 def wrap_primitives(wrapper: Wrapper) -> Iterator[None]:
-    """Run `wrapper(name, body)` in place of each primitive's body, in all threads."""
-    global _wrapper
-    with _wrapping:  # one thread's at a time
-        before, _wrapper = _wrapper, wrapper
-        try:
-            yield
-        finally:
-            _wrapper = before
+    """Run `wrapper(name, body)` in place of each primitive's body, in this thread."""
+    token = _wrapper.set(wrapper)
+    try:
+        yield
+    finally:
+        _wrapper.reset(token)
 
 
 class Node:
@@ -234,8 +230,8 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     def operation(*inputs: Any, **options: Any) -> Tensor:
         arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
         body = fused_kernel(name, arrays, function)
-        if _wrapper is not None:
-            body = _wrapper(name, body)
+        if wrapper := _wrapper.get():
+            body = wrapper(name, body)
         out, vjp = body(*arrays, **options)
         if not _recording.get():
             return Tensor(out)

@@ -40,13 +40,11 @@ class TextInParts:
     """A text and its word pieces: in one part, or in several if it was too long.
 
     Each part begins with `tag_length` pieces of a tag, which `text` does not have.
-    Words count from `first_word`: that is 1 if the tag is the line's first word.
     """
 
     text: str
     parts: Sequence[Sequence[int]]
     tag_length: int = 0
-    first_word: int = 0
 
     def words(self, tokenizer: Tokenizer) -> list[np.ndarray]:
         """Return the number of the word that each piece of each part belongs to.
@@ -59,9 +57,7 @@ class TextInParts:
         ends = np.cumsum([len(part) for part in own])[:-1]
         return [
             np.concatenate([np.full(len(part) - len(found), -1), found])
-            for part, found in zip(
-                self.parts, np.split(words + self.first_word, ends), strict=True
-            )
+            for part, found in zip(self.parts, np.split(words, ends), strict=True)
         ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -196,29 +195,19 @@ def map_batches(
     """Apply `function` to batches of sentences of similar length, on several workers.
 
     `function` takes the indices of a batch and returns a result for each of them. A
-    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS. The
-    workers, `num_threads` processes (`workers.parallel_map`), get equally many batches,
-    which are about equally large. Sentences of length 0 are left out.
+    batch holds one sentence, or at most `max_tokens` tokens with padding and EOS.
+    Sentences of length 0 are left out.
 
     Yields: indices of sentences and their results, longest sentences first
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
 
-    def divide(limit: int) -> list[np.ndarray]:
-        batches, first = [], 0
-        while first < len(order):
-            size = max(1, limit // (int(lengths[order[first]]) + 1))
-            batches.append(order[first : first + size])
-            first += size
-        return batches
-
-    # The least limit that needs no more batches makes them equal.
-    count = math.ceil(len(divide(max_tokens)) / num_threads) * num_threads
-    limit = bisect.bisect_left(
-        range(max_tokens), True, key=lambda limit: len(divide(limit)) <= count
-    )
-    batches = divide(limit)
+    batches, first = list[np.ndarray](), 0
+    while first < len(order):
+        size = max(1, max_tokens // (int(lengths[order[first]]) + 1))
+        batches.append(order[first : first + size])
+        first += size
 
     def results(batch: np.ndarray) -> list[R]:
         return list(function(batch))

@@ -22,15 +22,17 @@ from minitransformer.translation.constraints import Constraints, Prefix, PrefixF
 from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.sampling import sample_ids
 from minitransformer.translation.shortlist import Lexicon
-from minitransformer.translation.tags import Tags
 
 
 class Translator:
     """A model or an ensemble with its tokenizer, and a lexicon for shortlists if any.
 
     It translates on `num_threads` workers; `decoding` is how it decodes by default.
-    `tags` are those of the source lines, if they have any. Where a method takes
-    `first_line`, that is the number by which errors call the first of its lines.
+    `tag` is a symbol of the vocabulary that is put before every source line. Where a
+    method takes `first_line`, that is the number by which errors call the first of its
+    lines.
+
+    Raises: UsageError if the tag is no symbol of the vocabulary.
     """
 
     def __init__(
@@ -40,9 +42,12 @@ class Translator:
         num_threads: int = 1,
         lexicon: Lexicon | None = None,
         decoding: DecodingConfig | None = None,
-        tags: Tags | None = None,
+        tag: str | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.tags = model, tokenizer, tags
+        if tag is not None and not tokenizer.keeps_whole(tag):
+            raise UsageError(f"--tag: expected a symbol of the vocabulary, got {tag!r}")
+        self.model, self.tokenizer = model, tokenizer
+        self.tag = tokenizer.encode([tag])[0] if tag else []
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
         self.shortlist = lexicon.shortlist if lexicon else None
 
@@ -126,19 +131,20 @@ class Translator:
     ) -> list[list[list[int]]]:
         """Return the ids of each line in parts: one, unless the line is too long.
 
-        Every part begins with the tag of its line, unless these are `targets`. A line
-        of more than `max_input` ids, or of more than the model has positions for, is
-        treated as `long_input` says.
+        Every part begins with the tag, unless these are `targets`. A line of more than
+        `max_input` ids, or of more than the model has positions for, is treated as
+        `long_input` says.
 
-        Raises: ValueError that names the line if `long_input` is "error" or if it has
-        not the tag that it needs.
+        Raises: ValueError that names the line if `long_input` is "error", or if it
+        begins with the tag.
         """
         positions = (self.model.position_limit or math.inf) - 1  # one is EOS's
         limit = int(min(config.max_input, positions))
         what = "translation of line" if targets else "line"
-        tags, encoded = None if targets else self.tags, []
-        for number, ids in enumerate(self.tokenizer.encode(lines), start=first_line):
-            tag, text = tags.divide(ids, number) if tags else ([], ids)
+        tag, encoded = [] if targets else self.tag, []
+        for number, text in enumerate(self.tokenizer.encode(lines), start=first_line):
+            if tag and text[: len(tag)] == tag:
+                raise ValueError(f"line {number}: expected no tag, --tag puts it there")
             length = len(tag) + len(text)
             if length > limit and config.long_input == "error":
                 raise ValueError(
@@ -147,7 +153,7 @@ class Translator:
                 )
             parts = self.tokenizer.split(text, max(limit - len(tag), 1))
             parts = parts if config.long_input == "split" else parts[:1]
-            encoded.append([[*tag, *part] for part in parts])
+            encoded.append([[*tag, *part] if part else [] for part in parts])
         return encoded
 
     def _translate_parts(
@@ -257,13 +263,8 @@ class Translator:
         self, lines: Sequence[str], encoded: Sequence[list[list[int]]]
     ) -> list[TextInParts]:
         """Return lines with the parts that `encode` cut them into, to align words."""
-        if not self.tags:
-            return list(map(TextInParts, lines, encoded))
-        found, each = [], zip(lines, self.tokenizer.encode(lines), encoded, strict=True)
-        for line, own, parts in each:
-            text, *tag = self.tags.without(line, own)
-            found.append(TextInParts(text, parts, *tag))
-        return found
+        pairs = zip(lines, encoded, strict=True)
+        return [TextInParts(line, parts, len(self.tag)) for line, parts in pairs]
 
     def _align(
         self, pairs: Sequence[tuple[TextInParts, TextInParts]], config: DecodingConfig

@@ -398,7 +398,7 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
         return 2 * batch
 
     found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
-    assert batches == [[6], [2], [4], [0], [5, 3]]
+    assert batches == [[6], [2], [4], [0, 5], [3]]
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
 
 
