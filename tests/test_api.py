@@ -61,7 +61,7 @@ def test_a_checkpoint_that_left_its_run_decodes_as_in_the_run(tmp_path, written)
         (["one"], {"prefix": [2]}, "expected a list of prefixes, got 2 in it"),
         (["one"], {"beams": 2}, "expected options of TranslationConfig, got beams"),
         (["one"], {"help_group": 2}, "expected options of TranslationConfig, got help"),
-        (["one"], {"prefix": "a"}, "expected a list of prefixes, got one string"),
+        (["one"], {"prefix": "a"}, "expected a list of prefixes, got 'a"),
         (["one"], {"prefix": []}, "expected prefixes for 1 lines, got 0"),
         (["one"], {"top_k": 2}, "top_k: does nothing without sample"),
         (["one"], {"beam": 0}, "beam: expected at least 1, got 0"),
@@ -80,7 +80,7 @@ def test_settings_that_do_not_exist_and_prefixes_in_one_string_are_refused(model
     translator = minitransformer.load(model_path)
     with pytest.raises(ValueError, match="options of TranslationConfig, got nbset"):
         TranslationConfig.changed(translator.decoding, {"nbset": 2})
-    with pytest.raises(ValueError, match="expected a list of prefixes, got one string"):
+    with pytest.raises(ValueError, match="expected a list of prefixes, got 'a"):
         translator.hypotheses(["a", "b"], translator.decoding, prefixes="ab")
 
 
@@ -128,7 +128,7 @@ def test_the_version_is_the_same_everywhere():
 def test_one_string_is_no_list_of_lines(model_path, method):
     translator = minitransformer.load(model_path, threads=1)
     others = ["the cat"] if method in ("score", "align") else []
-    with pytest.raises(ValueError, match="expected a list of lines, got one string"):
+    with pytest.raises(ValueError, match="expected a list of lines, got 'the"):
         getattr(translator, method)("the cat", *others, translator.decoding)
 
 

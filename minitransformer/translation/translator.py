@@ -109,16 +109,13 @@ class Translator:
                 raise ValueError(f"line {number}: {expected}")
         if not config.alignment:
             return joined
-        texts = map(self.text, joined, prefixes)
-        targets = [
-            [
-                TextInParts(text, [p[n].tokens for p in parts])
-                for n, text in enumerate(t)
-            ]
-            for t, parts in zip(texts, in_parts, strict=True)
-        ]
         sources = self.sources_in_parts(lines, encoded)
-        pairs = [(s, t) for s, each in zip(sources, targets, strict=True) for t in each]
+        texts = map(self.text, joined, prefixes)
+        pairs = [
+            (source, TextInParts(text, [part[n].tokens for part in parts]))
+            for source, best, parts in zip(sources, texts, in_parts, strict=True)
+            for n, text in enumerate(best)
+        ]
         links = iter(self._align(pairs, config))
         return [[replace(h, alignment=next(links)) for h in best] for best in joined]
 
@@ -163,16 +160,13 @@ class Translator:
         starts: Sequence[Prefix | None],
     ) -> list[list[Hypothesis]]:
         """Translate each part of all lines, of which some begin with a prefix."""
-        sources, threads = (
-            list(itertools.chain.from_iterable(encoded)),
-            self.num_threads,
-        )
+        sources = list(itertools.chain.from_iterable(encoded))
+        given = self.model, sources, config, self.num_threads
         if config.sample:
-            return sample_ids(self.model, sources, config, threads, starts)
+            return sample_ids(*given, starts)
         asked = config.min_len or config.no_repeat_ngram or any(starts)
         constraints = Constraints(config, starts) if asked else None
-        rest = threads, self.shortlist, constraints
-        return translate_ids(self.model, sources, config, *rest)
+        return translate_ids(*given, self.shortlist, constraints)
 
     def text(self, hypotheses: Sequence[Hypothesis], prefix: str = "") -> list[str]:
         """Detokenise. A line feed within a translation becomes a space.
@@ -289,12 +283,9 @@ def list_of_text(
 ) -> list[str]:
     """Return strings as a list.
 
-    Raises: ValueError if what is given is one string, has other things, or is not one
-    for each of `count` lines
+    Raises: ValueError if they are none, or not one for each of `count` lines.
     """
-    if isinstance(given, str):
-        raise ValueError(f"expected a list of {name}, got one string")
-    if not isinstance(given, Iterable):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"expected a list of {name}, got {given!r}")
     found = list(given)
     if others := [thing for thing in found if not isinstance(thing, str)]:
