@@ -188,8 +188,7 @@ def answer(
     """Return what is written for a line: JSON, an n-best list, or a translation."""
     aligned = "alignment" in args
     if args.json:
-        objects = json_objects(texts, found, aligned)
-        whole = {"line": number, "translations": objects}
+        whole = {"line": number, "translations": json_objects(texts, found, aligned)}
         return json.dumps(whole, ensure_ascii=False) + "\n"
     links = [f" ||| {pharaoh(h.alignment)}" if aligned else "" for h in found]
     if getattr(args, "nbest", 1) == 1:
@@ -199,10 +198,7 @@ def answer(
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:
-    """Write `log-probability TAB tokens` for each translation in --score.
-
-    With --alignment, the pairs of words follow after another tab.
-    """
+    """Write `log-probability TAB tokens`, and TAB and any links, for each --score."""
     total, tokens, number = 0.0, 0, 0
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
     with open_output(args.output) as out, progress_bar(args.input, args.output) as done:

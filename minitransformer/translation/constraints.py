@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -29,44 +29,44 @@ from minitransformer.translation.incremental_decoding import (
 # How many beginnings of words a `PrefixFinder` caches the endings of.
 MAX_ENDINGS = 1024
 
-# The tokens that may follow, each with those that may follow it; None for all tokens.
-Tree: TypeAlias = "dict[int, Tree | None]"
 
-
+@dataclass(frozen=True)
 class Prefix:
     """The text that a translation begins with, which may end within a word.
 
     Until it is written, only those tokens may follow into which the tokenizer cuts a
     text that begins with the prefix; other pieces could write the same letters, but the
     model has never seen them there. First come the tokens `first`, then one of `ways`,
-    the last token of which may go beyond the prefix. `tokens` write it and no more, and
-    no way takes more than `most_tokens`.
+    the last token of which may go beyond the prefix, and none of which is the beginning
+    of another. `tokens` write the prefix and no more.
 
     `text` is normalised, as is the text of the model.
     """
 
-    def __init__(
-        self,
-        text: str,
-        tokens: Sequence[int],
-        first: Sequence[int],
-        ways: Sequence[Sequence[int]],
-    ) -> None:
-        self.text, self.tokens, self._first, self._ways = text, tokens, first, ways
-        self.most_tokens = len(first) + max(map(len, ways))
+    text: str
+    tokens: list[int]
+    first: list[int]
+    ways: list[list[int]]
 
-    def tree(self, listed: set[int] | None = None) -> Tree:
-        """Return the ways to write the prefix, with tokens of a list if there is one.
+    @cached_property
+    def most_tokens(self) -> int:
+        """The most tokens that it takes to write the prefix."""
+        return len(self.first) + max(map(len, self.ways))
 
-        `listed` must contain all of `self.tokens`.
+    def among(self, listed: set[int]) -> Prefix:
+        """Return the prefix without ways to write it that need other tokens.
+
+        `listed` must contain all of `tokens`.
         """
-        tree: Tree = {}
-        for way in self._ways:
-            if listed is None or listed.issuperset(way):
-                _add(tree, way)
-        for token in reversed(self._first):
-            tree = {token: tree}
-        return tree
+        return replace(self, ways=[w for w in self.ways if listed.issuperset(w)])
+
+    def following(self, written: list[int]) -> set[int]:
+        """Return the tokens that may follow those written; none if all may."""
+        if len(written) < len(self.first):
+            return {self.first[len(written)]}
+        begun = written[len(self.first) :]
+        n = len(begun)
+        return {way[n] for way in self.ways if len(way) > n and way[:n] == begun}
 
     def restore(self, translation: str, original: str) -> str:
         """Replace the normalised prefix of a translation by what was given for it.
@@ -79,15 +79,6 @@ class Prefix:
                 f"got {translation[:40]!r}: the model has too few positions"
             )
         return original + translation[len(self.text) :]
-
-
-def _add(tree: Tree, way: Sequence[int]) -> None:
-    """Add tokens that follow one another; after the last, all tokens may follow."""
-    for token in way[:-1]:
-        below = tree.setdefault(token, {})
-        assert below is not None  # no way is the beginning of another
-        tree = below
-    tree[way[-1]] = None
 
 
 class PrefixFinder:
@@ -157,9 +148,7 @@ class Constraints:
     """
 
     def __init__(
-        self,
-        config: TranslationConfig,
-        prefixes: Sequence[Prefix | None] = (),
+        self, config: TranslationConfig, prefixes: Sequence[Prefix | None] = ()
     ) -> None:
         self.min_len, self.ngram = config.min_len or 0, config.no_repeat_ngram or 0
         self.prefixes = prefixes if any(prefixes) else ()
@@ -206,19 +195,12 @@ class ConstrainedDecoder(IncrementalDecoder):
         self._decoder = decoder
         self._constraints, self._shortlist = constraints, shortlist
         self._histories = np.empty((len(batch), 0), dtype=int)  # [B K, length]
-        listed = None if shortlist is None else set(shortlist.tolist())
-        self._trees = [  # what may follow each beam
-            prefix.tree(listed) if prefix else None
-            for prefix in constraints.prefixes_of(batch)
-        ]
+        self._prefixes = constraints.prefixes_of(batch)
+        if shortlist is not None:
+            listed = set(shortlist.tolist())
+            self._prefixes = [p and p.among(listed) for p in self._prefixes]
 
     def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        if self._histories.shape[1]:  # not BOS
-            ids = tokens if self._shortlist is None else self._shortlist[tokens]
-            self._trees = [
-                None if tree is None else tree.get(token)
-                for tree, token in zip(self._trees, ids.tolist(), strict=True)
-            ]
         self._histories = np.concatenate([self._histories, tokens[:, None]], axis=1)
         first = 0
         for weights in self._decoder.step(tokens):
@@ -229,28 +211,32 @@ class ConstrainedDecoder(IncrementalDecoder):
 
     def select(self, rows: np.ndarray) -> None:
         self._histories = self._histories[rows]
-        self._trees = [self._trees[row] for row in rows]
+        self._prefixes = [self._prefixes[row] for row in rows]
         self._decoder.select(rows)
 
     def join(self, other: ConstrainedDecoder) -> None:
         self._histories = np.concatenate([self._histories, other._histories])
-        self._trees += other._trees
+        self._prefixes += other._prefixes
         self._decoder.join(other._decoder)
 
     def _excluded(self, rows: slice, size: int) -> np.ndarray:
         """Return which of `size` tokens must not follow. Shapes: -> [rows, V] bool"""
-        histories, trees = self._histories[rows], self._trees[rows]
-        result = np.zeros((len(trees), size), dtype=bool)
+        histories, prefixes = self._histories[rows], self._prefixes[rows]
+        result = np.zeros((len(prefixes), size), dtype=bool)
         if self._constraints.ngram:
             exclude_repetitions(result, histories, self._constraints.ngram)
         result[:, EOS_ID] |= histories.shape[1] <= self._constraints.min_len
-        for row, tree in enumerate(trees):
-            if tree is not None:
-                columns = np.array([*tree], dtype=int)
+        for row, prefix in enumerate(prefixes):
+            if prefix and histories.shape[1] <= prefix.most_tokens:
+                written = histories[row, 1:]  # without BOS
                 if self._shortlist is not None:
-                    columns = np.searchsorted(self._shortlist, columns)
-                result[row] = True
-                result[row, columns] = False
+                    written = self._shortlist[written]
+                if following := prefix.following(written.tolist()):
+                    columns = np.array([*following])
+                    if self._shortlist is not None:
+                        columns = np.searchsorted(self._shortlist, columns)
+                    result[row] = True
+                    result[row, columns] = False
         return result
 
 

@@ -46,23 +46,19 @@ def sample_ids(
     Their log-probabilities and scores are those of the model, as in beam search.
     Constraints are met by drawing among the tokens that meet them.
     """
-    count = config.nbest
+    count, seed = config.nbest, 1 if config.seed is None else config.seed
     repeated = [source for source in sources for _ in range(count)]
-    seed = 1 if config.seed is None else config.seed
-    keys = [sample_key(seed, s, n) for s in sources for n in range(count)]
+    keys = [(seed, n, _digest(s)) for s in sources for n in range(count)]
     each = [prefix for prefix in prefixes for _ in range(count)]
     search = replace(config, beam=1, nbest=1)
     draws = Draws(config, each, keys)
-    found = translate_ids(model, repeated, search, num_threads, None, draws)
-    drawn = iter(found)
-    return [[h for _ in range(count) for h in next(drawn)] for _ in sources]
+    found = iter(translate_ids(model, repeated, search, num_threads, None, draws))
+    return [[h for _ in range(count) for h in next(found)] for _ in sources]
 
 
-def sample_key(seed: int, source: Sequence[int], number: int) -> tuple[int, ...]:
-    """Return the key of the random numbers for one sample of a sentence."""
+def _digest(source: Sequence[int]) -> int:
     ids = np.asarray(source, dtype="<i4").tobytes()
-    digest = hashlib.blake2b(ids, digest_size=16).digest()
-    return seed, number, int.from_bytes(digest, "little")
+    return int.from_bytes(hashlib.blake2b(ids, digest_size=16).digest(), "little")
 
 
 class Draws(Constraints):
