@@ -73,7 +73,7 @@ class HostBlas:
 
 INVALID_VALUE, NOT_SUPPORTED = 7, 15
 # Attributes of a product, and preferences: their sizes, and their defaults.
-PRODUCT = {3: (4, 0), 4: (4, 0), 7: (4, 1), 8: (8, 0)}
+PRODUCT = {7: (4, 1), 8: (8, 0)}
 LIMITS = {1: (8, 0), 3: (4, 7), 5: (4, 256), 6: (4, 256), 7: (4, 256), 8: (4, 256)}
 BIAS, RELU_BIAS = 4, 6
 
@@ -127,10 +127,7 @@ class HostBlasLt:
         assert product[7] in (BIAS, RELU_BIAS)
         assert product[8], "the address of a bias is read for its alignment"
         assert limits[3] == 2, "sums of parts in 16 bits"
-        left, right = (
-            layout[2:0:-1] if product[side] else layout[1:3]
-            for side, layout in ((3, layouts[0]), (4, layouts[1]))
-        )
+        left, right = layouts[0][1:3], layouts[1][1:3]
         assert left[1] == right[0]
         assert layouts[2] == layouts[3]
         assert layouts[3][1:3] == (left[0], right[1])
@@ -160,14 +157,11 @@ class HostBlasLt:
         assert (alpha._obj.value, beta._obj.value, c) == (1, 0, d)
         layouts = [self.objects[x.value]["created with"] for x in (la, lb, ld)]
         sides = [
-            (address, kind, step, turned)
-            for address, (kind, _, _, step), turned in zip(
-                (a, b), layouts, (product[3], product[4]), strict=False
-            )
+            (address, kind, step, False)
+            for address, (kind, _, _, step) in zip((a, b), layouts, strict=False)
         ]
         kind, m, n, step = layouts[2]
-        _, rows, columns, _ = layouts[0]
-        k = rows if product[3] else columns
+        k = layouts[0][2]
         tf32 = product["created with"][0] == COMPUTE_TF32
         address = product[8]
 

@@ -4,7 +4,7 @@ An epilogue is what cuBLASLt does to a product before it is stored. The output i
 written once, where a kernel of its own would read it again and write it again. The bias
 must be of the output's type, so that one of 16 bits is rounded, as the output is. At
 first use on a device the results are compared with those of `by_kernels`, which also
-serves shapes that cuBLASLt has no algorithm for.
+serves arrays with gaps or at odd addresses, and shapes without an algorithm.
 
 Shapes: x [N, D], weight [D, F], bias [F], out [N, F]
 """
@@ -18,20 +18,19 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device, verdicts
-from minitransformer.backends.cuda.device import address, check, operand, warp_blocks
+from minitransformer.backends.cuda.device import address, check, warp_blocks
 from minitransformer.engine.backend import Array
 
 # cuBLASLt's numbers: what it does to a product, attributes of one, and preferences.
 BIAS, RELU_BIAS = 4, 6
-TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8
+EPILOGUE, BIAS_POINTER = 7, 8
 MAX_WORKSPACE, REDUCTION_SCHEMES, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 # A product that is divided along D adds its parts in float32.
 REDUCTION_IN_FLOAT32 = 2
 FLOAT32 = 0
 
-MAX_ALIGNMENT = 256  # bytes
-# Epilogues read a bias in vectors of this many bytes.
-BIAS_ALIGNMENT = 16
+# All arrays begin at multiples of so many bytes; epilogues read a bias in vectors.
+ALIGNMENT = 16
 
 # N, D and F of the products that are compared with those of the kernels.
 COMPARED = (40, 48, 72), (136, 264, 24)
@@ -109,28 +108,22 @@ class CublasLt:
     ) -> bool:
         """Compute `forward`; return False if there is no algorithm for these arrays."""
         bias = bias.astype(out.dtype, copy=False)
-        if address(bias) % BIAS_ALIGNMENT:
-            return False
         # cuBLASLt stores matrices by columns, so it is asked for out^T = weight^T x^T.
-        operands = [operand(self.gpu.xp, array) for array in (weight, x, out)]
-        assert operands[2][0] is out
-        starts = [address(array) for array, _, _ in operands]
-        alignments = [min(start & -start, MAX_ALIGNMENT) for start in starts]
-        layouts = [
-            (*(array.shape if transposed else array.shape[::-1]), leading_dim)
-            for array, transposed, leading_dim in operands
-        ]
-        transposed = [operands[0][1], operands[1][1]]
+        arrays = weight, x, out
+        *starts, bias_start = map(address, (*arrays, bias))
+        gaps = not all(array.flags.c_contiguous for array in arrays)
+        if gaps or any(start % ALIGNMENT for start in (*starts, bias_start)):
+            return False
         tf32 = self.gpu.tf32 and out.dtype == np.float32
-        key = out.dtype.name, tf32, relu, *transposed, *layouts, *alignments
+        key = out.dtype.name, tf32, relu, *weight.shape, len(x)
         if key not in self.plans:
-            options = out.dtype, tf32, relu, transposed
-            self.plans[key] = self._plan(*options, layouts, alignments)
+            shapes = [array.shape for array in arrays]
+            self.plans[key] = self._plan(out.dtype, tf32, relu, shapes)
         plan = self.plans[key]
         if plan is None:
             return False
         product, (a, b, c), choice = plan
-        self._set(product, BIAS_POINTER, ctypes.c_void_p(address(bias)))
+        self._set(product, BIAS_POINTER, ctypes.c_void_p(bias_start))
         one, zero = (ctypes.byref(ctypes.c_float(factor)) for factor in (1.0, 0.0))
         status = self._library.cublasLtMatmul(
             *(self._handle, product, one, starts[0], a, starts[1], b),
@@ -145,9 +138,7 @@ class CublasLt:
         dtype: np.dtype[Any],
         tf32: bool,
         relu: bool,
-        transposed: list[int],
-        layouts: list[tuple[int, ...]],
-        alignments: list[int],
+        shapes: list[tuple[int, int]],
     ) -> tuple[Any, ...] | None:
         """Describe a product, and ask for an algorithm; return None if there is none.
 
@@ -155,19 +146,19 @@ class CublasLt:
         """
         compute = device.COMPUTE_TF32 if tf32 else device.COMPUTE_FLOAT32
         product = self._create("MatmulDesc", compute, FLOAT32)
-        self._set(product, TRANSPOSE_A, ctypes.c_int32(transposed[0]))
-        self._set(product, TRANSPOSE_B, ctypes.c_int32(transposed[1]))
         self._set(product, EPILOGUE, ctypes.c_uint32(RELU_BIAS if relu else BIAS))
         # The heuristic takes from an address only its alignment.
-        self._set(product, BIAS_POINTER, ctypes.c_void_p(BIAS_ALIGNMENT))
+        self._set(product, BIAS_POINTER, ctypes.c_void_p(ALIGNMENT))
         kind = device.CUBLAS_TYPES[dtype.name]
-        a, b, c = (self._create("MatrixLayout", kind, *layout) for layout in layouts)
+        a, b, c = (
+            self._create("MatrixLayout", kind, columns, rows, columns)
+            for rows, columns in shapes
+        )
         limits = self._create("MatmulPreference")
         self._prefer(limits, MAX_WORKSPACE, ctypes.c_uint64(device.WORKSPACE_BYTES))
         self._prefer(limits, REDUCTION_SCHEMES, ctypes.c_uint32(REDUCTION_IN_FLOAT32))
-        bytes_of = zip(MIN_ALIGNMENTS, [*alignments, alignments[2]], strict=True)
-        for attribute, alignment in bytes_of:
-            self._prefer(limits, attribute, ctypes.c_uint32(alignment))
+        for attribute in MIN_ALIGNMENTS:
+            self._prefer(limits, attribute, ctypes.c_uint32(ALIGNMENT))
         choice, found = Choice(), ctypes.c_int()
         wanted = 1, ctypes.byref(choice), ctypes.byref(found)
         arguments = self._handle, product, a, b, c, c, limits, *wanted

@@ -17,8 +17,9 @@ DTYPES = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-# N, D, F, and by how many elements the weight is shifted in its buffer.
-SHAPES = [(1, 1, 1, 0), (3, 5, 7, 1), (37, 40, 19, 3), (130, 264, 131, 0)]
+# N, D, F, and by how many elements the weight is shifted in its buffer: by whole
+# vectors, or in the first shape not.
+SHAPES = [(3, 5, 7, 1), (1, 1, 1, 0), (37, 40, 19, 8), (130, 264, 131, 0)]
 
 
 def run(gpu, shape, dtype, relu=True, transposed=False):
@@ -60,6 +61,16 @@ def test_each_kind_of_product_is_chosen_once_and_needs_no_kernel(
         for shape in SHAPES[1:]:
             assert_close(*run(host_gpu, shape, DTYPES[dtype]), dtype)
     assert asked == [*before, (19, 37, 40), (131, 130, 264)]
+
+
+def test_arrays_at_odd_addresses_or_with_gaps_are_left_to_the_kernel(
+    host_gpu, monkeypatch
+):
+    run(host_gpu, SHAPES[1], np.float16)
+    library = host_gpu.cublas_lt._library
+    monkeypatch.setattr(library, "cublasLtMatmul", None)
+    assert_close(*run(host_gpu, SHAPES[0], np.float16), "float16")
+    assert_close(*run(host_gpu, SHAPES[2], np.float16, transposed=True), "float16")
 
 
 def without_relu(result, bias, relu):
