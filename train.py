@@ -277,7 +277,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
         f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
     )
     if better:
-        run.save_best(total.loss, bleu)
+        run.save_as(run.directory.best)
 
 
 def translate(

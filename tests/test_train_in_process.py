@@ -5,7 +5,6 @@ The runs are so small that each takes a tenth of a second or less.
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
@@ -477,8 +476,6 @@ def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
         assert re.search(rf"not saved .*{name}.*; training continues", out), name
     assert "done " not in out
     assert "BLEU" in out[out.index("test  ") :]
-    assert state("run", 4).best_loss == math.inf
-    assert state("run", 4).validations_since_best == 0
     error = start("--steps", 4, "--run", "other", code=1)
     assert "best.safetensors: No space left on device" in error
     refused[:] = ["step-00000005"]  # but not what is averaged

@@ -48,11 +48,10 @@ class RunDirectory:
         """Keep other trainings out of this directory. `processes`: the ranks' ids.
 
         What killed processes left unfinished is deleted. A directory that holds nothing
-        at the end is removed, unless it was there before.
+        at the end is removed.
 
         Raises: ValueError if another training is running here.
         """
-        is_theirs = self.path.exists() and not any(self.path.iterdir())
         make_folder(self.path)
         with ExitStack() as stack:
             try:
@@ -68,17 +67,16 @@ class RunDirectory:
             try:
                 yield
             finally:
-                self.remove_if_empty(keep_folder=is_theirs)
+                self.remove_if_empty()
 
-    def remove_if_empty(self, keep_folder: bool = False) -> None:
+    def remove_if_empty(self) -> None:
         """Remove the directory, or only what `lock` wrote, if no run began here."""
         with suppress(OSError):
             if not self.config.exists():
                 self._lock.unlink(missing_ok=True)
                 self._unsaved.unlink(missing_ok=True)
                 self._process_ids.unlink(missing_ok=True)
-                if not keep_folder:
-                    self.path.rmdir()  # which fails unless it is empty
+                self.path.rmdir()  # which fails unless it is empty
 
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""

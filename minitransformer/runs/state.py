@@ -31,11 +31,10 @@ class RunState:
 
     `text` has a digest of each split. The next batch is number `position` of `epoch`; a
     validation of this step is pending if the run was stopped before it. `best_loss` and
-    `best_bleu` are those of the best model that could be saved; a BLEU that was not
-    measured is -1. `lowest_cost` is the lowest loss, or the negative of the highest
-    BLEU, of all validations, by which patience goes. `loss_scale` is fp16's factor with
-    its number of finite steps. `tags` are those of older runs that mixed corpora.
-    `decoding` are the settings that translations of the model begin with.
+    `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
+    `loss_scale` is fp16's factor with its number of finite steps. `tags` are those of
+    older runs that mixed corpora. `decoding` are the settings that translations of the
+    model begin with.
 
     The names of all fields are part of the checkpoint format.
     """
@@ -47,7 +46,6 @@ class RunState:
     seconds: float = 0.0
     best_loss: float = math.inf
     best_bleu: float = -1.0
-    lowest_cost: float = math.inf
     validations_since_best: int = 0
     pending_validations: int = 0
     skipped: int = 0
@@ -67,6 +65,7 @@ class RunState:
         Raises: ValueError or TypeError if it is not the state of a run.
         """
         values = {name: value for name, value in stored.items() if value is not None}
+        values.pop("lowest_cost", None)  # of older runs
         if isinstance(values.get("text"), str):  # that of the training text alone
             values["text"] = {"train": values["text"]}
         if values.get("decoding"):

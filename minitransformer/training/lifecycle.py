@@ -236,14 +236,6 @@ class TrainingRun:
             return False
         return True
 
-    def save_best(self, loss: float, bleu: float) -> None:
-        """Write the model with the best validation so far, or go on as without it."""
-        before = {"best_loss": self.state.best_loss, "best_bleu": self.state.best_bleu}
-        self.progress.change(best_loss=loss, best_bleu=bleu)
-        saved = float(self.save_as(self.directory.best))
-        if self.ranks.all_reduce_numbers([saved]) == [0.0]:
-            self.progress.change(**before)
-
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""
         if not math.isnan(cost):

@@ -92,14 +92,13 @@ class Progress:
         return skipped if not self.scale.dynamic or factor < 1 else 0
 
     def validated(self, loss: float, bleu: float, best_by: str | None) -> bool:
-        """Count a validation, and say if it beats the best saved model (--best-by)."""
-        state = self.state
-        cost, saved = -bleu if best_by == "bleu" else loss, state.best_cost(best_by)
-        since, lowest = state.validations_since_best + 1, state.lowest_cost
-        if cost < min(saved, lowest):  # older states have only the former
-            since, lowest = 0, cost
-        self.change(validations_since_best=since, lowest_cost=lowest)
-        return cost < saved
+        """Count a validation, and say if it is the best so far (--best-by)."""
+        state, cost = self.state, -bleu if best_by == "bleu" else loss
+        if cost < state.best_cost(best_by):
+            self.change(best_loss=loss, best_bleu=bleu, validations_since_best=0)
+            return True
+        self.change(validations_since_best=state.validations_since_best + 1)
+        return False
 
     def describe_skipped(self, count: int, parameter: str | None) -> str:
         """Say at which update it was noticed that `count` updates were skipped.

@@ -92,21 +92,6 @@ def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
     assert (run.path / "translations").read_bytes() == b"whole"
 
 
-@pytest.mark.parametrize("through", ["directory", "link", "."])
-def test_an_empty_directory_of_the_user_stays(tmp_path, monkeypatch, through):
-    own = tmp_path / "own"
-    own.mkdir()
-    (tmp_path / "link").symlink_to(own)
-    monkeypatch.chdir(own)
-    places = {"directory": own, "link": tmp_path / "link", ".": Path()}
-    with (
-        pytest.raises(KeyError),
-        RunDirectory(places[through]).lock([7]),
-    ):
-        raise KeyError
-    assert list(own.iterdir()) == []
-
-
 def test_a_directory_is_removed_only_if_it_holds_nothing_of_the_user(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()

@@ -1,7 +1,6 @@
 """What is counted and said of a run while it is trained."""
 
 import io
-import math
 import types
 from errno import EIO
 from pathlib import Path
@@ -21,23 +20,6 @@ from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
 from minitransformer.training.progress import Progress, run_summary
 from support.models import small_model
-
-
-@pytest.mark.parametrize("by", [None, "loss", "bleu"])
-def test_a_validation_is_compared_with_the_best_model_of_an_older_state(by):
-    """Which does not know the lowest cost."""
-
-    def validated(loss, bleu):
-        older = RunState(best_loss=4.0, best_bleu=30.0, validations_since_best=2)
-        progress = Progress(older, LossScale(np, "fp32"))
-        better = progress.validated(loss, bleu, by)
-        return better, progress.state.validations_since_best
-
-    better = (3.0, 20.0) if by != "bleu" else (5.0, 100.00000000000004)
-    assert validated(*better) == (True, 0)
-    assert validated(*((3.0, 20.0) if by == "bleu" else (5.0, 40.0))) == (False, 3)
-    assert validated(4.0, 30.0) == (False, 3)
-    assert validated(math.nan, math.nan) == (False, 3)
 
 
 class Closing(io.StringIO):
