@@ -173,24 +173,17 @@ class GraphDecoder(GpuDecoder):
             warnings.warn(f"decoding without CUDA graphs: {problem}", stacklevel=2)
 
 
-class _ThreadResources(threading.local):
-    """What a thread keeps for its decoders, which work one after another.
-
-    By the GPU: a stream that can be recorded, and a memory pool for its graphs.
-    """
-
-    def __init__(self) -> None:
-        self.by_device: dict[device.Device, tuple[Any, Any]] = {}
-
-
-_thread = _ThreadResources()
+# What a thread keeps for its decoders, which work one after another, by the GPU.
+_kept = threading.local()
 
 
 def _stream_and_memory(gpu: device.Device) -> tuple[Any, Any]:
-    if gpu not in _thread.by_device:
+    """Return a stream that can be recorded, and a memory pool for its graphs."""
+    kept: dict[Any, Any] = _kept.__dict__
+    if gpu not in kept:
         stream = gpu.xp.cuda.Stream(non_blocking=True)
-        _thread.by_device[gpu] = stream, device.graph_memory(gpu.xp)
-    return _thread.by_device[gpu]
+        kept[gpu] = stream, device.graph_memory(gpu.xp)
+    return kept[gpu]
 
 
 def graph_decoder(

@@ -9,7 +9,7 @@ Shapes: N rows, n inputs.
 from __future__ import annotations
 
 import threading
-import time
+import timeit
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -60,8 +60,13 @@ class Kernels(Generic[R]):
         x = weight.copy()
         self.product(self.factor(x, weight), weight)  # rounds both
         with limit_threads(1):
-            plain = _least_seconds(lambda: x @ weight)
-            own = _least_seconds(lambda: self.product(self.factor(x, weight), weight))
+            plain, own = (
+                min(timeit.repeat(function, repeat=5, number=1))
+                for function in (
+                    lambda: x @ weight,
+                    lambda: self.product(self.factor(x, weight), weight),
+                )
+            )
         return own > 1.1 * plain
 
     def factor(self, x: np.ndarray, weight: np.ndarray) -> R:
@@ -130,17 +135,6 @@ def with_more_rows(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     out: np.ndarray = np.empty((more_rows(len(x)), x.shape[1]), dtype)
     out[len(x) :] = 0
     return out
-
-
-def _least_seconds(function: Callable[[], object]) -> float:
-    """Return the least time of several calls."""
-
-    def seconds() -> float:
-        started = time.perf_counter()
-        function()
-        return time.perf_counter() - started
-
-    return min(seconds() for _ in range(5))
 
 
 def _is_parameter(weight: np.ndarray) -> bool:

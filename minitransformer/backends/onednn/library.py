@@ -167,7 +167,6 @@ class OneDnn:
         """
         create = np.empty if len(b) else np.zeros  # the sum of no rows
         out = create((len(a), b.shape[1]), np.float32)
-        _check_product(a, b, out)
         if _is_transposed(a) and bias is None and function is None:
             for first in range(0, len(b), MAX_SUMMED):
                 part = slice(first, first + MAX_SUMMED)
@@ -188,10 +187,11 @@ class OneDnn:
     ) -> None:
         """Write what `product` returns to `out`, or add it."""
         n, k, m = *a.shape, b.shape[1]
+        assert len(b) == k
         transposed = _is_transposed(a)
         addresses = [_address(a), _address(b), _address(out)]
         if bias is not None:
-            addresses.append(_address(_checked(bias, (m,))))
+            addresses.append(_vector(bias, (m,)))
         rows = n if transposed or m > MAX_COLUMNS else ANY_NUMBER
         factors = rows, k, transposed, m, _is_transposed(b)
         how = *factors, add, bias is not None, function
@@ -217,9 +217,11 @@ class OneDnn:
         rows, columns = len(a), len(b.scales)
         if out is None:
             out = np.empty((rows, columns), np.float32)
-        _check_product(a, b.integers, out)
-        if a.dtype != np.uint8 or not a.flags.c_contiguous:
-            raise ValueError(f"expected contiguous rows of uint8, got {a.dtype}")
+        assert a.shape[1] == len(b.integers)
+        assert a.dtype == np.uint8
+        assert a.flags.c_contiguous
+        assert out.shape == (rows, columns)
+        assert out.flags.c_contiguous
         if rows > MAX_ROWS:
             for first in range(0, rows, MAX_ROWS):
                 part = slice(first, first + MAX_ROWS)
@@ -228,10 +230,10 @@ class OneDnn:
                     *factors, bias=bias, function=function, out=out[part]
                 )
         elif rows:
-            scales = _address(_checked(row_scales, (rows, 1)))
+            scales = _vector(row_scales, (rows, 1))
             addresses = [_address(a), _address(out), scales]
             if bias is not None:
-                addresses.append(_address(_checked(bias, (columns,))))
+                addresses.append(_vector(bias, (columns,)))
             how = rows, b.layout, bias is not None, function
             multiply = self._primitive(_scaled_product, *how)
             self._run(multiply, addresses + b.addresses)
@@ -474,17 +476,10 @@ def _address(array: np.ndarray) -> int:
         return array.ctypes.data
 
 
-def _check_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    fits = len(b) == a.shape[1] and out.shape == (len(a), b.shape[1])
-    if not fits or not out.flags.c_contiguous:
-        raise ValueError(f"expected [n, k] and [k, m], got {a.shape} and {b.shape}")
-
-
-def _checked(vector: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if vector.shape != shape or vector.dtype != np.float32:
-        got = f"{vector.shape} {vector.dtype}"
-        raise ValueError(f"expected a bias or scales of {shape} float32, got {got}")
-    return vector
+def _vector(vector: np.ndarray, shape: tuple[int, ...]) -> int:
+    """Return where a bias or scales lie."""
+    assert (vector.shape, vector.dtype) == (shape, np.float32)
+    return _address(vector)
 
 
 def _batch(dtype: int, rows: int, columns: int) -> Layout:

@@ -5,7 +5,6 @@ import pytest
 
 from minitransformer.backends.cuda.philox import (
     PhiloxStream,
-    counters_per_row,
     dropout_threshold,
     philox,
 )
@@ -110,10 +109,6 @@ def test_another_key_starts_over():
 )
 def test_a_threshold_of_16_bits_is_the_nearest_to_the_rate(rate, threshold):
     assert dropout_threshold(rate) == threshold
-
-
-def test_a_row_takes_counters_of_8_numbers():
-    assert [counters_per_row(n) for n in (0, 1, 8, 9, 16, 17)] == [0, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("rate", SHARES)
