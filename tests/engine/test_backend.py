@@ -41,13 +41,6 @@ def test_array_types_decide_which_kernel_runs():
         ops.add(other, other)
 
 
-def test_numpy_arrays_belong_to_numpy():
-    assert backend.array_module(np.ones(2)) is np
-    assert backend.array_module(np.float32(2)) is np
-    host = np.ones(3)
-    assert backend.to_host(host) is host
-
-
 def test_other_arrays_belong_to_cupy(monkeypatch):
     cupy = types.ModuleType("cupy")
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -81,17 +74,6 @@ def test_kernels_are_told_that_parameters_have_changed():
     assert found is parameters
     backend.parameters_changed(parameters)  # does nothing without kernels
     assert len(told) == 1
-
-
-def test_kernels_that_are_not_registered_can_be_removed():
-    backend.register_kernels(OtherArray, None)
-    assert backend.fused_kernel("add", (OtherArray(),), fused_add) is fused_add
-
-
-def test_numbers_of_16_bits_are_widened():
-    narrow, wide = np.ones(2, np.float16), np.ones(2)
-    assert backend.as_float32(narrow).dtype == np.float32
-    assert backend.as_float32(wide) is wide
 
 
 def test_the_engine_imports_without_cupy(monkeypatch):

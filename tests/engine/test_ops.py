@@ -290,21 +290,6 @@ def test_loss_is_cross_entropy_with_smoothed_targets(
     assert_close(gradients[1], 2 * dweight)
 
 
-def test_without_a_rate_there_is_no_dropout_and_without_a_scale_none():
-    draw = np.random.default_rng(0).standard_normal
-    table, positions, ids = draw((5, 4)), draw((3, 4)), np.array([[1, 2, 4], [3, 3, 0]])
-    embedded, _ = PRIMITIVES["embedding"](table, ids, positions, rng=HostStream((1,)))
-    assert_close(embedded, table[ids] + positions)
-    x = draw((2, 3, 4))
-    for name, inputs, options in (
-        ("attention", (x, x, x), {"num_heads": 2}),
-        ("restricted_attention", (x, x, x), {"num_heads": 2, "before": 1, "after": 1}),
-        ("add_layer_norm", (x, x, draw(4), draw(4)), {}),
-    ):
-        out, _ = PRIMITIVES[name](*inputs, **options, rng=HostStream((1,)))
-        assert_close(out, PRIMITIVES[name](*inputs, **options)[0])
-
-
 def test_activations_that_no_gradient_needs_are_not_kept():
     """The output of a linear layer, and what LayerNorm reads."""
     x, weight, gain = np.ones((3, 4)), np.ones((4, 4)), np.ones(4)
@@ -367,12 +352,9 @@ def test_a_batch_of_no_sentences_has_a_shape():
     ("totals", "expected"),
     [
         ([], True),
-        ([1.0], True),
         ([math.exp(29), math.exp(-29)], True),
         ([1.0, math.exp(30)], False),
         ([math.exp(-30), 1.0], False),
-        ([math.exp(31)], False),
-        ([math.exp(-31)], False),
         ([0.0, 1.0], False),
         ([1.0, math.inf], False),
         ([math.nan, 1.0], False),

@@ -54,18 +54,6 @@ def test_a_cache_has_the_dtype_and_widths_of_the_memory(dtype):
     assert cache_of(3, (4, 0)).keys.shape == (5, 3, 3)
 
 
-@pytest.mark.parametrize(
-    "rows", [[0, 1, 2], [1, 1, 0], [2, 0], [0], [0, 0, 1, 1, 2, 2], [2, 1, 0]]
-)
-def test_beams_take_the_history_of_their_row(rows):
-    cache = cache_of(3)
-    for n in range(3):
-        append(cache, [n, 10 + n, 20 + n])
-    cache.select_beams(np.array(rows))
-    found = append(cache, [7] * len(rows))
-    assert found == [[10 * row, 10 * row + 1, 10 * row + 2, 7] for row in rows]
-
-
 def state_of(sentences, neighbourhood=None, first=0):
     """A state whose memory and mask name their sentence."""
     names = np.arange(first, first + sentences)
@@ -82,28 +70,6 @@ def memory_of(state):
             assert memory.shape == (len(names), 1, width)
             assert memory[:, 0, -1].tolist() == names
     return names
-
-
-def test_sentences_without_a_row_leave_the_batch():
-    state = state_of(4)
-    assert (state.position, state.beam_size) == (0, 1)
-    for cache in state.caches:
-        append(cache, [0, 1, 2, 3])
-    mask = state.source_mask
-    state.select(np.repeat([0, 1, 2, 3], 3), 3)
-    assert state.source_mask is mask
-    assert memory_of(state) == [0, 1, 2, 3]
-    state.select(np.array([2, 0, 1, 6, 6, 7, 11, 10, 9]), 3)
-    assert state.beam_size == 3
-    assert memory_of(state) == [0, 2, 3]
-    for cache in state.caches:
-        found = append(cache, [9] * 9)
-        assert found == [[n, 9] for n in (0, 0, 0, 2, 2, 2, 3, 3, 3)]
-    state.select(np.array([4, 7]), 1)
-    assert memory_of(state) == [2, 3]
-    assert state.beam_size == 1
-    state.select(np.array([1]), 1)
-    assert memory_of(state) == [3]
 
 
 class Beams:
@@ -172,27 +138,6 @@ def test_a_selection_that_moves_no_beam_copies_nothing():
     assert memory_of(state) == [0]
     for cache in state.caches:
         assert append(cache, [7, 8]) == [[0, 7], [0, 8]]
-
-
-@pytest.mark.parametrize("positions", [0, 1, 3, 16, 40])
-@pytest.mark.parametrize("neighbourhood", [None, (4, 0)])
-def test_a_cache_that_others_join_has_the_positions_of_all(positions, neighbourhood):
-    first, second = cache_of(1, neighbourhood), cache_of(2, neighbourhood)
-    expected = [[], [], []]
-    for n in range(positions):
-        expected = [*append(first, [n]), *append(second, [100 + n, 200 + n])]
-    capacity = len(first.keys)
-    first.join(second)
-    assert first.length == positions
-    assert len(first.keys) == len(first.values) == capacity
-    assert first.keys.dtype == first.values.dtype == np.float32
-    keys, values = first.first(first.used)
-    assert keys[..., 0].tolist() == (-values[..., 0]).tolist() == expected
-    for n in range(positions, positions + 20):
-        found = append(first, [n, 100 + n, 200 + n])
-        reach = range(0 if neighbourhood is None else max(n - 4, 0), n + 1)
-        for row, beam in enumerate(found):
-            assert sorted(beam) == [100 * row + i for i in reach]
 
 
 @pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (3, 3)])

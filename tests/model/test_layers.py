@@ -78,18 +78,6 @@ def test_sinusoids_grow_and_learned_positions_end():
         embedding_of(8, 4, 10)(ids, None)
 
 
-def test_initial_weights_have_their_spread():
-    init = Initializer(1, "float64")
-    weight = init.glorot_uniform(300, 200).data
-    bound = math.sqrt(6 / 500)
-    assert np.abs(weight).max() <= bound
-    assert abs(weight.std() - bound / math.sqrt(3)) < 0.001
-    table = embedding_of(2000, 64).table.data
-    assert abs(table.std() - 64**-0.5) < 0.001
-    learned = embedding_of(10, 64, 2000).positions.data
-    assert abs(learned.std() - (sinusoids(2000, 64) ** 2).mean() ** 0.5) < 0.01
-
-
 def test_each_layer_starts_as_its_section_says():
     """Gains of 1, biases of 0, and matrices that fill the interval of their bound."""
     sizes = {"vocab_size": 50, "d_model": 40, "d_ff": 90, "num_heads": 4}
@@ -109,14 +97,3 @@ def test_each_layer_starts_as_its_section_says():
             assert abs(values.std() * math.sqrt(3) / bounds[kind] - 1) < 0.05, name
         elif kind != "table":
             assert (values == (kind == "gain")).all(), name
-
-
-def test_the_table_of_sinusoids_is_doubled_when_it_is_too_short():
-    embedding = embedding_of(8, 4, dtype="float32")
-    first = embedding.positions
-    assert embedding.reserve(256) is first
-    grown = embedding.reserve(257)
-    assert grown is embedding.positions is embedding.reserve(512)
-    assert grown.data.dtype == np.float32
-    assert_close(grown.data, sinusoids(512, 4), "float32")
-    assert embedding.reserve(2000).shape == (2000, 4)

@@ -10,7 +10,7 @@ from minitransformer.engine.ops import HostStream
 from minitransformer.model import transformer
 from minitransformer.model.kv_cache import KeyValueCache
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import Transformer, training_loss
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
@@ -41,37 +41,6 @@ def ids(rng, *shape):
     return rng.integers(4, VOCAB, shape)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dropout": 0.2, "attention_dropout": 0.3, "relu_dropout": 0.2},
-        {"positions": "learned", "max_positions": 9},
-        {"d_k": 3, "d_v": 5, "num_heads": 3},
-    ],
-)
-def test_the_gradient_holds_along_random_directions(changes):
-    model = Transformer(small(**changes), seed=1, dtype="float64")
-    buffer = ParameterBuffer(model)
-    rng = np.random.default_rng(0)
-    source, target = ids(rng, 3, 5), ids(rng, 3, 7)
-    source[0, 3:], target[1, 4:] = PAD_ID, PAD_ID
-
-    def loss():
-        return training_loss(model, source, target, 0.1, HostStream((5, 6)))
-
-    loss().backward()
-    start = buffer.data.copy()
-    for _ in range(10):
-        direction = rng.standard_normal(start.shape)
-        direction /= np.linalg.norm(direction)
-        sides = []
-        for step in (1e-5, -1e-5):
-            buffer.data[:] = start + step * direction
-            sides.append(float(loss().data))
-        slope = (sides[0] - sides[1]) / 2e-5
-        np.testing.assert_allclose(buffer.grad @ direction, slope, rtol=1e-5, atol=1e-7)
-
-
 @given(seeds, st.integers(0, 5))
 def test_a_position_never_sees_the_future(seed, position):
     rng = np.random.default_rng(seed)
@@ -95,13 +64,6 @@ def test_padding_and_batch_mates_never_change_a_sentence(seed, source_len, targe
     together = MODEL(source, target).data[1, :target_len]
     alone = MODEL(source[1:2, :source_len], target[1:2, :target_len]).data[0]
     assert_close(together, alone)
-
-
-def test_the_source_matters():
-    rng = np.random.default_rng(0)
-    source, target = ids(rng, 1, 6), ids(rng, 1, 6)
-    other = (source - 4 + 1) % (VOCAB - 4) + 4
-    assert np.abs(MODEL(source, target).data - MODEL(other, target).data).max() > 1e-3
 
 
 class WholeBuffer(KeyValueCache):

@@ -27,10 +27,6 @@ from minitransformer.translation.beam_search import (
     length_penalty,
 )
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.incremental_decoding import (
-    IncrementalDecoder,
-    weights_of,
-)
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import check_cached_decoder
@@ -89,27 +85,6 @@ def test_beam_1_is_greedy(seed, alpha):
         words.append(token)
     assert found.tokens == tuple(words)
     assert_close(found.log_prob, log_prob)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 4))
-def test_batch_mates_never_change_a_sentence(seed, beam):
-    limits = [5, 1, 9, 3]
-    together, _ = search(random_log_probs(seed), limits, beam, 0.6)
-    for sentence, limit in enumerate(limits):
-        alone, _ = search(
-            random_log_probs(seed), [limit], beam, 0.6, sentences=[sentence]
-        )
-        for a, b in zip(alone[0], together[sentence], strict=True):
-            assert a.tokens == b.tokens
-            assert_close(a.score, b.score)
-
-
-@given(st.integers(0, 10_000))
-def test_nbest_is_sorted_and_distinct(seed):
-    [found], _ = search(random_log_probs(seed), [10], 5, 0.6, nbest=5)
-    scores = [h.score for h in found]
-    assert scores == sorted(scores, reverse=True)
-    assert len({h.tokens for h in found}) == len(found)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 5))
@@ -203,26 +178,6 @@ def test_the_search_ends_when_the_live_beams_can_only_draw():
     [[found]], decoder = search(table, [10], 3, 0.0)
     assert found.tokens == ()
     assert decoder.counts == [1]
-
-
-def test_of_equal_beams_the_lower_tokens_come_first():
-    """With more beams than the number up to which any sort of NumPy's is stable."""
-    logits = np.zeros(100)
-    logits[EOS_ID] = 1.0  # so that the first candidate ends
-
-    class Uniform(IncrementalDecoder):
-        def step(self, tokens):
-            fed.append(tokens.tolist())
-            yield weights_of(np.tile(logits, (len(tokens), 1)))
-
-        def select(self, rows):
-            selected.append(rows.tolist())
-
-    fed, selected = [], []
-    [found] = search_to_the_end(Uniform(), [2], 40, 0.0, 40)
-    assert fed == [[BOS_ID], list(range(4, 44))]
-    assert selected == [[0] * 40]
-    assert [h.tokens for h in found] == [(), *((i,) for i in range(4, 43))]
 
 
 def test_finished_sentences_leave_the_batch():
@@ -353,15 +308,6 @@ def tokenizer():
     return Tokenizer.train([f"the cat number {i} sat down" for i in range(50)], 40)
 
 
-def test_lines_are_translated_in_order(tokenizer):
-    lines = [f"the cat number {i} sat" for i in range(3)]
-    net = Transformer(replace(model().config, vocab_size=40), seed=5)
-    config = DecodingConfig(beam=2, max_len_b=2)
-    together = Translator(net, tokenizer, 2).hypotheses([*lines, ""], config)
-    alone = [Translator(net, tokenizer).hypotheses([x], config)[0] for x in lines]
-    assert [h[0].tokens for h in together] == [*(h[0].tokens for h in alone), ()]
-
-
 def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
     net = Transformer(replace(model().config, vocab_size=40), seed=5)
     line = "the cat sat down " * 30
@@ -400,24 +346,6 @@ def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
     found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
     assert batches == [[6], [2], [4], [0, 5], [3]]
     assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
-
-
-def test_the_scores_of_the_parts_of_a_long_line_are_added(model_path):
-    translator = load(model_path, threads=1)
-    config = DecodingConfig(
-        beam=2, nbest=2, max_len_a=0, max_len_b=4, max_input=4, long_input="split"
-    )
-    line = "the cat sat on the mat"
-    [parts] = translator.encode([line], config)
-    assert len(parts) > 1
-    of_parts = translate_ids(translator.single_model, parts, config)
-    [found] = translator.hypotheses([line], config)
-    for n, hypothesis in enumerate(found):
-        nth = [part[n] for part in of_parts]
-        assert hypothesis.tokens == sum((h.tokens for h in nth), ())
-        assert hypothesis.score == pytest.approx(sum(h.score for h in nth))
-        assert hypothesis.log_prob == pytest.approx(sum(h.log_prob for h in nth))
-    assert len(found) == 2
 
 
 @pytest.fixture(scope="module")

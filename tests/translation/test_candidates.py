@@ -62,17 +62,6 @@ def test_the_best_candidates_are_those_of_a_full_sort(
         assert_close([row[0] for row in rows], [-row[0] for row in best], dtype)
 
 
-def test_sums_decide_which_beam_is_the_better_one():
-    """Of two beams, one has small weights, and one many that are all alike."""
-    values = np.ones((2, 600))
-    values[1] = np.exp(-10)
-    values[1, 77] = 1
-    log_probs = np.array([[0.0, -1.0]])
-    found, beams, tokens = best_candidates([with_sums(values)], log_probs, 2)
-    assert (beams.tolist(), tokens.tolist()) == ([[1, 0]], [[77, EOS_ID]])
-    assert_close(found, [[-1 - np.log1p(599 * np.exp(-10)), -np.log(600)]])
-
-
 def test_log_probabilities_are_those_of_float64():
     """Of float32 weights, also where sentences are of very different probability."""
     weights = np.array([[1, 1, 1, 3, 1], [1, 1, 1, 1, 3]], np.float32)
@@ -112,15 +101,6 @@ def test_sums_that_are_no_positive_numbers_are_refused(bad):
         pytest.raises(ValueError, match="a model whose outputs are finite"),
     ):
         best_candidates([weights], np.zeros((1, 2)), 2)
-
-
-def test_the_example_of_the_documentation():
-    logits = np.full((2, 9), -1e9)
-    logits[:, 7:] = [[-0.1, -2.5], [-0.7, -0.7]]
-    weights = weights_of(logits)
-    values, beams, tokens = best_candidates([weights], np.array([[-1.0, -2.0]]), 3)
-    np.testing.assert_allclose(values, [[-1.1, -2.7, -2.7]], atol=0.02)
-    assert (beams.tolist(), tokens.tolist()) == ([[0, 1, 1]], [[7, 7, 8]])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

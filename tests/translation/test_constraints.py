@@ -20,10 +20,8 @@ from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.constraints import (
     Constraints,
     PrefixFinder,
-    exclude,
 )
 from minitransformer.translation.ensemble import Ensemble
-from minitransformer.translation.incremental_decoding import weights_of
 from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
@@ -76,40 +74,6 @@ def test_the_best_that_repeats_nothing_and_is_long_enough(seed, ngram, min_len):
     assert [h.tokens for h in found] == [tokens for *_, tokens in expected]
     assert_close([h.score for h in found], [score for score, *_ in expected])
     assert_close([h.log_prob for h in found], [p for _, p, _ in expected])
-
-
-@given(st.integers(0, 10_000), st.integers(1, 2))
-def test_greedy_search_takes_the_best_token_that_is_allowed(seed, ngram):
-    table, words = random_log_probs(seed), []
-    config = TranslationConfig(no_repeat_ngram=ngram, min_len=2)
-    [found] = constrained_search(table, 9, 1, config, beam=1)
-    while True:
-        log_probs = table(0, tuple(words)).copy()
-        log_probs[:EOS_ID] = -np.inf
-        if len(words) < 2:
-            log_probs[EOS_ID] = -np.inf
-        for token in (4, 5, 6):
-            if repeats((*words, token), ngram):
-                log_probs[token] = -np.inf
-        if log_probs.argmax() == EOS_ID or len(words) == 9:
-            break
-        words.append(int(log_probs.argmax()))
-    assert found.tokens == tuple(words)
-
-
-def test_no_translation_is_found_where_none_is_allowed():
-    config = TranslationConfig(no_repeat_ngram=1, min_len=4)  # of three words
-    assert constrained_search(random_log_probs(1), 9, 1, config, beam=3) == []
-
-
-def test_what_is_excluded_leaves_the_probability_of_the_others():
-    logits = np.random.default_rng(0).standard_normal((8, 9)).astype(np.float32)
-    before, excluded = weights_of(logits), np.eye(8, 9, k=1, dtype=bool)
-    values = before.values.copy()
-    found = exclude(before, excluded)
-    assert_close(found.values, np.where(excluded, 0, values), "float32")
-    assert found.sums is before.sums
-    assert_close(found.maxima.max(axis=1), found.values.max(axis=1), "float32")
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,6 @@ from support.models import (
 )
 from support.scripts import SHORT
 
-SIZES = {"encoder_layers": 1, "decoder_layers": 1, "d_ff": 8, "num_heads": 2}
-
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_greedy_search_follows_the_mean(count):
@@ -42,19 +40,6 @@ def test_greedy_search_follows_the_mean(count):
     assert found.log_prob == pytest.approx(log_prob, rel=1e-9)
     length = len(prefix) + (best == EOS_ID)
     assert found.score == pytest.approx(log_prob / length_penalty(length, 0.6))
-
-
-def test_an_ensemble_of_equal_models_translates_like_one():
-    [net] = confident_models(1)
-    config = DecodingConfig(beam=3, nbest=3, max_len_a=0, max_len_b=5)
-    sources = [[5, 6, 7], [], [8, 4]]
-    for a, b in zip(
-        translate_ids(Ensemble([net, net]), sources, config),
-        translate_ids(net, sources, config),
-        strict=True,
-    ):
-        assert [h.tokens for h in a] == [h.tokens for h in b]
-        assert [h.score for h in a] == pytest.approx([h.score for h in b])
 
 
 def test_different_vocabularies_are_refused():
@@ -101,14 +86,6 @@ def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
             mean = np.mean([p / p.sum() for p in each], axis=0)
             assert_close(row[EOS_ID:], mean[EOS_ID:])
             assert not row[:EOS_ID].any()
-
-
-def test_an_ensemble_has_the_embedding_of_its_first_member():
-    members = confident_models(2)
-    ensemble = Ensemble(members)
-    assert ensemble.members == members
-    assert ensemble.embedding is members[0].embedding
-    assert ensemble.position_limit is None
 
 
 def test_the_smallest_table_of_positions_limits_an_ensemble():

@@ -156,15 +156,6 @@ def load_with(translator, **changes):
     return type(translator)(translator.model, translator.tokenizer, **changes)
 
 
-def test_a_draw_among_one_is_greedy_search(translator):
-    greedy = TranslationConfig(beam=1, max_len_a=0, max_len_b=5)
-    expected = tokens_of(translator, CAT_LINES[:9], greedy)
-    for few in ({"top_k": 1}, {"top_p": 1e-6}):
-        found = tokens_of(translator, CAT_LINES[:9], replace(SAMPLE, **few))
-        assert found == expected
-    assert tokens_of(translator, CAT_LINES[:9], SAMPLE) != expected
-
-
 def test_log_probabilities_are_those_of_forced_decoding(translator):
     config = replace(SAMPLE, temperature=1.5, top_p=0.9, max_len_b=60)
     found = [h[0] for h in translator.hypotheses(CAT_LINES[:5], config)]
@@ -199,9 +190,3 @@ def test_the_command_draws_samples(model_path, capfd):
     _, answers, _ = run_translate(capfd, *flags, *more, "the cat")
     texts = [t["text"] for t in json.loads(answers)["translations"]]
     assert texts == [text for _, text, _ in lines[:6]]
-
-
-def test_top_p_keeps_no_more_than_it_needs():
-    """Of the probabilities 1/2, 1/4 and 1/4, the first is half of all."""
-    found = likeliest(np.array([[2.0, 1.0, 1.0]]), replace(SAMPLE, top_p=0.5))
-    assert found.tolist() == [[2, 0, 0]]
