@@ -130,13 +130,9 @@ def _remove_older(average: Path, last: Path) -> None:
 def _best_model(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:
     """Return the recorded cost of the best model in the directory, and the model.
 
-    An older average that is no better than the best checkpoint is removed. Without
-    either, the cost is infinite, and the model is the last checkpoint, if any.
+    Without any, the cost is infinite, and the model is the last checkpoint, if any.
     """
-    costs = {path: recorded_cost(path, best_by) for path in (run.averaged, run.best)}
-    if costs[run.averaged] >= costs[run.best]:
-        run.averaged.unlink()
-        del costs[run.averaged]
+    costs = {path: recorded_cost(path, best_by) for path in (run.best, run.averaged)}
     costs = {path: cost for path, cost in costs.items() if not math.isnan(cost)}
     if not costs:
         return math.inf, next(reversed(run.checkpoints()), None)

@@ -191,8 +191,13 @@ class TrainingRun:
         """
         if not (skipped := self.progress.synchronize()):
             return
-        where = self.start.parameters.first_nonfinite_gradient()
-        found = self.progress.describe_skipped(skipped, where)
+        state, where = self.state, self.start.parameters.first_nonfinite_gradient()
+        found = (
+            f"step {state.step:,}, epoch {state.epoch}, batch {state.position}: "
+            f"expected finite losses and gradients, got {skipped} not finite"
+        )
+        if where:
+            found += f" (the last: in {where})"
         if self.settings.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
             raise ValueError(f"{found}; checkpoints are untouched, try {advice}")

@@ -100,17 +100,6 @@ class Progress:
         self.change(validations_since_best=state.validations_since_best + 1)
         return False
 
-    def describe_skipped(self, count: int, parameter: str | None) -> str:
-        """Say at which update it was noticed that `count` updates were skipped.
-
-        `parameter` has a gradient that is not finite, if one is known.
-        """
-        state = self.state
-        update = f"step {state.step:,}, epoch {state.epoch}, batch {state.position}"
-        where = f" (the last: in {parameter})" if parameter else ""
-        expected = "expected finite losses and gradients"
-        return f"{update}: {expected}, got {count} not finite{where}"
-
     def report(self) -> tuple[dict[str, float], str]:
         """Return mean loss and speed as values and as a line; begin a new window."""
         state, window = self.state, self.state.window
