@@ -23,7 +23,7 @@ from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.options import make_config
 from minitransformer.system.machine import num_cores
 from minitransformer.text.batches import BatchStream
-from minitransformer.text.cache import LINES_PER_CHUNK, encoded_corpus
+from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.lines import read_lines
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ def only_encode(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[str, flo
     sentences, started = 0, time.perf_counter()
     for path in (args.train_source, args.train_target):
         lines = read_lines(path)
-        while chunk := list(itertools.islice(lines, LINES_PER_CHUNK)):
+        while chunk := list(itertools.islice(lines, 50_000)):
             sentences += len(tokenizer.encode(chunk, args.threads))
     return {
         "sentences": sentences,

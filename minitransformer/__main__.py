@@ -20,7 +20,7 @@ COMMANDS = {
     "corpora": ("commands.corpora", "download a public corpus"),
     "mix": ("commands.mix", "make one corpus of several"),
     "split": ("commands.split", "split sentence pairs into train, val and test"),
-    "vocabulary": ("commands.vocabulary", "learn word pieces in other ways"),
+    "vocabulary": ("commands.vocabulary", "learn a vocabulary by SentencePiece"),
     "cost": ("commands.cost", "parameters, operations and hours of a model"),
     "plot": ("commands.plot", "plot loss, BLEU and speed of runs"),
     "lexicon": ("commands.lexicon", "learn likely translations, for --shortlist"),

@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "minitransformer corpora",
         "Download a public corpus, verify it, and write files for train.py --data.",
         ("minitransformer corpora multi30k data/multi30k",),
-        "Files that are in the folder, or in its `downloads` for archives, are kept.",
+        "Files that are there already, archives in `downloads`, are not fetched again.",
     )
     parser.add_argument("corpus", choices=("multi30k", *WMT14))
     parser.add_argument("folder", type=Path, help="the folder for its files")

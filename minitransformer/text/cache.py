@@ -26,9 +26,8 @@ from minitransformer.text.tokenizer import (
     ended_by_interrupt,
 )
 
-# How much text is encoded at a time: this many pairs of lines, or fewer long ones.
-LINES_PER_CHUNK = 50_000
-CHARACTERS_PER_CHUNK = 16_000_000
+# How much text is encoded at a time, in characters with line ends.
+CHUNK = 8_000_000
 
 
 def cached_tokenizer(
@@ -104,9 +103,8 @@ def read_corpus(folder: Path) -> ParallelCorpus:
             for path in (ids, starts):
                 if _checksum(path) != header["checksums"][path.name]:
                     raise ValueError(f"{path.name} has another checksum")
-            sides.append(
-                Ragged(_mapped(ids, header["dtype"]), _mapped(starts, "int64"))
-            )
+            dtype = header["dtype"]
+            sides.append(Ragged(_mapped(ids, dtype), _mapped(starts, "int64")))
         return ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: a damaged cache ({error})") from error
@@ -171,8 +169,8 @@ def _chunks(lines: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
     chunk, characters = list[tuple[str, str]](), 0
     for pair in lines:
         chunk.append(pair)
-        characters += sum(map(len, pair))
-        if len(chunk) == LINES_PER_CHUNK or characters > CHARACTERS_PER_CHUNK:
+        characters += sum(map(len, pair)) + 2
+        if characters > CHUNK:
             yield chunk
             chunk, characters = [], 0
     if chunk:

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import sentencepiece
 
 from minitransformer.commands import vocabulary
 from minitransformer.text.tokenizer import SPACE, Tokenizer
@@ -43,18 +42,6 @@ def test_a_symbol_is_one_piece_wherever_it_stands(learn, kind):
             assert own.pieces([number]) == [symbol]
             assert own.decode([ids]) == [line]
     assert not own.keeps_whole("Hund")
-
-
-def test_a_unigram_vocabulary_is_that_of_sentencepiece(learn, tmp_path):
-    own = learn("--vocab-size", 60, "--option", "model_type=unigram")
-    theirs = tmp_path / "theirs"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_prefix=theirs, model_type="unigram",
-        vocab_size=60, character_coverage=1.0, num_threads=8, minloglevel=2,
-    )  # fmt: skip
-    lines = theirs.with_suffix(".vocab").read_text(encoding="utf-8").splitlines()
-    expected = [line.partition("\t")[0] for line in lines]
-    assert set(own.all_pieces()) - {"<pad>"} >= set(expected[:50])
 
 
 def test_any_option_of_sentencepiece_can_be_named(learn):
