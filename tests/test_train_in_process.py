@@ -459,48 +459,20 @@ def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
     assert_same_results("unbroken", "run")
 
 
-def test_results_that_cannot_be_written_do_not_end_a_run(start, monkeypatch):
-    real, refused = checkpoint.save, ["best", "averaged"]
-
-    def save(path, saved):
-        if path.stem in refused:
+@pytest.mark.parametrize("name", ["step-00000004", "best", "averaged"])
+def test_a_full_disk_ends_a_run_that_goes_on_later(start, whole, monkeypatch, name):
+    def save(path, saved, real=checkpoint.save):
+        if path.stem == name:
             raise OSError(ENOSPC, "No space left on device", str(path))
         real(path, saved)
 
-    monkeypatch.setattr(checkpoint, "save", save)
-    error = start("--steps", 4, "--run", "run", "--on-save-error", "continue", code=1)
-    message = "the run has ended, but not all of it could be saved"
-    assert error == f"train.py: error: {message}\n"
-    out = (Path("run") / "train.log").read_text()
-    for name in refused:
-        assert re.search(rf"not saved .*{name}.*; training continues", out), name
-    assert "done " not in out
-    assert "BLEU" in out[out.index("test  ") :]
-    error = start("--steps", 4, "--run", "other", code=1)
-    assert "best.safetensors: No space left on device" in error
-    refused[:] = ["step-00000005"]  # but not what is averaged
-    last = ("--steps", 5, "--run", "last", "--on-save-error", "continue")
-    assert start(*last, code=1) == f"train.py: error: {message}\n"
-    assert checkpoint.load(Path("last") / "averaged.safetensors")
-    refused.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", save)
+        error = start("--steps", 7, "--run", "run", code=1)
+    path = Path("run", f"{name}.safetensors")
+    assert error == f"train.py: error: {path}: No space left on device\n"
     assert "done " in start("--resume", "run")
-    assert checkpoint.load(Path("run") / "averaged.safetensors")
-
-
-def test_a_run_that_was_stopped_says_if_it_could_not_be_saved(start, monkeypatch):
-    def save(path, saved):
-        raise OSError(ENOSPC, "No space left on device", str(path))
-
-    def forward_backward(self, *arguments, real=CpuModel.forward_backward):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, *arguments)
-
-    monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    flags = ("--steps", 9, "--run", "run", "--on-save-error", "continue")
-    with signals_put_back():
-        out = start(*flags, code=128 + signal.SIGTERM)
-    assert out.endswith("stopped     but not saved: train.py --resume run continues\n")
+    assert_same_results(whole[0], "run")
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,8 @@ class RunDirectory:
 
     def last_written(self) -> float:
         """Return when training last wrote here, in seconds since 1970."""
-        times = [0.0]
-        for path in self.own_files():
-            with suppress(FileNotFoundError):  # a training has just deleted it
-                times.append(path.stat().st_mtime)
-        return max(times)
+        written = self.config, self.metrics
+        return max(path.stat().st_mtime for path in written if path.exists())
 
     def own_files(self) -> list[Path]:
         """Return the run's own files that exist, without train.log and plots."""

@@ -188,9 +188,6 @@ class TrainingConfig(Config):
         "what to do if a loss or gradient is not finite",
         choices=("stop", "skip"),
     )
-    on_save_error: str = option(
-        "stop", "what to do if saving a checkpoint fails", choices=("stop", "continue")
-    )
     log_every: int = option(50, "updates between progress lines", at_least=1)
     precision: str | None = option(
         None,
@@ -241,7 +238,7 @@ SETTINGS = TextConfig, ModelConfig, TrainingConfig, DecodingConfig
 # treats errors, and its precision.
 RESUMABLE = (
     "steps minutes patience keep_last average average_by log_every precision "
-    "on_nonfinite on_save_error"
+    "on_nonfinite"
 ).split()
 
 
@@ -322,7 +319,8 @@ class RunConfig:
             files, start = stored["text"], stored.get("start")
             pairs = {"train": files["train"], **files}.items()
             vocabulary = stored.get("vocabulary")
-            if isinstance(vocabulary, dict):  # of an older run
+            stored["training"].pop("on_save_error", None)  # of an older run, as this:
+            if isinstance(vocabulary, dict):
                 vocabulary = vocabulary["tokenizer"]
             return cls(
                 stored["preset"],

@@ -189,7 +189,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
     unused = ["train", "val", "test", "weights", "tags", "start"]
     if "preset" in values:  # a run, which may be one of an older version
         unused += ["preset", "vocabulary", "tokenizer", "vocab_type", "user_symbols"]
-        unused += ["character_coverage", "normalization"]
+        unused += ["character_coverage", "normalization", "on_save_error"]
     values = {k: v for k, v in values.items() if k.partition(" ")[0] not in unused}
     base = values.pop("config", None)
     if base is not None and str(base) not in PRESETS:

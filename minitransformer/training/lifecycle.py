@@ -49,13 +49,11 @@ class TrainingRun:
     """A run while it is trained: `start` has its model, and its state at first.
 
     `signal` is the stop signal that this process has received, and `stopped_by` the one
-    that stops all ranks after the same step. `saved` tells whether the last checkpoint
-    could be written.
+    that stops all ranks after the same step.
     """
 
     signal: int | None = None
     stopped_by: int | None = None
-    saved = True
 
     def __init__(
         self,
@@ -216,30 +214,18 @@ class TrainingRun:
     def save(self, moments: tuple[np.ndarray, np.ndarray]) -> None:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
-        path = self.directory.checkpoint(self.state.step)
-        self.saved = self.save_as(path, moments)
+        self.save_as(self.directory.checkpoint(self.state.step), moments)
         if not self.ranks.rank:
             self.directory.prune(self.settings.training)
 
     def save_as(
         self, path: Path, moments: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> bool:
-        """Write the model, or say that it cannot be written (--on-save-error).
-
-        Returns: whether it was written; False on the ranks above 0, which write none
-        """
-        if self.ranks.rank:
-            return False
-        try:
+    ) -> None:
+        """Write the model, unless another rank does."""
+        if not self.ranks.rank:
             self.directory.sync_metrics()
             saved = replace(self.start, state=self.state, moments=moments)
             checkpoint.save(path, saved)
-        except OSError as error:
-            if self.settings.training.on_save_error == "stop":
-                raise
-            self.log(f"not saved   {error}; training continues")
-            return False
-        return True
 
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""
@@ -247,4 +233,4 @@ class TrainingRun:
             by_bleu = self.settings.training.best_by == "bleu"
             best = {"best_bleu": -cost} if by_bleu else {"best_loss": cost}
             self.progress.change(**best)
-        self.saved &= self.save_as(self.directory.averaged)
+        self.save_as(self.directory.averaged)

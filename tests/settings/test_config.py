@@ -161,9 +161,9 @@ def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(
         assert not preset.keys() & {"vocabulary", "tokenizer", "normalization"}
 
 
-def test_a_precision_that_is_gone_is_read_as_fp32():
+def test_what_is_gone_is_read_as_what_there_is():
     stored = json.loads(run_config().to_json())
-    stored["training"]["precision"] = "fp32-onednn"
+    stored["training"] |= {"precision": "fp32-onednn", "on_save_error": "continue"}
     assert RunConfig.from_json(json.dumps(stored)).training.precision == "fp32"
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_mixed_corpora_is_read_but_gives_no_text_to_train_on(
         ("steps", 123_456),
         ("keep_last", 77),
         ("precision", "bf16"),
-        ("on_save_error", "continue"),
+        ("on_nonfinite", "skip"),
     ],
 )
 def test_a_resumed_run_may_end_report_and_keep_otherwise(name, value):
