@@ -21,7 +21,7 @@ from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.translator import Translator, list_of_text
 

@@ -29,7 +29,7 @@ from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.batch_translation import map_batches
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 
 # Pairs of a source word and a target word, counted from 0.
 Links: TypeAlias = tuple[tuple[int, int], ...]

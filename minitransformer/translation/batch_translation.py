@@ -18,9 +18,8 @@ from minitransformer.system.workers import parallel_map
 from minitransformer.text.ids import Ragged
 from minitransformer.translation.beam_search import NOT_FINITE, BeamSearch, Hypothesis
 from minitransformer.translation.constraints import Constraints
-from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.incremental_decoding import (
-    IncrementalDecoder,
+    Ensemble,
     incremental_decoder,
 )
 
@@ -66,16 +65,9 @@ def translate_ids(
         tokens = None if shortlist is None else shortlist(source)
         if constraints is not None:
             limits = constraints.limits(limits, batch)
-            if tokens is not None:
-                tokens = constraints.shortlist(tokens, batch)
-        given = xp.asarray(source), config.beam, tokens
-        decoder: IncrementalDecoder
-        if isinstance(model, Ensemble):
-            decoder = model.decoder(*given)
-        else:
-            decoder = incremental_decoder(model, *given)
+        decoder = incremental_decoder(model, xp.asarray(source), config.beam, tokens)
         if constraints is not None:
-            decoder = constraints.decoder(decoder, batch, tokens)
+            decoder = constraints.decoder(decoder, batch)
         limits = np.minimum(limits, positions)
         settings = config.beam, config.alpha, config.nbest, tokens
         started: BeamSearch = search(decoder, batch, limits, *settings)

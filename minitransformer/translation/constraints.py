@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -38,13 +38,12 @@ class Prefix:
     text that begins with the prefix; other pieces could write the same letters, but the
     model has never seen them there. First come the tokens `first`, then one of `ways`,
     the last token of which may go beyond the prefix, and none of which is the beginning
-    of another. `tokens` write the prefix and no more.
+    of another.
 
     `text` is normalised, as is the text of the model.
     """
 
     text: str
-    tokens: list[int]
     first: list[int]
     ways: list[list[int]]
 
@@ -52,13 +51,6 @@ class Prefix:
     def most_tokens(self) -> int:
         """The most tokens that it takes to write the prefix."""
         return len(self.first) + max(map(len, self.ways))
-
-    def among(self, listed: set[int]) -> Prefix:
-        """Return the prefix without ways to write it that need other tokens.
-
-        `listed` must contain all of `tokens`.
-        """
-        return replace(self, ways=[w for w in self.ways if listed.issuperset(w)])
 
     def following(self, written: list[int]) -> set[int]:
         """Return the tokens that may follow those written; none if all may."""
@@ -112,7 +104,7 @@ class PrefixFinder:
                 f"expected text that the vocabulary can write, got {normal[:40]!r}"
             )
         ways = self._endings(unfinished)
-        return Prefix(normal if unfinished else normal + " ", tokens, first, ways)
+        return Prefix(normal if unfinished else normal + " ", first, ways)
 
     def _find_endings(self, word: str) -> list[list[int]]:
         """Return the ways to write a word that begins with `word`."""
@@ -164,19 +156,11 @@ class Constraints:
         extra = [p.most_tokens if p else 0 for p in self.prefixes_of(batch)]
         return np.maximum(limits + extra, self.min_len + 1)
 
-    def shortlist(self, tokens: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        """Add the tokens that prefixes need to a sorted shortlist of tokens."""
-        needed = [p.tokens for p in self.prefixes_of(batch) if p]
-        return np.unique(np.concatenate([tokens, *needed]).astype(int))
-
     def decoder(
-        self,
-        decoder: IncrementalDecoder,
-        batch: np.ndarray,
-        shortlist: np.ndarray | None = None,
+        self, decoder: IncrementalDecoder, batch: np.ndarray
     ) -> IncrementalDecoder:
         """Return a decoder that constrains another one of the sentences `batch`."""
-        return ConstrainedDecoder(decoder, self, batch, shortlist)
+        return ConstrainedDecoder(decoder, self, batch)
 
 
 class ConstrainedDecoder(IncrementalDecoder):
@@ -190,15 +174,10 @@ class ConstrainedDecoder(IncrementalDecoder):
         decoder: IncrementalDecoder,
         constraints: Constraints,
         batch: np.ndarray,
-        shortlist: np.ndarray | None,
     ) -> None:
-        self._decoder = decoder
-        self._constraints, self._shortlist = constraints, shortlist
+        self._decoder, self._constraints = decoder, constraints
         self._histories = np.empty((len(batch), 0), dtype=int)  # [B K, length]
         self._prefixes = constraints.prefixes_of(batch)
-        if shortlist is not None:
-            listed = set(shortlist.tolist())
-            self._prefixes = [p and p.among(listed) for p in self._prefixes]
 
     def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
         self._histories = np.concatenate([self._histories, tokens[:, None]], axis=1)
@@ -228,15 +207,10 @@ class ConstrainedDecoder(IncrementalDecoder):
         result[:, EOS_ID] |= histories.shape[1] <= self._constraints.min_len
         for row, prefix in enumerate(prefixes):
             if prefix and histories.shape[1] <= prefix.most_tokens:
-                written = histories[row, 1:]  # without BOS
-                if self._shortlist is not None:
-                    written = self._shortlist[written]
-                if following := prefix.following(written.tolist()):
-                    columns = np.array([*following])
-                    if self._shortlist is not None:
-                        columns = np.searchsorted(self._shortlist, columns)
+                written = histories[row, 1:].tolist()  # without BOS
+                if following := prefix.following(written):
                     result[row] = True
-                    result[row, columns] = False
+                    result[row, [*following]] = False
         return result
 
 

@@ -10,7 +10,9 @@ Shapes: B sentences, K beams, V vocabulary, G groups of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,8 +122,54 @@ class CachedDecoder(IncrementalDecoder):
         self._state.join(other._state)
 
 
+class Ensemble:
+    """Several models whose probabilities are averaged, as in the ensembles of Table 2.
+
+    Raises: ValueError if there is no model, or if their vocabularies differ in size.
+    """
+
+    def __init__(self, members: Sequence[Transformer]) -> None:
+        sizes = {member.config.vocab_size for member in members}
+        if len(sizes) != 1:
+            raise ValueError(
+                "an ensemble: expected models of one vocabulary, got sizes "
+                f"{', '.join(map(str, sorted(sizes))) or 'of none'}"
+            )
+        self.members, self.embedding = list(members), members[0].embedding
+
+    @property
+    def position_limit(self) -> int | None:
+        """The smallest limit of the members, or None if no member has one."""
+        limits = [m.position_limit for m in self.members if m.position_limit]
+        return min(limits, default=None)
+
+
+class EnsembleDecoder(IncrementalDecoder):
+    """Decoders whose probabilities are averaged at every step."""
+
+    def __init__(self, members: Sequence[IncrementalDecoder]) -> None:
+        self._members = members
+
+    def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
+        steps = [member.step(tokens) for member in self._members]
+        for chunks in zip(*steps, strict=True):
+            each = (weights.values / weights.sums[:, None] for weights in chunks)
+            total = functools.reduce(operator.add, each)
+            # Weights need no norm, so a sum serves as well as a mean.
+            sums = array_module(total).full(len(total), len(chunks), total.dtype)
+            yield TokenWeights(total, sums, group_maxima(total))
+
+    def select(self, rows: np.ndarray) -> None:
+        for member in self._members:
+            member.select(rows)
+
+    def join(self, other: EnsembleDecoder) -> None:
+        for member, joining in zip(self._members, other._members, strict=True):
+            member.join(joining)
+
+
 def incremental_decoder(
-    model: Transformer,
+    model: Transformer | Ensemble,
     source: Array,
     beam_size: int,
     shortlist: np.ndarray | None = None,
@@ -130,9 +178,12 @@ def incremental_decoder(
 
     Shapes: source ids [B, S], shortlist of token ids [any]
     """
+    rest = source, beam_size, shortlist
+    if isinstance(model, Ensemble):
+        return EnsembleDecoder([CachedDecoder(m, *rest) for m in model.members])
     table = model.embedding.table.data
     decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
-    started: IncrementalDecoder = decoder(model, source, beam_size, shortlist)
+    started: IncrementalDecoder = decoder(model, *rest)
     return started
 
 

@@ -27,8 +27,8 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, exclude
-from minitransformer.translation.ensemble import Ensemble
 from minitransformer.translation.incremental_decoding import (
+    Ensemble,
     IncrementalDecoder,
     TokenWeights,
 )
@@ -77,10 +77,9 @@ class Draws(Constraints):
         self,
         decoder: IncrementalDecoder,
         batch: np.ndarray,
-        shortlist: np.ndarray | None = None,
     ) -> SamplingDecoder:
         if self.min_len or self.ngram or self.prefixes:
-            decoder = super().decoder(decoder, batch, shortlist)
+            decoder = super().decoder(decoder, batch)
         return SamplingDecoder(decoder, self._config, [self._keys[i] for i in batch])
 
 

@@ -19,7 +19,7 @@ from minitransformer.translation.alignment import Links, TextInParts, align_word
 from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
 from minitransformer.translation.shortlist import Lexicon
 
@@ -166,7 +166,8 @@ class Translator:
             return sample_ids(*given, starts)
         asked = config.min_len or config.no_repeat_ngram or any(starts)
         constraints = Constraints(config, starts) if asked else None
-        return translate_ids(*given, self.shortlist, constraints)
+        shortlist = None if any(starts) else self.shortlist
+        return translate_ids(*given, shortlist, constraints)
 
     def text(self, hypotheses: Sequence[Hypothesis], prefix: str = "") -> list[str]:
         """Detokenise. A line feed within a translation becomes a space.

@@ -16,7 +16,7 @@ from minitransformer.translation.alignment import (
     pharaoh,
     piece_weights,
 )
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate

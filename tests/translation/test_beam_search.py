@@ -26,7 +26,7 @@ from minitransformer.translation.beam_search import (
     Hypothesis,
     length_penalty,
 )
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import check_cached_decoder

@@ -9,7 +9,10 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import length_penalty
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import (
+    Ensemble,
+    incremental_decoder,
+)
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import (
@@ -70,7 +73,7 @@ def test_an_ensemble_returns_the_mean_of_the_probabilities(shortlist):
     """Up to a constant factor, also after beams are reordered."""
     members = confident_models(3)
     listed = np.arange(9) if shortlist is None else shortlist
-    decoder = Ensemble(members).decoder(SOURCE, 2, shortlist)
+    decoder = incremental_decoder(Ensemble(members), SOURCE, 2, shortlist)
     for rows, tokens, prefixes in (
         (None, [BOS_ID], [[]]),
         ([0, 0], [4, 5], [[4], [5]]),

@@ -12,7 +12,7 @@ from minitransformer import load
 from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import score_targets
-from minitransformer.translation.ensemble import Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import Draws, likeliest, sample_ids
 from support.closeness import assert_close
 from support.in_process import run_translate
