@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from minitransformer.backends.devices import (
     check_device,
@@ -40,7 +40,7 @@ from minitransformer.runs.starting_point import (
     new_settings,
 )
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
-from minitransformer.text.batches import Batch, Batches, BatchStream, ParallelCorpus
+from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
@@ -48,7 +48,7 @@ from minitransformer.training import checks, distributed, evaluation, optimizer
 from minitransformer.training.averaging import average_last
 from minitransformer.training.lifecycle import TrainingRun, locked_directory
 from minitransformer.training.parallel import ParallelModel
-from minitransformer.training.progress import run_summary
+from minitransformer.training.progress import Update, run_summary
 from minitransformer.translation.quality import TranslationQuality, translation_quality
 from minitransformer.translation.translator import Translator
 
@@ -216,7 +216,7 @@ def train(
     if run.state.pending_validations:
         validate(run, data, model)
     for step in run.updates():
-        run.count(batches, *update(step, run.settings, batches, model, adam))
+        run.count(update(step, run.settings, batches, model, adam), batches)
         if not model.asynchronous:
             run.synchronize()
         if run.report_is_due():
@@ -237,13 +237,10 @@ def update(
     batches: Batches,
     model: ParallelModel,
     adam: optimizer.Optimizer,
-) -> tuple[list[Batch], float, Any, Any, Any]:
+) -> Update:
     """Do one step of section 5.3 on the next `accumulate` batches.
 
     Gradient accumulation: the gradients of all these batches make one update.
-
-    Returns: the batches, the learning rate, the loss, the norm of the gradient, and
-    whether both were finite, so that the update was made
     """
     training, width = settings.training, settings.model.d_model
     some = [next(batches) for _ in range(training.accumulate)]
@@ -253,7 +250,7 @@ def update(
     peak = peak or optimizer.peak_learning_rate(width, training.warmup)
     rate = optimizer.learning_rate(step, peak, training.warmup)
     norm, finite = adam.step(model.parameters.grad, loss, rate)
-    return some, rate, loss, norm, finite
+    return Update(some, rate, loss, norm, finite)
 
 
 def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:

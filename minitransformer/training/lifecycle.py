@@ -16,16 +16,15 @@ from types import FrameType
 import numpy as np
 from tqdm import tqdm
 
-from minitransformer.engine.backend import Array
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
-from minitransformer.text.batches import Batch, Batches
+from minitransformer.text.batches import Batches
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.loss_scale import LossScale
-from minitransformer.training.progress import Progress
+from minitransformer.training.progress import Progress, Update
 
 # The signals that ask a training to save and stop. SIGHUP says that a terminal closed;
 # Windows has none.
@@ -139,17 +138,9 @@ class TrainingRun:
         if not self.stopped_by and self.state.step < training.steps:
             self.log(f"ended       after step {self.state.step:,}: {ended} used up")
 
-    def count(
-        self,
-        stream: Batches,
-        batches: Sequence[Batch],
-        rate: float,
-        loss: Array,
-        norm: Array,
-        finite: Array,
-    ) -> None:
-        """Count an update on `batches`, and see whether a rank was asked to stop."""
-        self.progress.add(batches, stream, rate, loss, norm, finite)
+    def count(self, update: Update, stream: Batches) -> None:
+        """Count an update, and see whether a rank was asked to stop."""
+        self.progress.add(update, stream)
         self.sync_ranks()
         self.progress.add_seconds(time.monotonic() - self._started)
 

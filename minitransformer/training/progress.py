@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.runs.state import RunState, Window
@@ -23,6 +23,20 @@ from minitransformer.training.parallel import ParallelModel
 
 # The share of unknown pieces that is reported, and in how many pairs they are counted.
 UNKNOWN_SHARE, PAIRS_SEEN = 1e-3, 10_000
+
+
+class Update(NamedTuple):
+    """What an update was made of, and by which learning rate.
+
+    The loss, the norm of the gradient, and whether both were finite, so that the update
+    was made, are scalars that a GPU may still be computing.
+    """
+
+    batches: list[Batch]
+    rate: float
+    loss: Array
+    norm: Array
+    finite: Array
 
 
 class Progress:
@@ -42,29 +56,21 @@ class Progress:
         """Replace some values of the state."""
         self.state = replace(self.state, **values)
 
-    def add(
-        self,
-        batches: Sequence[Batch],
-        stream: Batches,
-        rate: float,
-        loss: Array,
-        norm: Array,
-        finite: Array,
-    ) -> None:
-        """Count an update. Shapes: loss, norm, finite scalars, on any device"""
+    def add(self, update: Update, stream: Batches) -> None:
+        """Count an update, after which `stream` goes on."""
         xp, sums = array_module(self.scale.factor), self._sums
         self.change(
             step=self.state.step + 1,
             epoch=stream.epoch,
             position=stream.position,
-            learning_rate=rate,
+            learning_rate=update.rate,
         )
-        self._norm, self._skipped = norm, self._skipped + xp.where(finite, 0, 1)
-        tokens = sum(batch.target_tokens for batch in batches)
-        sums["loss"] += xp.where(finite, loss * tokens, 0.0)
+        finite, tokens = update.finite, sum(x.target_tokens for x in update.batches)
+        self._norm, self._skipped = update.norm, self._skipped + xp.where(finite, 0, 1)
+        sums["loss"] += xp.where(finite, update.loss * tokens, 0.0)
         sums["left_out"] += xp.where(finite, 0, tokens)
         sums["target"] += tokens
-        sums["source"] += sum(batch.source_tokens for batch in batches)
+        sums["source"] += sum(x.source_tokens for x in update.batches)
 
     def add_seconds(self, seconds: float) -> None:
         """Count the time of updates, of which speeds are made."""

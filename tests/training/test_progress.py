@@ -18,7 +18,7 @@ from minitransformer.text.pairs import TextPair
 from minitransformer.training.cost import training_flops, training_memory
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
-from minitransformer.training.progress import Progress, run_summary
+from minitransformer.training.progress import Progress, Update, run_summary
 from support.models import small_model
 
 
@@ -109,6 +109,6 @@ def test_skipped_updates_are_reported_once_no_scale_can_help(factor, reported):
     progress, stream = Progress(RunState(), scale), types.SimpleNamespace(epoch=0)
     stream.position = 0
     for _ in range(3):
-        progress.add([], stream, 1.0, np.nan, np.nan, np.False_)
+        progress.add(Update([], 1.0, np.nan, np.nan, np.False_), stream)
     assert progress.synchronize() == reported
     assert (progress.state.skipped, progress.synchronize()) == (3, 0)
