@@ -149,7 +149,13 @@ class Tensor:
             raise ValueError(
                 f"expected a gradient of shape {self.shape}, got {seed.shape}"
             )
-        _backpropagate(self.node, seed, when_complete)
+        order, uses = _topological_order(self.node)
+        self.node.grad = seed
+        while order:
+            for leaf in _pass_on(order.pop()):
+                uses[id(leaf)] -= 1
+                if when_complete is not None and not uses[id(leaf)]:
+                    when_complete(leaf)
 
 
 def _origin(value: Any) -> Node | Tensor | None:
@@ -157,18 +163,6 @@ def _origin(value: Any) -> Node | Tensor | None:
     if not isinstance(value, Tensor) or not value.requires_grad:
         return None
     return value.node or value
-
-
-def _backpropagate(
-    origin: Node, seed: Array, when_complete: Callable[[Tensor], None] | None
-) -> None:
-    order, uses = _topological_order(origin)
-    origin.grad = seed
-    while order:
-        for leaf in _pass_on(order.pop()):
-            uses[id(leaf)] -= 1
-            if when_complete is not None and not uses[id(leaf)]:
-                when_complete(leaf)
 
 
 def _pass_on(node: Node) -> list[Tensor]:

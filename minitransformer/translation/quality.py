@@ -46,7 +46,11 @@ def translation_quality(
     """
     from sacrebleu.metrics import BLEU, CHRF  # slow to import, and not always needed
 
-    _check_pairs(translations, references)
+    if len(translations) != len(references) or not references:
+        raise ValueError(
+            f"expected as many references as translations and at least one, got "
+            f"{len(references)} and {len(translations)}"
+        )
     bleu, chrf = BLEU(), CHRF()
     counted = bleu.corpus_score(translations, [references])
     pairs = zip(translations, references, strict=True)
@@ -81,12 +85,11 @@ def compound_split_bleu(
     words, cased and without smoothing. On newstest2014 this BLEU is 0.7 to 1 above
     sacreBLEU's; compare it only with BLEU that was counted in the same way.
 
-    Raises: as `import_moses` or `translation_quality`.
+    Raises: as `import_moses`.
     """
     from sacrebleu.metrics import BLEU
 
     moses = import_moses(language)
-    _check_pairs(translations, references)
     normalizer = moses.MosesPunctNormalizer(language)
     tokenizer = moses.MosesTokenizer(language)
 
@@ -113,11 +116,3 @@ def import_moses(language: str) -> ModuleType:
         expected = f"expected one of {', '.join(known)}"
         raise UsageError(f"--compound-split: {expected}, got {language}")
     return moses
-
-
-def _check_pairs(translations: Sequence[str], references: Sequence[str]) -> None:
-    if len(translations) != len(references) or not references:
-        raise ValueError(
-            f"expected as many references as translations and at least one, got "
-            f"{len(references)} and {len(translations)}"
-        )

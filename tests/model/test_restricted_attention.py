@@ -11,7 +11,6 @@ from minitransformer import load
 from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.ops import HostStream
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
 from minitransformer.training.cost import training_flops
@@ -76,23 +75,6 @@ def test_restricted_attention_equals_attention_under_a_band_mask(
 def test_a_neighbourhood_is_centred(window, sizes):
     assert reach(window, causal=False) == sizes
     assert reach(window, causal=True) == (sizes[0], 0)
-
-
-def test_dropout_acts_on_the_attention_weights():
-    """With one-hot values the result is the weights themselves."""
-    rng, n, heads, rate = np.random.default_rng(0), 50, 2, 0.25
-    q, k = (rng.standard_normal((1, n, heads * 3)) for _ in range(2))
-    one_hot = np.tile(np.eye(n), heads)[None]
-    near = {"num_heads": heads, "before": 9, "after": 9}
-    whole, dropped = (
-        ops.restricted_attention(q, k, one_hot, **near, **noise).data
-        for noise in ({}, {"rate": rate, "rng": HostStream((1,))})
-    )
-    expected = masked_form(q, k, one_hot, **near).data
-    assert_close(whole, expected)
-    kept = dropped != 0
-    assert_close(dropped[kept], expected[kept] / (1 - rate))
-    assert abs(kept.sum() / (expected > 0).sum() - (1 - rate)) < 0.05
 
 
 def test_memory_grows_with_the_length_alone():

@@ -5,17 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.ops import HostStream
-from minitransformer.model import transformer
-from minitransformer.model.kv_cache import KeyValueCache
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import PAD_ID, ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from support.closeness import assert_close
-from support.models import check_cached_decoder
 
 seeds = st.integers(0, 10_000)
 VOCAB = 15
@@ -64,28 +60,6 @@ def test_padding_and_batch_mates_never_change_a_sentence(seed, source_len, targe
     together = MODEL(source, target).data[1, :target_len]
     alone = MODEL(source[1:2, :source_len], target[1:2, :target_len]).data[0]
     assert_close(together, alone)
-
-
-class WholeBuffer(KeyValueCache):
-    """Returns its whole buffer, as a GPU does, and a mask of the positions in use."""
-
-    was_partly_used = False
-
-    def append(self, key, value):
-        super().append(key, value)
-        in_use = np.arange(len(self.keys)) < self.used
-        self.keys[~in_use] = self.values[~in_use] = 5.0
-        self.was_partly_used |= not in_use.all()
-        keys, values = self.first(len(self.keys))
-        return Tensor(keys), Tensor(values), in_use[None, None, None]
-
-
-@pytest.mark.parametrize("window", [None, 8])
-def test_a_step_sees_the_positions_that_its_cache_marks(window, monkeypatch):
-    monkeypatch.setattr(transformer, "KeyValueCache", WholeBuffer)
-    model = Transformer(small(vocab_size=20, attention_window=window), dtype="float64")
-    state, _ = check_cached_decoder(model, 20, leaving=(10,))
-    assert all(cache.was_partly_used for cache in state.caches)
 
 
 def test_dropout_is_off_in_evaluation():

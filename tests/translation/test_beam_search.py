@@ -17,13 +17,11 @@ from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import (
-    map_batches,
     score_targets,
     translate_ids,
 )
 from minitransformer.translation.beam_search import (
     BeamSearch,
-    Hypothesis,
     length_penalty,
 )
 from minitransformer.translation.incremental_decoding import Ensemble
@@ -263,21 +261,6 @@ def test_scores_of_translations_equal_those_of_the_search():
         assert scores[i][1] == len(found[i].tokens) + 1
 
 
-def test_translations_do_not_depend_on_order_threads_or_batches():
-    rng, net = np.random.default_rng(2), model()
-    sources = [list(rng.integers(4, 20, n)) for n in (0, 7, 3, 0, 12, 1, 3)]
-    config = DecodingConfig(beam=2, max_len_b=3)
-    together = translate_ids(net, sources, config, num_threads=2)
-    alone = [translate_ids(net, [source], config)[0] for source in sources]
-    narrow = translate_ids(
-        net, sources, DecodingConfig(beam=2, max_len_b=3, decode_tokens=1)
-    )
-    for a, b, c in zip(together, alone, narrow, strict=True):
-        assert a[0].tokens == b[0].tokens == c[0].tokens
-        assert_close(a[0].score, b[0].score)
-    assert together[0] == together[3] == [Hypothesis((), 0.0, 0.0)]
-
-
 def test_the_longest_output_is_the_input_length_plus_50_tokens():
     """Section 6.1, for a model to which the end always is the least likely."""
     net = model()
@@ -334,18 +317,6 @@ def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
     [parts] = translator.encode([unbroken, ""][:1], config)
     assert max(map(len, parts)) <= 25
     assert translator.encode([""], config) == [[[]]]
-
-
-def test_a_batch_has_at_most_so_many_tokens_with_padding_and_eos():
-    batches = []
-
-    def double(batch):
-        batches.append(batch.tolist())
-        return 2 * batch
-
-    found = dict(map_batches(double, np.array([3, 0, 5, 1, 5, 2, 9]), 10, 1))
-    assert batches == [[6], [2], [4], [0, 5], [3]]
-    assert found == {i: 2 * i for i in (0, 2, 3, 4, 5, 6)}
 
 
 @pytest.fixture(scope="module")
