@@ -3,14 +3,12 @@
 The runs are so small that each takes a tenth of a second or less.
 """
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 from errno import ENOSPC
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +29,6 @@ from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, signals_put_back
-from support.ranks import run_ranks
 from support.scripts import TIMINGS
 
 # A model of two layers that updates in milliseconds.
@@ -658,54 +655,6 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
         assert (code, error.count("\n"), message in error) == (1, 1, True)
     error = start("--vocabulary", own, code=2)
     assert "--vocab-size does nothing with --vocabulary" in error
-
-
-# Several ranks
-
-
-@pytest.fixture
-def rank_run(text, place, monkeypatch):
-    """Train with ranks that are threads: only a process can have signals."""
-
-    @contextlib.contextmanager
-    def no_signals(run):
-        yield
-
-    monkeypatch.setattr(lifecycle.TrainingRun, "heeding_signals", no_signals)
-
-    def rank_run(size, *flags):
-        settings = [*text, *MODEL, *EVERY, "--threads", 1, *flags]
-        work = partial(train.run_training, parse(*settings))
-        assert run_ranks(size, work) == [0] * size
-
-    return rank_run
-
-
-def assert_close_results(one, other):
-    """Two runs differ by rounding alone."""
-    for name in ("loss", "validation_loss", "validation_bleu", "test_bleu", "exact"):
-        assert values(one, name) == pytest.approx(values(other, name), rel=1e-4), name
-    for path in Path(one).glob("*.safetensors"):
-        for name, found in load_file(path).items():
-            if found.dtype == np.float32:
-                expected = load_file(Path(other) / path.name)[name]
-                np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-5)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_two_ranks_do_what_one_with_two_threads_does(
-    start, rank_run, monkeypatch, capsys, asynchronous
-):
-    flags = ["--validate-bleu", 5, "--steps", 4, "--learning-rate", 0.01, "--run"]
-    start(*flags, "one")
-    monkeypatch.setattr(CpuModel, "asynchronous", asynchronous)
-    rank_run(2, *flags, "two")
-    assert_close_results("one", "two")
-    out = capsys.readouterr().out
-    assert out == Path("two", "train.log").read_text()
-    ids = f"processes {os.getpid()}, {os.getpid()}"
-    assert f"\ndevice      2 ranks ({ids}), cpu, 1 worker each\n" in out
-    assert logged(out, "epoch") == [1, 2, 3, 4]
 
 
 def test_a_run_says_what_ended_it_and_goes_on_with_flags_of_a_resume(start):

@@ -263,12 +263,8 @@ class RunConfig:
     is_mixture: bool = False
 
     def __post_init__(self) -> None:
-        if self.training.best_by and not self.has_validation_text:
+        if self.training.best_by and "val" not in self.text:
             raise UsageError("--best-by expects validation text, found none")
-
-    @property
-    def has_validation_text(self) -> bool:
-        return "val" in self.text
 
     def refuse_useless(self, namespace: argparse.Namespace) -> None:
         """Refuse flags that have no effect with these settings.
@@ -278,7 +274,7 @@ class RunConfig:
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")
         for name in ("patience", "validate_every"):
-            if name in namespace and not self.has_validation_text:
+            if name in namespace and "val" not in self.text:
                 raise UsageError(
                     f"{flag_name(name)} expects validation text, found none"
                 )

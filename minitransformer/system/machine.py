@@ -9,26 +9,24 @@ import sys
 from pathlib import Path
 
 
-def tune_allocator() -> bool:
+def tune_allocator() -> None:
     """Make glibc keep freed memory for reuse, because new pages are slow to obtain.
 
     All threads then share one heap, because glibc returns the memory of further heaps
     to the system.
-
-    Returns: whether the settings were accepted; without glibc nothing changes
     """
     if not sys.platform.startswith("linux"):
-        return False
+        return
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
+    except (OSError, AttributeError):  # another C library
+        return
     m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
     # Older versions take at most 32 MiB. If glibc took neither, a trim threshold would
     # make it map every array above 128 KiB anew.
-    mmap = mallopt(m_mmap_threshold, 1 << 30) or mallopt(m_mmap_threshold, 1 << 25)
-    trim = mmap and mallopt(m_trim_threshold, (1 << 31) - 1)
-    return bool(trim and mallopt(m_arena_max, 1))
+    if mallopt(m_mmap_threshold, 1 << 30) or mallopt(m_mmap_threshold, 1 << 25):
+        mallopt(m_trim_threshold, (1 << 31) - 1)
+        mallopt(m_arena_max, 1)
 
 
 def cores() -> set[int]:

@@ -269,16 +269,6 @@ def test_a_signal_to_the_launcher_saves_once_and_stops_all(tmp_path, data, numbe
 
 
 @needs_mpi
-def test_a_second_training_leaves_the_first_alone(tmp_path, data):
-    process, _ = start(tmp_path, data, "--steps", "100000")
-    done = train(tmp_path, "--resume", "run", "--ranks=2", code=1)
-    assert "rank 0: run: another training is running here" in done.stderr
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
-    assert "stopped     and saved" in out
-
-
-@needs_mpi
 def test_ranks_with_other_settings_are_refused(tmp_path, data):
     rank = [*TRAIN, *data, *SMALL, "--steps", "5", "--run", "run"]
     two = ["-n", "1", *rank, "--seed", "1", ":", "-n", "1", *rank, "--seed", "2"]
