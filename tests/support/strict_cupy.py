@@ -700,6 +700,7 @@ def functions():
         "where": where,
         "matmul": matmul,
         "einsum": einsum,
+        "tile": lambda a, reps: compute(lambda x: np.tile(x, reps), a),
         "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
         "RawModule": RawModule,
