@@ -48,18 +48,13 @@ def option(
     default: Any,
     help: str,
     *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    above: float | None = None,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
+    **limits: float,
 ) -> Any:
-    """Return a dataclass field that becomes a flag."""
-    limits = {"at_least": at_least, "at_most": at_most, "below": below, "above": above}
+    """Return a dataclass field that becomes a flag; `limits` are of COMPARISONS."""
     flag = {"help": help, "choices": choices, "metavar": metavar}
-    metadata = {"limits": limits, "flag": flag}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"limits": limits, "flag": flag})
 
 
 class Config:
@@ -92,7 +87,7 @@ def checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
         raise ValueError(f"expected a number below 2^63, got {value!s:.40}")
     for name, limit in f.metadata["limits"].items():
-        if limit is not None and not COMPARISONS[name](value, limit):
+        if not COMPARISONS[name](value, limit):
             expected = f"{name.replace('_', ' ')} {limit}"
             raise ValueError(f"expected {expected}, got {value}")
     if choices is not None and value not in choices:

@@ -48,9 +48,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             if old:
                 os.chmod(partial, stat.S_IMODE(old.st_mode))
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        replace(partial, target)
+        _complete(partial, target)
 
 
 @contextmanager
@@ -173,12 +171,6 @@ def make_folder(path: Path, exist_ok: bool = True) -> None:
         sync(folder.parent)
 
 
-def replace(partial: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, and sync the new name to disk."""
-    os.replace(partial, path)
-    sync(path.parent)
-
-
 @contextmanager
 def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
     """Name `path` in any OSError that names `unfinished`, or no file (a full disk)."""
@@ -207,11 +199,12 @@ def _partial_name(path: Path) -> Iterator[Path]:
 
 
 def _complete(partial: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, once it is synced."""
+    """Rename a file or folder to `path`, once it is synced, and sync the new name."""
     for part in partial.iterdir() if partial.is_dir() else ():
         sync(part)
     sync(partial)
-    replace(partial, path)
+    os.replace(partial, path)
+    sync(path.parent)
 
 
 def _remove(path: Path) -> None:
