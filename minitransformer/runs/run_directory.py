@@ -84,26 +84,20 @@ class RunDirectory:
             return list(json.loads(self._process_ids.read_bytes()))
         return []
 
-    def _is_empty(self) -> bool:
-        if not self.path.exists():
-            return True
-        return all(path.name.startswith(".") for path in self.path.iterdir())
-
     def require_empty(self) -> None:
         """Raises: ValueError if the directory holds anything but hidden files."""
-        if not self._is_empty():
+        names = (
+            [path.name for path in self.path.iterdir()] if self.path.exists() else ()
+        )
+        if not all(name.startswith(".") for name in names):
             raise ValueError(
                 f"expected a new or empty run directory, got {self.path}, which is in "
                 "use: choose another --run or continue it with --resume"
             )
 
     def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
-        """Write config.json and tokenizer.model, unless a resumed run has the same.
-
-        Raises: ValueError as `require_empty` if the run is new.
-        """
+        """Write config.json and tokenizer.model, unless a resumed run has the same."""
         if not resumes:
-            self.require_empty()
             self._unsaved.touch()
         if not resumes or self.read_config() != settings:
             write_bytes(self.config, settings.to_json().encode())
@@ -263,7 +257,6 @@ def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             make_folder(path, exist_ok=False)
             break
-    RunDirectory(path)._process_ids.touch()  # `lock` removes it if nothing begins here
     return path
 
 

@@ -49,7 +49,7 @@ def test_a_run_directory_is_never_reused(tmp_path):
             *hidden,
         }
         with pytest.raises(ValueError, match="expected a new or empty run directory"):
-            run.begin(RUN, b"", False)
+            run.require_empty()
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
