@@ -291,8 +291,8 @@ def measure_step(
     """
     open_device("cuda", "bf16")
     gpu = device.current()
-    for agrees in attention.tensor_cores_agree, blaslt.agrees:
-        agrees(gpu, BFLOAT16)  # compared on the real device, before it is wrapped
+    for matches in attention.tensor_cores_agree, blaslt.matches_reference:
+        matches(gpu, BFLOAT16)  # compared on the real device, before it is wrapped
     counter = MeasuringDevice(gpu)
     step = training_step(counter, config, sentences, length)
     counter.measure(step)  # compiles kernels and takes memory

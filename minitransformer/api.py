@@ -23,7 +23,7 @@ from minitransformer.system.machine import tune_allocator
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.shortlist import Lexicon
-from minitransformer.translation.translator import Translator, list_of_text
+from minitransformer.translation.translator import Translator, as_list_of_str
 
 
 def load(
@@ -93,7 +93,7 @@ def translate(
     """
     if not isinstance(translator, Translator):
         raise ValueError(f"expected a model that `load` returned, got {translator!r}")
-    lines = list_of_text("lines", lines)
+    lines = as_list_of_str("lines", lines)
     config = TranslationConfig.changed(translator.decoding, options)
     for name in options.keys() & {"nbest", "alignment"}:
         raise ValueError(f"{name}: does nothing here, use Translator.hypotheses")

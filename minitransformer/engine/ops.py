@@ -427,7 +427,7 @@ def rows_per_chunk(vocab_size: int) -> int:
     return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
 
 
-def moderate(totals: Array) -> bool:
+def exp_is_safe(totals: Array) -> bool:
     """Whether the exponentials with these sums can be used as they are.
 
     If not, the maximum of each row has to be subtracted from the exponents first.

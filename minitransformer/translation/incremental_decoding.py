@@ -200,8 +200,8 @@ def token_weights(rows: Array, table: Array) -> TokenWeights:
         weights = with_sums(_logits(rows, table), exponents=True)
     else:
         weights = with_sums(*kernel(rows, table))
-    moderate = ops.moderate(weights.sums)
-    return weights if moderate else weights_of(_logits(rows, table))
+    safe = ops.exp_is_safe(weights.sums)
+    return weights if safe else weights_of(_logits(rows, table))
 
 
 def weights_of(logits: Array) -> TokenWeights:

@@ -96,7 +96,7 @@ class Translator:
         """
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
-        lines = list_of_text("lines", lines)
+        lines = as_list_of_str("lines", lines)
         prefixes = _prefix_of_each(prefixes, lines)
         encoded = self.encode(lines, config, first_line)
         starts = self._prefixes(prefixes, encoded, first_line)
@@ -225,8 +225,8 @@ class Translator:
         there is not one translation for each.
         """
         model, whole = self.single_model, replace(config, long_input="error")
-        lines = list_of_text("lines", lines)
-        translations = list_of_text("translations", translations, len(lines))
+        lines = as_list_of_str("lines", lines)
+        translations = as_list_of_str("translations", translations, len(lines))
         sources = [ids for [ids] in self.encode(lines, whole, first_line)]
         targets = [ids for [ids] in self.encode(translations, whole, first_line, True)]
         max_tokens = config.decode_tokens // config.beam
@@ -244,8 +244,11 @@ class Translator:
         Raises: ValueError if a line is too long, or if there is not one translation
         for each.
         """
-        whole, lines = replace(config, long_input="error"), list_of_text("lines", lines)
-        translations = list_of_text("translations", translations, len(lines))
+        whole, lines = (
+            replace(config, long_input="error"),
+            as_list_of_str("lines", lines),
+        )
+        translations = as_list_of_str("translations", translations, len(lines))
         sources = self.encode(lines, whole, first_line)
         targets = self.encode(translations, whole, first_line, True)
         sides = (
@@ -279,7 +282,7 @@ def json_objects(
     ]
 
 
-def list_of_text(
+def as_list_of_str(
     name: str, given: Iterable[str], count: int | None = None
 ) -> list[str]:
     """Return strings as a list.
@@ -300,7 +303,7 @@ def _prefix_of_each(prefixes: Iterable[str] | None, lines: Sequence[str]) -> lis
     """Return the prefix of each line, empty ones if there are none."""
     if prefixes is None:
         return [""] * len(lines)
-    return list_of_text("prefixes", prefixes, len(lines))
+    return as_list_of_str("prefixes", prefixes, len(lines))
 
 
 def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:

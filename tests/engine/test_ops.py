@@ -360,7 +360,5 @@ def test_a_batch_of_no_sentences_has_a_shape():
         ([math.nan, 1.0], False),
     ],
 )
-def test_sums_of_exponentials_are_moderate_if_none_can_have_overflowed(
-    totals, expected
-):
-    assert ops.moderate(np.array(totals)) is expected
+def test_exponentials_are_safe_if_none_can_have_overflowed(totals, expected):
+    assert ops.exp_is_safe(np.array(totals)) is expected

@@ -53,7 +53,7 @@ def forward(
 ) -> None:
     """Compute out = x weight + bias, or max(0, that) with `relu`."""
     gpu = device.current()
-    fused = bias is not None and agrees(gpu, x.dtype)
+    fused = bias is not None and matches_reference(gpu, x.dtype)
     if not (fused and gpu.cublas_lt.linear(x, weight, bias, relu, out)):
         by_kernels(gpu, x, weight, bias, relu, out)
 
@@ -185,7 +185,7 @@ class CublasLt:
         check(status, f"preference {attribute}")
 
 
-def agrees(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
+def matches_reference(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
     """Return whether cuBLASLt gives what the kernels give."""
 
     def results() -> Iterator[tuple[Array, Array]]:
@@ -209,4 +209,4 @@ def agrees(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
                 yield plain, fused
 
     fallback = "biases are added and rectified without cuBLASLt"
-    return verdicts.agrees(gpu, "cuBLASLt", dtype, results, fallback)
+    return verdicts.matches_reference(gpu, "cuBLASLt", dtype, results, fallback)

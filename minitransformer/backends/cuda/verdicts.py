@@ -24,7 +24,7 @@ MAX_DIFFERENCE = {"float32": 16, "tf32": 8, "float16": 8, "bfloat16": 8}
 MANTISSA_BITS = {"float32": 23, "tf32": 10, "float16": 10, "bfloat16": 7}
 
 
-def agrees(
+def matches_reference(
     gpu: device.Device,
     path: str,
     dtype: np.dtype[Any],

@@ -23,8 +23,11 @@ def ask(gpu, difference=0.0, error=None, dtype=HALF):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        agree = verdicts.agrees(gpu, "a path", dtype, results, "without it")
-        assert verdicts.agrees(gpu, "a path", dtype, results, "without it") == agree
+        agree = verdicts.matches_reference(gpu, "a path", dtype, results, "without it")
+        assert (
+            verdicts.matches_reference(gpu, "a path", dtype, results, "without it")
+            == agree
+        )
     assert len(compared) == 1
     return agree, [str(warning.message) for warning in caught]
 
