@@ -27,7 +27,7 @@ from minitransformer.text.tokenizer import (
 )
 
 # How much text is encoded at a time, in characters with line ends.
-CHUNK = 8_000_000
+CHUNK = 4_000_000
 
 
 def cached_tokenizer(
