@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ Array: TypeAlias = Any
 
 # Returns the fused body of the named operation for some arrays, or None.
 FindKernel: TypeAlias = Callable[[str, tuple[Array, ...]], Callable[..., Any] | None]
+
+F = TypeVar("F")
 
 _KERNELS: dict[type, FindKernel] = {}
 
@@ -39,8 +41,8 @@ def register_kernels(array_type: type, find: FindKernel | None) -> None:
 
 
 def fused_kernel(
-    name: str, arrays: tuple[Array, ...], fallback: Callable[..., Any]
-) -> Callable[..., Any]:
+    name: str, arrays: tuple[Array, ...], fallback: F
+) -> Callable[..., Any] | F:
     """Return the kernel that is registered for these arrays, or `fallback`.
 
     `name` is an operation of `ops.py`, or one of a few functions that a device does in

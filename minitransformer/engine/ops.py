@@ -359,18 +359,14 @@ def projected_cross_entropy(
     ones = _ones(xp, weight, vocab_size)
 
     loss = 0.0
-    drows, dweight = xp.empty_like(rows), xp.zeros_like(weight)
+    drows, dweight = xp.empty_like(rows), None
     chunk = rows_per_chunk(vocab_size)
     for start in range(0, len(rows), chunk):
         part, target = rows[start : start + chunk], ids[start : start + chunk]
         row = xp.arange(len(part))
-        logits = product(factor(part, weight), weight.T)  # [chunk, V]
-        target_logits = logits[row, target]
-        highest = logits.max(axis=-1)
-        logits -= highest[:, None]
-        exponentials = xp.exp(logits, out=logits)
-        totals = exponentials @ ones
-        log_totals = xp.log(totals) + highest
+        exponentials, totals, log_totals, target_logits = _softmax_terms(
+            part, weight, ones, (row, target)
+        )
         loss += float((log_totals - confidence * target_logits).sum())
         # The gradient of the logits is exponentials / totals - q. The one-hot part of q
         # is subtracted here, e / V after the loop, and 1 / totals scales the rows.
@@ -378,8 +374,10 @@ def projected_cross_entropy(
         inverse_totals = (1 / totals)[:, None]
         terms = factor(exponentials, weight)
         drows[start : start + chunk] = product(terms, weight) * inverse_totals
-        dweight += product(terms.T, factor(part * inverse_totals, weight))
-        del logits, exponentials, terms
+        term = product(terms.T, factor(part * inverse_totals, weight))
+        dweight = term if dweight is None else xp.add(dweight, term, out=dweight)
+        del exponentials, terms
+    dweight = xp.zeros_like(weight) if dweight is None else dweight
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
@@ -392,6 +390,34 @@ def projected_cross_entropy(
         return xp.multiply(dx, g, out=dx), xp.multiply(dweight, g, out=dweight), None
 
     return xp.asarray(loss, dtype=x.dtype), vjp
+
+
+def _softmax_terms(
+    rows: Array, weight: Array, ones: Array, targets: tuple[Array, Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Return what the loss needs of the logits rows W^T.
+
+    They are exponentials, each row times a factor of its own, and their sums; the
+    log-sum-exp of each row, and the logits of the targets. A kernel may compute the
+    exponentials within the product, which is safe if no logit is far from 0.
+
+    Shapes: rows [N, D], weight [V, D], ones [V], targets two of [N]
+    -> [N, V], [N], [N], [N]
+    """
+    xp = array_module(rows)
+    if kernel := fused_kernel("exponentials", (rows, weight), None):
+        exponentials, _ = kernel(rows, weight)
+        with np.errstate(over="ignore"):  # `exp_is_safe` sees it
+            totals = exponentials @ ones
+        of_targets = exponentials[targets]
+        if exp_is_safe(totals) and of_targets.all():
+            return exponentials, totals, xp.log(totals), xp.log(of_targets)
+    logits = product(factor(rows, weight), weight.T)  # [N, V]
+    target_logits, highest = logits[targets], logits.max(axis=-1)
+    logits -= highest[:, None]
+    exponentials = xp.exp(logits, out=logits)
+    totals = exponentials @ ones
+    return exponentials, totals, xp.log(totals) + highest, target_logits
 
 
 # Products with matrices of parameters, which a kernel may compute in lower precision
