@@ -137,9 +137,9 @@ print("kernels", *sys.argv[1:], f"compiled in {time.monotonic() - began:.1f} s")
 '
 }
 
-tests() { # against float64, those on the GPU alone
+tests() { # against float64, those on the GPU alone, also those that are slow elsewhere
   need_gpu || return
-  "$python" -m pytest -q -p no:cacheprovider -W default --tb=short -rf \
+  "$python" -m pytest -q -p no:cacheprovider -W default --tb=short -rf -m "not stress" \
     -k "([gpu or base_on_a_gpu) and not another_machine" tests/backends/cuda
 }
 
