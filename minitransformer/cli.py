@@ -231,6 +231,7 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
     130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
     `who`, such as a rank, is put before the message.
     """
+    _occupy_standard_streams()
     code, stdout = 1, sys.stdout
     if isinstance(stdout, io.TextIOWrapper):  # names of files may be no UTF-8
         stdout.reconfigure(errors="backslashreplace")
@@ -257,6 +258,21 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
         sys.stdout = stdout
     print(f"{prog}: error: {who}{printable(message)}", file=sys.stderr)
     return code
+
+
+def _occupy_standard_streams() -> None:
+    """Open the null device for each standard stream that is closed.
+
+    Otherwise the next file to be opened would get its number, and what libraries print;
+    and `print` would write to standard output what is meant for standard error.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 class OutputStream:
@@ -296,8 +312,9 @@ class OutputStream:
 
 def drop_failed_output() -> None:
     """Let no print to standard output or standard error fail from now on."""
-    streams = OutputStream(sys.stdout), OutputStream(sys.stderr)
-    sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], streams)
+    if sys.stdout is not None:  # else it was closed
+        sys.stdout = cast(TextIO, OutputStream(sys.stdout))
+    sys.stderr = cast(TextIO, OutputStream(sys.stderr))
 
 
 def printable(text: str) -> str:

@@ -184,3 +184,17 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     [line] = capfd.readouterr().err.splitlines()
     assert (found, ": error: " in line, message in line) == (code, True, True), line
     assert {path.name for path in tmp_path.iterdir()} == {"penn", "pairs"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("command", "closed", "printed"),
+    [
+        ("translate.py 'Where is the station?'", "2>&-", "Wo ist der Bahnhof?\n"),
+        ("train.py --dry-run", ">&- 2>&-", ""),
+    ],
+)
+def test_streams_closed_before_the_start_do_no_harm(command, closed, printed, tmp_path):
+    line = f"{sys.executable} {ROOT}/{command} {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.decode()) == (0, printed)

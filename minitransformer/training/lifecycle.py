@@ -75,8 +75,9 @@ class TrainingRun:
     def log(self, line: str) -> None:
         """Print a line, above the progress bar, and append it to the run's log."""
         if not self.ranks.rank:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None if it was closed
+                tqdm.write(line, file=sys.stdout)
+                sys.stdout.flush()
             self.directory.append(self.directory.path / "train.log", line)
 
     def record(self, **values: float | str) -> None:
