@@ -112,8 +112,7 @@ class Tensor:
         return self.data.shape
 
     def __repr__(self) -> str:
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"Tensor({self.data!r}{grad})"
+        return f"Tensor({self.data!r}, requires_grad={self.requires_grad})"
 
     def add_gradient(self, term: Gradient) -> None:
         """Add a term to the gradient of this leaf, whose memory nothing shares."""

@@ -29,12 +29,12 @@ def weighted_sum(a, b, c):
     return 2 * a + 2 * b + 3 * c, vjp
 
 
-def weighted_sum_operation():
-    """Make an operation of it that is not listed beside those of `ops`."""
+def unlisted(function):
+    """Make an operation that is not listed beside those of `ops`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(autograd, "PRIMITIVES", {})
-        operation = autograd.primitive(weighted_sum)
-        assert {"weighted_sum": weighted_sum} == autograd.PRIMITIVES
+        operation = autograd.primitive(function)
+        assert {function.__name__: function} == autograd.PRIMITIVES
     return operation
 
 
@@ -65,7 +65,7 @@ def test_a_long_chain_can_be_dropped():
 @given(st.integers(0, 10_000))
 def test_random_graphs_match_their_polynomial(seed):
     """Gradients of sums and products of shared nodes, against dual numbers."""
-    rng, weighted = np.random.default_rng(seed), weighted_sum_operation()
+    rng, weighted = np.random.default_rng(seed), unlisted(weighted_sum)
     x = leaf(float(rng.uniform(0.5, 1.5)))
     nodes = [(x, x.data[0], 1.0)]  # tensor, value, derivative
     for _ in range(8):
@@ -88,7 +88,7 @@ def test_random_graphs_match_their_polynomial(seed):
 
 @given(st.integers(0, 10_000))
 def test_leaves_never_share_a_gradient(seed):
-    rng, weighted = np.random.default_rng(seed), weighted_sum_operation()
+    rng, weighted = np.random.default_rng(seed), unlisted(weighted_sum)
     leaves = [leaf(1.0, 2.0) for _ in range(4)]
     nodes, slopes = list(leaves), [*np.eye(4)]
     for _ in range(5):
@@ -121,7 +121,7 @@ def test_a_leaf_is_reported_once_when_its_gradient_is_complete():
 
 def test_an_input_without_a_gradient_gets_none():
     x, y, z = leaf(2.0), leaf(3.0), leaf(5.0)
-    reported, names, weighted = [], [], weighted_sum_operation()
+    reported, names, weighted = [], [], unlisted(weighted_sum)
 
     def product(a, b, c):
         return a * c, lambda g: (g * c, None, g * a)
@@ -140,7 +140,7 @@ def test_an_input_without_a_gradient_gets_none():
 
 
 def test_a_fused_kernel_replaces_the_operation_of_its_name():
-    asked, weighted, numbers = [], weighted_sum_operation(), np.arange(3.0)
+    asked, weighted, numbers = [], unlisted(weighted_sum), np.arange(3.0)
     x = leaf(*numbers)
 
     def find(name, arrays):
@@ -278,3 +278,33 @@ def test_wrong_gradients_are_refused():
         ops.multiply(leaf(1.0), leaf(2.0)).backward()
     with pytest.raises(ValueError, match="expected the result of a recorded operation"):
         Tensor(np.ones(1)).backward(np.ones(1))
+
+
+def test_a_gradient_has_the_type_of_its_tensor():
+    x = Tensor(np.ones(2, np.float32), requires_grad=True)
+    seen = []
+
+    def double(x):
+        return 2 * x, lambda g: (seen.append(g.dtype) or 2 * g,)
+
+    unlisted(double)(x).backward(np.ones(2))  # in float64
+    assert seen == [np.float32]
+
+
+def test_rows_of_a_table_that_was_computed_have_a_gradient():
+    """The table is twice a leaf, so each use of a row counts twice for the leaf."""
+    table = leaf([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
+    ids, positions = np.array([[2, 0, 2]]), np.zeros((3, 2))
+    rows = ops.embedding(ops.add(table, table), ids, positions)
+    rows.backward(np.ones((1, 3, 2)))
+    np.testing.assert_array_equal(table.grad, [[2, 2], [0, 0], [4, 4]])
+
+
+def test_an_operation_whose_result_gets_no_gradient_is_passed_over():
+    x = leaf(1.0)
+
+    def ignore(x, unused):
+        return 3 * x, lambda g: (3 * g, None)
+
+    unlisted(ignore)(x, ops.add(x, x)).backward(np.ones(1))
+    assert x.grad == [3]
