@@ -449,8 +449,11 @@ def _product(a: Array, b: Array, bias: Array | None, relu: bool) -> Array:
 
 
 def rows_per_chunk(vocab_size: int) -> int:
-    """Return for how many rows the loss computes logits at a time."""
-    return max(LOGITS_PER_CHUNK // vocab_size, MIN_ROWS_PER_CHUNK)
+    """Return for how many rows the loss computes logits at a time.
+
+    It is a multiple of 64, as kernels of products like numbers of rows to be.
+    """
+    return max(LOGITS_PER_CHUNK // vocab_size // 64 * 64, MIN_ROWS_PER_CHUNK)
 
 
 def exp_is_safe(totals: Array) -> bool:
