@@ -167,11 +167,10 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
         for lines, prefixes in zip_lines(source, args.prefix):
             config = translator.decoding
             batch = translator.hypotheses(lines, config, number + 1, prefixes)
-            for found, prefix in zip(batch, prefixes, strict=True):
-                texts = translator.text(found, prefix)
+            for found in batch:
                 if args.reference:
-                    outputs.append(texts[0])
-                out.write(answer(args, number, texts, found))
+                    outputs.append(found[0].text)
+                out.write(answer(args, number, found))
                 number += 1
             out.flush()
             done(len(lines))
@@ -182,19 +181,17 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
         print(report(outputs, references, args.compound_split), file=sys.stderr)
 
 
-def answer(
-    args: argparse.Namespace, number: int, texts: list[str], found: list[Hypothesis]
-) -> str:
+def answer(args: argparse.Namespace, number: int, found: list[Hypothesis]) -> str:
     """Return what is written for a line: JSON, an n-best list, or a translation."""
     aligned = "alignment" in args
     if args.json:
-        whole = {"line": number, "translations": json_objects(texts, found, aligned)}
+        whole = {"line": number, "translations": json_objects(found, aligned)}
         return json.dumps(whole, ensure_ascii=False) + "\n"
     links = [f" ||| {pharaoh(h.alignment)}" if aligned else "" for h in found]
     if getattr(args, "nbest", 1) == 1:
-        return f"{texts[0]}{links[0]}\n"
-    ranked = zip(texts, found, links, strict=True)
-    return "".join(f"{number} ||| {t} ||| {h.score:.4f}{x}\n" for t, h, x in ranked)
+        return f"{found[0].text}{links[0]}\n"
+    ranked = zip(found, links, strict=True)
+    return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:

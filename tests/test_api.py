@@ -34,7 +34,7 @@ def test_prefixes_and_samples(model_path):
     drawn = minitransformer.translate(translator, lines, sample=True, seed=2, **options)
     config = minitransformer.TranslationConfig(sample=True, seed=2, nbest=7, **options)
     several = translator.hypotheses(lines, config)
-    assert drawn == [translator.text(samples)[0] for samples in several]
+    assert drawn == [samples[0].text for samples in several]
 
 
 @pytest.mark.parametrize(

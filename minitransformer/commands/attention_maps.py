@@ -92,10 +92,9 @@ def attention_maps(
     layers = model.config.encoder_layers
     names = [*tokenizer.pieces(target), "end"][: len(fed)]
     cross = np.stack(weights[layers + 1 :: 2])
-    [text] = translator.text([best])
     [in_parts] = translator.sources_in_parts([line], [[source]])
     [in_source] = in_parts.words(tokenizer)
-    in_target = np.array(words_of_pieces(tokenizer, target, text), dtype=int)
+    in_target = np.array(words_of_pieces(tokenizer, target, best.text), dtype=int)
     upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
     words = word_weights(upper[: len(target), :-1], in_source, in_target)
     return AttentionMaps(
@@ -106,7 +105,7 @@ def attention_maps(
         decoder=np.stack(weights[layers::2]),
         cross=cross,
         source_words=line.split(),
-        target_words=text.split(),
+        target_words=best.text.split(),
         words=words[None, None],
     )
 

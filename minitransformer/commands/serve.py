@@ -125,10 +125,7 @@ class Server(ThreadingHTTPServer):
             prefixes = _lines(_text(request, "prefix"))
         started = time.perf_counter()
         found = self.translator.hypotheses(lines, config, 1, prefixes)
-        answers = [
-            json_objects(self.translator.text(h, prefix), h, config.alignment)
-            for h, prefix in zip(found, prefixes, strict=True)
-        ]
+        answers = [json_objects(h, config.alignment) for h in found]
         seconds = time.perf_counter() - started
         return json.dumps({"lines": answers, "seconds": seconds})
 

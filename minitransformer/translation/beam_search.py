@@ -31,7 +31,8 @@ class Hypothesis:
 
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
     was cut off, EOS; `score` is log_prob / ((5 + n) / 6)^alpha for n of these.
-    `alignment` has pairs of a source word and a target word, if it was asked for.
+    `text` is what the tokens say, once a `Translator` has written it, and `alignment`
+    has pairs of a source word and a target word, if it was asked for.
 
     Units: nats
     """
@@ -40,6 +41,7 @@ class Hypothesis:
     score: float
     log_prob: float
     alignment: tuple[tuple[int, int], ...] = ()
+    text: str = ""
 
 
 def length_penalty(length: Array, alpha: float) -> Array:

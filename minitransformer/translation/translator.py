@@ -74,9 +74,8 @@ class Translator:
         prefixes: Iterable[str] | None = None,
     ) -> list[str]:
         """Return the best translation of each line."""
-        prefixes = _prefix_of_each(prefixes, lines)
         found = self.hypotheses(lines, config, first_line, prefixes)
-        return [self.text(h[:1], p)[0] for h, p in zip(found, prefixes, strict=True)]
+        return [best.text for best, *_ in found]
 
     def hypotheses(
         self,
@@ -102,7 +101,10 @@ class Translator:
         starts = self._prefixes(prefixes, encoded, first_line)
         found = iter(self._translate_parts(encoded, config, starts))
         in_parts = [[next(found) for _ in parts] for parts in encoded]
-        joined = [_joined(parts) for parts in in_parts]
+        joined = [
+            self._written(_joined(parts), prefix)
+            for parts, prefix in zip(in_parts, prefixes, strict=True)
+        ]
         for number, best in enumerate(joined, first_line):
             if not best:
                 expected = "expected a translation within the constraints, found none"
@@ -110,11 +112,10 @@ class Translator:
         if not config.alignment:
             return joined
         sources = self.sources_in_parts(lines, encoded)
-        texts = map(self.text, joined, prefixes)
         pairs = [
-            (source, TextInParts(text, [part[n].tokens for part in parts]))
-            for source, best, parts in zip(sources, texts, in_parts, strict=True)
-            for n, text in enumerate(best)
+            (source, TextInParts(h.text, [part[n].tokens for part in parts]))
+            for source, best, parts in zip(sources, joined, in_parts, strict=True)
+            for n, h in enumerate(best)
         ]
         links = iter(self._align(pairs, config))
         return [[replace(h, alignment=next(links)) for h in best] for best in joined]
@@ -169,18 +170,18 @@ class Translator:
         shortlist = None if any(starts) else self.shortlist
         return translate_ids(*given, shortlist, constraints)
 
-    def text(self, hypotheses: Sequence[Hypothesis], prefix: str = "") -> list[str]:
+    def _written(self, found: Sequence[Hypothesis], prefix: str) -> list[Hypothesis]:
         """Detokenise. A line feed within a translation becomes a space.
 
-        `prefix` is what the translations were asked to begin with. The model sees it
-        normalised; the output starts with it exactly as given.
+        The model sees the prefix normalised; the text starts with it exactly as given.
 
         Raises: ValueError if there was too little room for the prefix.
         """
-        decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
+        decoded = self.tokenizer.decode([h.tokens for h in found])
         lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
         start = self._finder.find(prefix) if prefix else None
-        return [start.restore(x, prefix) if start else prefix + x for x in lines]
+        texts = [start.restore(x, prefix) if start else prefix + x for x in lines]
+        return [replace(h, text=x) for h, x in zip(found, texts, strict=True)]
 
     # Prefixes
 
@@ -271,15 +272,10 @@ class Translator:
         return align_words(self.model, self.tokenizer, pairs, tokens, threads)
 
 
-def json_objects(
-    texts: list[str], found: list[Hypothesis], alignment: bool
-) -> list[dict[str, Any]]:
+def json_objects(found: list[Hypothesis], alignment: bool) -> list[dict[str, Any]]:
     """Return a line's translations as what is written in JSON for each of them."""
-    names = ("score", "log_prob", "alignment")[: 2 + alignment]
-    return [
-        {"text": text} | {name: getattr(h, name) for name in names}
-        for text, h in zip(texts, found, strict=True)
-    ]
+    names = ("text", "score", "log_prob", "alignment")[: 3 + alignment]
+    return [{name: getattr(h, name) for name in names} for h in found]
 
 
 def as_list_of_str(

@@ -32,7 +32,7 @@ def translations(path: Path, lines: list[str]) -> dict[str, list[str]]:
     for line, hypotheses in zip(
         lines, translator.hypotheses(lines, config), strict=True
     ):
-        best: list[str] = translator.text(hypotheses)
+        best: list[str] = [h.text for h in hypotheses]
         scores: list[float] = [h.score for h in hypotheses]
         found[line] = [
             f"{text} {score}" for text, score in zip(best, scores, strict=True)

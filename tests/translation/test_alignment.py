@@ -74,7 +74,7 @@ def test_links_follow_the_attention_maps(translator):
         words = (word_numbers(translator.tokenizer, x) for x in (ids, best.tokens))
         assert best.alignment == links_by_definition(weights, *words)
         assert [j for _, j in sorted(best.alignment, key=lambda x: x[1])] == [
-            *range(len(translator.text([best])[0].split()))
+            *range(len(best.text.split()))
         ]
         best_sources = maps.words[0, 0].argmax(axis=1)
         assert {(int(i), j) for j, i in enumerate(best_sources)} == {*best.alignment}
@@ -133,10 +133,10 @@ def test_words_of_a_long_line_are_counted_through_its_parts(translator):
     source = TextInParts(line, parts).words(translator.tokenizer)
     whole = word_numbers(translator.tokenizer, [i for part in parts for i in part])
     assert np.concatenate(source).tolist() == whole
-    text = translator.text([best])[0]
-    assert {j for _, j in best.alignment} == {*range(len(text.split()))}
+    count = len(best.text.split())
+    assert {j for _, j in best.alignment} == {*range(count)}
     first = translator.hypotheses([translator.tokenizer.decode(parts[:1])[0]], config)
-    inner = [link for link in first[0][0].alignment if link[1] + 1 < len(text.split())]
+    inner = [link for link in first[0][0].alignment if link[1] + 1 < count]
     assert {*inner[:-1]} <= {*best.alignment}
     last = max(i for i, _ in best.alignment)
     assert source[-1][0] <= last < len(line.split())
@@ -165,7 +165,7 @@ def test_the_command_writes_pairs(translator, model_path, capfd):
     flags = ["--model", model_path, *SHORT, "--alignment"]
     config = replace(ALIGN, max_len_b=5, nbest=2)
     [found] = translator.hypotheses(["the cat"], config)
-    texts, pairs = translator.text(found), [pharaoh(h.alignment) for h in found]
+    texts, pairs = zip(*((h.text, pharaoh(h.alignment)) for h in found), strict=True)
     code, out, _ = run_translate(capfd, *flags, "the cat", "")
     assert (code, out) == (0, f"{texts[0]} ||| {pairs[0]}\n ||| \n")
     _, out, _ = run_translate(capfd, *flags, "--nbest", "2", "the cat")

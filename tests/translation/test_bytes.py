@@ -32,8 +32,8 @@ def text_of(translator, data):
     """The translation that consists of the pieces of these bytes."""
     names = translator.tokenizer.pieces(range(1024))
     ids = tuple(names.index(f"<0x{byte:02X}>") for byte in data)
-    [text] = translator.text([Hypothesis(ids, 0.0, 0.0)])
-    return text
+    [written] = translator._written([Hypothesis(ids, 0.0, 0.0)], "")
+    return written.text
 
 
 def test_any_bytes_become_one_line_of_text(translator):

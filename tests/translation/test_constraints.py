@@ -164,8 +164,8 @@ def test_every_translation_begins_with_its_prefix(translator, name):
     lines = CAT_LINES[: len(prefixes)]
     found = translator.hypotheses(lines, config, 1, prefixes)
     for hypotheses, prefix in zip(found, prefixes, strict=True):
-        texts = translator.text(hypotheses, prefix)
-        assert texts == translator.text(hypotheses)
+        texts = [h.text for h in hypotheses]
+        assert texts == translator.tokenizer.decode([h.tokens for h in hypotheses])
         assert 1 <= len(texts) <= config.nbest
         assert all(text.startswith(prefix) for text in texts)
         assert all(UNK_ID not in h.tokens for h in hypotheses)
