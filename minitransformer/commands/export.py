@@ -1,4 +1,4 @@
-"""Export of a trained model: in 16 bits, or to CTranslate2, another inference engine.
+"""Export of a trained model: in fewer bits, or to CTranslate2, an inference engine.
 
 Greedy output is the same in CTranslate2: a bias of the logits makes the tokens
 impossible that beam search here never produces, and they have no part in probabilities.
@@ -26,11 +26,11 @@ from minitransformer.system.files import atomic_folder, require_new
 from minitransformer.text.lines import refuse_overwriting_inputs
 
 NOTES = """\
-For float16, the output is a checkpoint of half the size, which translate.py reads and
-from which train.py --from begins. CTranslate2 reads DIR. The file tokenizer.model in
-it, for SentencePiece, cuts text into the word pieces that the model expects. Greedy
-output is the same as here; beam search divides scores by length^p instead of the
-paper's penalty."""
+For float16 and int8, the output is a checkpoint of a half or a quarter of the size,
+which translate.py reads and from which train.py --from begins. CTranslate2 reads DIR.
+The file tokenizer.model in it, for SentencePiece, cuts text into the word pieces that
+the model expects. Greedy output is the same as here; beam search divides scores by
+length^p instead of the paper's penalty."""
 
 # The bias of logits that never win. A float16 can hold it.
 NEVER = -30_000.0
@@ -142,32 +142,32 @@ def to_ctranslate2(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer export",
-        "Export a trained model in float16, or for CTranslate2.",
+        "Export a trained model in float16 or int8, or for CTranslate2.",
         (
             "minitransformer export ctranslate2 runs/NAME DIR --quantization int8",
-            "minitransformer export float16 runs/NAME small.safetensors",
+            "minitransformer export int8 runs/NAME small.safetensors",
         ),
         NOTES,
     )
-    parser.add_argument("kind", choices=("ctranslate2", "float16"))
+    parser.add_argument("kind", choices=("ctranslate2", "float16", "int8"))
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
-    output = "a new or empty directory; for float16, a file"
+    output = "a file; for ctranslate2, a new or empty directory"
     parser.add_argument("output", type=Path, help=output)
     kinds = ("float32", "int8", "int16", "float16")
     help = "number format of CTranslate2's weights (default float32)"
     parser.add_argument("--quantization", choices=kinds, help=help)
     args = parser.parse_args(arguments)
-    if args.quantization and args.kind == "float16":
-        parser.error("--quantization does nothing with float16")
+    if args.quantization and args.kind != "ctranslate2":
+        parser.error(f"--quantization does nothing with {args.kind}")
 
     def work() -> None:
         source = find_checkpoint(args.run)
         trained = checkpoint.load(source)
-        if args.kind == "float16":
+        if args.kind != "ctranslate2":
             own = RunDirectory(args.run).own_files() if args.run.is_dir() else []
             refuse_overwriting_inputs("output", args.output, source, *own)
-            checkpoint.save(args.output, trained, half=True)
-            print(f"wrote {source} to {args.output} in float16")
+            checkpoint.save(args.output, trained, args.kind)
+            print(f"wrote {source} to {args.output} in {args.kind}")
             return
         quantization = args.quantization or "float32"
         pieces = trained.tokenizer.all_pieces()

@@ -3,7 +3,8 @@
 A checkpoint is one safetensors file. It holds the parameters by name, the tokenizer,
 for a training run also Adam's two moments, and as JSON the model's configuration, the
 state of the run and a checksum of each tensor. Nothing in it is ever executed. Files
-that are passed on may hold the parameters in 16 bits; read, they are float32 again.
+that are passed on may hold the parameters as float16, or their matrices as int8 with a
+scale for each row; read, they are float32 again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +37,10 @@ SUFFIX = ".safetensors"
 FORMAT = "minitransformer 1"
 TOKENIZER = "tokenizer"
 MOMENTS = "adam.mean", "adam.square"
+SCALES = ".scales"  # after the name of a matrix that is stored as int8
+
+# The types of stored matrices, with the bytes of a number.
+STORED_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 
 @dataclass
@@ -51,10 +57,10 @@ class Checkpoint:
     moments: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def save(path: Path, checkpoint: Checkpoint, half: bool = False) -> None:
+def save(path: Path, checkpoint: Checkpoint, stored: str = "float32") -> None:
     """Write a checkpoint, which appears at `path` only when it is complete.
 
-    With `half`, the parameters are written as numbers of 16 bits, float16.
+    `stored` is the type in which the file holds the parameters, of `STORED_BYTES`.
 
     Raises: OSError if it cannot be written; an older file then stays as it is;
     ValueError if a float16 cannot hold a parameter.
@@ -64,8 +70,8 @@ def save(path: Path, checkpoint: Checkpoint, half: bool = False) -> None:
         name: np.ascontiguousarray(to_host(view))
         for name, view in parameters.views(parameters.data).items()
     }
-    if half:
-        tensors = {name: _float16(name, tensor) for name, tensor in tensors.items()}
+    if stored != "float32":
+        tensors = _rounded(tensors, stored)
     tensors[TOKENIZER] = np.frombuffer(checkpoint.tokenizer.model, dtype=np.uint8)
     if checkpoint.moments is not None:
         moments = map(to_host, checkpoint.moments)
@@ -76,11 +82,29 @@ def save(path: Path, checkpoint: Checkpoint, half: bool = False) -> None:
         "config": json.dumps(dataclasses.asdict(checkpoint.model.config)),
         "state": json_of(dataclasses.asdict(checkpoint.state)),
     }
-    if half:
-        metadata["parameters"] = "float16"
+    if stored != "float32":
+        metadata["parameters"] = stored
     metadata["checksum"] = _checksum(metadata)
     with atomic_write(path) as file:
         write_tensors(file, tensors, metadata)
+
+
+def _rounded(tensors: dict[str, np.ndarray], stored: str) -> dict[str, np.ndarray]:
+    """Round parameters to float16, or their matrices to int8 with a scale for each row.
+
+    A row of int8 holds whole numbers from -127 to 127, which times its scale are the
+    parameters.
+    """
+    rounded: dict[str, np.ndarray] = {}
+    for name, values in tensors.items():
+        if stored == "int8" and values.ndim == 2:
+            scales = np.abs(values).max(axis=1) / 127
+            scales[scales == 0] = 1
+            rounded[name] = np.rint(values / scales[:, None]).astype(np.int8)
+            rounded[name + SCALES] = scales
+        else:
+            rounded[name] = _float16(name, values)
+    return rounded
 
 
 def _float16(name: str, values: np.ndarray) -> np.ndarray:
@@ -152,18 +176,18 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     if checksum not in (None, _checksum(metadata)):
         raise ValueError("the checksum of its metadata differs from the one written")
     config = from_dict(ModelConfig, json.loads(metadata["config"]))
-    half = metadata.get("parameters") == "float16"
-    width = 2 if half else 4
-    least = width * config.num_parameters  # checked before memory is taken for them
+    stored = metadata.get("parameters", "float32")
+    # Checked before memory is taken for them.
+    least = STORED_BYTES[stored] * config.num_parameters
     if file_size < least:
         raise ValueError(f"expected at least {least:,} bytes, it is shorter")
     checksums = json.loads(metadata["checksums"])
 
-    def read(name: str, like: np.ndarray, half: bool = False) -> np.ndarray:
-        tensor, dtype = file.get_tensor(name), np.float16 if half else like.dtype
-        if tensor.dtype != dtype or tensor.shape != like.shape:
+    def read(name: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+        tensor = file.get_tensor(name)
+        if tensor.dtype != dtype or tensor.shape != tuple(shape):
             raise ValueError(
-                f"{name}: expected {np.dtype(dtype)} {like.shape}, "
+                f"{name}: expected {dtype} {tuple(shape)}, "
                 f"got {tensor.dtype} {tensor.shape}"
             )
         if not np.isfinite(tensor).all():
@@ -173,7 +197,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
         return tensor
 
     size = file.get_slice(TOKENIZER).get_shape()
-    tokenizer = Tokenizer(read(TOKENIZER, np.empty(size, np.uint8)).tobytes())
+    tokenizer = Tokenizer(read(TOKENIZER, size, "uint8").tobytes())
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
             f"expected a tokenizer of {config.vocab_size} word pieces, "
@@ -182,16 +206,23 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     model = Transformer(config, seed=None)
     parameters = ParameterBuffer(model)
     views, names = parameters.views(parameters.data), set(file.keys())
-    if missing := sorted(views.keys() - names):
+    scaled = {n for n, view in views.items() if stored == "int8" and view.ndim == 2}
+    expected = views.keys() | {name + SCALES for name in scaled}
+    if missing := sorted(expected - names):
         raise ValueError(f"expected a tensor {missing[0]}, found none")
-    if extra := names - views.keys() - {TOKENIZER, *MOMENTS}:
+    if extra := names - expected - {TOKENIZER, *MOMENTS}:
         raise ValueError(f"expected no tensor {min(extra)!r}")
     for name, view in views.items():
-        view[...] = read(name, view, half)
+        if name in scaled:
+            scales = read(name + SCALES, view.shape[:1], "float32")
+            np.multiply(read(name, view.shape, "int8"), scales[:, None], out=view)
+        else:
+            kind = "float32" if stored == "float32" else "float16"
+            view[...] = read(name, view.shape, kind)
     state, moments = RunState.from_json(json.loads(metadata["state"])), None
     if with_moments:
         if not names.issuperset(MOMENTS):
             raise ValueError("it holds no optimizer state to resume from")
-        first, second = (read(name, parameters.data) for name in MOMENTS)
+        first, second = (read(n, parameters.data.shape, "float32") for n in MOMENTS)
         moments = first, second
     return Checkpoint(model, tokenizer, parameters, state, moments)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import minitransformer
 from minitransformer.commands import export
@@ -94,8 +96,31 @@ def test_16_bits_are_those_of_numpy(box, model_path, capsys):
     assert "error: output: expected no file that is read" in capsys.readouterr().err
     exact.parameters.data[3] = -65_520  # rounds to infinity
     with pytest.raises(ValueError, match="expected numbers up to 65,504, got 65,520"):
-        checkpoint.save(Path("large"), exact, half=True)
+        checkpoint.save(Path("large"), exact, "float16")
     assert not Path("large").exists()
+
+
+def test_8_bits_are_whole_numbers_with_a_scale_for_each_row(tmp_path, model_path):
+    path = tmp_path / "small.safetensors"
+    exact = checkpoint.load(Path(model_path))
+    exact.model.embedding.table.data[5] = 0
+    checkpoint.save(path, exact, "int8")
+    read, stored = checkpoint.load(path), load_file(path)
+    rounded = dict(read.model.named_parameters())
+    for name, a in exact.model.named_parameters():
+        b = rounded[name]
+        if a.data.ndim == 1:
+            np.testing.assert_array_equal(b.data, a.data.astype(np.float16))
+            continue
+        step = np.abs(a.data.astype(float)).max(axis=1, keepdims=True) / 127
+        assert (np.abs(b.data - a.data) <= 0.501 * step).all(), name
+        largest = np.abs(stored[name].astype(int)).max(axis=1)
+        np.testing.assert_array_equal(largest, np.where(step[:, 0] > 0, 127, 0))
+    stored["embedding.table.scales"][:] = np.nan
+    with safe_open(path, "np") as file:
+        save_file(stored, path, file.metadata())
+    with pytest.raises(ValueError, match=r"table\.scales: expected finite"):
+        checkpoint.load(path)
 
 
 @pytest.mark.parametrize("at", [-1, -5000, 1200])
