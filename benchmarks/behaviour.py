@@ -53,7 +53,7 @@ def is_kept(thing: str, source: str, output: str) -> bool:
             for number in re.findall(r"\d(?:[.,:'\u00a0\u202f ]?\d)*", output)
         ]
         return digits in numbers
-    return output.count(thing) >= source.count(thing)
+    return output.count(thing) >= max(source.count(thing), 1)
 
 
 def count_sentences(text: str) -> int:
