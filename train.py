@@ -248,7 +248,8 @@ def update(
     loss = model.forward_backward(some, training.label_smoothing, (training.seed, step))
     peak = training.learning_rate
     peak = peak or optimizer.peak_learning_rate(width, training.warmup)
-    rate = optimizer.learning_rate(step, peak, training.warmup)
+    fall = training.steps, training.decay
+    rate = optimizer.learning_rate(step, peak, training.warmup, *fall)
     norm, finite = adam.step(model.parameters.grad, loss, rate)
     return Update(some, rate, loss, norm, finite)
 

@@ -145,6 +145,9 @@ class TrainingConfig(Config):
         above=0,
     )
     warmup: int = option(4000, "updates until the learning rate peaks", at_least=1)
+    decay: int = option(
+        0, "last updates, in which the learning rate falls to zero", at_least=0
+    )
     beta1: float = option(0.9, "decay of Adam's first moment", at_least=0, below=1)
     beta2: float = option(0.98, "decay of Adam's second moment", at_least=0, below=1)
     epsilon: float = option(1e-9, "Adam's epsilon", above=0)
@@ -237,7 +240,7 @@ SETTINGS = TextConfig, ModelConfig, TrainingConfig, DecodingConfig
 # What may change when a run is resumed: when it ends, what it reports and keeps, how it
 # treats errors, and its precision.
 RESUMABLE = (
-    "steps minutes patience keep_last average average_by log_every precision "
+    "steps decay minutes patience keep_last average average_by log_every precision "
     "on_nonfinite"
 ).split()
 
@@ -321,7 +324,7 @@ class RunConfig:
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
-                from_dict(TrainingConfig, stored["training"]),
+                from_dict(TrainingConfig, {"decay": 0, **stored["training"]}),
                 from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in pairs},
                 vocabulary,

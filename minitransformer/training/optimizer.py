@@ -16,13 +16,19 @@ Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]
 BLOCK = 1 << 17
 
 
-def learning_rate(step: int, peak: float, warmup: int) -> float:
+def learning_rate(
+    step: int, peak: float, warmup: int, steps: int = 0, decay: int = 0
+) -> float:
     """Return equation 3: linear growth for `warmup` steps, then decay as step^-0.5.
 
     `step` counts updates from 1. With peak = (d_model * warmup)^-0.5 this is
     d_model^-0.5 * min(step^-0.5, step * warmup^-1.5).
+
+    Differs: with `decay`, it also falls to zero linearly over the last so many of
+    `steps` updates, which the paper does not do.
     """
-    return peak * min(step / warmup, math.sqrt(warmup / step))
+    rate = peak * min(step / warmup, math.sqrt(warmup / step))
+    return rate * min(1, (steps + 1 - step) / (decay + 1)) if decay else rate
 
 
 def peak_learning_rate(d_model: int, warmup: int) -> float:

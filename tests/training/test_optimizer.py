@@ -74,6 +74,16 @@ def test_base_peaks_at_7e_4():
     assert max(rates) == rates[1] == pytest.approx(6.9877e-4, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [(80, 1), (96, 1), (97, 0.8), (98, 0.6), (99, 0.4), (100, 0.2), (101, 0)],
+)
+def test_with_decay_the_rate_falls_to_zero_in_the_last_steps(step, expected):
+    equation_3 = learning_rate(step, 0.5, 10)
+    rate = learning_rate(step, 0.5, 10, steps=100, decay=4)
+    assert rate == pytest.approx(expected * equation_3)
+
+
 def test_the_gradient_norm_is_euclidean():
     assert gradient_norm(np.array([3.0, 4.0])) == 5
     assert gradient_norm(np.full(2, 1e30, np.float32)) == math.inf  # without a warning
