@@ -183,7 +183,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
         raise ValueError(f"expected at least {least:,} bytes, it is shorter")
     checksums = json.loads(metadata["checksums"])
 
-    def read(name: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+    def read(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
         tensor = file.get_tensor(name)
         if tensor.dtype != dtype or tensor.shape != tuple(shape):
             raise ValueError(
@@ -197,7 +197,7 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
         return tensor
 
     size = file.get_slice(TOKENIZER).get_shape()
-    tokenizer = Tokenizer(read(TOKENIZER, size, "uint8").tobytes())
+    tokenizer = Tokenizer(read(TOKENIZER, size, np.dtype(np.uint8)).tobytes())
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
             f"expected a tokenizer of {config.vocab_size} word pieces, "
@@ -214,15 +214,17 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
         raise ValueError(f"expected no tensor {min(extra)!r}")
     for name, view in views.items():
         if name in scaled:
-            scales = read(name + SCALES, view.shape[:1], "float32")
-            np.multiply(read(name, view.shape, "int8"), scales[:, None], out=view)
+            scales = read(name + SCALES, view.shape[:1], view.dtype)
+            rows = read(name, view.shape, np.dtype(np.int8))
+            np.multiply(rows, scales[:, None], out=view)
         else:
-            kind = "float32" if stored == "float32" else "float16"
+            kind = view.dtype if stored == "float32" else np.dtype(np.float16)
             view[...] = read(name, view.shape, kind)
     state, moments = RunState.from_json(json.loads(metadata["state"])), None
     if with_moments:
         if not names.issuperset(MOMENTS):
             raise ValueError("it holds no optimizer state to resume from")
-        first, second = (read(n, parameters.data.shape, "float32") for n in MOMENTS)
+        like = parameters.data
+        first, second = (read(name, like.shape, like.dtype) for name in MOMENTS)
         moments = first, second
     return Checkpoint(model, tokenizer, parameters, state, moments)
