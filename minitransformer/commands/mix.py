@@ -8,6 +8,7 @@ from pathlib import Path
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder, require_new
+from minitransformer.text.clean import clean
 from minitransformer.text.find import find_splits
 from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
@@ -25,7 +26,7 @@ def write_split(
     with open_output(source) as sources, open_output(target) as targets:
         for text, repeat, tag in parts:
             for s, t in (pair for _ in range(repeat) for pair in text.lines()):
-                sources.write(f"{tag} {s}\n" if tag and s.strip() else f"{s}\n")
+                sources.write(f"{tag} {s}\n" if tag and clean(s) else f"{s}\n")
                 targets.write(f"{t}\n")
                 count += 1
     return count

@@ -11,6 +11,7 @@ from typing import Any
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
+from minitransformer.text.clean import clean
 from minitransformer.text.lines import read_lines, refuse_overwriting_inputs
 from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
 
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--vocab-size", type=positive, required=True, metavar="N", help=size)
     whole = "placeholders and tags, each one unsplit piece"
     add("--user-symbols", nargs="+", default=[], metavar="SYMBOL", help=whole)
+    rule = "what SentencePiece changes in text (default identity: nothing)"
+    rules = "identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"
+    add("--normalization", choices=rules, default="identity", help=rule)
     other = "options of SentencePiece's trainer, such as model_type=unigram"
     add("--option", nargs="+", default=[], metavar="NAME=VALUE", help=other)
     args = parser.parse_args(arguments)
@@ -42,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_overwriting_inputs("file", args.file, *args.text)
         check_symbols("--user-symbols", args.user_symbols)
         options: dict[str, Any] = {
-            "user_defined_symbols": list(dict.fromkeys(args.user_symbols))
+            "user_defined_symbols": list(dict.fromkeys(map(clean, args.user_symbols))),
+            "normalization_rule_name": args.normalization,
         }
         for option in args.option:
             name, equals, value = option.partition("=")

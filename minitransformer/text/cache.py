@@ -29,6 +29,9 @@ from minitransformer.text.tokenizer import (
 # How much text is encoded at a time, in characters with line ends.
 CHUNK = 4_000_000
 
+# Part of the names of files; another one whenever `clean` changes.
+CLEANED = "-clean"
+
 
 def cached_tokenizer(
     text: TextPair, vocab_size: int, cache: Path, num_threads: int
@@ -61,7 +64,7 @@ def cached_tokenizer(
         return Tokenizer(model)
 
     digest = text.digest()
-    return build_once(cache / f"{digest}-bpe{vocab_size}-bytes.model", build, read)
+    return build_once(cache / f"{digest}-bpe{vocab_size}{CLEANED}.model", build, read)
 
 
 def encoded_corpus(
@@ -75,7 +78,8 @@ def encoded_corpus(
     change while they are read.
     """
     digest = text.digest()
-    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=digest.encode())
+    salt = (digest + CLEANED).encode()
+    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=salt)
 
     def build(folder: Path) -> None:
         _encode(text, tokenizer, num_threads, folder)
@@ -140,12 +144,10 @@ def _encode(
     for side in ends:
         append(f"{side}.starts", np.zeros(1, dtype=np.int64))
     for chunk in _chunks(text.lines()):
-        complete = [pair for pair in chunk if pair[0].strip() and pair[1].strip()]
         sides = (
-            tokenizer.encode([pair[column] for pair in complete], num_threads)
+            tokenizer.encode([pair[column] for pair in chunk], num_threads)
             for column in (0, 1)
         )
-        # Of a line of invisible characters, such as U+200B, no piece is left.
         kept = [ids for ids in zip(*sides, strict=True) if all(ids)]
         blank += len(chunk) - len(kept)
         pairs += len(kept)

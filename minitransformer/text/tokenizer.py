@@ -15,6 +15,7 @@ import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.options import UsageError
+from minitransformer.text.clean import clean
 
 # The names of the special symbols in their order, for models that lack some.
 SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
@@ -56,8 +57,9 @@ class Tokenizer:
     as <0xE2>; in vocabularies of fewer than BYTES_FROM_SIZE pieces, it is unknown.
 
     Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
-    2016). SentencePiece normalises text by NFKC unless its model says otherwise, so
-    that a ligature becomes its letters, and it joins spaces that follow one another.
+    2016). Lines are cleaned first (`clean`), and then normalised as the model says: in
+    one that is learned here, nothing changes but that spaces are joined (identity); by
+    NFKC, the default of SentencePiece, a ligature becomes its letters.
     The special symbols have the ids PAD_ID to EOS_ID here; in a model with others, or
     without some of them, they come first, and the other pieces follow in their order.
 
@@ -118,7 +120,7 @@ class Tokenizer:
 
         def reported() -> Iterator[str]:
             try:
-                yield from lines
+                yield from map(clean, lines)
             except Exception as error:
                 failures.append(error)  # of which SentencePiece keeps the message only
                 raise
@@ -126,6 +128,7 @@ class Tokenizer:
         if options.get("model_type") == "unigram":
             num_threads = UNIGRAM_THREADS
         usual = {"model_type": "bpe", "character_coverage": 1.0}
+        usual["normalization_rule_name"] = "identity"
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=reported(),
@@ -162,12 +165,13 @@ class Tokenizer:
             raise ValueError(f"{path}: {error}") from error
 
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Return the ids of each line, without BOS and EOS.
+        """Return the ids of each line, without BOS and EOS; a blank line has none.
 
         Raises: ValueError if a line has a lone surrogate, which is no character.
         """
         try:
-            found = self._processor.encode(list(lines), num_threads=num_threads)
+            cleaned = [clean(line) for line in lines]
+            found = self._processor.encode(cleaned, num_threads=num_threads)
         except TypeError as error:
             raise _surrogate_error(lines) from error
         if self._is_permuted:
@@ -205,14 +209,14 @@ class Tokenizer:
         Raises: ValueError if it has a lone surrogate.
         """
         try:
-            return self._processor.normalize(text)
+            return self._processor.normalize(clean(text))
         except (TypeError, RuntimeError) as error:
             raise _surrogate_error([text]) from error
 
     def keeps_whole(self, symbol: str) -> bool:
         """Whether a text is one piece wherever it stands, as a user symbol is."""
         [ids] = self.encode([symbol])
-        return self.pieces(ids[-1:]) == [symbol]
+        return self.pieces(ids[-1:]) == [clean(symbol)]
 
     def written(self) -> list[str]:
         """Return the text of each piece; special symbols and bytes have none."""

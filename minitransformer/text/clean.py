@@ -1,0 +1,67 @@
+"""What text is, before anything else sees it (beyond the paper).
+
+Text that looks the same can be written in many ways. `clean` leaves one of them, and
+nothing is lost that a reader would miss:
+
+- It is in Unicode's composed form (NFC): an accent becomes part of its letter.
+- White space of any kind, also a tab and a space without a line break, is a space.
+- Controls, and characters that only say where a line may break or how text is stored
+  (the soft hyphen, the word joiner, a byte-order mark), are dropped.
+- Those stay that change what stands beside them: joiners (Persian, Indic scripts,
+  emoji), direction marks (Hebrew, Arabic), variation selectors, and the space without
+  width that separates words in Khmer and Thai.
+- A line is blank if it shows nothing.
+
+Ligatures, superscripts, full-width letters and fractions stay what they are.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SPACES = "\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_DROPPED = (
+    "\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad"  # controls, the soft hyphen
+    "\u2060-\u2064\u206a-\u206f\ufeff"  # the word joiner, invisible operators, BOM
+    "\ufff9-\ufffb\U000e0001"  # the frames of annotations, a language tag
+)
+# What shows nothing by itself: fillers, marks, joiners and selectors that are kept.
+_SILENT = (
+    " \u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2065-\u2069\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# SentencePiece's mark for a space, as which it would read this block; it looks alike.
+_MARK, _LOW_LINE = "\u2581", "_"
+
+_CHANGED = re.compile(f"[{_SPACES}{_DROPPED}{_MARK}]")
+_SHOWN = re.compile(f"[^{_SPACES}{_DROPPED}{_SILENT}]")
+
+# Composition takes time that is quadratic in a run of accents, so that those of longer
+# lines are cut as Unicode's stream-safe format says (UAX 15), by a mark of no effect.
+_LONG, _MOST_MARKS, _CUT = 4096, 30, "\u034f"
+
+
+def clean(text: str) -> str:
+    """Return the one form of a line of text, which is empty if it shows nothing."""
+    if text.isascii() and text.isprintable():
+        return "" if text.isspace() else text
+    if not _SHOWN.search(text):
+        return ""
+    if _CHANGED.search(text):
+        text = _CHANGED.sub(_replacement, text)
+    if len(text) > _LONG:
+        import regex  # here, since most commands are to start without delay
+
+        mark = rf"[^\P{{M}}{_CUT}]"
+        run = rf"({mark}{{{_MOST_MARKS}}})(?={mark})"
+        text = regex.sub(run, rf"\1{_CUT}", text)
+    return unicodedata.normalize("NFC", text)
+
+
+def _replacement(found: re.Match[str]) -> str:
+    character = found[0]
+    if character == _MARK:
+        return _LOW_LINE
+    return " " if re.match(f"[{_SPACES}]", character) else ""
