@@ -49,9 +49,8 @@ EXAMPLES = (
     "python translate.py --serve",
 )
 USUAL = tuple(
-    "--input --output --model --reference --score --prefix --shortlist --attention "
-    "--serve --json --threads --device --precision --beam --alpha --nbest --sample "
-    "--alignment".split()
+    "--input --output --model --reference --score --prefix --attention --serve --json "
+    "--threads --device --precision --beam --alpha --nbest --sample --alignment".split()
 )
 NOTES = """\
 Flags come before the settings saved with the (first) model, and these before defaults.
@@ -70,9 +69,8 @@ IGNORED = {
     "temperature top_k top_p seed alignment",
     "attention": "input output score reference json buffer nbest max_input long_input "
     "prefix alignment",
-    "score": "reference json shortlist beam alpha nbest max_len_a max_len_b long_input "
-    "prefix sample temperature top_k top_p seed min_len no_repeat_ngram",
-    "sample": "shortlist",
+    "score": "reference json beam alpha nbest max_len_a max_len_b long_input prefix "
+    "sample temperature top_k top_p seed min_len no_repeat_ngram",
 }
 
 
@@ -98,8 +96,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--tag", metavar="TAG", help=tag)
     beginning = "file whose line N is how translation N begins, possibly in mid-word"
     add("--prefix", type=Path, metavar="FILE", help=beginning)
-    lexicon = "use only likely words, from a file of `minitransformer lexicon`"
-    add("--shortlist", type=Path, metavar="FILE", help=lexicon)
     heads = "show the attention of every head in a page (.html)"
     add("--attention", type=Path, metavar="FILE", help=heads)
     served = "serve a web page to translate on, at this port (default 8000)"
@@ -145,10 +141,10 @@ def load_model(args: argparse.Namespace) -> Translator:
     if args.output:
         found = [find_checkpoint(path) for path in paths]
         own = (file for path in found for file in RunDirectory(path.parent).own_files())
-        refuse_overwriting_inputs("--output", args.output, args.shortlist, *found, *own)
+        refuse_overwriting_inputs("--output", args.output, *found, *own)
     if not args.model:
         print(f"translate.py: using {described(paths[0])}", file=sys.stderr)
-    names = "device", "precision", "shortlist", "tag"
+    names = "device", "precision", "tag"
     options = {name: getattr(args, name) for name in names}
     threads = 1 if args.serve else args.threads  # a server's threads must not fork
     translator = load(*paths, threads=threads, **options)

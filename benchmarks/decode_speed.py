@@ -10,8 +10,7 @@ output tokens of the best hypotheses, EOS included, over the time of decoding al
 by length^p, the others by the paper's penalty. PyTorch decodes each batch until its
 last sentence ends; with `-drop`, sentences leave the batch when they end. CTranslate2
 runs in each type of number that it supports on the processor. With --shape the weights
-are random and every output is as long as the input. With --lexicon this engine also
-runs with a shortlist of likely words, which saves work that the others do.
+are random and every output is as long as the input.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from minitransformer.system.machine import num_cores, tune_allocator
 from minitransformer.system.workers import limit_threads
 from minitransformer.text.lines import read_lines
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.shortlist import Lexicon
 
 SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "base": (37_000, 128, 28),
@@ -52,7 +50,6 @@ CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
 SIDES = (
     "ours",
     *(f"ours-{kind}" for kind in ONEDNN),
-    "ours-shortlist",
     "pytorch",
     "pytorch-drop",
     *(f"ctranslate2-{kind}" for kind in CTRANSLATE2),
@@ -91,13 +88,9 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
         beam=args.beam, alpha=0.6, decode_tokens=args.decode_tokens, **limit
     )
 
-    shortlist = None
-    if args.side == "ours-shortlist":
-        shortlist = Lexicon.load(args.lexicon, model.config.vocab_size).shortlist
-
     def decode(sources: Sentences) -> Sentences:
         with limit_threads(args.threads):  # as translate.py does
-            found = translate_ids(model, sources, config, args.threads, shortlist)
+            found = translate_ids(model, sources, config, args.threads)
         return [list(hypotheses[0].tokens) for hypotheses in found]
 
     decode([[EOS_ID]])  # forked processes share what it makes of the parameters
@@ -199,8 +192,6 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ctranslate2-tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds")
     parser.add_argument("--threads", type=int, default=num_cores())
-    lexicon = "also decode with this shortlist, written by minitransformer lexicon"
-    parser.add_argument("--lexicon", type=Path, help=lexicon)
     parser.add_argument("--sides", nargs="+", choices=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)
@@ -208,19 +199,17 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if bool(args.run) == bool(args.shape) or bool(args.run) != bool(args.input):
         parser.error("expected --run with --input, or --shape")
     if not args.sides:
-        args.sides = [side for side in SIDES if is_possible(side, args.lexicon)]
+        args.sides = [side for side in SIDES if is_possible(side)]
     return args
 
 
-def is_possible(side: str, lexicon: Path | None) -> bool:
-    """Whether there is what a side needs: a file, or a kind of number."""
+def is_possible(side: str) -> bool:
+    """Whether the processor has the kind of number that a side needs."""
     import ctranslate2
 
     name, _, kind = side.partition("-")
     if name == "ctranslate2":
         return kind in ctranslate2.get_supported_compute_types("cpu")
-    if kind == "shortlist":
-        return lexicon is not None
     return name != "ours" or not kind or can_compute_in(kind)
 
 

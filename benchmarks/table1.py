@@ -34,8 +34,7 @@ from scaling import exponent
 
 from minitransformer.commands.plot import write_picture
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import Tensor, Vjp, primitive
-from minitransformer.settings.config import ModelConfig
+from minitransformer.engine.autograd import PRIMITIVES, Tensor, Vjp, primitive
 from minitransformer.system.machine import tune_allocator
 from minitransformer.system.workers import limit_threads
 
@@ -84,15 +83,64 @@ def convolutional(x: Tensor, *kernel: Tensor) -> Tensor:
     return total
 
 
+@primitive
+def restricted(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, reach: int
+) -> tuple[np.ndarray, Vjp]:
+    """Attention of each position to `reach` positions on either side (section 4).
+
+    Queries attend in blocks that are as long as the reach (or of 16, as small products
+    are slow), each to the keys of its own and of both neighbouring blocks.
+
+    Shapes: q, k, v [1, n, d] -> [1, n, d]
+    """
+    (_, length, _), size = q.shape, max(reach, 16)
+    sides = int(length > size)  # a single block has no neighbours
+    place = np.arange(-sides * size, (1 + sides) * size)
+    starts = np.arange(0, length, size)[:, None, None]
+    near = abs(place - np.arange(size)[:, None]) <= reach  # [size, keys]
+    mask = near & (starts + place >= 0) & (starts + place < length)  # [blocks, ...]
+    mask |= place == np.arange(size)[:, None]  # of queries beyond the end, too
+    keys, values = (_to_blocks(x, size, sides) for x in (k, v))
+    inputs = _to_blocks(q, size), keys, values, mask[:, None]
+    out, block_vjp = PRIMITIVES["attention"](*inputs, num_heads=1)
+
+    def vjp(g: np.ndarray) -> tuple[np.ndarray, ...]:
+        gradients: tuple[Any, ...] = block_vjp(_to_blocks(g, size))
+        dq, dk, dv, _ = gradients
+        dk, dv = (_sum_blocks(d, size, sides, length) for d in (dk, dv))
+        return _sum_blocks(dq, size, 0, length), dk, dv
+
+    return _sum_blocks(out, size, 0, length), vjp
+
+
+def _to_blocks(x: np.ndarray, size: int, sides: int = 0) -> np.ndarray:
+    """Divide positions into blocks, each with its neighbours on both sides.
+
+    Shapes: x [1, n, d] -> [blocks, (1 + 2 sides) size, d]
+    """
+    (_, length, width), count = x.shape, -(-x.shape[1] // size)
+    blocks = np.zeros((count + 2 * sides, size, width), x.dtype)
+    blocks.reshape(-1, width)[sides * size : sides * size + length] = x[0]
+    near = [blocks[i : i + count] for i in range(1 + 2 * sides)]
+    return np.concatenate(near, axis=1)
+
+
+def _sum_blocks(blocks: np.ndarray, size: int, sides: int, length: int) -> np.ndarray:
+    """Sum the values of each position over all blocks: `_to_blocks` transposed."""
+    count, keys, width = blocks.shape
+    total = np.zeros((count + 2 * sides, size, width), blocks.dtype)
+    for i in range(keys // size):
+        total[i : i + count] += blocks[:, i * size : (i + 1) * size]
+    return total.reshape(1, -1, width)[:, sides * size : sides * size + length]
+
+
 def layer(kind: str, n: int, d: int, r: int) -> tuple[Callable[..., Tensor], list[Any]]:
     """Return a layer of one kind, and the shapes of its inputs and weights."""
     if kind == "self-attention":
         return partial(ops.attention, num_heads=1), [(1, n, d)] * 3
     if kind == "restricted":
-        near = ModelConfig(attention_window=r).neighbourhood(causal=False)
-        assert near is not None
-        options = {"num_heads": 1, "before": near[0], "after": near[1]}
-        return partial(ops.restricted_attention, **options), [(1, n, d)] * 3
+        return partial(restricted, reach=r // 2), [(1, n, d)] * 3
     if kind == "recurrent":
         return recurrent, [(1, d)] * n + [(d, d)] * 2
     return convolutional, [(n, d)] + [(d, d)] * KERNEL

@@ -23,7 +23,6 @@ COMMANDS = {
     "vocabulary": ("commands.vocabulary", "learn a vocabulary by SentencePiece"),
     "cost": ("commands.cost", "parameters, operations and hours of a model"),
     "plot": ("commands.plot", "plot loss, BLEU and speed of runs"),
-    "lexicon": ("commands.lexicon", "learn likely translations, for --shortlist"),
     "export": ("commands.export", "write a model in 16 bits or for CTranslate2"),
     "parse": ("commands.parse", "trees to text and back, and their scores"),
 }

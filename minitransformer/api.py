@@ -22,7 +22,6 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.system.machine import tune_allocator
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.incremental_decoding import Ensemble
-from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.translator import Translator, as_list_of_str
 
 
@@ -31,7 +30,6 @@ def load(
     device: str = "cpu",
     precision: str | None = None,
     threads: int | None = None,
-    shortlist: str | Path | None = None,
     tag: str | None = None,
 ) -> Translator:
     """Load a run directory, a checkpoint or a shipped model by its name.
@@ -43,36 +41,30 @@ def load(
     one core; on Linux, `threads` above 1 divides the lines of a call among so many
     forked processes, which a program whose other threads hold locks should not ask for.
     The memory that this process frees is kept for reuse from now on (`tune_allocator`).
-    `shortlist` is a file that `python -m minitransformer lexicon` has written. `tag` is
-    put before every line, for a model of several corpora.
+    `tag` is put before every line, for a model of several corpora.
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
     if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
         raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
-    if not isinstance(shortlist, str | PathLike | None):
-        raise ValueError(f"shortlist: expected the path of a file, got {shortlist!r}")
     tune_allocator()
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
     found = [find_checkpoint(place) for place in places]
     checkpoints = [checkpoint.load(path) for path in found]
-    tokenizer, lexicon, state = checkpoints[0].tokenizer, None, checkpoints[0].state
+    tokenizer, state = checkpoints[0].tokenizer, checkpoints[0].state
     for place, loaded in zip(places, checkpoints, strict=True):
         if loaded.tokenizer.model != tokenizer.model:
             raise ValueError(f"{place}: its tokenizer differs from that of {paths[0]}")
         loaded.parameters.move_to(opened.xp, opened.low_precision)
         loaded.parameters.data_changed()  # what is prepared from them, workers share
-    if shortlist is not None:
-        lexicon = Lexicon.load(Path(shortlist), tokenizer.vocab_size)
     models = [loaded.model for loaded in checkpoints]
     model = models[0] if len(models) == 1 else Ensemble(models)
     if opened.precision == "int8":
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    threads, decoding = opened.num_threads, state.decoding
-    return Translator(model, tokenizer, threads, lexicon, decoding, tag)
+    return Translator(model, tokenizer, opened.num_threads, state.decoding, tag)
 
 
 def translate(

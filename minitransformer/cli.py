@@ -51,7 +51,6 @@ ELSEWHERE = {
     "--normalize": "--alpha",
     "--path": "--model",
     "--restore-file": "--resume",
-    "--restrict-lexicon": "--shortlist",
     "--save-dir": "--run",
     "--save-interval-updates": "--save-every",
     "--score-reference": "--score",

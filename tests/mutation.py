@@ -42,7 +42,7 @@ TESTS = {
         "tests/training/test_optimizer.py tests/test_train_reference.py"
     ),
     "minitransformer/training/parallel.py": "tests/training/test_parallel.py",
-    "minitransformer/translation/": "tests/translation tests/commands/test_lexicon.py",
+    "minitransformer/translation/": "tests/translation",
     "train.py": "tests/test_train*.py",
 }
 

@@ -125,7 +125,5 @@ def test_what_is_no_model_is_refused():
             minitransformer.load(path)
     with pytest.raises(ValueError, match="device: expected cpu, cuda or cuda:N, got N"):
         minitransformer.load("en-de", device=None)
-    with pytest.raises(ValueError, match="shortlist: expected the path of a file, got"):
-        minitransformer.load("en-de", shortlist=3)
     with pytest.raises(ValueError, match="expected a model that `load` returned"):
         minitransformer.translate("en-de", ["the cat"])

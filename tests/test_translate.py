@@ -300,7 +300,7 @@ def test_bad_input_gets_one_line(
         ),
         (
             "--score f",
-            "--reference f,--json,--shortlist f,--beam 2,--sample,--min-len 2",
+            "--reference f,--json,--beam 2,--sample,--min-len 2",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def all_weights(
 
     def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
         others = threading.get_ident() != thread  # which may be translating
-        if others or name not in ("attention", "restricted_attention"):
+        if others or name != "attention":
             return body
 
         def recording(

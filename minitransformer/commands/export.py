@@ -45,17 +45,16 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
     `pieces` names the word piece of each id.
 
     Raises: RuntimeError if ctranslate2 is not installed, ValueError if CTranslate2 does
-    not know the model's kind of attention.
+    not know heads of such a width.
     """
     need = "exporting needs CTranslate2"
     specs = import_extra("ctranslate2.specs", "ctranslate2", need)
     config = model.config
-    width, window = config.d_model // config.num_heads, config.attention_window
-    if window or (config.key_width, config.value_width) != (width, width):
+    width = config.d_model // config.num_heads
+    if (config.key_width, config.value_width) != (width, width):
         raise ValueError(
-            "CTranslate2: expected no attention window, and d_k and d_v of "
-            f"d_model / num_heads = {width}, got a window of {window or 'any width'} "
-            f"and {config.key_width} and {config.value_width}"
+            f"CTranslate2: expected d_k and d_v of d_model / num_heads = {width}, "
+            f"got {config.key_width} and {config.value_width}"
         )
     spec = specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False

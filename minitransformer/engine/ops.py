@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minitransformer.engine.autograd import PRIMITIVES, RowGradient, Vjp, primitive
+from minitransformer.engine.autograd import RowGradient, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
 # Added to the scores of masked positions (float32 or float64). Their weights become
@@ -245,50 +245,6 @@ def attention_weights(query: Array, key: Array, mask: Array | None) -> Array:
 
 
 @primitive
-def restricted_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    *,
-    num_heads: int,
-    before: int,
-    after: int,
-    rate: float = 0.0,
-    rng: RandomStream | None = None,
-) -> tuple[Array, Vjp]:
-    """`attention` of each position to its neighbourhood only (restricted, section 4).
-
-    A query sees the keys of at most `before` positions before it and `after` after it.
-    Queries attend in blocks, each to the keys of its own and the neighbouring blocks,
-    in time and memory O(n (before + after) d). A query always sees its own key, even
-    one that `mask` excludes, so that no row of weights is empty.
-
-    Shapes: q, k [B, n, H d_k], v [B, n, H d_v], mask [B, 1, 1, n] -> [B, n, H d_v]
-    """
-    xp, (batch, length, _) = array_module(q), q.shape
-    size = min(length, max(before, after, 16))  # small products are slow
-    # A block is as long as the reach: a query sees one neighbour, if any, on each side.
-    left, right = (int(reach > 0 and length > size) for reach in (before, after))
-    visible = xp.ones((batch, length), dtype=bool) if mask is None else mask[:, 0, 0]
-    visible = _to_blocks(visible[..., None], size, left, right)  # [B blocks, keys, 1]
-    offset = xp.arange(-left * size, (1 + right) * size) - xp.arange(size)[:, None]
-    in_reach = (offset >= -before) & (offset <= after)  # [size, keys]
-    block_mask = in_reach & visible.swapaxes(-1, -2) | (offset == 0)
-    keys, values = (_to_blocks(x, size, left, right) for x in (k, v))
-    inputs = _to_blocks(q, size), keys, values, block_mask[:, None]
-    attend = fused_kernel("attention", inputs, PRIMITIVES["attention"])
-    out, block_vjp = attend(*inputs, num_heads=num_heads, rate=rate, rng=rng)
-
-    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        dq, dk, dv, _ = block_vjp(_to_blocks(g, size))
-        dk, dv = (_sum_blocks(d, size, left, length) for d in (dk, dv))
-        return _sum_blocks(dq, size, 0, length), dk, dv, None
-
-    return _sum_blocks(out, size, 0, length), vjp
-
-
-@primitive
 def add_layer_norm(
     x: Array,
     residual: Array,
@@ -507,30 +463,6 @@ def split_heads(x: Array, num_heads: int) -> Array:
     """View [B, T, H d] as [B, H, T, d]."""
     width = x.shape[-1] // num_heads
     return x.reshape(*x.shape[:-1], num_heads, width).swapaxes(-2, -3)
-
-
-def _to_blocks(x: Array, size: int, left: int = 0, right: int = 0) -> Array:
-    """Divide positions into blocks, each with its neighbours on the left and right.
-
-    Shapes: x [B, n, D] -> [B blocks, (left + 1 + right) size, D]
-    """
-    xp, (batch, length, width) = array_module(x), x.shape
-    count, parts = -(-length // size), left + 1 + right
-    blocks = xp.zeros((batch, count - 1 + parts, size, width), dtype=x.dtype)
-    blocks.reshape(batch, -1, width)[:, left * size : left * size + length] = x
-    neighbours = [blocks[:, i : i + count] for i in range(parts)]
-    return xp.concatenate(neighbours, axis=2).reshape(-1, parts * size, width)
-
-
-def _sum_blocks(blocks: Array, size: int, left: int, length: int) -> Array:
-    """Sum the values of each position over all blocks: `_to_blocks` transposed."""
-    xp, count, (_, keys, width) = array_module(blocks), -(-length // size), blocks.shape
-    batch, end = len(blocks) // count, count * size
-    total = xp.zeros((batch, end - size + keys, width), dtype=blocks.dtype)
-    for first in range(0, keys, size):
-        part = blocks[:, first : first + size].reshape(batch, -1, width)
-        total[:, first : first + end] += part
-    return total[:, left * size : left * size + length]
 
 
 def softmax_in_place(xp: ModuleType, scores: Array) -> None:

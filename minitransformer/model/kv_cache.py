@@ -25,52 +25,40 @@ class KeyValueCache:
     processor reads from one end to the other. Attention to them is up to four times as
     fast as where each beam has a piece of its own.
 
-    With restricted attention (section 4), `keys` and `values` are ring buffers: once
-    full, a new position overwrites the oldest. Attention ignores the order of the keys.
-
     Shapes: keys, values [capacity, B K, H d], memory_keys, memory_values [S, B, H d]
     """
 
     def __init__(
-        self,
-        memory_keys: Array,
-        memory_values: Array,
-        neighbourhood: tuple[int, int] | None = None,
+        self, memory_keys: Array, memory_values: Array, reach: int | None = None
     ) -> None:
-        xp = array_module(memory_keys)
+        xp, rows = array_module(memory_keys), memory_keys.shape[1]
         self.memory_keys, self.memory_values = memory_keys, memory_values
-        self._max_capacity = neighbourhood[0] + 1 if neighbourhood else sys.maxsize
-        rows, capacity = memory_keys.shape[1], min(FIRST_CAPACITY, self._max_capacity)
+        self.reach = sys.maxsize if reach is None else reach
         self.keys, self.values = (
-            xp.empty((capacity, rows, m.shape[-1]), dtype=m.dtype)
+            xp.empty((FIRST_CAPACITY, rows, m.shape[-1]), dtype=m.dtype)
             for m in (memory_keys, memory_values)
         )
-        self.length = 0
-
-    @property
-    def used(self) -> int:
-        """The number of positions in the cache."""
-        return min(self.length, self._max_capacity)
+        self.length = 0  # the positions in use
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Array | None]:
-        """Add a position. Return all n keys and values, and a mask, None here.
+        """Add a position. Return the n keys and values in reach, and a mask, None here.
 
         A cache in a CUDA graph has a fixed size, so its mask hides unused positions.
 
         Shapes: key, value [B K, 1, H d] -> [B K, n, H d], mask [1, 1, 1, n]
         """
-        index = self.length % self._max_capacity
-        if index == len(self.keys):
+        if self.length == len(self.keys):
             xp = array_module(self.keys)
             self.keys, self.values = (
                 xp.concatenate([array, xp.empty_like(array)])
                 for array in (self.keys, self.values)
             )
-        self.keys[index] = key.data[:, 0]
-        self.values[index] = value.data[:, 0]
+        self.keys[self.length] = key.data[:, 0]
+        self.values[self.length] = value.data[:, 0]
         self.length += 1
-        keys, values = self.first(self.used)
-        return Tensor(keys), Tensor(values), None
+        keys, values = self.first(self.length)
+        near = slice(max(self.length - 1 - self.reach, 0), None)
+        return Tensor(keys[:, near]), Tensor(values[:, near]), None
 
     def first(self, count: int) -> tuple[Array, Array]:
         """View the first n = `count` keys and values. Shapes: -> [B K, n, H d]"""
@@ -89,7 +77,7 @@ class KeyValueCache:
         if not isinstance(array, np.ndarray):
             return array[:, rows]
         selected = np.empty((len(array), len(rows), array.shape[-1]), array.dtype)
-        used, out = array[: self.used], selected[: self.used]
+        used, out = array[: self.length], selected[: self.length]
         np.take(used, rows, axis=1, out=out, mode="clip")  # "raise" would buffer
         return selected
 
@@ -101,7 +89,7 @@ class KeyValueCache:
 
     def join(self, other: KeyValueCache) -> None:
         """Add the beams and the memory of a cache that has as many positions."""
-        used, capacity = self.used, len(self.keys)
+        used, capacity = self.length, len(self.keys)
         self.keys = _joined(self.keys[:used], other.keys[:used], capacity)
         self.values = _joined(self.values[:used], other.values[:used], capacity)
         self.memory_keys = _joined(self.memory_keys, other.memory_keys)

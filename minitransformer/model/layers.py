@@ -7,8 +7,6 @@ dropout. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -47,21 +45,13 @@ class MultiHeadAttention(Module):
     the encoder was seen to give all words of a sentence nearly the same vector before
     the decoder learned to attend to them.
 
-    `neighbourhood` (before, after) restricts self-attention to each position itself and
-    that many positions before and after it (section 4).
 
     Elsewhere: fairseq, PyTorch and tensor2tensor's first versions add biases.
     """
 
-    def __init__(
-        self,
-        init: Initializer,
-        config: ModelConfig,
-        neighbourhood: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, init: Initializer, config: ModelConfig) -> None:
         self.num_heads = heads = config.num_heads
         self.dropout = config.attention_dropout
-        self.neighbourhood = neighbourhood
         d_model = config.d_model
         keys, values = heads * config.key_width, heads * config.value_width
         fan_out = 2 * keys + values
@@ -80,14 +70,10 @@ class MultiHeadAttention(Module):
         """Attend from `queries` to `memory` (the same tensor in self-attention).
 
         Shapes: queries [B, T, D], memory [B, S, D], mask (True where allowed)
-        broadcasting to [B, H, T, S], with a neighbourhood [B, 1, 1, S] -> [B, T, D]
+        broadcasting to [B, H, T, S] -> [B, T, D]
         """
         keys, values = self.project_keys_values(memory)
-        attention = ops.attention
-        if self.neighbourhood is not None:
-            before, after = self.neighbourhood
-            attention = partial(ops.restricted_attention, before=before, after=after)
-        return self.attend(queries, keys, values, mask, rng, attention)
+        return self.attend(queries, keys, values, mask, rng)
 
     def project_keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [B, S, H d_k] and values [B, S, H d_v] of memory [B, S, D]."""
@@ -100,15 +86,16 @@ class MultiHeadAttention(Module):
         values: Tensor,
         mask: Array | None,
         rng: RandomStream | None,
-        attention: Callable[..., Tensor] = ops.attention,
     ) -> Tensor:
-        """Attend to projected keys and values; a cache has only those within reach.
+        """Attend to projected keys and values, such as those in a cache.
 
         Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
         """
-        options = {"num_heads": self.num_heads, "rate": self.dropout, "rng": rng}
-        query = ops.linear(queries, self.query)
-        return ops.linear(attention(query, keys, values, mask, **options), self.output)
+        query, heads = ops.linear(queries, self.query), self.num_heads
+        attended = ops.attention(
+            query, keys, values, mask, num_heads=heads, rate=self.dropout, rng=rng
+        )
+        return ops.linear(attended, self.output)
 
 
 class FeedForward(Module):

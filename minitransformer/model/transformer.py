@@ -36,12 +36,22 @@ def causal_mask(ids: Array) -> Array:
     return array_module(ids).tri(ids.shape[1], dtype=bool)
 
 
+def restricted(mask: Array, reach: int | None) -> Array:
+    """Hide positions that are more than `reach` away, if it is given (section 4).
+
+    Shapes: mask [..., T, T] or [..., 1, T] -> [..., T, T], or the mask itself
+    """
+    if reach is None:
+        return mask
+    position = array_module(mask).arange(mask.shape[-1])
+    return mask & (abs(position[:, None] - position) <= reach)
+
+
 class EncoderLayer(Module):
     """Self-attention and feed-forward: LayerNorm(x + Dropout(Sublayer(x))) (3.1)."""
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
-        neighbourhood = config.neighbourhood(causal=False)
-        self.self_attention = MultiHeadAttention(init, config, neighbourhood)
+        self.self_attention = MultiHeadAttention(init, config)
         self.self_attention_norm = AddAndNorm(init, config)
         self.feed_forward = FeedForward(init, config)
         self.feed_forward_norm = AddAndNorm(init, config)
@@ -49,7 +59,7 @@ class EncoderLayer(Module):
     def __call__(
         self, x: Tensor, source_mask: Array, rng: RandomStream | None
     ) -> Tensor:
-        """Shapes: x [B, S, D], source_mask [B, 1, 1, S] -> [B, S, D]"""
+        """Shapes: x [B, S, D], source_mask [B, 1, 1 or S, S] -> [B, S, D]"""
         attended = self.self_attention(x, x, source_mask, rng)
         x = self.self_attention_norm(attended, x, rng)
         return self.feed_forward_norm(self.feed_forward(x, rng), x, rng)
@@ -59,8 +69,7 @@ class DecoderLayer(Module):
     """Masked self-attention, attention to the encoder's output, feed-forward (3.1)."""
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
-        neighbourhood = config.neighbourhood(causal=True)
-        self.self_attention = MultiHeadAttention(init, config, neighbourhood)
+        self.self_attention = MultiHeadAttention(init, config)
         self.self_attention_norm = AddAndNorm(init, config)
         self.cross_attention = MultiHeadAttention(init, config)
         self.cross_attention_norm = AddAndNorm(init, config)
@@ -71,11 +80,11 @@ class DecoderLayer(Module):
         self,
         x: Tensor,
         memory: Tensor,
-        target_mask: Array | None,
+        target_mask: Array,
         source_mask: Array,
         rng: RandomStream | None,
     ) -> Tensor:
-        """Decode all positions at once. Restricted attention needs no `target_mask`.
+        """Decode all positions at once.
 
         Shapes: x [B, T, D], memory [B, S, D], target_mask [T, T],
         source_mask [B, 1, 1, S] -> [B, T, D]
@@ -107,7 +116,8 @@ class Transformer(Module):
     """The encoder-decoder of Figure 1, with one matrix for both embeddings and logits.
 
     `seed` determines the random parameters; with None these are zero, to be loaded.
-    `position_limit` is the longest sentence in tokens, EOS counted, or None.
+    `position_limit` is the longest sentence in tokens, EOS counted, or None. `reach` is
+    how far self-attention sees on either side (section 4), or None for all positions.
     """
 
     def __init__(
@@ -115,6 +125,8 @@ class Transformer(Module):
     ) -> None:
         init = Initializer(seed, dtype)
         self.config, self.position_limit = config, config.position_limit
+        window = config.attention_window
+        self.reach = None if window is None else window // 2
         self.embedding = Embedding(init, config)
         self.encoder = [
             EncoderLayer(init, config) for _ in range(config.encoder_layers)
@@ -130,10 +142,10 @@ class Transformer(Module):
 
         Shapes: source ids [B, S] -> memory [B, S, D], source mask [B, 1, 1, S]
         """
-        mask = padding_mask(source)
-        x = self.embedding(source, rng)
+        mask, x = padding_mask(source), self.embedding(source, rng)
+        near = restricted(mask, self.reach)
         for layer in self.encoder:
-            x = layer(x, mask, rng)
+            x = layer(x, near, rng)
         return x, mask
 
     def __call__(
@@ -149,10 +161,9 @@ class Transformer(Module):
             x = layer(x, memory, target_mask, source_mask, rng)
         return x
 
-    def target_mask(self, target: Array) -> Array | None:
-        """Return a causal mask [T, T] for ids [B, T], or None if none is needed."""
-        restricted = self.config.attention_window is not None
-        return None if restricted else causal_mask(target)
+    def target_mask(self, target: Array) -> Array:
+        """Return what the decoder may attend to. Shapes: ids [B, T] -> [T, T]"""
+        return restricted(causal_mask(target), self.reach)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of x (3.4). Shapes: x [..., D] -> [..., V]
@@ -174,8 +185,7 @@ class Transformer(Module):
         caches = []
         for layer in self.decoder:
             keys, values = layer.cross_attention.project_keys_values(memory)
-            neighbourhood = layer.self_attention.neighbourhood
-            caches.append(KeyValueCache(keys.data, values.data, neighbourhood))
+            caches.append(KeyValueCache(keys.data, values.data, self.reach))
         return DecoderState(caches, source_mask)
 
     def decode_step(self, tokens: Array, state: DecoderState) -> Array:

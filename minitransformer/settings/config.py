@@ -100,16 +100,6 @@ class ModelConfig(Config):
     def value_width(self) -> int:
         return self.d_v or self.d_model // self.num_heads
 
-    def neighbourhood(self, causal: bool) -> tuple[int, int] | None:
-        """Return how many positions a query sees before and after it, or None for all.
-
-        The neighbourhood is centred (section 4): an even size covers one position more.
-        """
-        if self.attention_window is None:
-            return None
-        reach = self.attention_window // 2
-        return reach, 0 if causal else reach
-
     @property
     def num_parameters(self) -> int:
         """The number of parameters, computed without making the model."""
@@ -230,8 +220,8 @@ class TrainingConfig(Config):
 
 # Settings that have no flag of train.py: presets have them, and files for --config.
 ONLY_IN_FILES = tuple(
-    "d_k d_v attention_dropout relu_dropout max_positions beta1 beta2 epsilon nbest "
-    "max_len_a max_len_b max_input long_input decode_tokens".split()
+    "d_k d_v attention_dropout relu_dropout max_positions attention_window beta1 beta2 "
+    "epsilon nbest max_len_a max_len_b max_input long_input decode_tokens".split()
 )
 
 # All settings that flags and files may name.

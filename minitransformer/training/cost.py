@@ -25,26 +25,21 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
     """Count the floating-point operations of training on one sentence pair.
 
     Only matrix products count. A multiply-add is two operations, and the backward pass
-    takes twice as many as the forward pass. In restricted attention, each query has as
-    many keys as its neighbourhood. Lengths are mean tokens of a source and a target.
+    takes twice as many as the forward pass. Lengths are mean tokens of a source and a
+    target.
     """
     d, h = config.d_model, config.num_heads
     widths = h * (config.key_width + config.value_width)
     feed_forward = 2 * d * config.d_ff
 
-    def attention(queries: float, memory: float, seen: float) -> float:
-        projections, scores_and_sums = d * (queries + memory), queries * seen
+    def attention(queries: float, memory: float) -> float:
+        projections, scores_and_sums = d * (queries + memory), queries * memory
         return widths * (projections + scores_and_sums)
 
-    def self_attention(positions: float, causal: bool) -> float:
-        near = config.neighbourhood(causal)
-        seen = positions if near is None else min(positions, sum(near) + 1)
-        return attention(positions, positions, seen)
-
-    encoder = self_attention(source_length, False) + source_length * feed_forward
+    encoder = attention(source_length, source_length) + source_length * feed_forward
     decoder = (
-        self_attention(length, True)
-        + attention(length, source_length, source_length)
+        attention(length, length)
+        + attention(length, source_length)
         + length * feed_forward
     )
     layers = config.encoder_layers * encoder + config.decoder_layers * decoder

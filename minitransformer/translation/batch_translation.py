@@ -34,16 +34,13 @@ def translate_ids(
     sources: Sequence[Sequence[int]],
     config: DecodingConfig,
     num_threads: int = 1,
-    shortlist: Callable[[np.ndarray], np.ndarray] | None = None,
     constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the `config.nbest` best translations of each sentence, best first.
 
     An empty sentence has one translation, which is empty and scores 0. The longest
     output has max_len_a * (source tokens) + max_len_b tokens and EOS, or another token
-    in its place. `shortlist` returns the target tokens that a batch of sources needs,
-    sorted and with the special ones first; probabilities are relative to those tokens.
-    A sentence without a translation that meets the `constraints` has none.
+    in its place. A sentence has none if all break the `constraints`.
     """
     encoded = Ragged.from_lists(sources)
     lengths, positions = encoded.lengths, model.position_limit or np.iinfo(int).max
@@ -59,17 +56,16 @@ def translate_ids(
 
     def start(batch: np.ndarray) -> BeamSearch:
         """Encode a batch of sentences, and prepare to search for their translations."""
-        source = encoded.pad(batch)
         limits = np.floor(config.max_len_a * lengths[batch] + config.max_len_b)
         limits = limits.astype(int) + 1  # EOS counts here
-        tokens = None if shortlist is None else shortlist(source)
         if constraints is not None:
             limits = constraints.limits(limits, batch)
-        decoder = incremental_decoder(model, xp.asarray(source), config.beam, tokens)
+        source = xp.asarray(encoded.pad(batch))
+        decoder = incremental_decoder(model, source, config.beam)
         if constraints is not None:
             decoder = constraints.decoder(decoder, batch)
         limits = np.minimum(limits, positions)
-        settings = config.beam, config.alpha, config.nbest, tokens
+        settings = config.beam, config.alpha, config.nbest
         started: BeamSearch = search(decoder, batch, limits, *settings)
         return started
 
@@ -122,7 +118,7 @@ def search_together(
         yield from shortest.step()
         searches.remove(shortest)
         if len(shortest.sentences):
-            for search in filter(shortest.may_join, list(searches)):
+            for search in [s for s in searches if s.length == shortest.length]:
                 shortest.join(search)
                 searches.remove(search)
             searches.append(shortest)

@@ -65,12 +65,11 @@ class BeamSearch:
     unknown token and BOS are never produced.
 
     `sentences` has the numbers of those whose search has not ended, and `length` counts
-    the tokens of their beams. A decoder with a shortlist knows tokens by their
-    positions in it.
+    the tokens of their beams.
 
     Elsewhere: tensor2tensor lets any of the 2 K candidates finish, so more than K may.
 
-    Shapes: sentences, max_lengths [B], shortlist of token ids [any]
+    Shapes: sentences, max_lengths [B]
     """
 
     def __init__(
@@ -81,11 +80,9 @@ class BeamSearch:
         beam_size: int,
         alpha: float,
         nbest: int,
-        shortlist: np.ndarray | None = None,
     ) -> None:
         self.sentences, self.length = sentences, 0
         self._decoder, self._beam_size, self._alpha = decoder, beam_size, alpha
-        self._shortlist = shortlist
         self._finished = [
             FinishedHypotheses(beam_size, alpha, nbest) for _ in sentences
         ]
@@ -124,7 +121,6 @@ class BeamSearch:
     def _keep(self, sentence: Any, beam: Any, log_prob: float) -> None:
         """Make a finished hypothesis of the beam at two indices."""
         tokens = self._tokens[sentence, beam, 1:]
-        tokens = tokens if self._shortlist is None else self._shortlist[tokens]
         self._finished[sentence].add(tokens, log_prob, self.length)
 
     def _extend(self, candidates: Candidates) -> np.ndarray:
@@ -159,12 +155,8 @@ class BeamSearch:
         to_beat = np.array([hypotheses.to_beat for hypotheses in finished])
         return at_limit | (to_beat >= reachable) | ~np.isfinite(log_probs[:, 0])
 
-    def may_join(self, other: BeamSearch) -> bool:
-        """Whether beams are equally long, and tokens the same: shortlists differ."""
-        return self.length == other.length and self._shortlist is other._shortlist
-
     def join(self, other: BeamSearch) -> None:
-        """Go on with the sentences of another search, too, which `may_join`."""
+        """Go on with the sentences of another search of the same `length`, too."""
         self._decoder.join(other._decoder)
         self._finished += other._finished
         self.sentences = np.concatenate([self.sentences, other.sentences])

@@ -4,7 +4,7 @@ A constraint stands between the model and the search, as an `IncrementalDecoder`
 sets the weights of tokens to 0, but not their sum. So the search need not know of
 constraints, and log-probabilities remain those of the model.
 
-Shapes: B sentences, K beams, V vocabulary, or a shortlist of it.
+Shapes: B sentences, K beams, V vocabulary.
 """
 
 from __future__ import annotations

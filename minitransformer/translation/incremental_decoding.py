@@ -82,22 +82,11 @@ class IncrementalDecoder:
 
 
 class CachedDecoder(IncrementalDecoder):
-    """One Transformer that decodes a batch of sentences with key/value caches.
+    """One Transformer that decodes a batch of sentences with key/value caches."""
 
-    With a shortlist, it takes and returns positions in that list instead of token ids.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        source: Array,
-        beam_size: int,
-        shortlist: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
         self._model, self._xp = model, array_module(source)
-        self._shortlist = None if shortlist is None else self._xp.asarray(shortlist)
-        table = model.embedding.table.data
-        self._table = table if shortlist is None else table[self._shortlist]
+        self._table = model.embedding.table.data
         self._state = model.start_decoding(source)
         self._beam_size = beam_size
 
@@ -110,10 +99,7 @@ class CachedDecoder(IncrementalDecoder):
 
     def _outputs(self, tokens: Array) -> Array:
         """Feed tokens; return the outputs of the last layer. Shapes: [B K, D]"""
-        tokens = self._xp.asarray(tokens)
-        if self._shortlist is not None:
-            tokens = self._shortlist[tokens]
-        return self._model.decode_step(tokens, self._state)
+        return self._model.decode_step(self._xp.asarray(tokens), self._state)
 
     def select(self, rows: np.ndarray) -> None:
         self._state.select(self._xp.asarray(rows), self._beam_size)
@@ -169,21 +155,18 @@ class EnsembleDecoder(IncrementalDecoder):
 
 
 def incremental_decoder(
-    model: Transformer | Ensemble,
-    source: Array,
-    beam_size: int,
-    shortlist: np.ndarray | None = None,
+    model: Transformer | Ensemble, source: Array, beam_size: int
 ) -> IncrementalDecoder:
     """Encode a batch of sentences and return what decodes them; a GPU has its own.
 
-    Shapes: source ids [B, S], shortlist of token ids [any]
+    Shapes: source ids [B, S]
     """
-    rest = source, beam_size, shortlist
     if isinstance(model, Ensemble):
-        return EnsembleDecoder([CachedDecoder(m, *rest) for m in model.members])
+        members = [CachedDecoder(m, source, beam_size) for m in model.members]
+        return EnsembleDecoder(members)
     table = model.embedding.table.data
     decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
-    started: IncrementalDecoder = decoder(model, *rest)
+    started: IncrementalDecoder = decoder(model, source, beam_size)
     return started
 
 

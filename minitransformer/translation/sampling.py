@@ -52,7 +52,7 @@ def sample_ids(
     each = [prefix for prefix in prefixes for _ in range(count)]
     search = replace(config, beam=1, nbest=1)
     draws = Draws(config, each, keys)
-    found = iter(translate_ids(model, repeated, search, num_threads, None, draws))
+    found = iter(translate_ids(model, repeated, search, num_threads, draws))
     return [[h for _ in range(count) for h in next(found)] for _ in sources]
 
 

@@ -21,11 +21,10 @@ from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
-from minitransformer.translation.shortlist import Lexicon
 
 
 class Translator:
-    """A model or an ensemble with its tokenizer, and a lexicon for shortlists if any.
+    """A model or an ensemble with its tokenizer.
 
     It translates on `num_threads` workers; `decoding` is how it decodes by default.
     `tag` is a symbol of the vocabulary that is put before every source line. Where a
@@ -40,7 +39,6 @@ class Translator:
         model: Transformer | Ensemble,
         tokenizer: Tokenizer,
         num_threads: int = 1,
-        lexicon: Lexicon | None = None,
         decoding: DecodingConfig | None = None,
         tag: str | None = None,
     ) -> None:
@@ -49,7 +47,6 @@ class Translator:
         self.model, self.tokenizer = model, tokenizer
         self.tag = tokenizer.encode([tag])[0] if tag else []
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
-        self.shortlist = lexicon.shortlist if lexicon else None
 
     def use_device(self) -> None:
         """Select the model's GPU in this thread, which CUDA begins with the first."""
@@ -167,8 +164,7 @@ class Translator:
             return sample_ids(*given, starts)
         asked = config.min_len or config.no_repeat_ngram or any(starts)
         constraints = Constraints(config, starts) if asked else None
-        shortlist = None if any(starts) else self.shortlist
-        return translate_ids(*given, shortlist, constraints)
+        return translate_ids(*given, constraints)
 
     def _written(self, found: Sequence[Hypothesis], prefix: str) -> list[Hypothesis]:
         """Detokenise. A line feed within a translation becomes a space.

@@ -29,7 +29,7 @@ def random_layer(table1, kind):
     return forward, [rng.standard_normal(shape) for shape in shapes]
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "convolutional"])
+@pytest.mark.parametrize("kind", ["recurrent", "convolutional", "restricted"])
 def test_gradients_match_central_differences(table1, kind):
     forward, arrays = random_layer(table1, kind)
     leaves = [Tensor(array, requires_grad=True) for array in arrays]
@@ -64,12 +64,18 @@ def test_recurrent_and_convolutional_layers_are_their_formulas(table1):
         assert_close(out[t], sum(x[i] @ w for i, w in near if 0 <= i < N))
 
 
-def test_attention_is_to_a_neighbourhood_of_size_r(table1):
-    forward, arrays = random_layer(table1, "restricted")
-    one_hot = np.eye(N)[None]
-    weights = forward(*map(Tensor, (*arrays[:2], one_hot))).data[0]
-    near = np.abs(np.subtract.outer(np.arange(N), np.arange(N))) <= R // 2
-    assert ((weights > 0) == near).all()
+@pytest.mark.parametrize("r", [1, 4, 40])
+@pytest.mark.parametrize("length", [7, 16, 45, 64])  # 16 positions make a block
+def test_restricted_attention_is_attention_under_a_band_mask(table1, length, r):
+    rng = np.random.default_rng(0)
+    q, k, v, g = rng.standard_normal((4, 1, length, D))
+    near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) <= r // 2
+    found, vjp = autograd.PRIMITIVES["restricted"](q, k, v, reach=r // 2)
+    attend = autograd.PRIMITIVES["attention"]
+    expected, masked_vjp = attend(q, k, v, near, num_heads=1)
+    assert_close(found, expected)
+    for gradient, wanted in zip(vjp(g), masked_vjp(g)[:3], strict=True):
+        assert_close(gradient, wanted)
 
 
 def test_rows_are_those_of_the_table(table1):

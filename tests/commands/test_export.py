@@ -82,16 +82,14 @@ def test_a_full_directory_and_unusual_head_widths_are_refused(
 ):
     pytest.importorskip("ctranslate2")
     path = tmp_path / "model.safetensors"
-    for settings, got in (({"d_k": 4}, "4 and 8"), ({"attention_window": 3}, "of 3")):
-        model = model_with_random_biases(**settings)
-        checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
-        for output, error in ((tmp_path, "a new or an empty"), (path, "Not a dir")):
-            assert export.main(["ctranslate2", str(path), str(output)]) == 1
-            assert error in capsys.readouterr().err
-        assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
-        error = capsys.readouterr().err
-        assert ("d_model / num_heads = 8" in error, got in error) == (True, True)
-        assert not (tmp_path / "new").exists()
+    model = model_with_random_biases(d_k=4)
+    checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
+    for output, error in ((tmp_path, "a new or an empty"), (path, "Not a dir")):
+        assert export.main(["ctranslate2", str(path), str(output)]) == 1
+        assert error in capsys.readouterr().err
+    assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
+    assert "d_model / num_heads = 8, got 4 and 8" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_keeps_its_own_files(tmp_path, tokenizer, capsys):

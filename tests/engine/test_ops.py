@@ -86,18 +86,6 @@ def attention_case(draw, rng):
 
 
 @st.composite
-def restricted_attention_case(draw, rng):
-    few = st.integers(1, 2)
-    b, heads, d_k, d_v = (draw(few) for _ in range(4))
-    length = draw(st.sampled_from([1, 3, 18]))  # 18 takes two blocks
-    inputs = [strided(rng, b, length, heads * d) for d in (d_k, d_k, d_v)]
-    if draw(st.booleans()):
-        inputs.append((rng.random((b, length)) < 0.6)[:, None, None, :])
-    near = {"before": draw(st.integers(0, 20)), "after": draw(sizes) - 1}
-    return tuple(inputs), {"num_heads": heads, **near, **_noise(draw)}
-
-
-@st.composite
 def layer_norm_case(draw, rng):
     shape, d = (draw(sizes), draw(sizes)), 2 + draw(sizes)
     inputs = [strided(rng, *shape, d) for _ in range(2)]
@@ -121,7 +109,6 @@ CASES = {
     "linear": linear_case,
     "embedding": embedding_case,
     "attention": attention_case,
-    "restricted_attention": restricted_attention_case,
     "add_layer_norm": layer_norm_case,
     "projected_cross_entropy": loss_case,
 }

@@ -9,9 +9,9 @@ from minitransformer.model.kv_cache import DecoderState, KeyValueCache
 WIDTHS = 3, 2  # of keys and of values
 
 
-def cache_of(rows, neighbourhood=None, dtype=np.float32):
+def cache_of(rows, dtype=np.float32, reach=None):
     memory = (np.zeros((4, rows, width), dtype) for width in WIDTHS)
-    return KeyValueCache(*memory, neighbourhood)
+    return KeyValueCache(*memory, reach)
 
 
 def append(cache, numbers):
@@ -31,18 +31,15 @@ def test_all_positions_are_returned_in_their_order():
     for n in range(40):
         found = append(cache, [n, 100 + n])
         assert found == [[*range(n + 1)], [*range(100, 101 + n)]]
-        assert cache.length == cache.used == n + 1
+        assert cache.length == n + 1
     assert cache.keys.shape == (64, 2, 3)  # doubled twice, from 16
 
 
-@pytest.mark.parametrize("before", [0, 1, 4, 15, 16, 30])
-def test_a_window_keeps_the_last_positions(before):
-    cache = cache_of(1, (before, 0))
-    for n in range(70):
-        [found] = append(cache, [n])
-        assert sorted(found) == [*range(max(n - before, 0), n + 1)]
-        assert cache.used == len(found)
-    assert cache.length == 70
+@pytest.mark.parametrize("reach", [0, 4, 30])
+def test_restricted_attention_gets_the_latest_positions(reach):
+    cache = cache_of(1, reach=reach)
+    for n in range(40):
+        assert append(cache, [n]) == [[*range(max(n - reach, 0), n + 1)]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -51,15 +48,14 @@ def test_a_cache_has_the_dtype_and_widths_of_the_memory(dtype):
     shapes = cache.keys.shape, cache.values.shape
     assert shapes == ((16, 3, 3), (16, 3, 2))
     assert cache.keys.dtype == cache.values.dtype == dtype
-    assert cache_of(3, (4, 0)).keys.shape == (5, 3, 3)
 
 
-def state_of(sentences, neighbourhood=None, first=0):
+def state_of(sentences, first=0):
     """A state whose memory and mask name their sentence."""
     names = np.arange(first, first + sentences)
     memory = (names[None, :, None] * np.ones(width) for width in WIDTHS)
     keys, values = memory
-    caches = [KeyValueCache(keys, values, neighbourhood) for _ in range(2)]
+    caches = [KeyValueCache(keys, values) for _ in range(2)]
     return DecoderState(caches, names[:, None, None, None])
 
 
@@ -75,11 +71,10 @@ def memory_of(state):
 class Beams:
     """What a state of three beams should remember: all numbers of each beam."""
 
-    def __init__(self, sentences, neighbourhood, first=0):
-        self.state = state_of(sentences, neighbourhood, first)
+    def __init__(self, sentences, first=0):
+        self.state = state_of(sentences, first)
         self.histories = [[] for _ in range(sentences)]
         self.names = [*range(first, first + sentences)]
-        self.reach = neighbourhood[0] + 1 if neighbourhood else 1000
 
     def append(self, rng):
         numbers = rng.permutation(len(self.histories) * 2)[: len(self.histories)]
@@ -88,7 +83,7 @@ class Beams:
         for cache in self.state.caches:
             found = append(cache, numbers)
             for beam, history in zip(found, self.histories, strict=True):
-                assert sorted(beam) == sorted(history[-self.reach :])
+                assert beam == history
 
     def select(self, rng, left):
         beams = self.state.beam_size
@@ -106,12 +101,11 @@ class Beams:
         assert memory_of(self.state) == self.names
 
 
-@pytest.mark.parametrize("neighbourhood", [None, (4, 0), (30, 0)])
 @pytest.mark.parametrize("seed", range(5))
-def test_beams_keep_their_history_whatever_is_selected(neighbourhood, seed):
+def test_beams_keep_their_history_whatever_is_selected(seed):
     """While sentences join, and leave in any order, and not after each step."""
     rng = np.random.default_rng(seed)
-    beams, others = Beams(4, neighbourhood), Beams(3, neighbourhood, first=4)
+    beams, others = Beams(4), Beams(3, first=4)
     for step in range(40):
         for each in (beams, others):
             each.append(rng)
@@ -122,7 +116,7 @@ def test_beams_keep_their_history_whatever_is_selected(neighbourhood, seed):
                 each.select(rng, left.tolist())
         if step == 10:
             beams.join(others)
-            others = Beams(0, neighbourhood)
+            others = Beams(0)
             others.append = others.select = lambda *_: None
 
 

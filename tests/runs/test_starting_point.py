@@ -77,7 +77,6 @@ def test_a_vocabulary_that_is_named_replaces_one_of_the_same_size(model_path):
     [
         ({"d_model": 16}, "--d-model: expected 8, as in .*, or nothing, got 16"),
         ({"positions": "learned"}, "--positions: expected sinusoidal, as in"),
-        ({"attention_window": 3}, "--attention-window: expected None"),
         ({"dropout": 1.0}, "dropout: expected below 1"),
     ],
 )

@@ -1,7 +1,5 @@
 """Estimated parameters and operations, against counts of the real ones."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -54,11 +52,3 @@ def test_counted_operations_are_those_of_the_matrix_products(monkeypatch):
     source, target = np.full((1, 5), 4), np.full((1, 7), 4)
     model.logits(model(source, target))
     assert training_flops(CONFIG, 5, 7) == pytest.approx(6 * counted[0])
-
-
-def test_a_query_of_restricted_attention_sees_its_neighbourhood_alone():
-    """Of 20 positions of the source 5, and of 30 of the target 3."""
-    near = dataclasses.replace(CONFIG, attention_window=4)
-    unseen = 2 * 20 * (20 - 5) + 3 * 30 * (30 - 3)
-    less = training_flops(CONFIG, 20, 30) - training_flops(near, 20, 30)
-    assert less == pytest.approx(6 * 2 * (3 + 5) * unseen)

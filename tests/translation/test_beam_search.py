@@ -328,9 +328,9 @@ def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):
     """Padding and EOS counted, and on several threads a share of the tokens each."""
     sizes, plain = [], batch_translation.incremental_decoder
 
-    def measured(model, source, beam_size, shortlist):
+    def measured(model, source, beam_size):
         sizes.append(source.size * beam_size)
-        return plain(model, source, beam_size, shortlist)
+        return plain(model, source, beam_size)
 
     monkeypatch.setattr(batch_translation, "incremental_decoder", measured)
     monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them

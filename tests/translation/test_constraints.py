@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from minitransformer import load
 from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.constraints import (
@@ -22,7 +21,6 @@ from minitransformer.translation.constraints import (
     PrefixFinder,
 )
 from minitransformer.translation.incremental_decoding import Ensemble
-from minitransformer.translation.shortlist import Lexicon
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate
@@ -175,20 +173,16 @@ def test_every_translation_begins_with_its_prefix(translator, name):
     assert [h.tokens for h in found[0]] == [h.tokens for h in plain[0]]
 
 
-def test_ensembles_have_prefixes_and_shortlists_yield_to_them(translator, tmp_path):
+@pytest.mark.parametrize("beam", [1, 3])
+def test_ensembles_have_prefixes(translator, tmp_path, beam):
     other = save_small_model(tmp_path / "x.safetensors", d_k=6)
     models = [translator.model, load(other).model]
-    tokenizer = translator.tokenizer
-    nothing = Ragged.from_lists([[]] * 50)
-    few = Lexicon(nothing, np.array(tokenizer.encode(["on"])[0]))
-    for model, lexicon in ((Ensemble(models), None), (models[0], few)):
-        restricted = Translator(model, tokenizer, 1, lexicon)
-        for beam in (1, 3):
-            config = replace(SHORT_OUTPUT, beam=beam)
-            prefixes = [CUT[:end] for end in range(len(CUT) + 1)]
-            found = restricted.translate(CAT_LINES[:14], config, 1, prefixes)
-            for text, prefix in zip(found, prefixes, strict=True):
-                assert text.startswith(prefix)
+    together = Translator(Ensemble(models), translator.tokenizer)
+    config = replace(SHORT_OUTPUT, beam=beam)
+    prefixes = [CUT[:end] for end in range(len(CUT) + 1)]
+    found = together.translate(CAT_LINES[:14], config, 1, prefixes)
+    for text, prefix in zip(found, prefixes, strict=True):
+        assert text.startswith(prefix)
 
 
 def test_a_prefix_has_room_in_the_longest_output(translator):

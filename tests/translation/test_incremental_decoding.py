@@ -42,16 +42,6 @@ def test_chunks_have_whole_sentences(monkeypatch, at_once, at_least, rows):
         assert_weights(weights, expected * (len(weights.sums) // 2))
 
 
-def test_with_a_shortlist_tokens_are_positions_in_it():
-    [model], shortlist = confident_models(1), np.array([0, 1, 2, 3, 8, 5])
-    decoder = incremental_decoder(model, SOURCE, 1, shortlist)
-    [weights] = decoder.step(np.array([2]))
-    assert_weights(weights, [next_logits(model, [])[shortlist]])
-    decoder.select(np.array([0]))
-    [weights] = decoder.step(np.array([4]))
-    assert_weights(weights, [next_logits(model, [8])[shortlist]])
-
-
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e-20, 0.0])
 def test_weights_of_a_kernel_that_may_overflow_are_not_used(value):
     """They are computed again, with the largest logit subtracted."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda.device import WARP
-from minitransformer.backends.cuda.incremental_decoding import GpuDecoder
+from minitransformer.backends.cuda.incremental_decoding import GraphDecoder
 from minitransformer.engine.backend import Array, array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation.beam_search import (
@@ -63,7 +63,6 @@ def beam_search(
     beam_size: int,
     alpha: float,
     nbest: int,
-    shortlist: np.ndarray | None = None,
 ) -> list[list[Hypothesis]]:
     """Find what a `translation.beam_search.BeamSearch` finds, with all on the GPU.
 
@@ -93,7 +92,7 @@ def beam_search(
         beams = beam_size
         going_on = np.flatnonzero(~to_host(done))  # the only wait for the GPU
         if not len(going_on):
-            return _hypotheses(history, finished, shortlist)
+            return _hypotheses(history, finished)
         if len(going_on) <= len(left) * MAX_SHARE_LEFT:
             left, chosen = left[going_on], xp.asarray(going_on)
             sentences, done = sentences[chosen], done[chosen]
@@ -105,7 +104,7 @@ def _best_tokens(
     decoder: IncrementalDecoder, tokens: Array, count: int
 ) -> tuple[Array, Array, Array]:
     """Do a step; return each beam's best tokens as `_top_tokens` does."""
-    if isinstance(decoder, GpuDecoder):
+    if isinstance(decoder, GraphDecoder):
         return _top_tokens(decoder.logits(tokens), count)
     weights = list(decoder.step(tokens))
     xp = array_module(weights[0].values)
@@ -131,9 +130,7 @@ def _top_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
 
 
 def _hypotheses(
-    history: list[tuple[np.ndarray, Array, Array]],
-    finished: FinishedHypotheses,
-    shortlist: np.ndarray | None,
+    history: list[tuple[np.ndarray, Array, Array]], finished: FinishedHypotheses
 ) -> list[list[Hypothesis]]:
     """Collect the tokens of each finished hypothesis, from the last to the first."""
     path = [tuple(map(to_host, step)) for step in history]
@@ -149,8 +146,6 @@ def _hypotheses(
                 row = np.searchsorted(left, sentence)
                 hypothesis.append(int(tokens[row, beam]))
                 beam = origins[row, beam]
-            if shortlist is not None:
-                hypothesis = shortlist[hypothesis].tolist()
             score, log_prob = float(scores[sentence, n]), float(log_probs[sentence, n])
             results[-1].append(Hypothesis(tuple(hypothesis[::-1]), score, log_prob))
     return results

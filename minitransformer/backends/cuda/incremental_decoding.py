@@ -62,8 +62,27 @@ class FixedKeyValueCache(KeyValueCache):
             self.keys, self.values = keys, values
 
 
-class GpuDecoder(CachedDecoder):
-    """A `CachedDecoder` that computes all logits of a step in one product."""
+class GraphDecoder(CachedDecoder):
+    """A `CachedDecoder` that records a step as a CUDA graph and repeats it.
+
+    All logits of a step are one product. A graph serves as long as the number of beams
+    and the capacity of the caches stay the same. After a change, the first step is
+    computed kernel by kernel, which allocates and compiles what is needed. The second
+    one is computed in the same way, then recorded, and the replay is compared with it.
+    """
+
+    def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
+        gpu = device.current()
+        self._cuda = gpu.xp.cuda
+        stream, self._memory = _stream_and_memory(gpu)
+        if not self._cuda.get_current_stream().ptr:  # the null stream has no graphs
+            self._cuda.Device().synchronize()  # wait for the parameters
+            stream.use()
+        super().__init__(model, source, beam_size)
+        self._capacity, self._beams, self._computed_steps = 0, 0, 0
+        self._graph: Any = None
+        self._graphs_work = True
+        self._logits: Array = None
 
     def step(self, tokens: Array) -> Iterator[TokenWeights]:
         yield weights_of(as_float32(self.logits(tokens)))
@@ -73,47 +92,11 @@ class GpuDecoder(CachedDecoder):
 
         Shapes: tokens [B K] -> [B K, V]
         """
-        return self._project(self._outputs(tokens))
-
-    def _project(self, outputs: Array) -> Array:
-        return ops.linear(Tensor(outputs), Tensor(self._table.T)).data
-
-
-class GraphDecoder(GpuDecoder):
-    """A decoder that records a step as a CUDA graph and repeats it.
-
-    A graph serves as long as the number of beams and the capacity of the caches stay
-    the same. After a change, the first step is computed kernel by kernel, which
-    allocates and compiles what is needed. The second one is computed in the same way,
-    then recorded, and the replay is compared with it.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        source: Array,
-        beam_size: int,
-        shortlist: np.ndarray | None = None,
-    ) -> None:
-        gpu = device.current()
-        self._cuda = gpu.xp.cuda
-        stream, self._memory = _stream_and_memory(gpu)
-        if not self._cuda.get_current_stream().ptr:  # the null stream has no graphs
-            self._cuda.Device().synchronize()  # wait for the parameters
-            stream.use()
-        super().__init__(model, source, beam_size, shortlist)
-        self._capacity, self._beams, self._computed_steps = 0, 0, 0
-        self._graph: Any = None
-        self._graphs_work = True
-        self._logits: Array = None
-
-    def logits(self, tokens: Array) -> Array:
         if self._state.position == 0:
-            return super().logits(tokens)
+            return self._project(self._outputs(tokens))
         if self._state.position >= self._capacity or self._beams != len(tokens):
             self._allocate(len(tokens))
-        ids, tokens = self._shortlist, self._xp.asarray(tokens)
-        self._tokens[...] = tokens if ids is None else ids[tokens]
+        self._tokens[...] = self._xp.asarray(tokens)
         if self._graph is not None:
             self._graph.launch()
         else:
@@ -146,12 +129,17 @@ class GraphDecoder(GpuDecoder):
         """Compute the logits of one step from the arrays that `_allocate` made."""
         xp, embedding = self._xp, self._model.embedding
         xp.less_equal(self._columns, self._position, out=self._mask)
+        if (reach := self._model.reach) is not None:
+            self._mask &= self._columns >= self._position - reach
         here = Tensor(self._embeddings[self._position])
         ids = self._tokens[:, None]
         x = ops.embedding(embedding.table, ids, here, scale=embedding.scale)
         for layer, cache in zip(self._model.decoder, self._state.caches, strict=True):
             x = layer.step(x, cache, self._state.source_mask)
         return self._project(x.data[:, 0])
+
+    def _project(self, outputs: Array) -> Array:
+        return ops.linear(Tensor(outputs), Tensor(self._table.T)).data
 
     def _record(self) -> None:
         """Record the step that was just computed, or decode without graphs if it fails.
@@ -184,19 +172,3 @@ def _stream_and_memory(gpu: device.Device) -> tuple[Any, Any]:
         stream = gpu.xp.cuda.Stream(non_blocking=True)
         kept[gpu] = stream, device.graph_memory(gpu.xp)
     return kept[gpu]
-
-
-def graph_decoder(
-    model: Transformer,
-    source: Array,
-    beam_size: int,
-    shortlist: np.ndarray | None = None,
-) -> CachedDecoder:
-    """Return a decoder that uses CUDA graphs, except for restricted attention.
-
-    The key/value cache of restricted attention is a ring buffer, and no graph can hold
-    how it turns.
-    """
-    restricted = model.config.attention_window is not None
-    kind = GpuDecoder if restricted else GraphDecoder
-    return kind(model, source, beam_size, shortlist)

@@ -28,7 +28,7 @@ from minitransformer.backends.cuda.device import (
     num_vectors,
     warp_blocks,
 )
-from minitransformer.backends.cuda.incremental_decoding import graph_decoder
+from minitransformer.backends.cuda.incremental_decoding import GraphDecoder
 from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
@@ -291,7 +291,7 @@ DECODING: dict[str, Callable[..., Any]] = {
     "checksum": checksum,
     "logits_to_score": lambda: LOGITS_TO_SCORE,
     "beam_search": WholeSearch,
-    "incremental_decoder": graph_decoder,
+    "incremental_decoder": GraphDecoder,
 }
 
 

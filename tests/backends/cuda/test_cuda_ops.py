@@ -489,7 +489,7 @@ def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
     rng = np.random.default_rng(7)
     source = gpu.xp.asarray(rng.integers(3, 23, (3, 5)))
     with no_grad(), kernels_for(gpu.xp.ndarray):
-        fixed = incremental_decoding.graph_decoder(model, source, 2)
+        fixed = incremental_decoding.GraphDecoder(model, source, 2)
         plain = CachedDecoder(model, source, 2)
         tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
         for step in range(11):
