@@ -77,8 +77,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     preset = (
         "preset: tiny, multi30k, small, finetune, base, big, base-en-fr, big-en-fr, "
-        "base-ROW (of Table 3), parsing, parsing-semi, parsing-small, or a JSON or "
-        "TOML file; for --from, finetune (default tiny)"
+        "base-ROW (of Table 3), parsing, parsing-semi, parsing-small, or a JSON "
+        "file; for --from, finetune (default tiny)"
     )
     add("--config", metavar="NAME", help=preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")

@@ -74,8 +74,8 @@ def write_text(folder: Path) -> None:
     """Write what the commands read: a corpus, text of the reader's own, a preset."""
     (folder / "data" / "multi30k").mkdir(parents=True)
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    [preset] = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (folder / "mine.toml").write_text(preset, encoding="utf-8")
+    [preset] = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "mine.json").write_text(preset, encoding="utf-8")
     pairs = [
         (f"a dog runs over {i} stones .", f"ein Hund rennt über {i} Steine .")
         for i in range(400)

@@ -32,9 +32,8 @@ class RunState:
     `text` has a digest of each split. The next batch is number `position` of `epoch`; a
     validation of this step is pending if the run was stopped before it. `best_loss` and
     `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
-    `loss_scale` is fp16's factor with its number of finite steps. `tags` are those of
-    older runs that mixed corpora. `decoding` are the settings that translations of the
-    model begin with.
+    `loss_scale` is fp16's factor with its number of finite steps. `decoding` are the
+    settings that translations of the model begin with.
 
     The names of all fields are part of the checkpoint format.
     """
@@ -52,7 +51,6 @@ class RunState:
     learning_rate: float = 0.0
     gradient_norm: float = math.nan
     loss_scale: tuple[float, int] | None = None
-    tags: tuple[str, ...] = ()
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     window: Window = field(default_factory=Window)
 
@@ -65,7 +63,8 @@ class RunState:
         Raises: ValueError or TypeError if it is not the state of a run.
         """
         values = {name: value for name, value in stored.items() if value is not None}
-        values.pop("lowest_cost", None)  # of older runs
+        for name in ("lowest_cost", "tags"):  # of older runs
+            values.pop(name, None)
         if isinstance(values.get("text"), str):  # that of the training text alone
             values["text"] = {"train": values["text"]}
         if values.get("decoding"):
@@ -75,8 +74,8 @@ class RunState:
             values.pop("decoding", None)
         if "window" in values:
             values["window"] = from_dict(Window, values["window"])
-        for name in {"tags", "loss_scale"} & values.keys():
-            values[name] = tuple(values[name])
+        if "loss_scale" in values:
+            values["loss_scale"] = tuple(values["loss_scale"])
         return from_dict(cls, {**vars(cls()), **values})
 
     def used_up(self, training: TrainingConfig) -> str | None:

@@ -7,18 +7,12 @@ import dataclasses
 import difflib
 import json
 import operator
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 C = TypeVar("C")
 
@@ -119,20 +113,16 @@ def merged(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read the values in a JSON or TOML file by field name, also those in tables.
+    """Read the values in a JSON file by field name, also those in objects within.
 
     Raises: UsageError if it cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        read: Callable[[str], Any] = (
-            tomllib.loads if path.suffix == ".toml" else json.loads
-        )
-        values = read(text)
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")
-        tables = [v if isinstance(v, dict) else {k: v} for k, v in values.items()]
-        return {name: value for table in tables for name, value in table.items()}
+        parts = [v if isinstance(v, dict) else {k: v} for k, v in values.items()]
+        return {name: value for part in parts for name, value in part.items()}
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: {reason}") from error

@@ -170,7 +170,7 @@ PRESETS |= {
 
 
 def find_preset(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the settings of a preset, or of a JSON or TOML file.
+    """Return the name and the settings of a preset, or of a JSON file.
 
     A file may name a preset as `config`, and override it. The config.json of a run can
     be such a file; its text is ignored, as only flags say what text to learn from.
@@ -180,11 +180,9 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
     if name in PRESETS:
         return name, PRESETS[name]
     path = Path(name)
-    if path.suffix not in (".json", ".toml"):
+    if path.suffix != ".json":
         hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"
-        raise UsageError(
-            f"--config: expected FILE.json, FILE.toml or a preset, got {name}{hint}"
-        )
+        raise UsageError(f"--config: expected FILE.json or a preset, got {name}{hint}")
     values = read_settings(path)
     unused = ["train", "val", "test", "weights", "tags", "start"]
     if "preset" in values:  # a run, which may be one of an older version

@@ -39,9 +39,9 @@ def test_the_examples_for_contributors_run(tmp_path):
     code = tmp_path / "code.py"
     code.write_text("\n".join(snippets))
     subprocess.run([sys.executable, str(code)], check=True)
-    [preset] = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "mine.toml").write_text(preset)
-    name, values = find_preset(str(tmp_path / "mine.toml"))
+    [preset] = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.json").write_text(preset)
+    name, values = find_preset(str(tmp_path / "mine.json"))
     assert (name, values["d_model"], values["vocab_size"]) == ("mine", 192, 10_000)
 
 

@@ -211,9 +211,9 @@ def test_a_resumed_run_changes_its_length_only():
 
 
 def test_settings_from_a_file_build_on_a_preset(tmp_path):
-    toml = tmp_path / "mine.toml"
-    toml.write_text('config = "multi30k"\nsteps = 5\n[model]\nd_model = 64\n')
-    name, values = find_preset(str(toml))
+    path = tmp_path / "mine.json"
+    path.write_text('{"config": "multi30k", "steps": 5, "model": {"d_model": 64}}')
+    name, values = find_preset(str(path))
     assert name == "mine"
     assert values == {**PRESETS["multi30k"], "steps": 5, "d_model": 64}
 
@@ -243,9 +243,10 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
         ("none.json", None, "No such file"),
         ("x.json", "{", "x.json: "),
         ("x.json", "[1]", "expected an object of settings"),
-        ("x.toml", "d_modell = 1", "unknown setting d_modell; did you mean d_model?"),
+        ("x.json", '{"d_modell": 1}', "unknown setting d_modell; did you mean d_model"),
         ("x.json", '{"device": "cpu"}', "unknown setting device; text, devices and"),
-        ("x.toml", 'config = "bose"', "got bose; did you mean base?"),
+        ("x.json", '{"config": "bose"}', "got bose; did you mean base?"),
+        ("x.toml", "d_model = 8", "expected FILE.json or a preset, got x.toml"),
     ],
 )
 def test_wrong_presets_are_explained(tmp_path, monkeypatch, name, text, message):
@@ -312,10 +313,10 @@ def test_steps_between_checkpoints_replace_a_presets_minutes(tmp_path):
     assert minutes("--checkpoint-minutes", "3") == 3
     assert minutes("--checkpoint-minutes", "3", "--save-every", "7") == 3
     assert minutes("--checkpoint-minutes", "3", preset=PRESETS["multi30k"]) == 3
-    mine = tmp_path / "mine.toml"
-    mine.write_text('config = "base"\nsave_every = 7\n')
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"config": "base", "save_every": 7}')
     assert minutes(preset=find_preset(str(mine))[1]) is None
-    mine.write_text('config = "base"\nsteps = 7\n')
+    mine.write_text('{"config": "base", "steps": 7}')
     assert minutes(preset=find_preset(str(mine))[1]) == 10
 
 
