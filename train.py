@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -317,6 +318,10 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
             f"({test.bleu_signature}), beam {run.settings.decoding.beam}"
         )
     run.log(f"done        {run.directory.path}, {run.state.seconds:,.0f} s")
+    held_out = next(data.text[x] for x in ("test", "val", "train") if x in data.text)
+    short = (x for x, _ in held_out.lines() if 0 < len(x) < 80 and x[0] != "-")
+    example = "python", "translate.py", "--model", str(run.directory.path)
+    run.log(f"translate   {shlex.join([*example, *itertools.islice(short, 1)])}")
 
 
 # The command

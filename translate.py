@@ -17,9 +17,10 @@ from minitransformer.cli import (
     exit_code,
     path_or_standard,
     positive,
+    say,
 )
-from minitransformer.runs.run_directory import RunDirectory, find_checkpoint, is_model
-from minitransformer.runs.shipped import described
+from minitransformer.runs.models import described, find_checkpoint, is_model
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, flags_of
@@ -83,7 +84,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--input", "-i", type=path_or_standard, metavar="FILE", help=source)
     target = "file of the translations, plain or .gz (default standard output)"
     add("--output", "-o", type=path_or_standard, metavar="FILE", help=target)
-    model = "run, checkpoint or shipped model (default newest run, else en-de); "
+    model = "run, checkpoint or shipped model (default newest ended run, or en-de); "
     model += "repeat for an ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "compare with these translations: print sacreBLEU and chrF"
@@ -116,7 +117,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.model.append(Path(args.sentence.pop(0)))  # `--model A B`: B, too
     if len(args.sentence) == 1 and os.path.isfile(args.sentence[0]):
         hint = f"{args.sentence[0]} is a file, too: --input translates its lines"
-        print(f"translate.py: {hint}", file=sys.stderr)
+        say(f"translate.py: {hint}")
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     named = {name for name, x in vars(args).items() if x is not None and x is not False}
@@ -143,7 +144,8 @@ def load_model(args: argparse.Namespace) -> Translator:
         own = (file for path in found for file in RunDirectory(path.parent).own_files())
         refuse_overwriting_inputs("--output", args.output, *found, *own)
     if not args.model:
-        print(f"translate.py: using {described(paths[0])}", file=sys.stderr)
+        chosen = f"using {described(paths[0])}; --model names another"
+        say(f"translate.py: {chosen}")
     names = "device", "precision", "tag"
     options = {name: getattr(args, name) for name in names}
     threads = 1 if args.serve else args.threads  # a server's threads must not fork

@@ -32,7 +32,7 @@ from minitransformer.commands import export
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.runs.models import find_checkpoint
 from minitransformer.settings.config import EOS_ID, PAD_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import make_config

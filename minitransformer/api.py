@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minitransformer.backends.devices import open_device
 from minitransformer.runs import checkpoint
-from minitransformer.runs.run_directory import find_checkpoint
+from minitransformer.runs.models import find_checkpoint
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
@@ -34,14 +34,15 @@ def load(
 ) -> Translator:
     """Load a run directory, a checkpoint or a shipped model by its name.
 
-    The default is the newest run in ./runs, or else the shipped model. Several paths
-    make an ensemble, whose probabilities are averaged, and which decodes as the run of
-    the first. `device` is "cpu", "cuda" or "cuda:N"; `devices.open_device` explains
-    `precision`, which is that of all models of this process. A processor translates on
-    one core; on Linux, `threads` above 1 divides the lines of a call among so many
-    forked processes, which a program whose other threads hold locks should not ask for.
-    The memory that this process frees is kept for reuse from now on (`tune_allocator`).
-    `tag` is put before every line, for a model of several corpora.
+    The default is the newest run in ./runs that has ended and learned from text of the
+    user, or else the shipped model. Several paths make an ensemble, whose probabilities
+    are averaged, and which decodes as the run of the first. `device` is "cpu", "cuda"
+    or "cuda:N"; `devices.open_device` explains `precision`, which is that of all models
+    of this process. A processor translates on one core; on Linux, `threads` above 1
+    divides the lines of a call among so many forked processes, which a program whose
+    other threads hold locks should not ask for. The memory that this process frees is
+    kept for reuse from now on (`tune_allocator`). `tag` is put before every line, for a
+    model of several corpora.
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from minitransformer.settings import VERSION
 from minitransformer.settings.config import ONLY_IN_FILES
+from minitransformer.settings.extras import as_installed
 from minitransformer.settings.options import (
     Config,
     UsageError,
@@ -88,6 +89,9 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line, without the list of all flags before it."""
         self.exit(2, f"{self.prog}: error: {printable(message)}\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(as_installed(message), file)
 
     def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
@@ -255,7 +259,7 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
         message = f"out of memory, {advice}: {error}"
     finally:
         sys.stdout = stdout
-    print(f"{prog}: error: {who}{printable(message)}", file=sys.stderr)
+    say(f"{prog}: error: {who}{printable(message)}")
     return code
 
 
@@ -314,6 +318,11 @@ def drop_failed_output() -> None:
     if sys.stdout is not None:  # else it was closed
         sys.stdout = cast(TextIO, OutputStream(sys.stdout))
     sys.stderr = cast(TextIO, OutputStream(sys.stderr))
+
+
+def say(line: str) -> None:
+    """Print a line for people, beside any output."""
+    print(as_installed(line), file=sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -33,6 +33,41 @@ def python(*arguments, cwd=ROOT):
     )
 
 
+def test_a_wheel_names_its_commands(tmp_path):
+    """A wheel has the scripts within the package, and no train.py beside it."""
+    package = tmp_path / "minitransformer"
+    (package / "scripts").mkdir(parents=True)
+    for part in (ROOT / "minitransformer").iterdir():
+        (package / part.name).symlink_to(part)
+    for name in ("train.py", "translate.py"):
+        (package / "scripts" / name).symlink_to(ROOT / name)
+
+    def said(*arguments):
+        command = (
+            "import sys; from minitransformer.__main__ import main; main(sys.argv[1:])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", command, *arguments],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout + done.stderr
+
+    for arguments, expected in (
+        (["train", "--help"], "\n    minitransformer train --resume "),
+        (["translate", "--help"], "usage: minitransformer translate [-h]"),
+        (["translate", "--beem", "2"], "minitransformer translate: error: unrec"),
+        (["train", "--resume"], "none: run minitransformer train first"),
+        (["export", "--help"], "from which minitransformer train --from begins."),
+        (["translate", "--beam", "1", "Hello."], "minitransformer translate: using "),
+    ):
+        found = said(*arguments)
+        assert expected in found
+        assert not re.search(r"(train|translate)\.py", found)
+
+
 def help_of(name, capsys):
     """The `--help` of a command, which must end well."""
     with pytest.raises(SystemExit) as ended:

@@ -6,6 +6,7 @@ The runs are so small that each takes a tenth of a second or less.
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from errno import ENOSPC
@@ -28,7 +29,7 @@ from minitransformer.training import evaluation, lifecycle, progress
 from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
-from support.in_process import run_main, signals_put_back
+from support.in_process import run_main, run_translate, signals_put_back
 from support.scripts import TIMINGS
 
 # A model of two layers that updates in milliseconds.
@@ -83,6 +84,7 @@ def start(text, place):
         assert bool(error) == (code in (1, 2))
         return error or out
 
+    start.text = text
     return start
 
 
@@ -164,11 +166,25 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert lines[1] == "device      cpu, 2 workers"
     words = [line.split()[0] for line in lines]
     assert words[2:7] == ["parameters", "text", "held", "update", "memory"]
-    assert words[7:-3] == ["step"] * 11
-    assert words[-3:] == ["averaged", "test", "done"]
-    assert lines[-3] == "averaged    the last 2 checkpoints"
-    assert re.fullmatch(rf"done        {run}, \d+ s", lines[-1])
+    assert words[7:-4] == ["step"] * 11
+    assert words[-4:] == ["averaged", "test", "done", "translate"]
+    assert lines[-4] == "averaged    the last 2 checkpoints"
+    assert re.fullmatch(rf"done        {run}, \d+ s", lines[-2])
     assert "resumed" not in words
+
+
+def test_the_last_line_is_a_command_that_translates(start, capfd):
+    """It has a line of the test text, which lacks what looks like a flag."""
+    line = start("--steps", 2, "--run", "a run").splitlines()[-1]
+    word, *command = shlex.split(line)
+    assert (word, command[:4]) == (
+        "translate",
+        ["python", "translate.py", "--model", "a run"],
+    )
+    code, out, error = run_translate(capfd, *command[2:])
+    assert (code, error, out.count("\n")) == (0, "", 1)
+    [source] = command[4:]
+    assert source in Path(parse(*start.text).data, "test.en").read_text().splitlines()
 
 
 def test_checkpoints_have_moments_and_results_have_none(start):
@@ -373,7 +389,7 @@ def test_minutes_end_a_run_and_count_those_before_it_was_resumed(start, clock):
     out = start("--resume", "run", "--minutes", 5 * 10.00049 / 60, "--log-every", 2)
     assert logged(out, "epoch") == [4]
     assert steps("run") == [2, 4, 5]
-    assert out.splitlines()[-1] == "done        run, 50 s"
+    assert out.splitlines()[-2] == "done        run, 50 s"
     assert values("run", "loss").keys() == {1, 2, 3, 4}
     reports = [record for record in records("run") if "loss" in record]
     seconds = {record["step"]: record["seconds"] for record in reports}

@@ -211,17 +211,20 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
 
 def test_the_newest_run_is_used_and_named(tmp_path):
     for name in ("old", "new"):
-        save_small_run(tmp_path / "runs" / name)
+        folder = tmp_path / "runs" / name
+        save_small_run(folder)
+        (folder / "best.safetensors").rename(folder / "averaged.safetensors")
     result = run(*SHORT, "the cat", cwd=tmp_path)
     assert result.returncode == 0
-    assert b"translate.py: using runs/" in result.stderr
+    said = rb"translate.py: using runs/\w+/averaged.safetensors \(a to b, 0 updates\);"
+    assert re.match(said, result.stderr)
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
         ("--model none x", 1, "none: expected a run, a checkpoint or a shipped model"),
-        ("x", 1, "expected a training run in"),
+        ("x", 1, "expected a run in"),
         ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),
         (
             "--model MODEL --threads 0 x",

@@ -19,7 +19,8 @@ from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
+from minitransformer.runs.models import find_checkpoint
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.system.files import atomic_folder, require_new

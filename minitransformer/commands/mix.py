@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.settings.extras import as_installed
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder, require_new
 from minitransformer.text.clean import clean
@@ -78,7 +79,7 @@ def mix(
         ]
     source, target = languages
     flags = f"--data {folder} --source {source} --target {target}"
-    return f"{', '.join(sizes)} pairs, for train.py {flags}"
+    return as_installed(f"{', '.join(sizes)} pairs, for train.py {flags}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from minitransformer.cli import say
 from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.commands.pages import page
 from minitransformer.settings import VERSION
@@ -239,7 +240,7 @@ def serve(translator: Translator, host: str, port: int) -> None:
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
     with server, suppress(KeyboardInterrupt):
-        print(f"translate.py: open {server.address} (Ctrl-C ends)", file=sys.stderr)
+        say(f"translate.py: open {server.address} (Ctrl-C ends)")
         server.serve_forever()
     # A thread in C++ code cannot be ended safely: its answer is waited for.
     server.worker.shutdown(cancel_futures=True)

@@ -153,6 +153,18 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
 
 
+def recorded_state(path: Path) -> RunState:
+    """Return the state that a checkpoint holds, without reading its parameters.
+
+    Raises: ValueError saying that the file cannot be used.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            return RunState.from_json(json.loads(file.metadata()["state"]))
+    except Exception as error:  # whatever a damaged or malicious file may cause
+        raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
+
+
 def recorded_cost(path: Path, best_by: str | None) -> float:
     """Return how bad a run's best or averaged model is, as its state says.
 
@@ -160,10 +172,8 @@ def recorded_cost(path: Path, best_by: str | None) -> float:
     NaN if the file cannot be read: `load` says what is wrong with it.
     """
     try:
-        with safe_open(path, framework="np") as file:
-            state = RunState.from_json(json.loads(file.metadata()["state"]))
-        return state.best_cost(best_by)
-    except Exception:  # whatever a damaged or malicious file may cause
+        return recorded_state(path).best_cost(best_by)
+    except ValueError:
         return math.nan
 
 

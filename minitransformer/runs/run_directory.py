@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,8 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, load, recorded_cost
-from minitransformer.runs.shipped import DEFAULT, shipped_model
+from minitransformer.runs.checkpoint import (
+    SUFFIX,
+    Checkpoint,
+    load,
+    recorded_cost,
+    recorded_state,
+)
 from minitransformer.settings.config import RunConfig, TrainingConfig
 from minitransformer.system.files import (
     file_lock,
@@ -240,6 +244,16 @@ class RunDirectory:
             found[:2] = sorted(found[:2], key=lambda x: recorded_cost(x, best_by))
         return found[0]
 
+    def has_ended(self) -> bool:
+        """Whether training came to its end here, at least once."""
+        last = self.checkpoints()[-1:]
+        try:
+            training = self.read_config().training
+            ended = [recorded_state(path).used_up(training) for path in last]
+        except (OSError, ValueError):  # something is damaged, or not a run's
+            return False
+        return self.averaged.is_file() or ended not in ([], [None])
+
     def has_checkpoint(self) -> bool:
         return bool(self._by_preference())
 
@@ -258,60 +272,3 @@ def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
             make_folder(path, exist_ok=False)
             break
     return path
-
-
-def newest_run(
-    runs: Path = Path("runs"), with_checkpoint: bool = False
-) -> RunDirectory:
-    """Return the run directory in `runs` that was written to last.
-
-    Raises: FileNotFoundError if there is none.
-    """
-    found = [RunDirectory(path.parent) for path in runs.glob("*/config.json")]
-    if with_checkpoint:
-        found = [run for run in found if run.has_checkpoint()]
-    if not found:
-        kind = " with a checkpoint" if with_checkpoint else ""
-        raise FileNotFoundError(
-            f"expected a training run in {runs.absolute()}, found none{kind}: "
-            "run train.py first or name one"
-        )
-    return max(found, key=RunDirectory.last_written)
-
-
-def find_checkpoint(path: Path | None, runs: Path = Path("runs")) -> Path:
-    """Return the checkpoint that `path` names.
-
-    It may be a checkpoint file, a run directory (its preferred checkpoint) or, if
-    neither has that name, a shipped model. None is the newest run in `runs` with a
-    checkpoint, or else the default shipped model.
-
-    Raises: FileNotFoundError if there is no checkpoint.
-    """
-    if path is None:
-        try:
-            return newest_run(runs, with_checkpoint=True).preferred_checkpoint()
-        except FileNotFoundError:
-            if (shipped := shipped_model(DEFAULT)) is None:
-                raise
-            return shipped
-    if not (path.is_file() or RunDirectory(path).has_checkpoint()):
-        path = shipped_model(str(path)) or path
-    if not path.exists():
-        expected = f"a run, a checkpoint or a shipped model ({DEFAULT})"
-        raise FileNotFoundError(f"{path}: expected {expected}, found nothing")
-    return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
-
-
-def is_model(text: str) -> bool:
-    """Return whether an argument names a run, a checkpoint or a shipped model.
-
-    A missing path inside an existing folder counts too: the user meant a model.
-    """
-    # os.path.isfile is False for what is no name or cannot be read; Path raises.
-    is_checkpoint = text.endswith(SUFFIX) and os.path.isfile(text)
-    is_shipped = shipped_model(text) is not None
-    is_run = os.path.isfile(Path(text, "config.json"))
-    folder = os.path.dirname(text) if len(text.split()) == 1 else ""
-    is_wrong = os.path.isdir(folder) and not os.path.exists(text)
-    return is_shipped or is_checkpoint or is_run or is_wrong

@@ -21,10 +21,9 @@ def shipped_model(name: str) -> Path | None:
     return path if path.parent.parent == FOLDER and os.path.isfile(path) else None
 
 
-def described(checkpoint: Path) -> str:
-    """Return what messages call a checkpoint: its path, or the title of its card."""
+def card_title(checkpoint: Path) -> str:
+    """Return the title of a shipped model's card, or "" for another checkpoint."""
     if checkpoint.parent.parent != FOLDER:
-        return str(checkpoint)
+        return ""
     card = checkpoint.with_name("README.md").read_text(encoding="utf-8")
-    title = card.partition("\n")[0].removeprefix("# ")
-    return f"the shipped model {title}; train.py makes your own"
+    return card.partition("\n")[0].removeprefix("# ")

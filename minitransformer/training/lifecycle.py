@@ -21,6 +21,7 @@ from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
+from minitransformer.settings.extras import as_installed
 from minitransformer.text.batches import Batches
 from minitransformer.training.distributed import Communicator, checksum
 from minitransformer.training.loss_scale import LossScale
@@ -75,6 +76,7 @@ class TrainingRun:
     def log(self, line: str) -> None:
         """Print a line, above the progress bar, and append it to the run's log."""
         if not self.ranks.rank:
+            line = as_installed(line)
             if sys.stdout is not None:  # None if it was closed
                 tqdm.write(line, file=sys.stdout)
                 sys.stdout.flush()

@@ -2,25 +2,17 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from minitransformer.runs import run_directory, shipped
-from minitransformer.runs.run_directory import (
-    RunDirectory,
-    find_checkpoint,
-    is_model,
-    new_directory,
-    newest_run,
-)
+from minitransformer.runs import run_directory
+from minitransformer.runs.run_directory import RunDirectory, new_directory
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.system import files
@@ -119,56 +111,6 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
         pass  # a failed start
     RunDirectory(runs[2]).remove_if_empty()  # none at all
     assert list(folder.iterdir()) == runs[:1]
-
-
-def test_find_checkpoint_prefers_averaged_then_best_then_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "none")
-    run = RunDirectory(tmp_path / "runs" / "a")
-    run.path.mkdir(parents=True)
-    run.config.write_text("{}")
-    with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
-        find_checkpoint(run.path)
-    with pytest.raises(FileNotFoundError, match="found none with a checkpoint"):
-        find_checkpoint(None, tmp_path / "runs")
-    for path in (run.checkpoint(9), run.checkpoint(10), run.best, run.averaged):
-        path.write_bytes(b"")
-        assert find_checkpoint(run.path) == path
-    newer = tmp_path / "runs" / "b"
-    newer.mkdir()
-    (newer / "config.json").write_text("{}")
-    later = run.path.stat().st_mtime + 60
-    os.utime(newer / "config.json", (later, later))
-    (run.path / "plot.png").write_bytes(b"")  # which is not from training
-    os.utime(run.path, (later + 60, later + 60))
-    assert find_checkpoint(None, tmp_path / "runs") == run.averaged
-    assert newest_run(tmp_path / "runs").path == newer  # which can be resumed
-    assert find_checkpoint(run.best) == run.best
-    with pytest.raises(FileNotFoundError, match="expected a training run in"):
-        find_checkpoint(None, tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match=r"found none: run train\.py first"):
-        newest_run(tmp_path / "none")
-
-
-def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = RunDirectory(Path("run"))
-    run.path.mkdir()
-    assert not is_model(str(run.path))
-    run.config.write_text("{}")
-    assert is_model(str(run.path))
-    run.best.write_text("")
-    assert is_model(str(run.best))
-    Path("best.safetensors").write_text("")
-    assert is_model("best.safetensors")
-    assert not is_model("other.safetensors")
-    assert is_model("en-de")
-    assert not any(map(is_model, ("a" * 300, "x\0y", "", ".", "en-de/..")))
-    Path("folder.safetensors").mkdir()
-    for text in ("folder.safetensors", "the cat sat", "", "\0.safetensors", "a" * 5000):
-        assert not is_model(text)
-    assert is_model("run/typo")  # which is refused, and no sentence
-    for text in ("either/or", "run/typo is wrong", "/"):
-        assert not is_model(text)
 
 
 def test_pruning_keeps_the_newest(tmp_path):

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 import minitransformer
 from minitransformer.commands import export
 from minitransformer.runs import checkpoint, shipped
-from minitransformer.runs.run_directory import RunDirectory, find_checkpoint
+from minitransformer.runs.models import find_checkpoint
 from support.in_process import run_translate
-from support.models import CAT_LINES, save_small_model, save_small_run
+from support.models import CAT_LINES, save_small_run
 from support.scripts import SHORT
 
 REAL = shipped.FOLDER / "en-de"
@@ -39,6 +39,7 @@ def test_it_translates_where_there_is_no_run(box, model_path, capfd):
         assert found[:2] == expected[:2]
         named = "" if flags else "translate.py: using the shipped model en-de: English "
         assert found[2].startswith(named)
+        assert flags or found[2].endswith("; --model names another\n")
         assert found[2].count("\n") == (not flags)
     Path("words").write_text("the cat\n")
     code, _, error = run_translate(capfd, "--score", "words", CAT_LINES[0])
@@ -50,18 +51,12 @@ def test_it_translates_where_there_is_no_run(box, model_path, capfd):
         assert table.dtype == np.float32
 
 
-def test_a_run_with_a_checkpoint_comes_first(box, capfd):
-    run = RunDirectory(Path("runs/mine"))
-    run.path.mkdir(parents=True)
-    run.config.write_text("{}")
-    assert find_checkpoint(None) == box
+def test_a_run_of_its_name_comes_first(box, capfd):
     Path("en-de").mkdir()  # the data, perhaps
     assert find_checkpoint(Path("en-de")) == box
     Path("en-de").rmdir()
     save_small_run(Path("en-de"))
     assert find_checkpoint(Path("en-de")) == Path("en-de/best.safetensors")
-    save_small_model(run.best)
-    assert find_checkpoint(None) == run.best
     _, _, error = run_translate(capfd, *SHORT, "--model", "en-de", "x")
     assert error == ""
 
@@ -78,7 +73,7 @@ def test_without_it_the_message_is_about_runs(box, capfd):
     box.unlink()
     code, _, error = run_translate(capfd, "x")
     assert (code, error.count("\n")) == (1, 1)
-    assert "expected a training run in" in error
+    assert "expected a run in" in error
 
 
 def test_16_bits_are_those_of_numpy(box, model_path, capsys):
@@ -137,7 +132,7 @@ def test_the_model_of_this_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (REAL / "model.safetensors").stat().st_size <= 12_000_000
     card = (REAL / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("# en-de: English to German\n")
+    assert card.startswith("# en-de: English to German (")
     assert "…" not in card  # what is to be filled in
     for source in ("manythings.org/anki", "tatoeba.org", "CC BY 2.0", "statmt.org"):
         assert source in card

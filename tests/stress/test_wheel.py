@@ -106,11 +106,14 @@ def test_the_wheel_runs_the_built_in_job(tmp_path, wheel, version):
     empty.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     command = bin_ / "minitransformer"
-    subprocess.run([command, "train"], cwd=empty, check=True, env=clean)
+    subprocess.run(
+        [command, "train", "--run", "runs/first"], cwd=empty, check=True, env=clean
+    )
     done = subprocess.run(
         [
             command,
             "translate",
+            *("--model", "runs/first"),
             "The old man gives the small child a red apple.",
         ],
         cwd=empty,

@@ -1,0 +1,179 @@
+"""Which run or model is meant by a path, or by none, and what is said of it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import minitransformer
+from minitransformer.runs import shipped
+from minitransformer.runs.models import (
+    corpus_name,
+    described,
+    find_checkpoint,
+    is_model,
+    newest_run,
+)
+from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
+from support.models import save_small_model
+
+OWN = "/home/me/talks/train.en.gz", "/home/me/talks/train.de"
+BUILT_IN = "cache/built-in-1/train.en", "cache/built-in-1/train.de"
+
+
+def save_run(path, states, text=OWN, age=0, **training):
+    """Write a run whose checkpoints have these states, by their names."""
+    run = RunDirectory(path)
+    path.mkdir(parents=True)
+    settings = TrainingConfig(**{"steps": 40, **training}), DecodingConfig()
+    config = RunConfig("tiny", ModelConfig(), *settings, {"train": text})
+    run.config.write_text(config.to_json())
+    os.utime(run.config, (1e9 - age, 1e9 - age))
+    for name, state in states.items():
+        save_small_model(path / f"{name}.safetensors", RunState(**state))
+    return run
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder, and a package whose model is small."""
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "models" / "en-de"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("# en-de: English to German\n\nIts card.\n")
+    save_small_model(folder / "model.safetensors")
+    return tmp_path
+
+
+BEST = {"best": {"step": 20}, "step-00000030": {"step": 30}}
+ENDED = {"best": {"step": 20}, "step-00000040": {"step": 40}}
+ON_TIME = {"step-00000007": {"step": 7, "seconds": 60.5}}
+IMPATIENT = {"step-00000007": {"step": 7, "validations_since_best": 2}}
+AVERAGED = {"averaged": {"step": 40}, "step-00000045": {"step": 45}}
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "settings"),
+    [
+        (None, {}, {}),  # interrupted before the first checkpoint
+        (None, {"step-00000030": {"step": 30}}, {}),  # before the first validation
+        (None, BEST, {}),  # after it
+        ("best", ENDED, {}),
+        ("best", ENDED, {"steps": 30}),
+        ("step-00000007", ON_TIME, {"minutes": 1.0}),
+        (None, ON_TIME, {"minutes": 2.0}),
+        ("step-00000007", IMPATIENT, {"patience": 2}),
+        ("averaged", AVERAGED, {"steps": 90}),  # and was continued
+        (None, AVERAGED, {"text": BUILT_IN}),
+        (None, ENDED, {"text": BUILT_IN}),
+    ],
+)
+def test_without_a_name_it_is_the_newest_run_that_ended_on_own_text(
+    place, name, states, settings
+):
+    run = save_run(Path("runs/newest"), states, **settings)
+    shipped_model = place / "models" / "en-de" / "model.safetensors"
+    expected = shipped_model if name is None else run.path / f"{name}.safetensors"
+    assert find_checkpoint(None) == expected
+    older = save_run(Path("runs/older"), ENDED, age=60)
+    save_run(Path("runs/oldest"), ENDED, age=120)
+    expected = older.best if name is None else expected
+    assert find_checkpoint(None) == expected
+
+
+def test_python_loads_the_same_model(place):
+    assert minitransformer.load().decoding.beam == 4
+    save_run(Path("runs/a"), {"averaged": {"decoding": DecodingConfig(beam=7)}})
+    assert minitransformer.load().decoding.beam == 7
+    save_run(Path("runs/b"), {"averaged": {}}, BUILT_IN, age=-60)
+    assert minitransformer.load().decoding.beam == 7
+
+
+def test_what_cannot_be_read_is_not_chosen(place):
+    run = save_run(Path("runs/a"), {"step-00000040": {"step": 40}})
+    assert find_checkpoint(None) == run.checkpoint(40)
+    run.checkpoint(40).write_bytes(b"damaged")
+    assert find_checkpoint(None).name == "model.safetensors"
+    save_run(Path("runs/b"), AVERAGED).config.write_text("{}")
+    assert find_checkpoint(None).name == "model.safetensors"
+
+
+def test_the_preferred_checkpoint_of_a_run_is_averaged_then_best_then_newest(place):
+    run = save_run(Path("runs/a"), {})
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
+        find_checkpoint(run.path)
+    for path in (run.checkpoint(9), run.checkpoint(10), run.best, run.averaged):
+        path.write_bytes(b"")
+        assert find_checkpoint(run.path) == path
+    assert find_checkpoint(run.best) == run.best
+
+
+def test_the_newest_run_is_the_one_that_was_trained_last(place):
+    with pytest.raises(FileNotFoundError, match=r"found none: run train\.py first"):
+        newest_run()
+    older = save_run(Path("runs/b"), ENDED, age=60)
+    newer = save_run(Path("runs/a"), {})
+    for name in ("plot.png", "train.log"):  # which are not from training
+        (older.path / name).write_bytes(b"")
+    os.utime(older.path, (2e9, 2e9))
+    assert newest_run().path == newer.path
+    (place / "models" / "en-de" / "model.safetensors").unlink()
+    assert find_checkpoint(None) == older.best
+    older.best.unlink()
+    older.checkpoint(40).unlink()
+    with pytest.raises(FileNotFoundError, match="that has ended, found none: run"):
+        find_checkpoint(None)
+
+
+def test_a_model_is_said_with_its_text_updates_and_bleu(place):
+    state = {"step": 8000, "best_bleu": 39.404}
+    run = save_run(Path("runs/a"), {"averaged": state, "best": {"step": 3}})
+    found = "averaged.safetensors (talks/train, en to de, 8,000 updates, validation"
+    assert described(run.averaged) == f"runs/a/{found} BLEU 39.40)"
+    expected = "runs/a/best.safetensors (talks/train, en to de, 3 updates)"
+    assert described(run.best) == expected
+    copy = Path("copy.safetensors")
+    run.best.rename(copy)
+    assert described(copy) == "copy.safetensors (3 updates)"
+    shipped_model = find_checkpoint(Path("en-de"))
+    assert described(shipped_model) == "the shipped model en-de: English to German"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (BUILT_IN, "the built-in corpus"),
+        (("/d/my.en.gz", "/d/my.de"), "d/my, en to de"),
+        (("/a/b/new.en", "/c/new.de"), "new.en to new.de"),
+        (("/a/b/source", "/a/b/target"), "source to target"),
+    ],
+)
+def test_a_corpus_is_called_by_its_files(text, name):
+    settings = TrainingConfig(), DecodingConfig(), {"train": text}
+    assert corpus_name(RunConfig("tiny", ModelConfig(), *settings)) == name
+
+
+def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(Path("run"))
+    run.path.mkdir()
+    assert not is_model(str(run.path))
+    run.config.write_text("{}")
+    assert is_model(str(run.path))
+    run.best.write_text("")
+    assert is_model(str(run.best))
+    Path("best.safetensors").write_text("")
+    assert is_model("best.safetensors")
+    assert not is_model("other.safetensors")
+    assert is_model("en-de")
+    assert not any(map(is_model, ("a" * 300, "x\0y", "", ".", "en-de/..")))
+    Path("folder.safetensors").mkdir()
+    for text in ("folder.safetensors", "the cat sat", "", "\0.safetensors", "a" * 5000):
+        assert not is_model(text)
+    assert is_model("run/typo")  # which is refused, and no sentence
+    for text in ("either/or", "run/typo is wrong", "/"):
+        assert not is_model(text)
