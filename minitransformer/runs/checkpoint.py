@@ -153,6 +153,15 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
 
 
+def has_moments(path: Path) -> bool:
+    """Return whether a checkpoint has Adam's moments, to resume from."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return {*file.keys()}.issuperset(MOMENTS)
+    except Exception:  # whatever a damaged or malicious file may cause
+        return False
+
+
 def recorded_state(path: Path) -> RunState:
     """Return the state that a checkpoint holds, without reading its parameters.
 
@@ -233,7 +242,9 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     state, moments = RunState.from_json(json.loads(metadata["state"])), None
     if with_moments:
         if not names.issuperset(MOMENTS):
-            raise ValueError("it holds no optimizer state to resume from")
+            raise ValueError(
+                "expected Adam's moments, which only the last checkpoints of a run have"
+            )
         like = parameters.data
         first, second = (read(name, like.shape, like.dtype) for name in MOMENTS)
         moments = first, second

@@ -14,9 +14,11 @@ from typing import Any
 from minitransformer.runs.checkpoint import (
     SUFFIX,
     Checkpoint,
+    has_moments,
     load,
     recorded_cost,
     recorded_state,
+    save,
 )
 from minitransformer.settings.config import RunConfig, TrainingConfig
 from minitransformer.system.files import (
@@ -31,6 +33,9 @@ from minitransformer.system.files import (
 # The files of a run that are replaced as a whole, besides the checkpoints of steps.
 OWN = [*"config.json metrics.jsonl tokenizer.model".split()]
 OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
+
+# So many of a run's last checkpoints have Adam's moments, should one be damaged.
+WITH_MOMENTS = 2
 
 
 class RunDirectory:
@@ -206,14 +211,21 @@ class RunDirectory:
             return load(path, with_moments=True)
         except ValueError as error:
             checkpoints = self.checkpoints()
-            if not (earlier := checkpoints[: checkpoints.index(path)]):
+            found = checkpoints[: checkpoints.index(path)][-1:]
+            with suppress(ValueError):
+                load(path)
+                found = [path]  # of which the moments alone are missing
+            if not found:
                 raise
-            advice = f"delete it, and --resume goes on from {earlier[-1].name}"
+            advice = f"delete it, and --resume goes on from {found[0].name}"
+            if not has_moments(found[0]):
+                advice = f"train.py --from {found[0]} begins a run with its parameters"
             raise ValueError(f"{error}; {advice}") from error
 
     def prune(self, training: TrainingConfig) -> None:
         """Delete all but the last `num_kept` checkpoints named by their step.
 
+        Those but the last WITH_MOMENTS lose Adam's moments, two thirds of their size.
         One that was saved only because the run stopped goes once there is a newer one:
         an unbroken run would neither have it nor average it.
         """
@@ -223,6 +235,10 @@ class RunDirectory:
         for path in checkpoints:
             if path not in kept:
                 path.unlink()
+        for path in kept[:-WITH_MOMENTS]:
+            with suppress(OSError, ValueError):  # it is damaged, or the disk is full
+                if has_moments(path):
+                    save(path, load(path))
         if checkpoints:
             self._unsaved.unlink(missing_ok=True)
 

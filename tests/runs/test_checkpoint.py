@@ -14,7 +14,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import mean_of
 from support.damage import rewrite_checkpoint
@@ -169,11 +169,43 @@ def test_a_damaged_newest_checkpoint_says_that_deleting_it_helps(tmp_path, token
     assert "delete" not in str(error.value)
 
 
+def test_older_checkpoints_keep_their_parameters_alone(tmp_path, tokenizer):
+    """With them a run can begin, but none goes on."""
+    run, paths = RunDirectory(tmp_path), []
+    for step in (10, 20, 30, 40):
+        paths.append(run.checkpoint(step))
+        checkpoint.save(paths[-1], make(tokenizer, seed=step))
+    expected = [load_file(path) for path in paths]
+    paths[0].write_bytes(paths[0].read_bytes()[:-1])  # damaged, and left alone
+    run.prune(TrainingConfig(save_every=10, keep_last=4))
+    moments = {"adam.mean", "adam.square"}
+    for path, tensors in zip(paths[1:], expected[1:], strict=True):
+        found = load_file(path)
+        lost = tensors.keys() - found.keys()
+        assert lost == (moments if path == paths[1] else set())
+        for name, tensor in found.items():
+            np.testing.assert_array_equal(tensor, tensors[name])
+    before, after = paths[2].stat().st_size, paths[1].stat().st_size
+    assert before - after == pytest.approx(2 * 4 * len(tensors["adam.mean"]), abs=400)
+    helps = f"train.py --from {paths[1]} begins a run with its parameters"
+    for path in paths[2:]:
+        assert run.load_to_resume(path).moments is not None
+    with pytest.raises(ValueError, match="expected Adam's moments") as error:
+        run.load_to_resume(paths[1])
+    assert str(error.value).endswith(helps)
+    paths[2].write_bytes(b"")
+    with pytest.raises(ValueError, match="not a usable checkpoint") as error:
+        run.load_to_resume(paths[2])
+    assert str(error.value).endswith(helps)
+
+
 def test_weights_without_moments_cannot_be_resumed(tmp_path, tokenizer):
     path = tmp_path / "x.safetensors"
     checkpoint.save(path, make(tokenizer, moments=False))
     checkpoint.load(path)
-    with pytest.raises(ValueError, match="no optimizer state"):
+    with pytest.raises(
+        ValueError, match="expected Adam's moments, which only the last"
+    ):
         checkpoint.load(path, with_moments=True)
 
 
