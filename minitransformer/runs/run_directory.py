@@ -49,6 +49,7 @@ class RunDirectory:
         self.path = path
         self.config, self.metrics, self.tokenizer = (path / x for x in OWN[:3])
         self.best, self.averaged = (path / x for x in OWN[3:])
+        self.log = path / "train.log"
         self._lock, self._process_ids = path / ".lock", path / ".processes"
         self._unsaved = path / ".unsaved"  # until there is a checkpoint to resume from
 
@@ -259,6 +260,13 @@ class RunDirectory:
                 best_by = self.read_config().training.best_by
             found[:2] = sorted(found[:2], key=lambda x: recorded_cost(x, best_by))
         return found[0]
+
+    def is_run(self) -> bool:
+        """Whether there is a run's directory, with a config.json of its kind."""
+        try:
+            return bool(self.read_config())
+        except (OSError, ValueError):
+            return False
 
     def has_ended(self) -> bool:
         """Whether training came to its end here, at least once."""

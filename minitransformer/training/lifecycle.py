@@ -80,7 +80,7 @@ class TrainingRun:
             if sys.stdout is not None:  # None if it was closed
                 tqdm.write(line, file=sys.stdout)
                 sys.stdout.flush()
-            self.directory.append(self.directory.path / "train.log", line)
+            self.directory.append(self.directory.log, line)
 
     def record(self, **values: float | str) -> None:
         """Append a line about this step to metrics.jsonl."""

@@ -15,26 +15,9 @@ from minitransformer.runs.models import (
     newest_run,
 )
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from support.models import save_small_model
-
-OWN = "/home/me/talks/train.en.gz", "/home/me/talks/train.de"
-BUILT_IN = "cache/built-in-1/train.en", "cache/built-in-1/train.de"
-
-
-def save_run(path, states, text=OWN, age=0, **training):
-    """Write a run whose checkpoints have these states, by their names."""
-    run = RunDirectory(path)
-    path.mkdir(parents=True)
-    settings = TrainingConfig(**{"steps": 40, **training}), DecodingConfig()
-    config = RunConfig("tiny", ModelConfig(), *settings, {"train": text})
-    run.config.write_text(config.to_json())
-    os.utime(run.config, (1e9 - age, 1e9 - age))
-    for name, state in states.items():
-        save_small_model(path / f"{name}.safetensors", RunState(**state))
-    return run
+from support.models import BUILT_IN, save_run, save_small_model
 
 
 @pytest.fixture

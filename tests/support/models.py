@@ -1,5 +1,7 @@
 """Small models and batches, and what they should compute, the slow way."""
 
+import os
+
 import numpy as np
 
 from minitransformer.engine.autograd import Tensor, no_grad
@@ -78,6 +80,24 @@ def save_small_run(folder, **decoding):
     run.config.write_text(config.to_json())
     save_small_model(run.best, RunState(decoding=config.decoding))
     return str(folder)
+
+
+# Text of the user, and the built-in corpus.
+OWN = "/home/me/talks/train.en.gz", "/home/me/talks/train.de"
+BUILT_IN = "cache/built-in-1/train.en", "cache/built-in-1/train.de"
+
+
+def save_run(path, states, text=OWN, age=0, **training):
+    """Write a run of OWN text whose checkpoints have these states, by their names."""
+    run = RunDirectory(path)
+    path.mkdir(parents=True)
+    settings = TrainingConfig(**{"steps": 40, **training}), DecodingConfig()
+    config = RunConfig("tiny", ModelConfig(), *settings, {"train": text})
+    run.config.write_text(config.to_json())
+    os.utime(run.config, (1e9 - age, 1e9 - age))
+    for name, state in states.items():
+        save_small_model(path / f"{name}.safetensors", RunState(**state))
+    return run
 
 
 def model_with_random_biases(**settings):

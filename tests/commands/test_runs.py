@@ -1,0 +1,118 @@
+"""The command that lists runs and deletes some."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minitransformer.commands.runs import main
+from minitransformer.runs.run_directory import RunDirectory
+from support.models import BUILT_IN, save_run
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder with a run that ended, and one that did not."""
+    monkeypatch.chdir(tmp_path)
+    state = {"step": 1040, "best_bleu": 25.108}
+    save_run(
+        Path("runs/talks"), {"best": {"step": 900}, "step-00001040": state}, steps=9
+    )
+    save_run(Path("runs/toy"), {}, BUILT_IN, age=60)
+    return tmp_path
+
+
+def files(folder="runs"):
+    return sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*.*"))
+
+
+def test_runs_are_listed_with_size_updates_bleu_and_text(capsys):
+    size = 0
+    for path in Path("runs/talks").iterdir():
+        size += len(path.read_bytes())
+    assert main([]) == 0
+    titles, *rows = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["run", "size", "updates", "BLEU", "text"]
+    assert [row.split() for row in rows] == [
+        [
+            "talks",
+            f"{size / 1e6:.1f}",
+            "MB",
+            "1,040",
+            "25.11",
+            *"talks/train, en to de".split(),
+        ],
+        ["toy", "0.0", "MB", "0", *"the built-in corpus (not ended)".split()],
+    ]
+    assert rows[0].index("talks/train") == rows[1].index("the built-in")
+    Path("runs/talks/config.json").write_text("{}")
+    assert main(["runs"]) == 0
+    assert "expected a run's configuration" in capsys.readouterr().out
+    assert main(["elsewhere"]) == 0
+    assert capsys.readouterr().out.startswith("no runs in ")
+
+
+@pytest.mark.parametrize("name", ["talks", "runs/talks", "./runs/talks/"])
+def test_what_is_named_is_deleted_and_nothing_else(capsys, name):
+    assert main(["--delete", name, name]) == 0
+    assert files() == ["toy/config.json"]
+    assert not Path("runs/talks").exists()
+    assert capsys.readouterr().out.startswith("deleted runs/talks, 0.0 MB\n")
+
+
+def test_files_of_the_user_stay(capsys):
+    for name in (
+        "talks/test.out",
+        "talks/step-00001040 (copy).safetensors",
+        "notes.txt",
+    ):
+        Path("runs", name).write_text("mine")
+    Path("runs/talks/train.log").write_text("said")
+    assert main(["--delete", "toy", "talks"]) == 0
+    kept = ["step-00001040 (copy).safetensors", "test.out"]
+    assert files() == ["notes.txt", *(f"talks/{name}" for name in kept)]
+    assert f"but {', '.join(kept)}, not of the run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("talk", "talk: expected a run, found none of this name; did you mean talks?"),
+        ("toy nothing", "nothing: expected a run, found none of this name"),
+        ("other", "other: expected a run, found none"),  # with another config.json
+        ("runs", "runs: expected a run, found none"),
+        ("talks/best.safetensors", "expected a run, found none"),
+        ("twice", "twice: expected one run, got "),
+    ],
+)
+def test_what_is_no_run_or_might_be_another_is_refused(place, capsys, names, message):
+    save_run(Path("twice"), {})
+    save_run(Path("runs/twice"), {})
+    Path("runs/other").mkdir()
+    Path("runs/other/config.json").write_text('{"model_type": "bert"}')
+    before = files(place)
+    assert main(["--delete", *names.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert files(place) == before
+
+
+def test_a_run_in_progress_is_refused(place, capsys):
+    before = files()
+    hold = (
+        "import sys; from pathlib import Path;"
+        "from minitransformer.runs.run_directory import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).lock([7]):\n"
+        "    print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", hold, "runs/talks"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        assert main(["--delete", "toy", "talks"]) == 1
+        error = capsys.readouterr().err
+        assert error.endswith("talks: another training is running here, process 7\n")
+        assert set(before) <= set(files())
+        other.communicate(b"\n")
+    assert main(["--delete", "toy", "talks"]) == 0
+    assert not RunDirectory(Path("runs/talks")).path.exists()
