@@ -129,11 +129,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Data:
-    """The text of each split (train, val, test), its word pieces, and batches."""
+    """The text of each split (train, val, test), its word pieces, and batches.
+
+    `samples` are the pairs of validation text that validations translate.
+    """
 
     text: dict[str, TextPair]
     corpora: dict[str, ParallelCorpus]
     batches: BatchStream
+    samples: list[tuple[str, str]]
 
 
 def encode(
@@ -148,7 +152,12 @@ def encode(
     checks.check_positions(run.settings, corpora)
     training = run.settings.training
     batches = BatchStream(corpora["train"], training, state.epoch, state.position)
-    return Data(text, corpora, batches)
+    samples = list[tuple[str, str]]()
+    if "val" in text:
+        tokens = ((max(map(len, tokenizer.encode(p))), p) for p in text["val"].lines())
+        short = (pair for length, pair in tokens if length < training.max_length)
+        samples += itertools.islice(short, training.validate_bleu)
+    return Data(text, corpora, batches, samples)
 
 
 # Section 5.2: devices, each rank with one of its own; section 3: the model
@@ -223,13 +232,12 @@ def train(
         if run.report_is_due():
             run.report()
         if run.validation_is_due():
-            run.progress.change(pending_validations=1)  # if there is no time for it
-            if not run.stopped_by:
-                validate(run, data, model)
-        if run.checkpoint_is_due() and not run.stopped_by:
-            run.save((adam.first_moment, adam.second_moment))
-    if run.stopped_by:
-        run.save((adam.first_moment, adam.second_moment))
+            run.progress.change(pending_validations=1)
+        if run.checkpoint_is_due():
+            run.save(adam)
+        if run.state.pending_validations and not run.stopped_by:
+            validate(run, data, model)
+    run.save_unsaved(adam)
 
 
 def update(
@@ -257,33 +265,34 @@ def update(
 
 def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     """Measure loss, accuracy and BLEU on validation text; save the best model."""
-    run.progress.change(pending_validations=0)
     if "val" not in data.corpora:
+        run.progress.change(pending_validations=0)
         return
     run.synchronize()
-    training, state = run.settings.training, run.state
-    total = evaluation.validate(model, data.corpora["val"], training.max_tokens)
-    values = {"seconds": round(state.seconds, 3), **total.metrics("validation")}
+    training = run.settings.training
+    total = evaluation.validate(model, data.corpora["val"], training)
+    values = {"seconds": round(run.state.seconds, 3), **total.metrics("validation")}
     text, bleu = "", -1.0
     if training.validate_bleu:
-        bleu = translate(run, data, model, "val", training.validate_bleu).bleu
+        bleu = translate(run, model, data.samples).bleu
         text, values["validation_bleu"] = f"  BLEU {bleu:.2f}", bleu
     run.record(**values)
-    better = run.progress.validated(total.loss, bleu, training.best_by)
+    state = run.state.validated(total.loss, bleu, training.best_by)
+    better = not state.validations_since_best
     text += "  best" * better
     run.log(
         f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
         f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
     )
     if better:
-        run.save_as(run.directory.best)
+        run.save_as(run.directory.best, state)
+    run.progress.state = state
 
 
 def translate(
-    run: TrainingRun, data: Data, model: ParallelModel, split: str, limit: int | None
+    run: TrainingRun, model: ParallelModel, pairs: Sequence[tuple[str, str]]
 ) -> TranslationQuality:
-    """Translate a split, or its first `limit` pairs; compare with references."""
-    pairs = list(itertools.islice(data.text[split].lines(), limit))
+    """Translate the sources of some pairs, and compare with the targets."""
     rank, size = run.ranks.rank, run.ranks.size
     translator = Translator(model.model, run.start.tokenizer, model.num_processes)
     mine = [source for source, _ in pairs[rank::size]]
@@ -302,8 +311,8 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 
     def cost() -> float:
         if training.best_by == "bleu":
-            return -translate(run, data, model, "val", training.validate_bleu).bleu
-        return evaluation.validate(model, data.corpora["val"], training.max_tokens).loss
+            return -translate(run, model, data.samples).bleu
+        return evaluation.validate(model, data.corpora["val"], training).loss
 
     chooses = "val" in data.corpora and training.average_by != "number"
     places = run.directory, training, model
@@ -311,7 +320,7 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     if lowest is not None:
         run.save_average(lowest)
     if "test" in data.text:
-        test = translate(run, data, model, "test", None)
+        test = translate(run, model, list(data.text["test"].lines()))
         run.record(test_bleu=test.bleu, exact=test.exact)
         run.log(
             f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
@@ -332,7 +341,7 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
     path, settings, resumes = choose_run(args, ranks.rank)
     with locked_directory(path, ranks) as directory:
         run, data, model, adam = prepare(args, directory, settings, resumes, ranks)
-        with closing(model):
+        with closing(model), run.saving_after_errors(adam):
             with run.heeding_signals():
                 train(run, data, model, adam)
             if not run.stopped_by:

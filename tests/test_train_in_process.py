@@ -3,6 +3,7 @@
 The runs are so small that each takes a tenth of a second or less.
 """
 
+import itertools
 import json
 import os
 import re
@@ -24,9 +25,12 @@ import train
 import translate
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.text.batches import BatchStream
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import evaluation, lifecycle, progress
 from minitransformer.training.evaluation import TokenStatistics
+from minitransformer.training.lifecycle import TrainingRun
+from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
 from support.in_process import run_main, run_translate, signals_put_back
@@ -82,6 +86,7 @@ def start(text, place):
         found, out, error = run_main(train.main, *new, "--threads", 2, *flags)
         assert found == code, error
         assert bool(error) == (code in (1, 2))
+        start.out = out
         return error or out
 
     start.text = text
@@ -122,13 +127,18 @@ def state(run, step):
     return checkpoint.load(RunDirectory(Path(run)).checkpoint(step)).state
 
 
-def assert_same_results(one, other):
-    """Two runs ended with the same bits, and said the same on the way."""
+def assert_same_parameters(one, other):
+    """Two runs ended with the same bits."""
     for path in Path(one).glob("*.safetensors"):
         expected, found = load_file(path), load_file(Path(other) / path.name)
         for name in expected.keys() - {"state"}:
             if expected[name].dtype == np.float32:
                 np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+def assert_same_results(one, other):
+    """Two runs ended with the same bits, and said the same on the way."""
+    assert_same_parameters(one, other)
     ends = [
         [{k: v for k, v in line.items() if k not in TIMINGS} for line in records(run)]
         for run in (one, other)
@@ -199,7 +209,8 @@ def test_checkpoints_have_moments_and_results_have_none(start):
     assert [len(moment) for moment in last.moments] == [last.parameters.data.size] * 2
     for size in results:
         assert step - size == pytest.approx(2 * last.parameters.data.size, abs=200)
-    assert state(run, 7).best_loss == min(values(run, "validation_loss").values())
+    best = checkpoint.load(run / "best.safetensors").state
+    assert best.best_loss == min(values(run, "validation_loss").values())
 
 
 @pytest.mark.parametrize("steps_before", [4, 7])
@@ -321,13 +332,14 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
 def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best, last):
     """The third loss is the lowest and the second BLEU the highest of all."""
 
-    def script():
+    def script(first=0):
         """Let the validations from here on find these numbers, in this order."""
-        losses, bleus = iter((3.0, 4.0, 1.0, 1.0, 2.0)), iter((0.0, 7.5, 7.5, 3.0, 0.0))
+        losses = iter((3.0, 4.0, 1.0, 1.0, 2.0)[first:])
+        bleus = iter((0.0, 7.5, 7.5, 3.0, 0.0)[first:])
 
-        def translated(run, data, model, split, limit):
-            assert limit == (4 if split == "val" else None)
-            bleu = next(bleus) if split == "val" else 0.0
+        def translated(run, model, pairs):
+            assert len(pairs) in (4, 3)  # of validation text, and all test text
+            bleu = next(bleus) if len(pairs) == 4 else 0.0
             return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
 
         def validate(*arguments):
@@ -348,6 +360,7 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
     assert (found.best_loss, found.best_bleu) == expected
     script()
     start(*flags, "--steps", 4, "--run", "run")
+    script(first=1)  # the checkpoint was saved before the validation
     start("--resume", "run", "--steps", 50)
     assert_same_results("whole", "run")
     error = start(
@@ -464,11 +477,24 @@ def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
     ]
     with safe_open(Path("unbroken", "step-00000002.safetensors"), "np") as file:
         found = json.loads(file.metadata()["state"], parse_constant=no_json)
-    assert (found["best_loss"] is None, found["gradient_norm"]) == (False, None)
+    assert (found["best_loss"], found["gradient_norm"]) == (None, None)
     poison(monkeypatch, [2])
     start("--steps", 4, "--run", "run", *skip)
     start("--resume", "run", "--steps", 5)
     assert_same_results("unbroken", "run")
+
+
+# It validates after 5 and 7, and saves after 2, 4, 6 and 7.
+UNLUCKY = "--steps 7 --validate-bleu 4 --validate-every 5 --save-every 2".split()
+
+
+@pytest.fixture(scope="module")
+def unlucky(text, tmp_path_factory):
+    """A run without an error, for those that have some."""
+    run = tmp_path_factory.mktemp("unlucky") / "run"
+    flags = [*text, *MODEL, *EVERY, "--threads", 2, *UNLUCKY, "--run", run]
+    assert run_main(train.main, *flags)[0] == 0
+    return run
 
 
 @pytest.mark.parametrize("name", ["step-00000004", "best", "averaged"])
@@ -485,6 +511,92 @@ def test_a_full_disk_ends_a_run_that_goes_on_later(start, whole, monkeypatch, na
     assert error == f"train.py: error: {path}: No space left on device\n"
     assert "done " in start("--resume", "run")
     assert_same_results(whole[0], "run")
+
+
+def fail(monkeypatch, owner, name, call, error):
+    """Let a function raise an error at its `call`-th call, counted from 1."""
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def failing(*arguments, **options):
+        if next(calls) == call:
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "error", "saved"),
+    [
+        (CpuModel, "forward_backward", 4, RuntimeError("a worker"), 3),
+        (BatchStream, "__next__", 4, MemoryError("a batch"), 3),
+        (Adam, "_update_block", 4, MemoryError("half"), 2),
+        (progress.Progress, "add", 4, MemoryError("not counted"), 2),
+        (progress.Progress, "report", 3, MemoryError("report"), 3),
+        (evaluation, "validate", 1, MemoryError("validation"), 5),
+        (evaluation, "validate", 2, OSError(ENOSPC, "gone", "val.en"), 7),
+        (train, "translate", 1, ValueError("translation"), 5),
+        (checkpoint, "save", 3, OSError(ENOSPC, "full", "best"), 5),
+        (train, "average_last", 1, MemoryError("average"), 7),
+        (TrainingRun, "save_average", 1, MemoryError("average"), 7),
+        (train, "translate", 3, RuntimeError("test"), 7),
+    ],
+)
+def test_an_error_costs_no_update(
+    start, monkeypatch, unlucky, owner, name, call, error, saved
+):
+    with monkeypatch.context() as patch:
+        fail(patch, owner, name, call, error)
+        told = start(*UNLUCKY, "--run", "run", code=1)
+    assert told.count("\n") == 1
+    assert str(error.args[-1]) in told
+    assert steps("run")[-1] == saved
+    last = f"step-{saved:08}.safetensors"
+    resume = f"failed      train.py --resume run continues from {last}\n"
+    assert start.out.endswith(resume)
+    start("--resume", "run")
+    assert_same_parameters("run", unlucky)
+    if name != "report":  # the next one has the updates of this one
+        assert_same_results(unlucky, "run")
+
+
+def test_validation_text_is_read_once(start, whole, text, place, monkeypatch):
+    """It is gone after the first update, and so is the cache."""
+    copy = shutil.copytree(text[1], place / "text")
+    real = CpuModel.forward_backward
+
+    def forward_backward(self, batches, smoothing, key):
+        for path in copy.glob("val.*"):
+            path.unlink()
+        shutil.rmtree(place / "cache", ignore_errors=True)
+        return real(self, batches, smoothing, key)
+
+    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
+    flags = "--validate-bleu", 4, "--steps", 7, "--run"
+    start(*flags, "run", "--data", copy, "--cache", place / "cache")
+    assert not (copy / "val.en").exists()
+    monkeypatch.setattr(CpuModel, "forward_backward", real)
+    start(*flags, "expected")
+    assert_same_results("expected", "run")
+
+
+def test_long_validation_pairs_are_left_out_and_counted(start, text, place):
+    """Loss and BLEU are those without them."""
+    runs = []
+    for name, more in (("short", ""), ("long", "c " * 40 + "\n")):
+        copy = shutil.copytree(text[1], place / name)
+        for side in ("en", "de"):
+            lines = (copy / f"val.{side}").read_text()
+            (copy / f"val.{side}").write_text(f"{TARGET}\n{more}{lines}")
+        flags = "--validate-bleu", 4, "--max-length", 15, "--steps", 4
+        runs.append(start("--data", copy, "--run", f"{name}-run", *flags))
+    assert_same_results("short-run", "long-run")
+    assert "left out;" not in runs[0]
+    assert " 7 pairs (1 of them longer than 15 tokens: left out);" in runs[1]
+    for side in ("en", "de"):
+        (copy / f"val.{side}").write_text("c " * 40)
+    error = start("--data", copy, "--run", "none", *flags, code=1)
+    assert "expected pairs of at most 15 tokens a side (--max-length)" in error
 
 
 @pytest.mark.parametrize(
@@ -602,7 +714,8 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
             "of the training text, EOS counted (of those up to --max-length 256), got",
         ),
         ("train", ["--max-length", "10"], None),
-        ("val", [], "of the validation text, EOS counted, got 20"),
+        ("val", [], "of the validation text, EOS counted (of those"),
+        ("val", ["--max-length", "10"], None),
         ("test", [], None),  # translated in parts
     ],
 )

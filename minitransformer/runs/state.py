@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minitransformer.settings.config import TrainingConfig
@@ -30,7 +30,7 @@ class RunState:
     """The state of a run after `step` updates, as its checkpoints hold it.
 
     `text` has a digest of each split. The next batch is number `position` of `epoch`; a
-    validation of this step is pending if the run was stopped before it. `best_loss` and
+    validation of this step is pending if the state was saved before it. `best_loss` and
     `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
     `loss_scale` is fp16's factor with its number of finite steps. `decoding` are the
     settings that translations of the model begin with.
@@ -87,6 +87,13 @@ class RunState:
         if self.validations_since_best >= (training.patience or math.inf):
             return f"--patience {training.patience}"
         return None
+
+    def validated(self, loss: float, bleu: float, best_by: str | None) -> RunState:
+        """Return the state after a validation, which may be the best (--best-by)."""
+        state, since = replace(self, pending_validations=0), self.validations_since_best
+        if (-bleu if best_by == "bleu" else loss) < self.best_cost(best_by):
+            state, since = replace(state, best_loss=loss, best_bleu=bleu), -1
+        return replace(state, validations_since_best=since + 1)
 
     def best_cost(self, best_by: str | None) -> float:
         """Return how bad the best model is: its loss, or the negative of its BLEU."""

@@ -149,7 +149,7 @@ class TrainingConfig(Config):
     )
     seed: int = option(1, "seed of parameters, batches and dropout", at_least=0)
     max_length: int = option(
-        256, "leave out training pairs of more tokens a side, EOS counted", at_least=2
+        256, "leave out longer pairs (tokens a side, EOS counted)", at_least=2
     )
     validate_every: int = option(1000, "updates between validations", at_least=1)
     validate_bleu: int = option(

@@ -76,9 +76,17 @@ class ParallelCorpus:
         return Batch(self.source.pad(pairs), self.target.pad(pairs, BOS_ID))
 
     def filter_by_length(self, max_length: int) -> np.ndarray:
-        """Return the indices of pairs of at most max_length tokens a side, with EOS."""
+        """Return the indices of pairs of at most max_length tokens a side, with EOS.
+
+        Raises: ValueError if there are none.
+        """
         longest = np.maximum(self.source.lengths, self.target.lengths)
-        return np.flatnonzero(longest + 1 <= max_length).astype(INDEX)
+        if (found := np.flatnonzero(longest + 1 <= max_length)).size:
+            return found.astype(INDEX)
+        raise ValueError(
+            f"expected pairs of at most {max_length} tokens a side (--max-length), "
+            f"found none among {len(self):,}"
+        )
 
     def batch_by_length(
         self, pairs: np.ndarray, max_tokens: int, rng: np.random.Generator | None = None
@@ -163,11 +171,6 @@ class BatchStream:
     ) -> None:
         self.corpus, self.training = corpus, training
         self.pairs = corpus.filter_by_length(training.max_length)
-        if not len(self.pairs):
-            raise ValueError(
-                f"expected training pairs of at most {training.max_length} tokens, "
-                "found none"
-            )
         self.epoch, self.position = epoch, position
         self._shuffle()
 

@@ -49,19 +49,18 @@ def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None
 def check_positions(settings: RunConfig, corpora: Mapping[str, ParallelCorpus]) -> None:
     """Raises: UsageError if text is longer than the learned positions (Table 3, E).
 
-    Training leaves out pairs above `max_length`, and test text is translated in parts.
+    Pairs above `max_length` are left out, and test text is translated in parts.
     """
     limit = settings.model.position_limit or math.inf
     for split in corpora.keys() - {"test"}:
-        corpus, also = corpora[split], ""
+        corpus, at_most = corpora[split], settings.training.max_length
         longest = np.maximum(corpus.source.lengths, corpus.target.lengths) + 1
-        if split == "train":
-            longest = longest[longest <= settings.training.max_length]
-            also = f" (of those up to --max-length {settings.training.max_length})"
-        if (needed := longest.max(initial=0)) > limit:
+        needed = longest[corpus.filter_by_length(at_most)].max()
+        if needed > limit:
             raise UsageError(
                 f"max_positions: expected at least {needed}, the tokens of the longest "
-                f"sentence of the {SPLITS[split]} text, EOS counted{also}, got {limit}"
+                f"sentence of the {SPLITS[split]} text, EOS counted (of those up to "
+                f"--max-length {at_most}), got {limit}"
             )
 
 

@@ -73,6 +73,10 @@ def find_mpiexec() -> str:
     )
 
 
+class DivergedError(RuntimeError):
+    """No run should go on: an update was not finite, or ranks are not the same."""
+
+
 class Communicator:
     """The ranks of a run, seen from one of them: the base class, and a run of one.
 
@@ -129,13 +133,13 @@ class Communicator:
     def assert_equal(self, values: Mapping[str, Any]) -> None:
         """Compare values that JSON can hold with those of rank 0.
 
-        Raises: RuntimeError naming the first that differs, and on which ranks.
+        Raises: DivergedError naming the first that differs, and on which ranks.
         """
         mine = {name: json.dumps(value) for name, value in values.items()}
         found = [json.loads(x) for x in self.all_gather(json.dumps(mine).encode())]
         for name, value in found[0].items():
             if others := [str(r) for r, x in enumerate(found) if x[name] != value]:
-                raise RuntimeError(
+                raise DivergedError(
                     f"expected all ranks to have the same {name}; "
                     f"it differs from rank 0's on {', '.join(others)}"
                 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer, token_log_probs
-from minitransformer.settings.config import PAD_ID
+from minitransformer.settings.config import PAD_ID, TrainingConfig
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus
 from minitransformer.training.parallel import ParallelModel
@@ -62,21 +62,24 @@ def token_statistics(
 
 
 def validate(
-    parallel: ParallelModel, corpus: ParallelCorpus, max_tokens: int
+    parallel: ParallelModel, corpus: ParallelCorpus, training: TrainingConfig
 ) -> TokenStatistics:
     """Return the statistics of a corpus. Ranks and processes divide its batches.
 
     A batch has about `max_tokens`, or what a process takes in training if that is less.
+    Pairs longer than `max_length` are left out, as in training.
     """
     ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
-    max_tokens = min(max_tokens, parallel.tokens_at_once // parallel.num_processes)
+    at_once = parallel.tokens_at_once // parallel.num_processes
+    max_tokens = min(training.max_tokens, at_once)
 
     def work(batch: Batch) -> TokenStatistics:
         source, target = xp.asarray(batch.source), xp.asarray(batch.target)
         return token_statistics(parallel.model, source, target)
 
     sums = np.zeros(3)
-    batches = corpus.batch_by_length(np.arange(len(corpus)), max_tokens)
+    pairs = corpus.filter_by_length(training.max_length)
+    batches = corpus.batch_by_length(pairs, max_tokens)
     mine = (corpus.batch(pairs) for pairs in batches[ranks.rank :: ranks.size])
     with parallel_map(work, parallel.num_processes) as mapped:
         for statistics in mapped(mine):

@@ -8,12 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-import numpy as np
 from tqdm import tqdm
 
 from minitransformer.runs import checkpoint
@@ -23,8 +22,9 @@ from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.extras import as_installed
 from minitransformer.text.batches import Batches
-from minitransformer.training.distributed import Communicator, checksum
+from minitransformer.training.distributed import Communicator, DivergedError, checksum
 from minitransformer.training.loss_scale import LossScale
+from minitransformer.training.optimizer import Optimizer
 from minitransformer.training.progress import Progress, Update
 
 # The signals that ask a training to save and stop. SIGHUP says that a terminal closed;
@@ -49,7 +49,7 @@ class TrainingRun:
     """A run while it is trained: `start` has its model, and its state at first.
 
     `signal` is the stop signal that this process has received, and `stopped_by` the one
-    that stops all ranks after the same step.
+    that stops all ranks after the same step. Of several ranks, the first `writes`.
     """
 
     signal: int | None = None
@@ -64,7 +64,7 @@ class TrainingRun:
         scale: LossScale,
     ) -> None:
         self.directory, self.settings, self.ranks = directory, settings, ranks
-        self.start = start
+        self.start, self.writes = start, not ranks.rank
         self.progress = Progress(start.state, scale)
         self._began = time.monotonic() - self.state.seconds
         self._seconds_before = self.state.seconds  # the last update
@@ -75,7 +75,7 @@ class TrainingRun:
 
     def log(self, line: str) -> None:
         """Print a line, above the progress bar, and append it to the run's log."""
-        if not self.ranks.rank:
+        if self.writes:
             line = as_installed(line)
             if sys.stdout is not None:  # None if it was closed
                 tqdm.write(line, file=sys.stdout)
@@ -84,7 +84,7 @@ class TrainingRun:
 
     def record(self, **values: float | str) -> None:
         """Append a line about this step to metrics.jsonl."""
-        if not self.ranks.rank:
+        if self.writes:
             self.directory.record(self.state.step, **values)
 
     def describe(self, device: str, summary: Sequence[str]) -> None:
@@ -192,7 +192,7 @@ class TrainingRun:
             found += f" (the last: in {where})"
         if self.settings.training.on_nonfinite == "stop":
             advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
-            raise ValueError(f"{found}; checkpoints are untouched, try {advice}")
+            raise DivergedError(f"{found}; checkpoints are untouched, try {advice}")
         self.log(f"{found}; skipped")
 
     def report(self) -> None:
@@ -205,21 +205,48 @@ class TrainingRun:
         self.record(**values)
         self.log(line)
 
-    def save(self, moments: tuple[np.ndarray, np.ndarray]) -> None:
+    @contextmanager
+    def saving_after_errors(self, adam: Optimizer) -> Iterator[None]:
+        """Save what was learned before an error ends the run; say what continues it.
+
+        An error may be of this rank alone, which then writes in the place of the first.
+        Nothing is saved in the middle of an update, nor after a `DivergedError`.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.writes = True
+            with suppress(Exception):  # the first error is the one to report
+                if not isinstance(error, DivergedError):
+                    self.save_unsaved(adam)
+            if saved := self.directory.checkpoints():
+                resume = f"train.py --resume {self.directory.path} continues from"
+                self.log(f"failed      {resume} {saved[-1].name}")
+            raise
+
+    def save_unsaved(self, adam: Optimizer) -> None:
+        """Save, unless there is a checkpoint of this step, or none would be whole."""
+        made = self.state.step - self.state.skipped
+        is_saved = self.directory.checkpoint(self.state.step).exists()
+        if self.state.step and not is_saved and int(adam.steps) == made:
+            self.save(adam)
+
+    def save(self, adam: Optimizer) -> None:
         """Write a checkpoint to resume from; delete the oldest ones."""
         self.synchronize()
-        self.save_as(self.directory.checkpoint(self.state.step), moments)
-        if not self.ranks.rank:
+        path = self.directory.checkpoint(self.state.step)
+        self.save_as(path, self.state, adam)
+        if self.writes:
             self.directory.prune(self.settings.training)
 
     def save_as(
-        self, path: Path, moments: tuple[np.ndarray, np.ndarray] | None = None
+        self, path: Path, state: RunState, adam: Optimizer | None = None
     ) -> None:
         """Write the model, unless another rank does."""
-        if not self.ranks.rank:
+        if self.writes:
             self.directory.sync_metrics()
-            saved = replace(self.start, state=self.state, moments=moments)
-            checkpoint.save(path, saved)
+            moments = (adam.first_moment, adam.second_moment) if adam else None
+            checkpoint.save(path, replace(self.start, state=state, moments=moments))
 
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""
@@ -227,4 +254,4 @@ class TrainingRun:
             by_bleu = self.settings.training.best_by == "bleu"
             best = {"best_bleu": -cost} if by_bleu else {"best_loss": cost}
             self.progress.change(**best)
-        self.save_as(self.directory.averaged)
+        self.save_as(self.directory.averaged, self.state)

@@ -39,9 +39,12 @@ def peak_learning_rate(d_model: int, warmup: int) -> float:
 class Optimizer(Protocol):
     """Adam as the training loop uses it: `Adam` here, `GpuAdam` in `cuda/optimizer.py`.
 
+    `steps` counts the updates, each as soon as it begins.
+
     Shapes: first_moment, second_moment [number of parameters]
     """
 
+    steps: Array
     first_moment: Array
     second_moment: Array
 

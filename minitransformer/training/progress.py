@@ -97,15 +97,6 @@ class Progress:
         skipped = self.state.skipped - before
         return skipped if not self.scale.dynamic or factor < 1 else 0
 
-    def validated(self, loss: float, bleu: float, best_by: str | None) -> bool:
-        """Count a validation, and say if it is the best so far (--best-by)."""
-        state, cost = self.state, -bleu if best_by == "bleu" else loss
-        if cost < state.best_cost(best_by):
-            self.change(best_loss=loss, best_bleu=bleu, validations_since_best=0)
-            return True
-        self.change(validations_since_best=state.validations_since_best + 1)
-        return False
-
     def report(self) -> tuple[dict[str, float], str]:
         """Return mean loss and speed as values and as a line; begin a new window."""
         state, window = self.state, self.state.window
@@ -160,6 +151,11 @@ def run_summary(
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
     at_once = min(stream.training.max_tokens, parallel.tokens_at_once)
     memory = training_memory(config, at_once, parallel.num_processes)
+    ignored, limit = "", stream.training.max_length
+    if "val" in corpora:
+        val = corpora["val"]
+        if left_out := len(val) - len(val.filter_by_length(limit)):
+            ignored = f" ({left_out:,} of them longer than {limit} tokens: left out)"
     return [
         f"parameters  {sum(blocks.values()):,}: {parts}",
         f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "
@@ -167,7 +163,7 @@ def run_summary(
         f"blank, {len(corpus) - len(stream.pairs):,} longer than "
         f"{stream.training.max_length} tokens",
         *_unknown_pieces(stream),
-        f"held out    for validation {_files(text, corpora, 'val')}; "
+        f"held out    for validation {_files(text, corpora, 'val')}{ignored}; "
         f"for the test {_files(text, corpora, 'test')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",

@@ -139,7 +139,11 @@ class Training:
         if newest:
             assert max(found, default="") >= newest, f"{newest} is lost"
             step = int(newest.removeprefix("step-").removesuffix(".safetensors"))
-            lines = [record for record in self.metrics if record["step"] <= step]
+            lines = [
+                record
+                for record in self.metrics
+                if record["step"] < step + ("validation_loss" not in record)
+            ]
             assert metrics(directory)[: len(lines)] == lines, "metrics are lost"
         for path in (directory.best, directory.averaged):
             if path.name in promised or path.exists():

@@ -176,7 +176,7 @@ def test_long_pairs_are_left_out():
     assert (len(corpus), corpus.dropped_blank) == (3, 0)
     assert list(corpus.filter_by_length(51)) == [0, 1]
     assert len(BatchStream(corpus, settings(100, 51, 1)).pairs) == 2
-    with pytest.raises(ValueError, match="at most 3 tokens, found none"):
+    with pytest.raises(ValueError, match="at most 3 tokens a side"):
         BatchStream(corpus, settings(100, 3, 1))
 
 

@@ -81,10 +81,11 @@ class Ended:
         run = RunDirectory(Path("none")) if ranks and ranks.rank else self.run
         parallel = CpuModel(model, ParameterBuffer(model), communicator=ranks)
         training = TrainingConfig(average=average, **settings)
+        limits = TrainingConfig(max_tokens=20)
         scores = iter(bleus or ())
 
         def cost():
-            return -next(scores) if bleus else validate(parallel, corpus(), 20).loss
+            return -next(scores) if bleus else validate(parallel, corpus(), limits).loss
 
         ended = run, training, parallel, None if number else cost, lines.append
         found = average_last(*ended)

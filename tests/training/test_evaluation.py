@@ -6,7 +6,7 @@ import numpy as np
 
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.training import evaluation, parallel
@@ -23,21 +23,22 @@ CONFIG = ModelConfig(
 )
 
 
-def test_validation_is_the_sum_over_sentences():
+def test_validation_is_the_sum_over_sentences_that_are_short_enough():
     rng = np.random.default_rng(0)
     sides = []
     for _ in range(2):
-        starts = np.concatenate([[0], np.cumsum(rng.integers(1, 9, 20))])
+        lengths = [*rng.integers(1, 9, 20), 9 * len(sides) + 1, 10 - 9 * len(sides)]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
         sides.append(Ragged(rng.integers(4, 40, starts[-1]), starts))
     corpus = ParallelCorpus(*sides)
     model = Transformer(CONFIG, dtype="float64")
     computed = CpuModel(model, ParameterBuffer(model), 2)
-    total = validate(computed, corpus, 30)
+    total = validate(computed, corpus, TrainingConfig(max_tokens=30, max_length=9))
     alone = [corpus.batch(np.array([i])) for i in range(20)]
     each = [token_statistics(model, batch.source, batch.target) for batch in alone]
     assert_close(total.nll, sum(part.nll for part in each))
     assert total.correct == sum(part.correct for part in each)
-    assert total.tokens == corpus.target.lengths.sum() + 20  # EOS counted
+    assert total.tokens == corpus.target.lengths[:20].sum() + 20  # EOS counted
     assert TokenStatistics(1e6, 0, 1).perplexity == math.exp(700)
     computed.close()
 
@@ -57,6 +58,6 @@ def test_a_process_takes_no_more_at_once_in_validation_than_in_training(monkeypa
     monkeypatch.setattr("minitransformer.system.workers.CAN_FORK", False)
     model = Transformer(CONFIG)
     computed = CpuModel(model, ParameterBuffer(model))
-    assert validate(computed, corpus, 1000).tokens == sum(sizes) == 20 * 5
+    assert validate(computed, corpus, TrainingConfig()).tokens == sum(sizes) == 20 * 5
     computed.close()
     assert 5 < max(sizes) <= 1.25 * 12
