@@ -19,7 +19,7 @@ from minitransformer.cli import (
     positive,
     say,
 )
-from minitransformer.runs.models import described, find_checkpoint, is_model
+from minitransformer.runs.models import described, find_checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
@@ -113,11 +113,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--buffer", type=positive, metavar="LINES", help=buffer)
     add_arguments(parser, TranslationConfig)
     args = parser.parse_intermixed_args(arguments)
-    while args.model and args.sentence and is_model(args.sentence[0]):
-        args.model.append(Path(args.sentence.pop(0)))  # `--model A B`: B, too
-    if len(args.sentence) == 1 and os.path.isfile(args.sentence[0]):
-        hint = f"{args.sentence[0]} is a file, too: --input translates its lines"
-        say(f"translate.py: {hint}")
+    if args.sentence and os.path.exists(path := args.sentence[0]):
+        hint = "--input translates the lines of a file, a second --model adds a model"
+        say(f"translate.py: {path} is a path, too: {hint}")
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     named = {name for name, x in vars(args).items() if x is not None and x is not False}

@@ -224,7 +224,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
     ("flags", "code", "message"),
     [
         ("--model none x", 1, "none: expected a run, a checkpoint or a shipped model"),
-        ("x", 1, "expected a run in"),
+        ("x", 1, "en-de: expected a run, a checkpoint or a shipped model (en-de)"),
         ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),
         (
             "--model MODEL --threads 0 x",
@@ -356,7 +356,7 @@ def test_the_name_of_a_file_is_translated_with_a_hint(model_path, tmp_path, capf
     flags = ("--model", model_path, *SHORT, str(tmp_path / "new.en"))
     code, out, err = run_translate(capfd, *flags)
     assert (code, out.count("\n"), err.count("\n")) == (0, 1, 1)
-    assert "new.en is a file, too: --input translates its lines" in err
+    assert "new.en is a path, too: --input translates the lines of a file" in err
 
 
 def test_what_follows_two_dashes_is_a_sentence(model_path, capfd):

@@ -8,42 +8,23 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code
-from minitransformer.runs.checkpoint import recorded_state
-from minitransformer.runs.models import RUNS, all_runs, corpus_name
+from minitransformer.runs.models import RUNS, all_runs, described
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError, suggestion
 
 
-def size_of(run: RunDirectory) -> str:
+def size(run: RunDirectory) -> str:
     files = (path for path in run.path.rglob("*") if path.is_file())
     return f"{sum(path.lstat().st_size for path in files) / 1e6:,.1f} MB"
 
 
-def about(run: RunDirectory) -> tuple[str, str, str, str, str]:
-    """Return a row of the list: name, size, updates, validation BLEU, text."""
-    updates, bleu = "0", ""
+def about(run: RunDirectory) -> str:
+    """Return a line about a run: its size, and the model that it translates with."""
     try:
-        text = corpus_name(run.read_config())
-        if run.has_checkpoint():
-            state = recorded_state(
-                (run.checkpoints() or [run.preferred_checkpoint()])[-1]
-            )
-            updates = f"{state.step:,}"
-            bleu = f"{state.best_bleu:.2f}" if state.best_bleu >= 0 else ""
-        text += "" if run.has_ended() else " (not ended)"
-    except ValueError as error:
-        text = str(error)
-    return run.path.name, size_of(run), updates, bleu, text
-
-
-def listing(runs: list[RunDirectory]) -> str:
-    """Return a line for each run under a line of titles."""
-    rows = [("run", "size", "updates", "BLEU", "text"), *map(about, runs)]
-    name, size, updates, bleu = (max(len(row[i]) for row in rows) for i in range(4))
-    return "\n".join(
-        f"{a:<{name}}  {b:>{size}}  {c:>{updates}}  {d:>{bleu}}  {e}"
-        for a, b, c, d, e in rows
-    )
+        what = described(run.preferred_checkpoint())
+    except (OSError, ValueError) as error:
+        what = str(error)
+    return f"{size(run):>12}  {what}{'' if run.has_ended() else ', not ended'}"
 
 
 def named_run(name: str, folder: Path) -> RunDirectory:
@@ -51,39 +32,35 @@ def named_run(name: str, folder: Path) -> RunDirectory:
 
     Raises: UsageError if that is no run, or might be one of two.
     """
-    places = {path.resolve(): path for path in (folder / name, Path(name))}
-    found = [run for path in places.values() if (run := RunDirectory(path)).is_run()]
-    if len(found) > 1:
-        one, other = (run.path.absolute() for run in found)
-        raise UsageError(f"{name}: expected one run, got {one} and {other}")
-    if not found:
-        hint = suggestion(name, (run.path.name for run in all_runs(folder)))
-        raise UsageError(f"{name}: expected a run, found none of this name{hint}")
+    paths = {path.resolve(): path for path in (folder / name, Path(name))}
+    found = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
+    if len(found) != 1:
+        names = " and ".join(str(run.path.absolute()) for run in found) or "none"
+        hint = suggestion(name, () if found else os.listdir(folder))
+        raise UsageError(f"{name}: expected one run, found {names}{hint}")
     return found[0]
 
 
-def delete(runs: list[RunDirectory]) -> None:
-    """Delete the files of runs, unless one is trained; other files stay."""
+def delete(runs: Sequence[RunDirectory]) -> None:
+    """Delete the files of runs, or nothing if one is being trained; others stay."""
     with ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.lock([os.getpid()]))
-        sizes = [size_of(run) for run in runs]
+        sizes = [size(run) for run in runs]
         for run in runs:
             for path in reversed([*run.own_files(), run.log]):
                 path.unlink(missing_ok=True)  # config.json comes last
-    for run, size in zip(runs, sizes, strict=True):
-        kept = sorted(path.name for path in run.path.glob("*"))
-        rest = f", but {', '.join(kept)}, not of the run" if kept else ""
-        print(f"deleted {run.path}, {size}{rest}")
+    for run, freed in zip(runs, sizes, strict=True):
+        kept = ", ".join(sorted(path.name for path in run.path.glob("*")))
+        print(f"deleted {run.path}, {freed}" + f", but not {kept}" * bool(kept))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer runs",
-        "List training runs: size, updates, validation BLEU and text; or delete some.",
+        "List training runs with their size, text, updates and BLEU, or delete some.",
         ("minitransformer runs", "minitransformer runs --delete tiny-20261122-011703"),
-        "Nothing is asked before files are deleted. Of two runs, both are deleted or "
-        "none.",
+        "Deleting asks nothing. Of several runs, all are deleted or none.",
     )
     add = parser.add_argument
     add("folder", type=Path, nargs="?", default=RUNS, help="where they are (runs)")
@@ -92,11 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         if args.delete:
-            named = (named_run(name, args.folder) for name in args.delete)
-            delete(list({run.path.resolve(): run for run in named}.values()))
-        elif found := all_runs(args.folder):
-            print(listing(found))
+            named = [named_run(name, args.folder) for name in args.delete]
+            delete([*{run.path.resolve(): run for run in named}.values()])
         else:
-            print(f"no runs in {args.folder.absolute()}")
+            none = f"no runs in {args.folder.absolute()}"
+            print("\n".join(map(about, all_runs(args.folder))) or none)
 
     return exit_code(parser.prog, work)

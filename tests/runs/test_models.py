@@ -8,14 +8,10 @@ import pytest
 import minitransformer
 from minitransformer.runs import shipped
 from minitransformer.runs.models import (
-    corpus_name,
     described,
     find_checkpoint,
-    is_model,
     newest_run,
 )
-from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from support.models import BUILT_IN, save_run, save_small_model
 
@@ -108,55 +104,22 @@ def test_the_newest_run_is_the_one_that_was_trained_last(place):
     assert find_checkpoint(None) == older.best
     older.best.unlink()
     older.checkpoint(40).unlink()
-    with pytest.raises(FileNotFoundError, match="that has ended, found none: run"):
+    with pytest.raises(FileNotFoundError, match="en-de: expected a run, a checkpoint"):
         find_checkpoint(None)
 
 
 def test_a_model_is_said_with_its_text_updates_and_bleu(place):
     state = {"step": 8000, "best_bleu": 39.404}
     run = save_run(Path("runs/a"), {"averaged": state, "best": {"step": 3}})
-    found = "averaged.safetensors (talks/train, en to de, 8,000 updates, validation"
-    assert described(run.averaged) == f"runs/a/{found} BLEU 39.40)"
-    expected = "runs/a/best.safetensors (talks/train, en to de, 3 updates)"
-    assert described(run.best) == expected
+    text = "talks/train.en.gz to talks/train.de"
+    said = f"averaged.safetensors ({text}, 8,000 updates, validation BLEU 39.40)"
+    assert described(run.averaged) == f"runs/a/{said}"
+    assert described(run.best) == f"runs/a/best.safetensors ({text}, 3 updates)"
+    toy = save_run(Path("runs/b"), {"best": {}}, BUILT_IN).best
+    said = "best.safetensors (the built-in corpus, 0 updates)"
+    assert described(toy) == f"runs/b/{said}"
     copy = Path("copy.safetensors")
     run.best.rename(copy)
     assert described(copy) == "copy.safetensors (3 updates)"
     shipped_model = find_checkpoint(Path("en-de"))
     assert described(shipped_model) == "the shipped model en-de: English to German"
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (BUILT_IN, "the built-in corpus"),
-        (("/d/my.en.gz", "/d/my.de"), "d/my, en to de"),
-        (("/a/b/new.en", "/c/new.de"), "new.en to new.de"),
-        (("/a/b/source", "/a/b/target"), "source to target"),
-    ],
-)
-def test_a_corpus_is_called_by_its_files(text, name):
-    settings = TrainingConfig(), DecodingConfig(), {"train": text}
-    assert corpus_name(RunConfig("tiny", ModelConfig(), *settings)) == name
-
-
-def test_a_model_is_a_run_directory_or_a_checkpoint_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = RunDirectory(Path("run"))
-    run.path.mkdir()
-    assert not is_model(str(run.path))
-    run.config.write_text("{}")
-    assert is_model(str(run.path))
-    run.best.write_text("")
-    assert is_model(str(run.best))
-    Path("best.safetensors").write_text("")
-    assert is_model("best.safetensors")
-    assert not is_model("other.safetensors")
-    assert is_model("en-de")
-    assert not any(map(is_model, ("a" * 300, "x\0y", "", ".", "en-de/..")))
-    Path("folder.safetensors").mkdir()
-    for text in ("folder.safetensors", "the cat sat", "", "\0.safetensors", "a" * 5000):
-        assert not is_model(text)
-    assert is_model("run/typo")  # which is refused, and no sentence
-    for text in ("either/or", "run/typo is wrong", "/"):
-        assert not is_model(text)

@@ -73,7 +73,7 @@ def test_without_it_the_message_is_about_runs(box, capfd):
     box.unlink()
     code, _, error = run_translate(capfd, "x")
     assert (code, error.count("\n")) == (1, 1)
-    assert "expected a run in" in error
+    assert "en-de: expected a run, a checkpoint or" in error
 
 
 def test_16_bits_are_those_of_numpy(box, model_path, capsys):
