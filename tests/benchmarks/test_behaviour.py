@@ -46,8 +46,9 @@ def test_length():
     assert found == [False, True, True, False]
 
 
-def test_the_table_has_300_inputs_of_20_kinds():
-    cases = list(read_table(TABLE))
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_the_table_has_300_inputs_of_20_kinds(language):
+    cases = list(read_table(TABLE.with_name(f"behaviour.{language}.txt")))
     kinds = {case.kind for case in cases}
     assert len(cases) >= 300
     assert len(kinds) >= 20
