@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from minitransformer.commands.pages import page
-from minitransformer.engine.autograd import no_grad, wrap_primitives
-from minitransformer.engine.backend import Array, array_module, as_float32, to_host
-from minitransformer.model.transformer import Transformer
+from minitransformer.engine.backend import array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.system.workers import limit_threads
 from minitransformer.translation.alignment import (
+    attention_weights,
     first_aligning_layer,
     word_weights,
     words_of_pieces,
@@ -88,8 +84,12 @@ def attention_maps(
     [[best, *_]] = translator.hypotheses([line], config)
     target = list(best.tokens)
     fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
-    weights = all_weights(model, [*source, EOS_ID], fed)
     layers = model.config.encoder_layers
+    xp = array_module(model.embedding.table.data)
+    ids = xp.asarray([[*source, EOS_ID]]), xp.asarray([fed])
+    every = range(layers + 2 * model.config.decoder_layers)
+    with limit_threads(1):
+        weights = [to_host(w[0]) for w in attention_weights(model, *ids, every)]
     names = [*tokenizer.pieces(target), "end"][: len(fed)]
     cross = np.stack(weights[layers + 1 :: 2])
     [in_parts] = translator.sources_in_parts([line], [[source]])
@@ -108,44 +108,6 @@ def attention_maps(
         target_words=best.text.split(),
         words=words[None, None],
     )
-
-
-def all_weights(
-    model: Transformer, source: list[int], target: list[int]
-) -> list[np.ndarray]:
-    """Return the weights of each attention, in the order in which they are computed.
-
-    That is one for each layer of the encoder, then for each layer of the decoder one of
-    self-attention and one of cross-attention.
-
-    Shapes: source ids [S], target ids [T], from BOS on -> each [H, queries, keys]
-    """
-    xp = array_module(model.embedding.table.data)
-    recorded: list[np.ndarray] = []
-    thread = threading.get_ident()
-
-    def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        others = threading.get_ident() != thread  # which may be translating
-        if others or name != "attention":
-            return body
-
-        def recording(
-            q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
-        ) -> Any:
-            # Attention averages the values: of one-hot values, that is the weights.
-            heads, keys, exact = options["num_heads"], k.shape[1], as_float32(q)
-            one_hot = xp.tile(xp.eye(keys, dtype=exact.dtype), heads)[None]
-            inputs = exact, as_float32(k), one_hot, mask  # one_hot [1, S, H S]
-            weights, _ = body(*inputs, **options)  # [1, T, H S]
-            by_head = weights[0].reshape(-1, heads, keys).swapaxes(0, 1)
-            recorded.append(to_host(by_head))
-            return body(q, k, v, mask, **options)
-
-        return recording
-
-    with limit_threads(1), no_grad(), wrap_primitives(observer):
-        model(xp.asarray([source]), xp.asarray([target]))
-    return recorded
 
 
 def show_attention(translator: Translator, line: str, output: Path) -> None:

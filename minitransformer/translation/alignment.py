@@ -15,14 +15,14 @@ Shapes: B sentences, S source, T target, H heads, D d_model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine.autograd import no_grad, wrap_primitives
 from minitransformer.engine.backend import Array, array_module, as_float32, to_host
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID
@@ -109,8 +109,7 @@ def piece_weights(
         fed = max(int(target.lengths[batch].max()), 1)
         ids = source.pad(batch), target.pad(batch, BOS_ID)[:, :fed]
         arrays = [xp.asarray(side) for side in ids]
-        with no_grad():
-            total = sum(mean_cross_attention(member, *arrays) for member in members)
+        total = sum(mean_cross_attention(member, *arrays) for member in members)
         weights = to_host(total) / len(members)
         sizes = zip(weights, target.lengths[batch], source.lengths[batch], strict=True)
         return [rows[:to, :of] for rows, to, of in sizes]
@@ -127,26 +126,41 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
 
     Shapes: source ids [B, S], target ids [B, T], from BOS on -> [B, T, S]
     """
-    memory, source_mask = model.encode(source)
-    x: Tensor = model.embedding(target, None)
-    total: Array = 0
-    target_mask = model.target_mask(target)
-    first = first_aligning_layer(len(model.decoder))
-    for number, layer in enumerate(model.decoder):
-        if number >= first:
-            attended = layer.self_attention(x, x, target_mask, None)
-            queries = layer.self_attention_norm(attended, x, None)
-            cross = layer.cross_attention
-            query, key = (
-                ops.split_heads(as_float32(projected.data), cross.num_heads)
-                for projected in (
-                    ops.linear(queries, cross.query),
-                    ops.linear(memory, cross.key),
-                )
-            )
-            total += ops.attention_weights(query, key, source_mask).mean(axis=1)
-        x = layer(x, memory, target_mask, source_mask, None)
-    return total / (len(model.decoder) - first)
+    layers = len(model.decoder)
+    upper = range(first_aligning_layer(layers), layers)
+    cross = [len(model.encoder) + 2 * layer + 1 for layer in upper]
+    found = attention_weights(model, source, target, cross)
+    return sum(weights.mean(axis=1) for weights in found) / len(found)
+
+
+def attention_weights(
+    model: Transformer, source: Array, target: Array, chosen: Sequence[int]
+) -> list[Array]:
+    """Return the weights of some attentions of a pass through the model.
+
+    They are counted from 0: one in each layer of the encoder, then two in each layer of
+    the decoder, self-attention and cross-attention.
+
+    Shapes: source ids [B, S], target ids [B, T], from BOS on -> each [B, H, T, S]
+    """
+    recorded, counted = list[Array](), itertools.count()
+
+    def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+        if name != "attention" or next(counted) not in chosen:
+            return body
+
+        def recording(
+            q: Array, k: Array, v: Array, mask: Array, *, num_heads: int, **options: Any
+        ) -> Any:
+            query, key = (ops.split_heads(as_float32(x), num_heads) for x in (q, k))
+            recorded.append(ops.attention_weights(query, key, mask))
+            return body(q, k, v, mask, num_heads=num_heads, **options)
+
+        return recording
+
+    with no_grad(), wrap_primitives(observer):
+        model(source, target)
+    return recorded
 
 
 def first_aligning_layer(num_layers: int) -> int:

@@ -52,6 +52,28 @@ def test_the_first_layer_by_the_definition(translator, maps):
         assert_close(maps.encoder[0, head], expected, "float32")
 
 
+def test_cross_attention_by_the_definition(translator, maps):
+    """Equation 1 from what the decoder's layer computes first."""
+    net = translator.model
+    pieces = {x: i for i, x in enumerate(translator.tokenizer.all_pieces())}
+    [ids] = translator.tokenizer.encode([LINE])
+    memory = net.encode(np.array([[*ids, 3]]))[0].data[0]
+    target = np.array([[2, *(pieces[x] for x in maps.read[1:])]])
+    x, [layer] = net.embedding(target, None), net.decoder
+    attended = layer.self_attention(x, x, net.target_mask(target), None)
+    x = layer.self_attention_norm(attended, x, None).data[0]
+    part, d = layer.cross_attention, net.config.key_width
+    for head in range(2):
+        columns = slice(head * d, (head + 1) * d)
+        q, k = (
+            x @ part.query.data[:, columns],
+            memory @ part.key.data[:, columns],
+        )
+        scores = np.exp(q @ k.T / np.sqrt(d))
+        expected = scores / scores.sum(axis=1, keepdims=True)
+        assert_close(maps.cross[0, head], expected, "float32")
+
+
 def test_the_page_loads_no_other_file(maps, tmp_path):
     page = attention_page(maps)
     assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org/2000/svg)", page)
