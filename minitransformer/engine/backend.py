@@ -46,9 +46,9 @@ def fused_kernel(
     """Return the kernel that is registered for these arrays, or `fallback`.
 
     `name` is an operation of `ops.py`, or one of a few functions that a device does in
-    its own way: add_arrays, beam_search, checksum, exponentials, factor,
-    incremental_decoder, logits_to_score, parameters_changed, product. The first array
-    of a registered type decides.
+    its own way: add_arrays, beam_search, exponentials, factor, incremental_decoder,
+    logits_to_score, parameters_changed, product. The first array of a registered type
+    decides.
     """
     for array in arrays:
         if find := _KERNELS.get(type(array)):

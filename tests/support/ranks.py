@@ -3,6 +3,8 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from minitransformer.engine.backend import array_module, to_host
 from minitransformer.training.distributed import Communicator
 
@@ -24,6 +26,19 @@ class ThreadCommunicator(Communicator):
             barrier.wait()
 
         return wait
+
+    def all_reduce_numbers(self, values):
+        sums = np.array(values, np.float64)
+        self.start_all_reduce(sums)()
+        return sums.tolist()
+
+    def all_gather(self, data):
+        slots, barrier = self.shared
+        slots[self.rank] = data
+        barrier.wait()
+        found = [*slots]
+        barrier.wait()
+        return found
 
     def broadcast(self, array):
         if self.rank:

@@ -801,6 +801,16 @@ class FakeMpi:
         array[...] = np.sum(self.shared.exchange(self.rank, array), axis=0)
         return types.SimpleNamespace(Test=lambda: True)
 
+    def Ibarrier(self):  # noqa: N802
+        return types.SimpleNamespace(Test=lambda: True)
+
+    def allgather(self, value):
+        sizes = self.shared.exchange(self.rank, np.array([len(value)]))
+        sent = np.zeros(np.max(sizes), np.uint8)
+        sent[: len(value)] = np.frombuffer(value, np.uint8)
+        found = self.shared.exchange(self.rank, sent)
+        return [x[: n[0]].tobytes() for x, n in zip(found, sizes, strict=True)]
+
     def bcast(self, value, root):
         found = self.shared.exchange(self.rank, np.frombuffer(value, np.uint8))
         return found[root].tobytes()

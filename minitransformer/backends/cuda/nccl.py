@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import numpy as np
-
 from minitransformer.backends.cuda.device import select_gpu
 from minitransformer.engine.backend import Array
 from minitransformer.training.distributed import MpiCommunicator, Wait
@@ -46,7 +44,3 @@ class NcclCommunicator(MpiCommunicator):
         current, place = self._cupy.cuda.get_current_stream(), array.data.ptr
         numbers = array.size, self._types[array.dtype.name]
         self._ranks.broadcast(place, place, *numbers, 0, current.ptr)
-
-    def _all_reduce_on_host(self, values: np.ndarray) -> np.ndarray:
-        super().start_all_reduce(values)()
-        return values

@@ -32,7 +32,7 @@ from minitransformer.backends.cuda.incremental_decoding import GraphDecoder
 from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
-from minitransformer.engine.backend import Array, array_module, to_host
+from minitransformer.engine.backend import Array, array_module
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.parameters import ParameterBuffer
 
@@ -268,17 +268,6 @@ def adding_to(parameters: ParameterBuffer) -> Iterator[None]:
         gpu.gradients = {}
 
 
-def checksum(array: Array) -> int:
-    """Return a digest of a float32 array, of which only a few bytes leave the GPU.
-
-    It is a sum modulo 2^64 of a hash of each element and its index.
-    """
-    partial = array_module(array).empty(MAX_PARTIAL_SUMS, np.uint64)
-    gpu, size = device.current(), np.int64(array.size)
-    gpu.launch("checksum", np.float32, len(partial), partial, array, size)
-    return int(to_host(partial).sum())
-
-
 OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     "dropout": dropout,
     "linear": linear,
@@ -288,7 +277,6 @@ OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     "projected_cross_entropy": projected_cross_entropy,
 }
 DECODING: dict[str, Callable[..., Any]] = {
-    "checksum": checksum,
     "logits_to_score": lambda: LOGITS_TO_SCORE,
     "beam_search": WholeSearch,
     "incremental_decoder": GraphDecoder,
