@@ -15,9 +15,6 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
-from typing import Any
 
 import numpy as np
 
@@ -38,9 +35,6 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
     def __init__(self, library: OneDnn) -> None:
         super().__init__()
         self.rounded, self.multiply = library.rounded, library.product
-        self._lock = threading.Lock()
-        self._kept: dict[int, np.ndarray] = {}  # by the id of the vector
-        self._views: dict[int, tuple[Any, np.ndarray]] = {}  # by the id of the matrix
 
     def product(
         self,
@@ -69,10 +63,12 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
 
         Processes that were forked since its first rounding share the rounded copy.
         """
-        if id(vector) not in self._kept:
-            weakref.finalize(vector, self._kept.pop, id(vector), None)
-            self._kept[id(vector)] = shared_zeros(vector.shape, np.uint16)
-        self.rounded(vector, self._kept[id(vector)])
+        self.rounded(vector, self._kept.get(vector, vector, self._rounded_vector))
+
+    def _rounded_vector(self, vector: np.ndarray) -> np.ndarray:
+        low = shared_zeros(vector.shape, np.uint16)
+        self.rounded(vector, low)
+        return low
 
     def _is_rounded(self, a: np.ndarray) -> bool:
         return a.dtype == np.uint16
@@ -88,23 +84,15 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
         """Return a matrix of parameters, rounded: a view of its vector's rounded copy.
 
-        So one copy serves all matrices. A view is kept as long as its matrix lives.
+        So one copy serves all matrices.
         """
-        key, views = id(matrix), self._views
-        if key not in views:
-            views[key] = (
-                weakref.ref(matrix, lambda _: views.pop(key)),
-                self._view(matrix),
-            )
-        return views[key][1]
+        low: np.ndarray = self._kept.get(matrix.base, matrix, self._view)
+        return low
 
     def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base
         assert vector is not None
-        with self._lock:
-            if id(vector) not in self._kept:
-                self.parameters_changed(vector)
-        low = self._kept[id(vector)]
+        low = self._kept.get(vector, vector, self._rounded_vector)
         start = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
         strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
         place = start * low.itemsize

@@ -19,7 +19,6 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
@@ -66,13 +65,10 @@ class Int8Kernels(Kernels[Rows]):
     def __init__(self, library: OneDnn) -> None:
         super().__init__()
         self.quantized, self.multiply = library.quantized, library.scaled_product
-        # By the id of a vector of parameters, and the place of a matrix in it.
-        self._kept: dict[int, dict[tuple[int, ...], ScaledMatrix]] = {}
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Forget the integers of parameters that have changed."""
-        if (matrices := self._kept.get(id(vector))) is not None:
-            matrices.clear()
+        self._kept.by_owner.pop(id(vector), None)
 
     def product(
         self,
@@ -128,15 +124,8 @@ class Int8Kernels(Kernels[Rows]):
 
     def _scaled_matrix(self, matrix: np.ndarray) -> ScaledMatrix:
         """Return a matrix of parameters as integers, made at its first use."""
-        vector = matrix.base
-        assert vector is not None
-        if id(vector) not in self._kept:
-            weakref.finalize(vector, self._kept.pop, id(vector), None)
-        kept = self._kept.setdefault(id(vector), {})
-        place = matrix.__array_interface__["data"][0], *matrix.shape, *matrix.strides
-        if place not in kept:
-            kept[place] = scaled_matrix(matrix)
-        return kept[place]
+        scaled: ScaledMatrix = self._kept.get(matrix.base, matrix, scaled_matrix)
+        return scaled
 
 
 def scaled_matrix(matrix: np.ndarray) -> ScaledMatrix:

@@ -29,11 +29,35 @@ ROWS_STEP = 64
 TRIAL_SIZE = 256
 
 
-class Kernels(Generic[R]):
-    """Products of rounded rows, of the type R, with parameters."""
+class Kept:
+    """What was made of arrays, kept while the `owner` of their numbers lives.
+
+    For all views of the same numbers, it is made once.
+    """
 
     def __init__(self) -> None:
-        self._thread = threading.local()
+        self.by_owner: dict[int, tuple[Any, dict[tuple[Any, ...], Any]]] = {}
+
+    def get(self, owner: Any, array: np.ndarray, make: Callable[..., Any]) -> Any:
+        """Return `make(array)`, made now or before."""
+        if (key := id(owner)) not in self.by_owner:
+            ended = weakref.ref(owner, lambda _: self.by_owner.pop(key))
+            self.by_owner.setdefault(key, (ended, {}))
+        made = self.by_owner[key][1]
+        place = array.__array_interface__["data"][0], array.shape, array.strides
+        if place not in made:
+            made.setdefault(place, make(array))  # another thread may be the first
+        return made[place]
+
+
+class Kernels(Generic[R]):
+    """Products of rounded rows, of the type R, with parameters.
+
+    `_kept` has what was made of vectors of parameters and of matrices in them.
+    """
+
+    def __init__(self) -> None:
+        self._kept, self._thread = Kept(), threading.local()
 
     def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return a kernel by its name, if it is for these arrays.
@@ -76,15 +100,9 @@ class Kernels(Generic[R]):
         layers from the encoder's output. So nothing may change such an array in place.
         """
         owner = x if x.base is None else x.base
-        inputs = self._thread.__dict__.setdefault("inputs", {})
-        if id(owner) not in inputs:
-            key = id(owner)
-            inputs[key] = weakref.ref(owner, lambda _: inputs.pop(key)), {}
-        roundings = inputs[id(owner)][1]
-        place = x.__array_interface__["data"][0], x.shape, x.strides
-        if place not in roundings:
-            roundings[place] = self._rounded_rows(x)
-        rounded: R = roundings[place]
+        if (inputs := getattr(self._thread, "inputs", None)) is None:
+            inputs = self._thread.inputs = Kept()
+        rounded: R = inputs.get(owner, x, self._rounded_rows)
         return rounded
 
     def product(

@@ -231,9 +231,9 @@ def test_an_array_is_rounded_once_while_it_lives(kernels, monkeypatch):
         assert_near(out, rounded(hidden) @ rounded(weight))
     linear(x, first)
     assert shapes == [(4, 6), (4, 9)]
-    assert len(kernels._thread.inputs) == 2
+    assert len(kernels._thread.inputs.by_owner) == 2
     del x, hidden
-    assert not kernels._thread.inputs
+    assert not kernels._thread.inputs.by_owner
 
 
 def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
@@ -260,8 +260,7 @@ def test_what_was_rounded_follows_the_parameters_and_goes_with_them(kernels):
     buffer.data[...] *= 2
     buffer.data_changed()
     assert_near(ops.linear(x, weight).data, rounded(weight.data))
-    assert len(kernels._kept) == 1
+    assert len(kernels._kept.by_owner) == 1
     del model, buffer, weight, adam
     gc.collect()
-    assert not kernels._kept
-    assert not kernels._views
+    assert not kernels._kept.by_owner
