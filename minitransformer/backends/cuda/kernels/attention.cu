@@ -10,8 +10,9 @@
 // which out is the result and g its gradient [B, T, H d_v], rows a multiple of H long;
 // statistics [2, B, H, T]. A sentence has less than 2^31 numbers.
 
-template <int WIDTH>
+template <int COLUMNS>
 struct Sizes {
+  static constexpr int WIDTH = COLUMNS;
   static constexpr int SIZE = (WIDTH == 64 ? 4 : 2) * VECTOR;  // 32, 16 or 8
   static constexpr int GROUPS = SIZE / 8;  // of 8 columns of a row of scores
   // From a row of a tile to the next, so that few threads meet in a bank of memory:
@@ -69,6 +70,8 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
                        float scale, int queries, int keys, int d_k, int d_v,
                        Dropout dropout) {
   using S = Sizes<WIDTH>;
+  using Rows = Tile<S::LINE, false>;
+  using Columns = Tile<S::LINE, true>;
   constexpr int SIZE = S::SIZE, LINE = S::LINE, SHORT = S::SHORT, SCORES = S::SCORES;
   alignas(16) __shared__ real q_tile[SIZE * LINE], k_tile[SIZE * LINE],
       v_tile[SIZE * LINE], weights[SIZE * SHORT];
@@ -87,20 +90,16 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
   statistics += before, dropout.skip(before), mask.select(b, h);
   float maximum = LOWEST, total = 0.0f;
   Sums<SIZE, WIDTH> sums;
-  load_tile<SIZE, WIDTH, LINE>(q_tile, q + first * q_row, q_row, rows,
-                               queries - first, d_k);
+  load_tile<S>(q_tile, q + first * q_row, q_row, rows, queries - first, d_k);
   for (int start = 0; start < keys; start += SIZE) {
     int used = rows_used<SIZE>(keys - start);
     if (start > 0) __syncthreads();
-    load_tile<SIZE, WIDTH, LINE>(k_tile, k + start * k_row, k_row, used,
-                                 keys - start, d_k);
-    load_tile<SIZE, WIDTH, LINE>(v_tile, v + start * v_row, v_row, used,
-                                 keys - start, d_v);
+    load_tile<S>(k_tile, k + start * k_row, k_row, used, keys - start, d_k);
+    load_tile<S>(v_tile, v + start * v_row, v_row, used, keys - start, d_v);
     wait_for_copies();
     __syncthreads();
     Sums<SIZE, SIZE> products;
-    products.template add<WIDTH>(Tile<LINE, false>{q_tile}, Tile<LINE, false>{k_tile},
-                                 rows, used, depth);
+    products.template add<WIDTH>(Rows{q_tile}, Rows{k_tile}, rows, used, depth);
     products.template store<SCORES>(scores, rows);
     __syncthreads();
     if (row < rows) {  // true for all lanes of a warp, or for none
@@ -108,9 +107,9 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
       scores_of(x, scores + row * SCORES + group, scale, mask.row(t), masked_score,
                 start + group, keys);
       for (int i = 0; i < 8; i++) highest = fmaxf(highest, x[i]);
-      highest = max_of<S::GROUPS>(highest);
+      highest = warp_max<S::GROUPS>(highest);
       for (int i = 0; i < 8; i++) sum += x[i] = exp2f(x[i] - highest);
-      sum = sum_of<S::GROUPS>(sum);
+      sum = warp_sum<S::GROUPS>(sum);
       float factor = exp2f(maximum - highest);
       total = total * factor + sum, maximum = highest;
       dropout.apply(x, t, start + group);
@@ -122,7 +121,7 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
       sums.each(rows, [&](int row, int, float& x, float& y) {
         x *= correction[row], y *= correction[row];
       });
-    sums.template add<SIZE>(Tile<SHORT, false>{weights}, Tile<LINE, true>{v_tile}, rows,
+    sums.template add<SIZE>(Tile<SHORT, false>{weights}, Columns{v_tile}, rows,
                             columns, used);
   }
   if (group == 0 && row < rows && first + row < queries) {
@@ -134,7 +133,7 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
   });
   sums.template store<LINE>(q_tile, rows);
   __syncthreads();
-  store_tile<SIZE, WIDTH, LINE>(out, heads * d_v, q_tile, queries - first, d_v);
+  store_tile<S>(out, heads * d_v, q_tile, queries - first, d_v);
 }
 
 // With w as above and dw[t, s] = g[t] v[s]:
@@ -152,6 +151,8 @@ __device__ void attend_backward(
     Mask mask, float masked_score, float scale, int queries, int keys, int d_k, int d_v,
     Dropout dropout) {
   using S = Sizes<WIDTH>;
+  using Rows = Tile<S::LINE, false>;
+  using Columns = Tile<S::LINE, true>;
   constexpr int SIZE = S::SIZE, LINE = S::LINE, SHORT = S::SHORT, SCORES = S::SCORES;
   alignas(16) __shared__ real q_tile[SIZE * LINE], k_tile[SIZE * LINE],
       v_tile[SIZE * LINE], g_tile[SIZE * LINE], weights[SIZE * SHORT],
@@ -175,24 +176,20 @@ __device__ void attend_backward(
     int used = rows_used<SIZE>(keys - start);
     Sums<SIZE, WIDTH> dk_sums, dv_sums;
     if (start > 0) __syncthreads();
-    load_tile<SIZE, WIDTH, LINE>(k_tile, k + start * k_row, k_row, used,
-                                 keys - start, d_k);
-    load_tile<SIZE, WIDTH, LINE>(v_tile, v + start * v_row, v_row, used,
-                                 keys - start, d_v);
+    load_tile<S>(k_tile, k + start * k_row, k_row, used, keys - start, d_k);
+    load_tile<S>(v_tile, v + start * v_row, v_row, used, keys - start, d_v);
     for (int first = 0; first < queries; first += SIZE) {
       int rows = rows_used<SIZE>(queries - first);
       if (first > 0) __syncthreads();
-      load_tile<SIZE, WIDTH, LINE>(q_tile, q + first * q_row, q_row, rows,
-                                   queries - first, d_k);
-      load_tile<SIZE, WIDTH, LINE>(g_tile, g + first * value_row, value_row, rows,
-                                   queries - first, d_v);
+      load_tile<S>(q_tile, q + first * q_row, q_row, rows, queries - first, d_k);
+      load_tile<S>(g_tile, g + first * value_row, value_row, rows, queries - first,
+                   d_v);
       wait_for_copies();
       __syncthreads();
       Sums<SIZE, SIZE> products, value_products;
-      products.template add<WIDTH>(Tile<LINE, false>{q_tile}, Tile<LINE, false>{k_tile},
-                                   rows, used, depth);
+      products.template add<WIDTH>(Rows{q_tile}, Rows{k_tile}, rows, used, depth);
       value_products.template add<WIDTH>(
-          Tile<LINE, false>{g_tile}, Tile<LINE, false>{v_tile}, rows, used, columns);
+          Rows{g_tile}, Rows{v_tile}, rows, used, columns);
       products.template store<SCORES>(scores, rows);
       value_products.template store<SCORES>(dweights, rows);
       __syncthreads();
@@ -205,7 +202,7 @@ __device__ void attend_backward(
           load(y, g_tile + row * LINE, c, WIDTH);
           for (int i = 0; i < VECTOR; i++) dot += x[i] * y[i];
         }
-        dot = sum_of<S::GROUPS>(dot);
+        dot = warp_sum<S::GROUPS>(dot);
         float x[8], d[8], maximum = statistics[t];
         float inverse = first + row < queries ? statistics[all_rows + t] : 0.0f;
         scores_of(x, scores + row * SCORES + group, scale, mask.row(t), masked_score,
@@ -219,12 +216,12 @@ __device__ void attend_backward(
         store_8(dscores + row * SHORT + group, d);
       }
       __syncthreads();
-      dv_sums.template add<SIZE>(Tile<SHORT, true>{weights}, Tile<LINE, true>{g_tile},
+      dv_sums.template add<SIZE>(Tile<SHORT, true>{weights}, Columns{g_tile},
                                  used, columns, rows);
-      dk_sums.template add<SIZE>(Tile<SHORT, true>{dscores}, Tile<LINE, true>{q_tile},
+      dk_sums.template add<SIZE>(Tile<SHORT, true>{dscores}, Columns{q_tile},
                                  used, depth, rows);
       Sums<SIZE, WIDTH> sums;
-      sums.template add<SIZE>(Tile<SHORT, false>{dscores}, Tile<LINE, true>{k_tile},
+      sums.template add<SIZE>(Tile<SHORT, false>{dscores}, Columns{k_tile},
                               rows, depth, used);
       sums.each(rows, [&](int row, int column, float& x, float& y) {
         x *= scale, y *= scale;
@@ -239,18 +236,15 @@ __device__ void attend_backward(
       if (start + SIZE < keys) continue;
       sums.template store<LINE>(dq_tile, rows);
       __syncthreads();
-      store_tile<SIZE, WIDTH, LINE>(dq + first * key_row, key_row, dq_tile,
-                                    queries - first, d_k);
+      store_tile<S>(dq + first * key_row, key_row, dq_tile, queries - first, d_k);
     }
     __syncthreads();
     dk_sums.each(used, [&](int, int, float& x, float& y) { x *= scale, y *= scale; });
     dk_sums.template store<LINE>(q_tile, used);
     dv_sums.template store<LINE>(g_tile, used);
     __syncthreads();
-    store_tile<SIZE, WIDTH, LINE>(dk + start * key_row, key_row, q_tile,
-                                  keys - start, d_k);
-    store_tile<SIZE, WIDTH, LINE>(dv + start * value_row, value_row, g_tile,
-                                  keys - start, d_v);
+    store_tile<S>(dk + start * key_row, key_row, q_tile, keys - start, d_k);
+    store_tile<S>(dv + start * value_row, value_row, g_tile, keys - start, d_v);
   }
 }
 

@@ -105,16 +105,20 @@ __device__ void store(real* row, int column, int width, const float (&value)[VEC
   }
 }
 
+// The sum over a warp, or over THREADS neighbours in it, to each of them.
+template <int THREADS = WARP>
 __device__ float warp_sum(float x) {
 #pragma unroll
-  for (int step = WARP / 2; step > 0; step /= 2)
+  for (int step = THREADS / 2; step > 0; step /= 2)
     x += __shfl_xor_sync(0xffffffff, x, step);
   return x;
 }
 
+// The maximum over as many.
+template <int THREADS = WARP>
 __device__ float warp_max(float x) {
 #pragma unroll
-  for (int step = WARP / 2; step > 0; step /= 2)
+  for (int step = THREADS / 2; step > 0; step /= 2)
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
   return x;
 }

@@ -178,22 +178,6 @@ __device__ void store_8(real* row, const float (&x)[8]) {
   }
 }
 
-// The sum and the maximum over THREADS neighbours of a warp.
-template <int THREADS>
-__device__ float sum_of(float x) {
-#pragma unroll
-  for (int step = THREADS / 2; step > 0; step /= 2)
-    x += __shfl_xor_sync(0xffffffff, x, step);
-  return x;
-}
-
-template <int THREADS>
-__device__ float max_of(float x) {
-#pragma unroll
-  for (int step = THREADS / 2; step > 0; step /= 2)
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-  return x;
-}
 
 // Copy a vector to shared memory, or zeros. Where there are tensor cores, the thread
 // goes on meanwhile, until `wait_for_copies`, so that all copies are under way at once.
@@ -215,19 +199,19 @@ __device__ void wait_for_copies() {
 
 // Read the first `used` of `left` rows of a matrix, with zeros beyond its end and in
 // the columns up to a multiple of 16. Numbers are copied as they are.
-// Shapes: tile [ROWS, WIDTH], LINE apart; rows [left, width], `stride` apart
-template <int ROWS, int WIDTH, int LINE>
+// Shapes: tile [S::SIZE, S::WIDTH], S::LINE apart; rows [left, width], `stride` apart
+template <typename S>
 __device__ void load_tile(real* tile, const real* rows, int stride, int used, int left,
                           int width) {
-  constexpr int ACROSS = WIDTH / VECTOR, STEP = TILE_THREADS / ACROSS;
+  constexpr int ACROSS = S::WIDTH / VECTOR, STEP = TILE_THREADS / ACROSS;
   int first = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * VECTOR;
   bool vectors = in_vectors(rows, stride, width);
   if (column >= whole_steps(width)) return;
 #pragma unroll
-  for (int row = first; row < first + ROWS; row += STEP) {
+  for (int row = first; row < first + S::SIZE; row += STEP) {
     if (row >= used) break;
     const real* from = rows + (row * stride + column);
-    real* to = tile + (row * LINE + column);
+    real* to = tile + (row * S::LINE + column);
     bool there = row < left && column < width;
     if (vectors) {
       copy_vector(to, from, there);
@@ -240,18 +224,18 @@ __device__ void load_tile(real* tile, const real* rows, int stride, int used, in
 
 // Write the rows of a tile to the first of the `left` rows of a matrix.
 // Shapes: as in `load_tile`
-template <int ROWS, int WIDTH, int LINE>
+template <typename S>
 __device__ void store_tile(real* rows, int stride, const real* tile, int left,
                            int width) {
-  constexpr int ACROSS = WIDTH / VECTOR, STEP = TILE_THREADS / ACROSS;
+  constexpr int ACROSS = S::WIDTH / VECTOR, STEP = TILE_THREADS / ACROSS;
   int first = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * VECTOR;
   bool vectors = in_vectors(rows, stride, width);
   if (column >= width) return;
 #pragma unroll
-  for (int row = first; row < first + ROWS; row += STEP) {
+  for (int row = first; row < first + S::SIZE; row += STEP) {
     if (row >= left) break;
     real* to = rows + (row * stride + column);
-    const real* from = tile + (row * LINE + column);
+    const real* from = tile + (row * S::LINE + column);
     if (vectors) {
       *(uint4*)to = *(const uint4*)from;
     } else {
