@@ -326,6 +326,7 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
             f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
             f"({test.bleu_signature}), beam {run.settings.decoding.beam}"
         )
+    run.record(ended=str(run.state.used_up(training)))
     run.log(f"done        {run.directory.path}, {run.state.seconds:,.0f} s")
     held_out = next(data.text[x] for x in ("test", "val", "train") if x in data.text)
     short = (x for x, _ in held_out.lines() if 0 < len(x) < 80 and x[0] != "-")

@@ -166,6 +166,7 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert logged(out, "validation") == [2, 4, 6, 7]
     assert list(values(run, "loss")) == [1, 2, 3, 4, 5, 6, 7]
     assert list(values(run, "validation_loss")) == [2, 4, 6, 7]
+    assert records(run)[-1] == {"step": 7, "ended": "--steps 7"}
     assert steps(run) == [2, 4, 6, 7]
     names = {path.name for path in run.glob("[!.]*") if path.name[:4] != "step"}
     results = {"best.safetensors", "averaged.safetensors", "tokenizer.model"}

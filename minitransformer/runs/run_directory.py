@@ -17,7 +17,6 @@ from minitransformer.runs.checkpoint import (
     has_moments,
     load,
     recorded_cost,
-    recorded_state,
     save,
 )
 from minitransformer.settings.config import RunConfig, TrainingConfig
@@ -183,7 +182,7 @@ class RunDirectory:
         def keeps(record: dict[str, Any]) -> bool:
             if validates and record["step"] == step and "validation_loss" in record:
                 return False
-            return record["step"] <= step and "test_bleu" not in record
+            return record["step"] <= step and not {"test_bleu", "ended"} & record.keys()
 
         if self.metrics.exists():
             kept = filter(keeps, self.read_metrics())
@@ -270,13 +269,9 @@ class RunDirectory:
 
     def has_ended(self) -> bool:
         """Whether training came to its end here, at least once."""
-        last = self.checkpoints()[-1:]
-        try:
-            training = self.read_config().training
-            ended = [recorded_state(path).used_up(training) for path in last]
-        except (OSError, ValueError):  # something is damaged, or not a run's
-            return False
-        return self.averaged.is_file() or ended not in ([], [None])
+        says_so = any("ended" in record for record in self.read_metrics())
+        whole = self.is_run() and self.has_checkpoint()
+        return whole and (says_so or self.averaged.is_file())
 
     def has_checkpoint(self) -> bool:
         return bool(self._by_preference())

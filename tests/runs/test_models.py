@@ -13,7 +13,7 @@ from minitransformer.runs.models import (
     newest_run,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
-from support.models import BUILT_IN, save_run, save_small_model
+from support.models import BUILT_IN, OWN, save_run, save_small_model
 
 
 @pytest.fixture
@@ -29,38 +29,39 @@ def place(tmp_path, monkeypatch):
 
 
 BEST = {"best": {"step": 20}, "step-00000030": {"step": 30}}
-ENDED = {"best": {"step": 20}, "step-00000040": {"step": 40}}
-ON_TIME = {"step-00000007": {"step": 7, "seconds": 60.5}}
-IMPATIENT = {"step-00000007": {"step": 7, "validations_since_best": 2}}
 AVERAGED = {"averaged": {"step": 40}, "step-00000045": {"step": 45}}
 
 
 @pytest.mark.parametrize(
-    ("name", "states", "settings"),
+    ("name", "states", "ended", "text"),
     [
-        (None, {}, {}),  # interrupted before the first checkpoint
-        (None, {"step-00000030": {"step": 30}}, {}),  # before the first validation
-        (None, BEST, {}),  # after it
-        ("best", ENDED, {}),
-        ("best", ENDED, {"steps": 30}),
-        ("step-00000007", ON_TIME, {"minutes": 1.0}),
-        (None, ON_TIME, {"minutes": 2.0}),
-        ("step-00000007", IMPATIENT, {"patience": 2}),
-        ("averaged", AVERAGED, {"steps": 90}),  # and was continued
-        (None, AVERAGED, {"text": BUILT_IN}),
-        (None, ENDED, {"text": BUILT_IN}),
+        (None, {}, [], OWN),  # interrupted before the first checkpoint
+        (None, {"step-00000030": {"step": 30}}, [], OWN),  # before the first validation
+        (None, BEST, [], OWN),  # after it
+        (None, BEST, ["--patience 5", None], OWN),  # was continued
+        ("best", BEST, ["--steps 30"], OWN),
+        ("best", BEST, [None, "--minutes 5"], OWN),
+        (None, BEST, ["--steps 30"], BUILT_IN),
+        (None, {}, ["--steps 30"], OWN),  # all checkpoints were deleted
+        ("averaged", AVERAGED, [], OWN),  # of an older version, or continued
+        (None, AVERAGED, [], BUILT_IN),
     ],
 )
 def test_without_a_name_it_is_the_newest_run_that_ended_on_own_text(
-    place, name, states, settings
+    place, name, states, ended, text
 ):
-    run = save_run(Path("runs/newest"), states, **settings)
+    run = save_run(Path("runs/newest"), states, text)
+    for reason in ended:
+        if reason is None:  # the run is resumed
+            run.truncate_metrics(30)
+        else:
+            run.record(30, ended=reason)
     shipped_model = place / "models" / "en-de" / "model.safetensors"
     expected = shipped_model if name is None else run.path / f"{name}.safetensors"
     assert find_checkpoint(None) == expected
-    older = save_run(Path("runs/older"), ENDED, age=60)
-    save_run(Path("runs/oldest"), ENDED, age=120)
-    expected = older.best if name is None else expected
+    older = save_run(Path("runs/older"), AVERAGED, age=60)
+    save_run(Path("runs/oldest"), AVERAGED, age=120)
+    expected = older.averaged if name is None else expected
     assert find_checkpoint(None) == expected
 
 
@@ -73,10 +74,6 @@ def test_python_loads_the_same_model(place):
 
 
 def test_what_cannot_be_read_is_not_chosen(place):
-    run = save_run(Path("runs/a"), {"step-00000040": {"step": 40}})
-    assert find_checkpoint(None) == run.checkpoint(40)
-    run.checkpoint(40).write_bytes(b"damaged")
-    assert find_checkpoint(None).name == "model.safetensors"
     save_run(Path("runs/b"), AVERAGED).config.write_text("{}")
     assert find_checkpoint(None).name == "model.safetensors"
 
@@ -94,16 +91,15 @@ def test_the_preferred_checkpoint_of_a_run_is_averaged_then_best_then_newest(pla
 def test_the_newest_run_is_the_one_that_was_trained_last(place):
     with pytest.raises(FileNotFoundError, match=r"found none: run train\.py first"):
         newest_run()
-    older = save_run(Path("runs/b"), ENDED, age=60)
+    older = save_run(Path("runs/b"), AVERAGED, age=60)
     newer = save_run(Path("runs/a"), {})
     for name in ("plot.png", "train.log"):  # which are not from training
         (older.path / name).write_bytes(b"")
     os.utime(older.path, (2e9, 2e9))
     assert newest_run().path == newer.path
     (place / "models" / "en-de" / "model.safetensors").unlink()
-    assert find_checkpoint(None) == older.best
-    older.best.unlink()
-    older.checkpoint(40).unlink()
+    assert find_checkpoint(None) == older.averaged
+    older.averaged.unlink()
     with pytest.raises(FileNotFoundError, match="en-de: expected a run, a checkpoint"):
         find_checkpoint(None)
 
