@@ -50,7 +50,7 @@ from minitransformer.training.averaging import average_last
 from minitransformer.training.lifecycle import TrainingRun, locked_directory
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.progress import Update, run_summary
-from minitransformer.translation.quality import TranslationQuality, translation_quality
+from minitransformer.translation import quality
 from minitransformer.translation.translator import Translator
 
 EXAMPLES = (
@@ -210,6 +210,7 @@ def prepare(
     if not (args.dry_run or args.profile):
         run.log(f"run         {directory.path}")
     summary = run_summary(data.batches, text, data.corpora, model)
+    summary += quality.about_references(text, training.bleu_tokenizer)
     run.describe(device.description, summary)
     return run, data, model, adam
 
@@ -291,7 +292,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 
 def translate(
     run: TrainingRun, model: ParallelModel, pairs: Sequence[tuple[str, str]]
-) -> TranslationQuality:
+) -> quality.TranslationQuality:
     """Translate the sources of some pairs, and compare with the targets."""
     rank, size = run.ranks.rank, run.ranks.size
     translator = Translator(model.model, run.start.tokenizer, model.num_processes)
@@ -299,7 +300,8 @@ def translate(
     mine = translator.translate(mine, run.settings.decoding)
     parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
     lines = [parts[i % size][i // size] for i in range(len(pairs))]
-    return translation_quality(lines, [target for _, target in pairs])
+    how = run.settings.training.bleu_tokenizer
+    return quality.translation_quality(lines, [target for _, target in pairs], how)
 
 
 # Section 6.1: the end of a run

@@ -21,7 +21,7 @@ from minitransformer.cli import (
 )
 from minitransformer.runs.models import described, find_checkpoint
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import PRECISIONS
+from minitransformer.settings.config import BLEU_TOKENIZERS, PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, flags_of
 from minitransformer.system.machine import num_cores
@@ -35,6 +35,7 @@ from minitransformer.text.lines import (
     zip_lines,
 )
 from minitransformer.text.pairs import check_files
+from minitransformer.translation import quality
 from minitransformer.translation.alignment import pharaoh
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator, json_objects
@@ -91,6 +92,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--reference", type=Path, metavar="FILE", help=reference)
     paper_bleu = "also print the paper's BLEU: of tokenised LANG, with compounds split"
     add("--compound-split", metavar="LANG", help=paper_bleu)
+    words = "how sacreBLEU finds words (default by the script of the references)"
+    add("--bleu-tokenizer", choices=BLEU_TOKENIZERS, help=words)
     scored = "write log-probabilities (nats) and tokens of these translations instead"
     add("--score", type=Path, metavar="FILE", help=scored)
     tag = "tag that every line gets, such as <2de>, if the model learned several"
@@ -126,7 +129,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
-    for name, needed in (("host", "serve"), ("compound_split", "reference")):
+    compares = dict.fromkeys(("compound_split", "bleu_tokenizer"), "reference")
+    for name, needed in {"host": "serve", **compares}.items():
         if name in named and needed not in named:
             parser.error(f"{flag_name(name)} does nothing without --{needed}")
     if args.reference and getattr(args, "nbest", 1) > 1:
@@ -171,10 +175,9 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
             out.flush()
             done(len(lines))
     if args.reference:
-        from minitransformer.translation.quality import report
-
         references = list(read_lines(args.reference))
-        print(report(outputs, references, args.compound_split), file=sys.stderr)
+        how = args.compound_split, args.bleu_tokenizer
+        print(quality.report(outputs, references, *how), file=sys.stderr)
 
 
 def answer(args: argparse.Namespace, number: int, found: list[Hypothesis]) -> str:
@@ -214,10 +217,8 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
 def work(args: argparse.Namespace) -> None:
     """Do what the flags ask for. What few translations need is imported here."""
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
-    if args.compound_split is not None:  # refused before hours of work, not after them
-        from minitransformer.translation.quality import import_moses
-
-        import_moses(args.compound_split)
+    if args.reference:  # what is missing is said before hours of work, not after them
+        quality.check_installed(args.bleu_tokenizer, args.compound_split)
     translator = load_model(args)
     if args.serve:
         from minitransformer.commands.serve import serve

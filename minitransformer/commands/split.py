@@ -13,6 +13,7 @@ from typing import TypeAlias
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder, require_new
+from minitransformer.text.clean import clean
 from minitransformer.text.lines import open_output, read_lines
 from minitransformer.text.pairs import TextPair
 
@@ -20,16 +21,18 @@ Pair: TypeAlias = tuple[str, str]
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read lines of source TAB target. Raises: ValueError naming any other line."""
+    """Read lines of source TAB target, of which either may be blank, and clean both.
+
+    Raises: ValueError naming any other line.
+    """
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
         source, tab, rest = line.partition("\t")
-        target = rest.partition("\t")[0]
-        if not (tab and source.strip() and target.strip()):
+        if not tab and clean(line):
             raise ValueError(
                 f"{path}, line {number}: expected source TAB target, got {line[:60]!r}"
             )
-        pairs.append((source, target))
+        pairs.append((clean(source), clean(rest.partition("\t")[0])))
     return pairs
 
 
@@ -113,11 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         pairs = read_pairs(args.pairs)
         counts = {"val": args.val, "test": args.test}
-        splits = split_pairs(pairs, counts, args.seed)
+        splits = split_pairs([pair for pair in pairs if all(pair)], counts, args.seed)
         if args.also:
-            more = list(TextPair(*args.also).lines())
+            more = [(clean(s), clean(t)) for s, t in TextPair(*args.also).lines()]
             pairs += more
-            splits["train"] += unseen(more, splits["val"] + splits["test"])
+            held_out = splits["val"] + splits["test"]
+            splits["train"] += unseen(filter(all, more), held_out)
         for split, count in {**counts, "train": 1}.items():
             if len(splits[split]) < count:
                 raise ValueError(
@@ -130,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     with open_output(folder / f"{split}.{language}.gz") as file:
                         file.writelines(pair[side] + "\n" for pair in chosen)
         left_out = len(pairs) - sum(map(len, splits.values()))
+        blank = sum(not all(pair) for pair in pairs)
         sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
-        print(f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs")
+        counted = f"{left_out:,} of {len(pairs):,} pairs, {blank:,} with a blank side"
+        print(f"{sizes}; left out: {counted}")
 
     return exit_code(parser.prog, work)

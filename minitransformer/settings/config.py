@@ -34,6 +34,9 @@ from minitransformer.settings.text_config import TextConfig
 # CPU.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
+# How sacreBLEU finds words; the last two need packages with dictionaries.
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
 
@@ -154,6 +157,11 @@ class TrainingConfig(Config):
     validate_every: int = option(1000, "updates between validations", at_least=1)
     validate_bleu: int = option(
         500, "sentences translated for BLEU in a validation; 0 for none", at_least=0
+    )
+    bleu_tokenizer: str | None = option(
+        None,
+        "how sacreBLEU finds words (default by the script of the references)",
+        choices=BLEU_TOKENIZERS,
     )
     patience: int | None = option(
         None, "stop after this many validations without a better one", at_least=1

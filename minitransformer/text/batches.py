@@ -5,6 +5,7 @@ An epoch is a shuffled list of such batches. Shapes: B batch, S source, T target
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,11 +64,20 @@ class Batches(Protocol):
 
 
 class ParallelCorpus:
-    """Encoded pairs; `dropped_blank` others had a blank side and were left out."""
+    """Encoded pairs; `dropped_blank` others had a blank side and were left out.
 
-    def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
+    `notes` are lines for the log about what the vocabulary makes of the text.
+    """
+
+    def __init__(
+        self,
+        source: Ragged,
+        target: Ragged,
+        dropped_blank: int = 0,
+        notes: Sequence[str] = (),
+    ) -> None:
         self.source, self.target = source, target
-        self.dropped_blank = dropped_blank
+        self.dropped_blank, self.notes = dropped_blank, notes
 
     def __len__(self) -> int:
         return len(self.source)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.runs.state import RunState, Window
-from minitransformer.settings.config import PAD_ID, UNK_ID
 from minitransformer.text.batches import Batch, Batches, BatchStream, ParallelCorpus
 from minitransformer.text.pairs import TextPair
 from minitransformer.training.cost import (
@@ -20,9 +19,6 @@ from minitransformer.training.cost import (
 )
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
-
-# The share of unknown pieces that is reported, and in how many pairs they are counted.
-UNKNOWN_SHARE, PAIRS_SEEN = 1e-3, 10_000
 
 
 class Update(NamedTuple):
@@ -162,27 +158,12 @@ def run_summary(
         f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
         f"blank, {len(corpus) - len(stream.pairs):,} longer than "
         f"{stream.training.max_length} tokens",
-        *_unknown_pieces(stream),
+        *corpus.notes,
         f"held out    for validation {_files(text, corpora, 'val')}{ignored}; "
         f"for the test {_files(text, corpora, 'test')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB",
-    ]
-
-
-def _unknown_pieces(stream: BatchStream) -> list[str]:
-    """Return a log line if much of the text is not in the vocabulary."""
-    batch = stream.corpus.batch(stream.pairs[:: len(stream.pairs) // PAIRS_SEEN + 1])
-    source, target = (
-        (ids == UNK_ID).sum() / (ids != PAD_ID).sum()
-        for ids in (batch.source, batch.target)
-    )
-    if max(source, target) < UNKNOWN_SHARE:
-        return []
-    return [
-        f"unknown     {source:.1%} of the source and {target:.1%} of the target: "
-        "characters that the vocabulary does not have"
     ]
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
+from minitransformer.text.clean import clean
+from minitransformer.text.pairs import TextPair
+
+# Scripts that put no space between words. Their characters are counted in place of
+# words, which sacreBLEU does without a dictionary.
+WITHOUT_SPACES = (
+    "Han Hiragana Katakana Bopomofo Thai Lao Khmer Myanmar Tibetan Yi Javanese "
+    "Balinese Tai_Le New_Tai_Lue Tai_Tham Tai_Viet"
+).split()
 
 
 @dataclass(frozen=True)
@@ -16,9 +26,9 @@ class TranslationQuality:
     """How close translations come to their references.
 
     `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
-    text, with its signatures; `length` is how many words the translations have for each
-    word of the references, as BLEU counts them, and `exact` is the share equal to the
-    reference.
+    text that was cleaned (`clean`), with its signatures; `length` is how many words the
+    translations have for each word of the references, as BLEU counts them, and `exact`
+    is the share equal to the reference.
     """
 
     bleu: float
@@ -37,21 +47,95 @@ class TranslationQuality:
         )
 
 
+def choose_tokenizer(references: Iterable[str]) -> str:
+    """Return sacreBLEU's tokeniser for the script of most letters of a text."""
+    import regex
+
+    text = "".join(references)
+    scripts = "".join(rf"\p{{{script}}}" for script in WITHOUT_SPACES)
+    letters, han, alone = (
+        len(regex.findall(pattern, text))
+        for pattern in (r"\p{L}", r"\p{Han}", rf"(?V1)[\p{{L}}&&[{scripts}]]")
+    )
+    if 2 * alone <= letters:
+        return "13a"
+    return "zh" if han > 0.9 * alone else "char"  # Japanese has characters of both
+
+
+def bleu_metric(references: Sequence[str], tokenizer: str | None) -> Any:
+    """Return sacreBLEU's BLEU for these references, which never warns by itself.
+
+    Where none of them has four words, it counts the n-grams that there are (eff:yes).
+
+    Raises: RuntimeError if the tokeniser needs another package.
+    """
+    from sacrebleu.metrics import BLEU  # slow to import, and not always needed
+
+    name = tokenizer or choose_tokenizer(references)
+    try:
+        bleu = BLEU(tokenize=name, force=True)
+    except RuntimeError as error:
+        install = f"pip install 'sacrebleu[{name[:2]}]'"
+        raise RuntimeError(f"--bleu-tokenizer {name}: {install}") from error
+    if all(len(bleu.tokenizer(line).split()) < 4 for line in references):
+        bleu = BLEU(tokenize=name, force=True, effective_order=True)
+    return bleu
+
+
+def about_references(text: Mapping[str, TextPair], tokenizer: str | None) -> list[str]:
+    """Return lines on what is unusual for BLEU in validation text, or else the test's.
+
+    Raises: as `bleu_metric`.
+    """
+    pair = text.get("val", text.get("test"))
+    references = [target for _, target in pair.lines()] if pair else []
+    name = bleu_metric(references, tokenizer).tokenizer.signature()
+    lines = (
+        []
+        if name == "13a"
+        else [f"BLEU        of words as tokeniser {name} finds them"]
+    )
+    if note := looks_tokenised(references, tokenizer):
+        lines.append(f"tokenised   {note}")
+    return lines
+
+
+def looks_tokenised(references: Sequence[str], tokenizer: str | None) -> str:
+    """Return what to do if most sentences end in a full stop after a space, or ""."""
+    stops = [line for line in references if line.endswith(".")]
+    apart = sum(line.endswith(" .") for line in stops)
+    if 2 * apart <= len(stops) or tokenizer == "none":
+        return ""
+    return (
+        f"{apart:,} references end in a space and a full stop, while BLEU is meant for "
+        "text that is not tokenised; --bleu-tokenizer none counts the words as they are"
+    )
+
+
 def translation_quality(
-    translations: Sequence[str], references: Sequence[str]
+    translations: Sequence[str],
+    references: Sequence[str],
+    tokenizer: str | None = None,
 ) -> TranslationQuality:
     """Compare each translation with one reference.
 
+    `tokenizer` is sacreBLEU's name of what divides lines into words for BLEU; without
+    one, `choose_tokenizer` does.
+
     Raises: ValueError if there are no references, or not as many as translations.
     """
-    from sacrebleu.metrics import BLEU, CHRF  # slow to import, and not always needed
+    from sacrebleu.metrics import CHRF
 
     if len(translations) != len(references) or not references:
         raise ValueError(
             f"expected as many references as translations and at least one, got "
             f"{len(references)} and {len(translations)}"
         )
-    bleu, chrf = BLEU(), CHRF()
+    translations, references = (
+        [" ".join(clean(line).split()) for line in side]
+        for side in (translations, references)
+    )
+    bleu, chrf = bleu_metric(references, tokenizer), CHRF()
     counted = bleu.corpus_score(translations, [references])
     pairs = zip(translations, references, strict=True)
     return TranslationQuality(
@@ -65,13 +149,18 @@ def translation_quality(
 
 
 def report(
-    translations: Sequence[str], references: Sequence[str], language: str | None = None
+    translations: Sequence[str],
+    references: Sequence[str],
+    language: str | None = None,
+    tokenizer: str | None = None,
 ) -> str:
     """Return all measures as text; for a language, with `compound_split_bleu`."""
-    lines = [str(translation_quality(translations, references))]
+    lines = [str(translation_quality(translations, references, tokenizer))]
     if language is not None:
         bleu = compound_split_bleu(translations, references, language)
         lines.append(f"BLEU {bleu:.2f}  tokenised, compounds split")
+    if note := looks_tokenised(references, tokenizer):
+        lines.append(note)
     return "\n".join(lines)
 
 
@@ -94,13 +183,20 @@ def compound_split_bleu(
     tokenizer = moses.MosesTokenizer(language)
 
     def words(line: str) -> str:
-        line = normalizer.replace_unicode_punct(line)
+        line = normalizer.replace_unicode_punct(clean(line))
         tokenised = tokenizer.tokenize(line, return_str=True)
         return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenised)
 
     bleu = BLEU(tokenize="none", smooth_method="none", force=True)
     sides = [[words(line) for line in side] for side in (translations, references)]
     return bleu.corpus_score(sides[0], [sides[1]]).score
+
+
+def check_installed(tokenizer: str | None, language: str | None) -> None:
+    """Raises: as `bleu_metric`, and as `import_moses` if a language is given."""
+    bleu_metric([], tokenizer)
+    if language is not None:
+        import_moses(language)
 
 
 def import_moses(language: str) -> ModuleType:

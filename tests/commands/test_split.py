@@ -2,6 +2,7 @@
 
 import gzip
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +62,30 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
     assert sorted(everything) == sorted(pairs)
     assert main(command) == 1
     assert "data: expected a new or an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "blank"),
+    [("", 1), ("\t", 1), ("source\t", 1), ("\ttarget", 1), ("\xad\t\u200b\tx", 1),
+     ("Su\u0308\xdf 1\tSweet\xa01", 0), ("no tab", None)],
+    ids=ascii,
+)  # fmt: skip
+def test_blank_sides_are_left_out_and_equal_text_is_one(tmp_path, capsys, line, blank):
+    """As in training; a pair that Unicode calls equal is in the same split."""
+    listed = tmp_path / "pairs.tsv"
+    lines = [*(f"S\xfc\xdf {i}\tSweet {i}" for i in range(9)), line]
+    listed.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    command = [str(listed), str(tmp_path / "data"), "--source", "de", "--target", "en"]
+    code = main([*command, "--val", "4", "--test", "4"])
+    told = capsys.readouterr()
+    assert code == (blank is None)
+    if blank is None:
+        assert "line 10: expected source TAB target, got 'no tab'" in told.err
+        return
+    assert f"of 10 pairs, {blank} with a blank side" in told.out
+    found = find_text(TextConfig(data=str(tmp_path / "data"), source="de", target="en"))
+    pairs = [p for split in found.values() for p in {*split.lines()}]
+    assert sorted(pairs) == [(f"S\xfc\xdf {i}", f"Sweet {i}") for i in range(9)]
 
 
 def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):

@@ -15,6 +15,7 @@ from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
+EMOJI, FAMILY = "\U0001f642", "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 OTHERS = [*LINES[:3], "Hund \u4f60 ß", "\ufb01 Straße<x>", "  die  die ", ""]
 
 
@@ -124,6 +125,34 @@ def test_ids_are_cut_between_words_where_a_part_has_one(tokenizer):
     assert tokenizer.split([], 1) == [[]]
 
 
+@pytest.mark.parametrize(
+    ("text", "limit", "parts"),
+    [
+        ("He ran. She did not, he said.", 17, ["He ran.", "She did not, he said."]),
+        ('He ran. "Go." she said it', 18, ['He ran. "Go."', "she said it"]),
+        ("It is 3.14 or so at most", 12, ["It is 3.14", "or so at", "most"]),
+        ("\u4f60\u597d\u3002\u300c\u4f60\u3002\u300d\u597d", 14,
+         ["\u4f60\u597d\u3002", "\u300c\u4f60\u3002\u300d", "\u597d"]),
+        ("\u4f60\u597d\u4f60\u597d", 8, ["\u4f60\u597d", "\u4f60\u597d"]),
+        (EMOJI * 3, 11, [EMOJI * 2, EMOJI]),
+        (FAMILY * 2, 19, [FAMILY, FAMILY]),
+        ("e\u0316\u0323" * 2, 9, ["e\u0316\u0323"] * 2),
+        (FAMILY, 8, ["\U0001f468\u200d", "\U0001f469\u200d", "\U0001f467"]),
+        (EMOJI, 3, ["\ufffd" * 3, "\ufffd"]),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_long_text_is_cut_after_punctuation_else_between_characters(
+    with_bytes, text, limit, parts
+):
+    """Letters are pieces of their own or bytes, unless a to j made longer ones."""
+    [ids] = with_bytes.encode([text])
+    found = with_bytes.split(ids, limit)
+    assert max(map(len, found)) <= limit
+    assert [*itertools.chain(*found)] == ids
+    assert [x for x in with_bytes.decode(found) if x] == parts
+
+
 def test_a_vocabulary_too_large_is_refused_with_the_limit():
     with pytest.raises(ValueError, match=r"expected at most \d+ word pieces.*got 9000"):
         Tokenizer.train(LINES, 9000)
@@ -190,6 +219,24 @@ def test_text_is_cut_as_the_file_says_whatever_its_ids_are(tmp_path, settings):
     missing = sum(i < 0 and name not in known for i, name in found)
     assert ours.vocab_size == len(theirs) + missing
     assert len(set(ours.pieces(range(ours.vocab_size)))) == ours.vocab_size
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"treat_whitespace_as_suffix": True}, {"remove_extra_whitespaces": False},
+     {"treat_whitespace_as_suffix": True, "remove_extra_whitespaces": False},
+     {"add_dummy_prefix": False}, {"split_by_whitespace": False},
+     {"allow_whitespace_only_pieces": True}],
+    ids=str,
+)  # fmt: skip
+def test_spaces_come_out_as_they_went_in_whatever_a_model_does_with_them(settings):
+    ours = Tokenizer(trained(vocab_size=120, **settings))
+    lines = [*LINES[:3], "die", "a"]
+    assert ours.decode(ours.encode(lines)) == lines
+    assert ours.encode(["", "   ", " \xa0\xad\u200b"]) == [[]] * 3
+    [ids] = ours.encode([LINES[0]])
+    parts = ours.decode(ours.split(ids, len(ids) - 1))
+    assert " ".join(" ".join(parts).split()) == LINES[0]
 
 
 @pytest.mark.parametrize(

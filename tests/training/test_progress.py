@@ -11,7 +11,7 @@ import pytest
 from minitransformer.cli import OutputStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import UNK_ID, TrainingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
@@ -70,25 +70,9 @@ def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
     threaded.close()
 
 
-@pytest.mark.parametrize(
-    ("unknown", "told"), [(0, None), (1, None), (2, "0.0% of the source and 0.2%")]
-)
-def test_the_start_says_if_the_vocabulary_lacks_characters(unknown, told):
-    """Of 1,000 target pieces, some are unknown; the end of sentence is one of them."""
-    target = [[UNK_ID] * unknown + [5] * (1001 - unknown)]
-    sides = [Ragged.from_lists(ids) for ids in ([[5] * 1001], target)]
-    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_length=2000))
-    model = small_model()
-    threaded = CpuModel(model, ParameterBuffer(model), 1)
-    found = [x for x in run_summary(stream, {}, {}, threaded) if "unknown " in x]
-    assert len(found) == (told is not None)
-    assert not told or told in found[0]
-    threaded.close()
-
-
 def test_the_start_says_what_validation_and_test_text_there_is():
     sides = [Ragged.from_lists([[5] * 3] * 2)] * 2
-    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig())
+    stream = BatchStream(ParallelCorpus(*sides, 0, ["changed     x"]), TrainingConfig())
     model = small_model()
     threaded = CpuModel(model, ParameterBuffer(model), 1)
     pair = TextPair(Path("a/val.en"), Path("a/val.de"))
@@ -100,6 +84,7 @@ def test_the_start_says_what_validation_and_test_text_there_is():
         lines = run_summary(stream, text, dict.fromkeys(text, stream.corpus), threaded)
         expected = "held out    for validation {}; for the test {}"
         assert expected.format(*told) in lines
+        assert "changed     x" in lines
     threaded.close()
 
 

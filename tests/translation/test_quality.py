@@ -1,9 +1,17 @@
 """TranslationQuality against sacreBLEU, and the paper's BLEU against words by hand."""
 
+import importlib.util
+
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from minitransformer.translation.quality import compound_split_bleu, translation_quality
+from minitransformer.text.pairs import TextPair
+from minitransformer.translation.quality import (
+    about_references,
+    compound_split_bleu,
+    report,
+    translation_quality,
+)
 from support.closeness import assert_close
 
 REFERENCES = ["Der Hund läuft über die Straße.", "Eine Frau schläft.", "Ja."]
@@ -33,6 +41,55 @@ def test_the_length_is_counted_in_words_and_punctuation():
 def test_missing_references_are_refused(outputs, references):
     with pytest.raises(ValueError, match="expected as many references"):
         translation_quality(outputs, references)
+
+
+CHINESE = [
+    "\u6211\u7684\u670b\u53cb\u5728\u5b66\u6821\u3002",
+    "\u4ed6\u5f88\u597d\u3002",
+]
+
+
+@pytest.mark.parametrize("name", [None, "zh", "char", "13a"])
+def test_words_are_found_by_sacrebleus_tokeniser_of_that_name(name):
+    outputs = [CHINESE[0].replace("\u5b66\u6821", "\u5bb6"), CHINESE[1]]
+    found = translation_quality(outputs, CHINESE, name)
+    whole = {"effective_order": True} if name == "13a" else {}  # one word a line
+    expected = BLEU(tokenize=name or "zh", **whole)
+    assert found.bleu == expected.corpus_score(outputs, [CHINESE]).score
+    assert found.bleu_signature == str(expected.get_signature())
+
+
+def test_text_is_compared_in_one_form():
+    outputs = ["Der Hu\xadnd  la\u0308uft \u0075\u0308ber\xa0die Stra\xdfe.\t"]
+    found = translation_quality(
+        outputs, ["Der Hund la\u0308uft u\u0308ber die Stra\xdfe."]
+    )
+    assert (found.bleu, found.exact) == (pytest.approx(100), 1)
+
+
+@pytest.mark.parametrize(
+    ("apart", "tokenizer", "told"),
+    [(3, None, True), (2, None, False), (3, "none", False), (3, "13a", True)],
+)
+def test_tokenised_references_are_named_once_in_our_words(
+    tmp_path, caplog, apart, tokenizer, told
+):
+    """Of five sentences; sacreBLEU would warn of a hundred lines, in three others."""
+    lines = ["Ein Hund lief ."] * apart + ["Ein Hund lief."] * (5 - apart) + ["Ja ?"]
+    found = report(lines * 100, lines * 100, None, tokenizer)
+    assert found.count("end in a space and a full stop") == told
+    val = TextPair(tmp_path / "val", tmp_path / "val")
+    val.source.write_text("\n".join(lines))
+    unusual = about_references({"val": val}, tokenizer)
+    assert len(unusual) == told + (tokenizer == "none")
+    assert not caplog.records
+
+
+def test_a_tokeniser_that_needs_a_dictionary_says_what_to_install():
+    if importlib.util.find_spec("ko_mecab") or importlib.util.find_spec("mecab_ko"):
+        pytest.skip("the dictionary is installed")
+    with pytest.raises(RuntimeError, match=r"^--bleu-tokenizer ko-mecab: pip install"):
+        about_references({}, "ko-mecab")
 
 
 def test_the_papers_bleu_is_that_of_words_split_by_hand():
