@@ -294,13 +294,12 @@ def translate(
     run: TrainingRun, model: ParallelModel, pairs: Sequence[tuple[str, str]]
 ) -> quality.TranslationQuality:
     """Translate the sources of some pairs, and compare with the targets."""
-    rank, size = run.ranks.rank, run.ranks.size
+    rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
     translator = Translator(model.model, run.start.tokenizer, model.num_processes)
-    mine = [source for source, _ in pairs[rank::size]]
-    mine = translator.translate(mine, run.settings.decoding)
+    mine = translator.translate([s for s, _ in pairs[rank::size]], settings.decoding)
     parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
     lines = [parts[i % size][i // size] for i in range(len(pairs))]
-    how = run.settings.training.bleu_tokenizer
+    how = settings.training.bleu_tokenizer
     return quality.translation_quality(lines, [target for _, target in pairs], how)
 
 
