@@ -41,6 +41,7 @@ R = TypeVar("R")
 CAN_FORK = sys.platform == "linux" and hasattr(os, "fork")
 
 STANDARD_ERROR = 2  # its descriptor
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -126,7 +127,7 @@ class Workers(Generic[A, R]):
 
     They have the function, and all that it refers to, as it is when they start. Items
     and results are pickled. Signals that stop a program are left to the parent; when it
-    ends, so do the workers.
+    ends, or the thread that made them, so do the workers, whatever they are doing.
     """
 
     def __init__(self, function: Callable[[A], R], count: int) -> None:
@@ -224,7 +225,7 @@ def _release_free_memory() -> None:
 
 def _fork(work: Callable[[], None]) -> int:
     """Start a process that does some work and ends; return its id."""
-    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    stops, parent = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
         with warnings.catch_warnings():  # of NumPy's threads, which forks stop for
@@ -234,7 +235,9 @@ def _fork(work: Callable[[], None]) -> int:
             return process
         code = 1
         try:
-            work()  # with the signals blocked
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:  # else it ended before that
+                work()  # with the signals blocked
             code = 0
         except BaseException:
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)

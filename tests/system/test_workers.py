@@ -178,15 +178,16 @@ def test_workers_keep_no_file_locked(tmp_path):
 
 
 @forks
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("busy", [False, True])
-def test_workers_end_with_a_parent_that_is_killed(busy):
+def test_workers_end_at_once_with_a_parent_that_is_killed(busy, number):
     script = f"""
 import os, time
 from minitransformer.system.workers import Workers
 
 workers = Workers(lambda seconds: time.sleep(seconds) or os.getpid(), 2)
 print(*workers._processes.values(), flush=True)
-list(workers.map([0.5 if {busy} else 0] * 2))
+list(workers.map([60 if {busy} else 0] * 2))
 time.sleep(60)
 """
     with subprocess.Popen(
@@ -194,12 +195,21 @@ time.sleep(60)
     ) as parent:
         ids = [int(word) for word in parent.stdout.readline().split()]
         time.sleep(0.2)
-        parent.kill()
+        parent.send_signal(number)
     assert len(ids) == 2
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 2
     while any(map(is_running, ids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@forks
+def test_a_worker_whose_parent_has_ended_meanwhile_does_nothing(monkeypatch, capfd):
+    """It asks to be ended with its parent when there is none any more."""
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    process = workers_module._fork(lambda: print("worked", flush=True))
+    assert os.waitpid(process, 0)[1] == 0
+    assert capfd.readouterr().out == ""
 
 
 def is_running(process):
