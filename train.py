@@ -283,7 +283,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     text += "  best" * better
     run.log(
         f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
-        f"{total.perplexity:.2f}  accuracy {total.accuracy:.2%}{text}"
+        f"{total.perplexity:.4g}  accuracy {total.accuracy:.2%}{text}"
     )
     if better:
         run.save_as(run.directory.best, state)

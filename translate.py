@@ -211,7 +211,8 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
             out.flush()
             done(len(scores))
     perplexity = math.exp(min(-total / max(tokens, 1), 700))
-    print(f"perplexity {perplexity:.4f}  {tokens} tokens", file=sys.stderr)
+    digits = ".4f" if perplexity < 1e9 else ".1e"
+    print(f"perplexity {perplexity:{digits}}  {tokens} tokens", file=sys.stderr)
 
 
 def work(args: argparse.Namespace) -> None:

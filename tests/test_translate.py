@@ -144,6 +144,18 @@ def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path, capfd):
     )
 
 
+def test_the_perplexity_of_a_diverged_model_is_short(tmp_path, capfd):
+    path = tmp_path / "x.safetensors"
+    loaded = checkpoint.load(Path(save_small_model(path)))
+    loaded.parameters.data *= 1000
+    checkpoint.save(path, loaded)
+    (tmp_path / "target").write_text("the dog sat on the cat\n")
+    flags = ["--model", str(path), "--score", str(tmp_path / "target")]
+    code, out, err = run_translate(capfd, *flags, "the cat")
+    assert float(out.split()[0]) < -3000
+    assert (code, err) == (0, f"perplexity 1.0e+304  {out.split()[1]} tokens\n")
+
+
 def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
     from sacrebleu.metrics import BLEU, CHRF
 

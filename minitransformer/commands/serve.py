@@ -29,6 +29,7 @@ MAX_BODY = 16_384  # bytes
 MAX_LINES = 50
 MAX_BEAM = 16  # and translations of a line, unless the default is larger
 MAX_MIN_LEN = 200  # tokens, unless the default is larger
+MAX_TOKENS = 16_384  # of text and prefixes, times the beam or the number of samples
 MAX_WAITING = 4  # requests, beside the one that is being answered
 REQUEST_TIMEOUT = 10  # seconds that a browser may send nothing
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -65,6 +66,7 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 2048  # connections, which the system keeps until their turn
     allow_reuse_address = os.name != "nt"  # there two servers would share the port
 
     def __init__(
@@ -124,6 +126,13 @@ class Server(ThreadingHTTPServer):
         prefixes = [""] * len(lines)
         if "prefix" in request:
             prefixes = _lines(_text(request, "prefix"))
+        tokens = sum(map(len, self.translator.tokenizer.encode([*lines, *prefixes])))
+        rows = config.nbest if config.sample else config.beam
+        if tokens * rows > MAX_TOKENS:
+            raise ValueError(
+                f"expected at most {MAX_TOKENS // rows:,} tokens of text and prefixes "
+                f"for {rows} beams or samples, got {tokens:,}"
+            )
         started = time.perf_counter()
         found = self.translator.hypotheses(lines, config, 1, prefixes)
         answers = [json_objects(h, config.alignment) for h in found]

@@ -118,6 +118,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises: UsageError if it cannot be read.
     """
     try:
+        if path.is_fifo():
+            raise ValueError("expected a file, got a pipe")
         values = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(values, dict):
             raise ValueError("expected an object of settings")

@@ -174,6 +174,8 @@ class Tokenizer:
         cannot be read.
         """
         try:
+            if path.is_fifo():
+                raise ValueError("expected a SentencePiece model, got a pipe")
             return cls(path.read_bytes())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error

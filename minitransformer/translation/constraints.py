@@ -10,6 +10,7 @@ Shapes: B sentences, K beams, V vocabulary.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -88,10 +89,10 @@ class PrefixFinder:
         self._longest = max(len(text) for text, _ in self._pieces)
         self._endings = lru_cache(MAX_ENDINGS)(self._find_endings)
 
-    def find(self, text: str) -> Prefix | None:
-        """Return the prefix `text`, or None if it is blank.
+    def find(self, text: str, limit: float = math.inf) -> Prefix | None:
+        """Return the prefix `text` of at most `limit` tokens, or None if it is blank.
 
-        Raises: ValueError if the vocabulary has no pieces for it.
+        Raises: ValueError if it is longer, or the vocabulary has no pieces for it.
         """
         words = self._tokenizer.normalise(text).replace(SPACE, " ").split()
         if not words:
@@ -99,6 +100,10 @@ class PrefixFinder:
         normal = " ".join(words)
         unfinished = "" if text[-1].isspace() else words.pop()
         tokens, first = self._tokenizer.encode([normal, " ".join(words)])
+        if len(tokens) > limit:
+            raise ValueError(
+                f"expected at most {limit} tokens (--max-input), got {len(tokens)}"
+            )
         if UNK_ID in tokens:
             raise ValueError(
                 f"expected text that the vocabulary can write, got {normal[:40]!r}"

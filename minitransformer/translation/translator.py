@@ -95,7 +95,7 @@ class Translator:
         lines = as_list_of_str("lines", lines)
         prefixes = _prefix_of_each(prefixes, lines)
         encoded = self.encode(lines, config, first_line)
-        starts = self._prefixes(prefixes, encoded, first_line)
+        starts = self._prefixes(prefixes, encoded, config, first_line)
         found = iter(self._translate_parts(encoded, config, starts))
         in_parts = [[next(found) for _ in parts] for parts in encoded]
         joined = [
@@ -189,6 +189,7 @@ class Translator:
         self,
         prefixes: Sequence[str],
         encoded: Sequence[list[list[int]]],
+        config: DecodingConfig,
         first_line: int,
     ) -> list[Prefix | None]:
         """Return the prefix of each part of each line, which only the first one has.
@@ -199,7 +200,7 @@ class Translator:
         each = zip(prefixes, encoded, strict=True)
         for number, (text, parts) in enumerate(each, first_line):
             try:
-                prefix = self._finder.find(text) if text else None
+                prefix = self._finder.find(text, config.max_input) if text else None
                 if prefix and not parts[0]:
                     raise ValueError(f"expected none for a blank line, got {text!r}")
             except ValueError as error:

@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -141,6 +142,10 @@ def test_a_browser_that_stops_sending_is_disconnected(server, monkeypatch, capfd
         ("/translate", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
         ("/translate", {"text": "\n" * 60}, {}, 400, "at most 50 lines, got 61"),
         ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
+        ("/translate", {"text": "a" * 9000}, {}, 400, "most 4,096 tokens of text and"),
+        ("/translate", {"text": "a", "prefix": "a" * 9000}, {}, 400, "most 4,096 tok"),
+        ("/translate", {"text": "a" * 3000, "beam": 16}, {}, 400, "for 16 beams or s"),
+        ("/translate", {"text": "a" * 3000, "sample": True, "nbest": 16}, {}, 400, "t"),
         ("/translate", {}, {"Content-Length": "x"}, 411, "expected a Content-Length"),
         ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
         ("/attention", {"text": "a", "prefix": "b"}, {}, 400, "unknown field 'prefix'"),
@@ -184,6 +189,14 @@ def test_other_hosts_need_the_token(model_path):
         status, _, _ = request(server, "POST", "/translate", body, **headers)
         assert status == 200
         server.shutdown()
+
+
+def test_many_connections_wait_for_their_turn(model_path):
+    """Nobody accepts them yet: the system keeps them."""
+    with Server("127.0.0.1", 0, load(model_path), SHORT) as server, ExitStack() as open:
+        for _ in range(300):
+            waiting = socket.create_connection(server.server_address[:2], timeout=1)
+            open.enter_context(waiting)
 
 
 @needs_browser

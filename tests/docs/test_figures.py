@@ -25,6 +25,7 @@ def page(name):
         ("serve", "four are waiting", serve.MAX_WAITING, 4),
         ("serve", "at most 50 lines", serve.MAX_LINES, 50),
         ("serve", "more than 16,384 bytes", serve.MAX_BODY, 16_384),
+        ("serve", "16,384 tokens divided by the beam", serve.MAX_TOKENS, 16_384),
     ],
 )
 def test_limits_are_those_of_the_pages(name, text, value, expected):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from dataclasses import fields, replace
 
@@ -247,10 +248,12 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
         ("x.json", '{"device": "cpu"}', "unknown setting device; text, devices and"),
         ("x.json", '{"config": "bose"}', "got bose; did you mean base?"),
         ("x.toml", "d_model = 8", "expected FILE.json or a preset, got x.toml"),
+        ("pipe.json", None, "pipe.json: expected a file, got a pipe"),
     ],
 )
 def test_wrong_presets_are_explained(tmp_path, monkeypatch, name, text, message):
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.json")  # which nobody writes to
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)):

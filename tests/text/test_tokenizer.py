@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import random
 import re
 from collections import Counter
@@ -251,6 +252,12 @@ def test_a_file_of_something_else_is_named(tmp_path, damage):
         ValueError, match=r"^\S*own\.model: expected a SentencePiece mod"
     ):
         Tokenizer.read(file)
+
+
+def test_a_pipe_is_no_vocabulary(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"pipe: expected a Sent\S+ model, got a pipe"):
+        Tokenizer.read(tmp_path / "pipe")
 
 
 def test_symbols_that_a_model_lacks_have_no_text():

@@ -210,6 +210,12 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             translator.translate(["a", "b"], SHORT_OUTPUT, 7, prefixes)
+    short = replace(SHORT_OUTPUT, max_input=3)
+    translator.translate(["a"], short, 1, ["the"])
+    for long in ("the cat sat on", "the cat " * 100_000):
+        message = r"prefix of line 7: expected at most 3 tokens \(--max-input\), got"
+        with pytest.raises(ValueError, match=message):
+            translator.translate(["a"], short, 7, [long])
     with pytest.raises(ValueError, match="prefix of line 1: expected none for a blank"):
         translator.translate([" "], SHORT_OUTPUT, 1, ["the"])
     config = replace(SHORT_OUTPUT, no_repeat_ngram=1, min_len=60)
