@@ -78,38 +78,7 @@ class HostStream:
         return keep.reshape(shape), 1 / (1 - rate)
 
 
-# Elementary operations: the model needs only dropout, tests of `autograd.py` the others
-
-
-@primitive
-def add(a: Array, b: Array) -> tuple[Array, Vjp]:
-    """a + b, with broadcasting."""
-
-    def vjp(g: Array) -> tuple[Array, Array]:
-        return _sum_to(g, a.shape), _sum_to(g, b.shape)
-
-    return a + b, vjp
-
-
-@primitive
-def multiply(a: Array, b: Array) -> tuple[Array, Vjp]:
-    """a * b element by element, with broadcasting."""
-
-    def vjp(g: Array) -> tuple[Array, Array]:
-        return _sum_to(g * b, a.shape), _sum_to(g * a, b.shape)
-
-    return a * b, vjp
-
-
-@primitive
-def sum_all(a: Array) -> tuple[Array, Vjp]:
-    """The sum of all elements, a scalar."""
-    xp = array_module(a)
-
-    def vjp(g: Array) -> tuple[Array]:
-        return (xp.full(a.shape, g, dtype=a.dtype),)
-
-    return xp.asarray(a.sum()), vjp
+# Layers
 
 
 @primitive
@@ -121,9 +90,6 @@ def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
         return (_apply_dropout(g, dropout_mask),)
 
     return _apply_dropout(x, dropout_mask), vjp
-
-
-# Layers
 
 
 @primitive
@@ -419,15 +385,6 @@ def exp_is_safe(totals: Array) -> bool:
     """
     least, greatest = math.exp(-SAFE_EXPONENT), math.exp(SAFE_EXPONENT)
     return bool(((totals > least) & (totals < greatest)).all())
-
-
-def _sum_to(g: Array, shape: tuple[int, ...]) -> Array:
-    """Sum the axes of `g` over which an input of `shape` was broadcast."""
-    extra = g.ndim - len(shape)
-    if extra:
-        g = g.sum(axis=tuple(range(extra)))
-    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and g.shape[i] != 1)
-    return g.sum(axis=stretched, keepdims=True) if stretched else g
 
 
 def _draw_dropout(

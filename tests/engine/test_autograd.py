@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from minitransformer.engine import autograd, ops
 from minitransformer.engine.autograd import Tensor, no_grad, wrap_primitives
+from support import elementary
 from support.cuda import kernels_for
 
 
@@ -50,7 +51,7 @@ def test_a_long_chain_goes_back_without_recursion():
     x = leaf(2.0)
     y = x
     for _ in range(10_000):
-        y = ops.add(y, x)
+        y = elementary.add(y, x)
     y.backward(np.ones(1))
     assert x.grad == [10_001]
 
@@ -58,7 +59,7 @@ def test_a_long_chain_goes_back_without_recursion():
 def test_a_long_chain_can_be_dropped():
     y = x = leaf(1.0)
     for _ in range(10_000):
-        y = ops.add(y, x)
+        y = elementary.add(y, x)
     del y
 
 
@@ -77,9 +78,9 @@ def test_random_graphs_match_their_polynomial(seed):
             value, derivative = 2 * av + 2 * bv + 3 * cv, 2 * ad + 2 * bd + 3 * cd
             nodes.append((weighted(a, b, c), value, derivative))
         elif kind == 1:
-            nodes.append((ops.add(a, b), av + bv, ad + bd))
+            nodes.append((elementary.add(a, b), av + bv, ad + bd))
         else:
-            nodes.append((ops.multiply(a, b), av * bv, ad * bv + av * bd))
+            nodes.append((elementary.multiply(a, b), av * bv, ad * bv + av * bd))
     tensor, value, derivative = nodes[-1]
     tensor.backward(np.ones(1))
     np.testing.assert_allclose(tensor.data, value)
@@ -112,8 +113,8 @@ def test_a_leaf_is_reported_once_when_its_gradient_is_complete():
     def report(tensor):
         reported.append((tensor, tensor.grad.copy()))
 
-    product = ops.multiply(ops.multiply(x, y), x)  # x^2 y
-    ops.add(product, y).backward(np.ones(1), report)
+    product = elementary.multiply(elementary.multiply(x, y), x)  # x^2 y
+    elementary.add(product, y).backward(np.ones(1), report)
     assert len(reported) == 2
     assert dict(reported) == {x: [12.0], y: [5.0]}
     assert unused.grad is None
@@ -131,9 +132,9 @@ def test_an_input_without_a_gradient_gets_none():
         return product if body is weighted_sum else body
 
     with wrap_primitives(wrapper):
-        node = ops.multiply(z, z)
-        out = ops.add(weighted(x, y, z), weighted(x, node, z))
-    ops.add(out, node).backward(np.ones(1), reported.append)
+        node = elementary.multiply(z, z)
+        out = elementary.add(weighted(x, y, z), weighted(x, node, z))
+    elementary.add(out, node).backward(np.ones(1), reported.append)
     assert (x.grad, y.grad, z.grad) == ([10.0], None, [2 * 2 + 2 * 5])
     assert sorted(map(id, reported)) == sorted(map(id, (x, y, z)))
     assert names == ["multiply", "weighted_sum", "weighted_sum", "add"]
@@ -174,8 +175,8 @@ def test_a_fused_kernel_adds_gradients_up():
         return lambda a, b: a + 10 * b if name == "add_arrays" else None
 
     x = leaf(1.0)
-    node = ops.multiply(x, x)
-    out = ops.add(node, node)
+    node = elementary.multiply(x, x)
+    out = elementary.add(node, node)
     with kernels_for(np.ndarray, find=find):
         out.backward(np.ones(1))
     assert x.grad == [11 * 2.0]
@@ -189,21 +190,21 @@ def test_wrapped_primitives_run_in_this_thread_until_the_block_ends():
         return lambda *arrays: body(*(10 * array for array in arrays))
 
     def work():
-        np.testing.assert_array_equal(ops.add(x, x).data, [2.0, 4.0])
+        np.testing.assert_array_equal(elementary.add(x, x).data, [2.0, 4.0])
 
     with contextlib.suppress(KeyError), wrap_primitives(wrapper):
-        assert ops.sum_all(x).data == 30.0
+        assert elementary.sum_all(x).data == 30.0
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
         raise KeyError
-    assert ops.sum_all(x).data == 3.0
+    assert elementary.sum_all(x).data == 3.0
     assert names == ["sum_all"]
 
 
 def test_a_number_is_the_derivative_of_a_scalar():
     x, y = (Tensor(np.ones(n, np.float32), requires_grad=True) for n in ((), 3))
-    ops.add(x, ops.sum_all(y)).backward(0.5)
+    elementary.add(x, elementary.sum_all(y)).backward(0.5)
     assert x.grad.dtype == y.grad.dtype == np.float32
     assert (x.grad.tolist(), y.grad.tolist()) == (0.5, [0.5, 0.5, 0.5])
 
@@ -212,23 +213,25 @@ def test_gradients_add_up_in_the_callers_array():
     x = leaf(1.0, 2.0)
     x.grad = mine = np.array([10.0, 20.0])
     for _ in range(2):
-        ops.sum_all(ops.multiply(x, x)).backward()
+        elementary.sum_all(elementary.multiply(x, x)).backward()
     assert x.grad is mine
     np.testing.assert_array_equal(mine, [14.0, 28.0])
 
 
 def test_nothing_is_recorded_without_a_leaf_or_in_no_grad():
-    assert ops.add(Tensor(np.ones(1)), Tensor(np.ones(1))).node is None
+    assert elementary.add(Tensor(np.ones(1)), Tensor(np.ones(1))).node is None
     with no_grad():
-        assert not ops.add(leaf(1.0), leaf(2.0)).requires_grad
-    assert ops.add(leaf(1.0), leaf(2.0)).requires_grad
+        assert not elementary.add(leaf(1.0), leaf(2.0)).requires_grad
+    assert elementary.add(leaf(1.0), leaf(2.0)).requires_grad
 
 
 def test_no_grad_holds_for_its_thread_alone():
     recorded = []
     with no_grad():
         thread = threading.Thread(
-            target=lambda: recorded.append(ops.add(leaf(1.0), leaf(2.0)).requires_grad)
+            target=lambda: recorded.append(
+                elementary.add(leaf(1.0), leaf(2.0)).requires_grad
+            )
         )
         thread.start()
         thread.join()
@@ -250,7 +253,7 @@ def test_activations_are_freed_during_backward(no_collector):
         hidden.data = watched
         arrays.append(weakref.ref(watched))
         arrays.append(weakref.ref(hidden.node))
-    loss = ops.sum_all(hidden)
+    loss = elementary.sum_all(hidden)
     del hidden, watched
     assert any(ref() is not None for ref in arrays)
     loss.backward()
@@ -259,7 +262,7 @@ def test_activations_are_freed_during_backward(no_collector):
 
 def test_a_dropped_graph_is_freed_at_once(no_collector):
     x = leaf(1.0)
-    y = ops.multiply(x, x)
+    y = elementary.multiply(x, x)
     node, tensor = weakref.ref(y.node), weakref.ref(y)
     del y
     assert node() is None
@@ -267,7 +270,7 @@ def test_a_dropped_graph_is_freed_at_once(no_collector):
 
 
 def test_wrong_gradients_are_refused():
-    y = ops.multiply(leaf(1.0, 2.0), leaf(3.0, 4.0))
+    y = elementary.multiply(leaf(1.0, 2.0), leaf(3.0, 4.0))
     with pytest.raises(
         ValueError, match=r"expected a gradient of shape \(2,\), got none"
     ):
@@ -275,7 +278,7 @@ def test_wrong_gradients_are_refused():
     with pytest.raises(ValueError, match=r"of shape \(2,\), got \(3,\)"):
         y.backward(np.ones(3))
     with pytest.raises(ValueError, match=r"of shape \(1,\), got none"):
-        ops.multiply(leaf(1.0), leaf(2.0)).backward()
+        elementary.multiply(leaf(1.0), leaf(2.0)).backward()
     with pytest.raises(ValueError, match="expected the result of a recorded operation"):
         Tensor(np.ones(1)).backward(np.ones(1))
 
@@ -295,7 +298,7 @@ def test_rows_of_a_table_that_was_computed_have_a_gradient():
     """The table is twice a leaf, so each use of a row counts twice for the leaf."""
     table = leaf([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
     ids, positions = np.array([[2, 0, 2]]), np.zeros((3, 2))
-    rows = ops.embedding(ops.add(table, table), ids, positions)
+    rows = ops.embedding(elementary.add(table, table), ids, positions)
     rows.backward(np.ones((1, 3, 2)))
     np.testing.assert_array_equal(table.grad, [[2, 2], [0, 0], [4, 4]])
 
@@ -306,5 +309,5 @@ def test_an_operation_whose_result_gets_no_gradient_is_passed_over():
     def ignore(x, unused):
         return 3 * x, lambda g: (3 * g, None)
 
-    unlisted(ignore)(x, ops.add(x, x)).backward(np.ones(1))
+    unlisted(ignore)(x, elementary.add(x, x)).backward(np.ones(1))
     assert x.grad == [3]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import register_kernels
 from minitransformer.model.parameters import (
@@ -11,6 +10,7 @@ from minitransformer.model.parameters import (
     Module,
     ParameterBuffer,
 )
+from support import elementary
 from support.closeness import assert_close
 
 
@@ -35,7 +35,7 @@ def test_the_buffer_holds_each_parameter_once():
     buffer.data[:] = np.arange(11)
     assert_close(module.again.data, [0, 1, 2])
     assert_close(module.inner[1].weight.data, [[7, 8], [9, 10]])
-    ops.sum_all(module.inner[0].weight).backward()
+    elementary.sum_all(module.inner[0].weight).backward()
     assert_close(buffer.grad, [0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0])
 
 
@@ -60,7 +60,7 @@ def test_parameters_move_into_vectors_that_are_given():
     assert_close(data, old)
     data += 1
     assert_close(module.first.data, [1, 2, 3])
-    ops.sum_all(module.inner[0].weight).backward()
+    elementary.sum_all(module.inner[0].weight).backward()
     assert_close(grad, [2, 2, 2, 3, 3, 3, 3, 2, 2, 2, 2])
 
 
@@ -71,7 +71,7 @@ def test_gradients_are_collected_in_a_vector_from_zero():
     buffer.collect_gradients(vector)
     assert buffer.grad is vector
     for _ in range(2):
-        ops.sum_all(module.first).backward()
+        elementary.sum_all(module.first).backward()
     np.testing.assert_array_equal(vector, [2] * 3 + [0] * 8)
     assert not old.any()
 
