@@ -25,7 +25,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -58,47 +58,39 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-class _ThreadLimits:
-    """The limits that are in force, of which the least counts."""
-
-    def __init__(self) -> None:
-        self._lock, self._limits = threading.Lock(), list[int]()
-        self._blas_limit: Any = None
-
-    @contextmanager
-    def at_most(self, count: int) -> Iterator[None]:
-        self._change(self._limits.append, count)
-        try:
-            yield
-        finally:
-            self._change(self._limits.remove, count)
-
-    def _change(self, change: Callable[[int], None], count: int) -> None:
-        with self._lock:
-            change(count)
-            if self._blas_limit is not None:
-                self._blas_limit.restore_original_limits()
-            least = min(self._limits, default=None)
-            self._blas_limit = None if least is None else _blas().limit(limits=least)
-
-    def least(self) -> int | None:
-        return min(self._limits, default=None)
+# The limits that are in force, of which the least counts, and a lock for them.
+_LIMITS, _LOCK = list[int](), threading.Lock()
+_unlimited: Any = None
 
 
-_THREAD_LIMITS = _ThreadLimits()
-
-
-def limit_threads(count: int) -> AbstractContextManager[None]:
+@contextmanager
+def limit_threads(count: int) -> Iterator[None]:
     """Limit each matrix product of this process to `count` threads inside the block.
 
     The limit of 1 is for processes that share the cores with others.
     """
-    return _THREAD_LIMITS.at_most(count)
+    _change_limits(_LIMITS.append, count)
+    try:
+        yield
+    finally:
+        _change_limits(_LIMITS.remove, count)
+
+
+def _change_limits(change: Callable[[int], None], count: int) -> None:
+    global _unlimited
+    with _LOCK:
+        if not _LIMITS:
+            _unlimited = _blas().limit(limits=count)  # remembers what there was
+        change(count)
+        if _LIMITS:
+            _blas().limit(limits=min(_LIMITS))
+        else:
+            _unlimited.restore_original_limits()
 
 
 def product_threads() -> int:
     """Return how many threads a product by oneDNN has: as many as were asked for."""
-    return _THREAD_LIMITS.least() or 1
+    return min(_LIMITS, default=1)
 
 
 # Forked processes

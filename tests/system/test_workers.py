@@ -72,8 +72,7 @@ def test_a_product_has_one_thread_in_each_process():
 
 
 def test_the_least_limit_of_overlapping_blocks_counts(monkeypatch):
-    limits = workers_module._ThreadLimits()  # without those of other tests
-    monkeypatch.setattr(workers_module, "_THREAD_LIMITS", limits)
+    monkeypatch.setattr(workers_module, "_LIMITS", [])  # those of other tests
     workers_module._blas.cache_clear()  # so that this test finds the library, too
 
     def blas_threads():

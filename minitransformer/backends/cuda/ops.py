@@ -68,10 +68,8 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
     rows wider than MAX_WIDTH. CuPy lacks some operations on 16-bit numbers; those
     without a kernel are computed in float32.
     """
-    if name in DECODING:
-        return DECODING[name] if device.is_activation_type(arrays[0].dtype) else None
-    if name == "add_arrays":
-        return add_arrays if device.is_activation_type(arrays[0].dtype) else None
+    if name in FUNCTIONS:
+        return FUNCTIONS[name] if device.is_activation_type(arrays[0].dtype) else None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
     if not floats or not device.is_activation_type(floats[0].dtype):
         return None
@@ -276,7 +274,8 @@ OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     "add_layer_norm": add_layer_norm,
     "projected_cross_entropy": projected_cross_entropy,
 }
-DECODING: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add_arrays": add_arrays,
     "logits_to_score": lambda: LOGITS_TO_SCORE,
     "beam_search": WholeSearch,
     "incremental_decoder": GraphDecoder,
