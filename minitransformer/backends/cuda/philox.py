@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minitransformer.backends.cuda import device
 from minitransformer.engine.backend import Array
 
 # Random 16-bit numbers that Philox computes from one value of its counter.
@@ -18,7 +19,7 @@ NUMBERS_PER_COUNTER = 8
 
 
 class PhiloxStream:
-    """A `RandomStream` of Philox's counter-based generator, for arrays on any device.
+    """A `RandomStream` of Philox's counter-based generator, for arrays on a GPU.
 
     A random 16-bit number decides each element, so rates are multiples of 1/65,536.
     `seed` is an array on the device and `take` hands out counters. A kernel computes
@@ -47,12 +48,13 @@ class PhiloxStream:
         return first
 
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
-        first = self.take(shape)
-        drawn = philox(self._xp, self.seed, first, self._taken - first)
-        rows = drawn.reshape(-1, NUMBERS_PER_COUNTER * counters_per_row(shape[-1]))
-        threshold = dropout_threshold(rate)
-        keep = rows[:, : shape[-1]].reshape(shape) >= threshold
-        return keep, 65_536 / (65_536 - threshold)
+        mask, width = draw_mask(shape, rate, self), shape[-1]
+        ones = self._xp.ones((math.prod(shape[:-1]), width), np.float32)
+        kept, rows = self._xp.empty_like(ones), len(ones)
+        kernel_args = kept, ones, np.int64(rows), width, *mask
+        grid = device.warp_blocks(rows)
+        device.current().launch("dropout", np.float32, grid, *kernel_args)
+        return kept.reshape(shape) > 0, 65_536 / (65_536 - mask.threshold)
 
 
 class DropoutMask(NamedTuple):
@@ -84,21 +86,3 @@ def dropout_threshold(rate: float) -> int:
 def counters_per_row(width: int) -> int:
     """Return how many counters a row of `width` elements takes."""
     return -(-width // NUMBERS_PER_COUNTER)
-
-
-def philox(xp: ModuleType, seed: Array, first: int, count: int) -> Array:
-    """Compute Philox 4x32-10: 8 random numbers for each counter.
-
-    Shapes: seed [1] uint64, counters first to first + count - 1 -> [count, 8] uint16
-    """
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    counter = xp.arange(first, first + count, dtype=np.uint64)
-    a, b = counter & low, counter >> half
-    c, d = xp.zeros_like(a), xp.zeros_like(a)
-    key_0, key_1 = seed & low, seed >> half
-    for _ in range(10):
-        p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b, c, d = (q >> half) ^ b ^ key_0, q & low, (p >> half) ^ d ^ key_1, p & low
-        key_0 = (key_0 + np.uint64(0x9E3779B9)) & low
-        key_1 = (key_1 + np.uint64(0xBB67AE85)) & low
-    return xp.stack([a, b, c, d], axis=1).astype(np.uint32).view(np.uint16)
