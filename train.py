@@ -45,6 +45,7 @@ from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
+from minitransformer.text.sentences import usual_sentences
 from minitransformer.training import checks, distributed, evaluation, optimizer
 from minitransformer.training.averaging import average_last
 from minitransformer.training.lifecycle import TrainingRun, locked_directory
@@ -150,6 +151,8 @@ def encode(
         for split, pair in text.items()
     }
     checks.check_positions(run.settings, corpora)
+    some = tokenizer.decode(corpora["train"].source.sample(10_000))
+    run.progress.change(usual_sentences=usual_sentences(some))
     training = run.settings.training
     batches = BatchStream(corpora["train"], training, state.epoch, state.position)
     samples = list[tuple[str, str]]()
@@ -295,7 +298,8 @@ def translate(
 ) -> quality.TranslationQuality:
     """Translate the sources of some pairs, and compare with the targets."""
     rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
-    translator = Translator(model.model, run.start.tokenizer, model.num_processes)
+    given = model.model, run.start.tokenizer, model.num_processes
+    translator = Translator(*given, usual_sentences=run.state.usual_sentences)
     mine = translator.translate([s for s, _ in pairs[rank::size]], settings.decoding)
     parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
     lines = [parts[i % size][i // size] for i in range(len(pairs))]

@@ -69,9 +69,9 @@ adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0.
 IGNORED = {
     "serve": "input output score attention reference json buffer prefix sample "
     "temperature top_k top_p seed alignment",
-    "attention": "input output score reference json buffer nbest max_input long_input "
+    "attention": "input output score reference json buffer nbest split max_input "
     "prefix alignment",
-    "score": "reference json beam alpha nbest max_len_a max_len_b long_input prefix "
+    "score": "reference json beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed min_len no_repeat_ngram",
 }
 

@@ -65,7 +65,8 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    return Translator(model, tokenizer, opened.num_threads, state.decoding, tag)
+    rest = state.decoding, tag, state.usual_sentences
+    return Translator(model, tokenizer, opened.num_threads, *rest)
 
 
 def translate(

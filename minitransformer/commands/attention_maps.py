@@ -71,9 +71,9 @@ def attention_maps(
     """
     model, tokenizer = translator.single_model, translator.tokenizer
     config = replace(
-        config or translator.decoding, nbest=1, long_input="error", max_input=1 << 30
+        config or translator.decoding, nbest=1, split="never", max_input=1 << 30
     )
-    [[source]] = translator.encode([line], config)
+    [source] = translator.encode([line], config, [1])
     if len(source) > MAX_PIECES:
         raise ValueError(
             f"expected a sentence of at most {MAX_PIECES} word pieces to show the "
@@ -92,9 +92,8 @@ def attention_maps(
         weights = [to_host(w[0]) for w in attention_weights(model, *ids, every)]
     names = [*tokenizer.pieces(target), "end"][: len(fed)]
     cross = np.stack(weights[layers + 1 :: 2])
-    [in_parts] = translator.sources_in_parts([line], [[source]])
-    [in_source] = in_parts.words(tokenizer)
-    in_target = np.array(words_of_pieces(tokenizer, target, best.text), dtype=int)
+    in_source = words_of_pieces(tokenizer, line, source, len(translator.tag))
+    in_target = words_of_pieces(tokenizer, best.text, target)
     upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
     words = word_weights(upper[: len(target), :-1], in_source, in_target)
     return AttentionMaps(

@@ -32,8 +32,9 @@ class RunState:
     `text` has a digest of each split. The next batch is number `position` of `epoch`; a
     validation of this step is pending if the state was saved before it. `best_loss` and
     `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
-    `loss_scale` is fp16's factor with its number of finite steps. `decoding` are the
-    settings that translations of the model begin with.
+    `loss_scale` is fp16's factor with its number of finite steps. `usual_sentences` is
+    how many sentences nine in ten lines of the training text have at most. `decoding`
+    are the settings that translations of the model begin with.
 
     The names of all fields are part of the checkpoint format.
     """
@@ -51,6 +52,7 @@ class RunState:
     learning_rate: float = 0.0
     gradient_norm: float = math.nan
     loss_scale: tuple[float, int] | None = None
+    usual_sentences: int = 1
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     window: Window = field(default_factory=Window)
 
@@ -69,7 +71,7 @@ class RunState:
             values["text"] = {"train": values["text"]}
         if values.get("decoding"):
             decoding = {**values["decoding"], "nbest": 1}
-            values["decoding"] = from_dict(DecodingConfig, decoding)
+            values["decoding"] = DecodingConfig.from_json(decoding)
         else:
             values.pop("decoding", None)
         if "window" in values:

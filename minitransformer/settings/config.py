@@ -229,7 +229,7 @@ class TrainingConfig(Config):
 # Settings that have no flag of train.py: presets have them, and files for --config.
 ONLY_IN_FILES = tuple(
     "d_k d_v attention_dropout relu_dropout max_positions attention_window beta1 beta2 "
-    "epsilon nbest max_len_a max_len_b max_input long_input decode_tokens".split()
+    "epsilon nbest max_len_a max_len_b split max_input decode_tokens".split()
 )
 
 # All settings that flags and files may name.
@@ -323,7 +323,7 @@ class RunConfig:
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, {"decay": 0, **stored["training"]}),
-                from_dict(DecodingConfig, stored["decoding"]),
+                DecodingConfig.from_json(stored["decoding"]),
                 {split: (source, target) for split, (source, target) in pairs},
                 vocabulary,
                 start and (start[0], start[1]),

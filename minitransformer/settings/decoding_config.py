@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from minitransformer.settings.options import Config, UsageError, make_config, option
+from minitransformer.settings.options import (
+    Config,
+    UsageError,
+    from_dict,
+    make_config,
+    option,
+)
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,29 @@ class DecodingConfig(Config):
         at_least=0,
         at_most=10_000,
     )
-    max_input: int = option(
-        1024, "longest input that is translated in one piece, in tokens", at_least=1
+    split: str = option(
+        "auto",
+        "which lines of several sentences are divided into them (auto: those of more "
+        "than in training text)",
+        choices=("auto", "always", "never"),
     )
-    long_input: str = option(
-        "split", "what to do with longer input", choices=("split", "truncate", "error")
+    max_input: int = option(
+        1024, "longest input that is translated at once, in tokens", at_least=1
     )
     decode_tokens: int = option(
         8192, "source tokens times beam size in a batch of decoding", at_least=1
     )
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> DecodingConfig:
+        """Read what a run stored; older ones had `long_input` instead of `split`.
+
+        Raises: ValueError if something is missing, unknown or out of range.
+        """
+        values = {"split": "auto", **stored}
+        if values.pop("long_input", "split") == "error":
+            values["split"] = "never"
+        return from_dict(cls, values)
 
     def __post_init__(self) -> None:
         super().__post_init__()

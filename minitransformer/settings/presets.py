@@ -96,6 +96,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Table 4 and section 6.3, which gives neither dropout nor learning rate: both kinds
     # of dropout are tensor2tensor's, and equation 3 has the warm-up of base.
     "parsing": {
+        "split": "never",
         "vocab_size": 16_000,
         "encoder_layers": 4,
         "decoder_layers": 4,
@@ -114,6 +115,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # 3,396 trees and their parts (docs/parsing.md). With small batches and little
     # dropout the decoder soon learns to attend to one word after the other.
     "parsing-small": {
+        "split": "never",
         "vocab_size": 3000,
         "encoder_layers": 3,
         "decoder_layers": 2,

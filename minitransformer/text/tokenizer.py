@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import signal
 import unicodedata
@@ -46,16 +45,6 @@ MAX_SENTENCES = 1_000_000
 # Lines of more bytes take no part in it: from a word of 300,000 characters,
 # SentencePiece cannot learn a unigram vocabulary.
 MAX_SENTENCE = 1 << 15
-
-
-# Where a text that is too long is best cut: after punctuation, which in ASCII ends a
-# word. Closing quotes and brackets belong to it.
-_CLOSING = r"[\"'\p{Pe}\p{Pf}]*"
-_STOP = rf"[.!?](?={_CLOSING}{SPACE})|[\p{{Terminal_Punctuation}}--[!-~]]"
-PUNCTUATION = rf"(?V1)(?:{_STOP}){_CLOSING}"
-
-# How many pieces are looked at after a cut, to find where characters end.
-LOOK_AHEAD = 64
 
 
 class VocabularyError(ValueError):
@@ -203,43 +192,6 @@ class Tokenizer:
         theirs = ([self._theirs[int(i)] for i in line] for line in ids)
         texts = (self._processor.decode([i for i in x if i >= 0]) for x in theirs)
         return [x.removesuffix(" ") if self._space_ends_words else x for x in texts]
-
-    def split(self, ids: Sequence[int], limit: int) -> list[list[int]]:
-        """Cut ids into parts of at most `limit`; an empty list makes one empty part.
-
-        It is cut after punctuation if there is any in the second half of a part, else
-        between words, else between characters.
-        """
-        parts, rest = [], list(ids)
-        while len(rest) > limit:
-            end = self._cut(rest[: limit + LOOK_AHEAD], limit)
-            parts.append(rest[:end])
-            rest = rest[end:]
-        return [*parts, rest]
-
-    def _cut(self, ids: Sequence[int], limit: int) -> int:
-        """Return how many ids, at most `limit`, come before the best place to cut."""
-        import regex  # here, since most commands are to start without delay
-
-        spelled = set(self.fallback[1:])
-        written = [
-            bytes([int(piece[3:5], 16)]) if i in spelled else piece.encode()
-            for i, piece in zip(ids, self.pieces(ids), strict=True)
-        ]
-        before, after = rf"(?<!{SPACE})(?={SPACE})", rf"(?<={SPACE})(?!{SPACE})"
-        words = after if self._space_ends_words else before
-        kinds = (PUNCTUATION, limit // 2), (words, 1), (r"\X", 1), (r"(?s).", 1)
-        text = b"".join(written).decode("utf-8", "surrogateescape")
-        sizes = (len(c.encode("utf-8", "surrogateescape")) for c in text)
-        offsets = [0, *itertools.accumulate(sizes)]
-        ends = itertools.accumulate(map(len, written[:limit]))
-        places = {end: count for count, end in enumerate(ends, start=1)}
-        for pattern, least in kinds:
-            found = (offsets[m.end()] for m in regex.finditer(pattern, text))
-            fitting = [places[end] for end in found if places.get(end, 0) >= least]
-            if fitting:
-                return fitting[-1]
-        return limit
 
     def normalise(self, text: str) -> str:
         """Return text as it is before it is cut, with SPACE in place of each space.

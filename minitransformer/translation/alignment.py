@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,57 +33,32 @@ from minitransformer.translation.incremental_decoding import Ensemble
 # Pairs of a source word and a target word, counted from 0.
 Links: TypeAlias = tuple[tuple[int, int], ...]
 
-
-@dataclass(frozen=True)
-class TextInParts:
-    """A text and its word pieces: in one part, or in several if it was too long.
-
-    Each part begins with `tag_length` pieces of a tag, which `text` does not have.
-    """
-
-    text: str
-    parts: Sequence[Sequence[int]]
-    tag_length: int = 0
-
-    def words(self, tokenizer: Tokenizer) -> list[np.ndarray]:
-        """Return the number of the word that each piece of each part belongs to.
-
-        A piece of a tag belongs to none, which is -1.
-        """
-        own = [part[self.tag_length :] for part in self.parts]
-        ids = list(itertools.chain.from_iterable(own))
-        words = np.array(words_of_pieces(tokenizer, ids, self.text), dtype=int)
-        ends = np.cumsum([len(part) for part in own])[:-1]
-        return [
-            np.concatenate([np.full(len(part) - len(found), -1), found])
-            for part, found in zip(self.parts, np.split(words, ends), strict=True)
-        ]
+# A text and its word pieces.
+Encoded: TypeAlias = tuple[str, Sequence[int]]
 
 
 def align_words(
     model: Transformer | Ensemble,
     tokenizer: Tokenizer,
-    pairs: Sequence[tuple[TextInParts, TextInParts]],
+    pairs: Sequence[tuple[Encoded, Encoded]],
+    tag_length: int = 0,
     max_tokens: int = 4096,
     num_threads: int = 1,
 ) -> list[Links]:
-    """Align the words of translations, which have as many parts as their sources."""
-    sources, targets = (
-        [part for pair in pairs for part in pair[side].parts] for side in (0, 1)
-    )
+    """Align the words of texts and translations.
+
+    The ids of each text begin with `tag_length` of a tag, which it does not have.
+    """
+    sources, targets = ([pair[side][1] for pair in pairs] for side in (0, 1))
     found = piece_weights(model, sources, targets, max_tokens, num_threads)
-    weights, results = iter(found), []
-    for source, target in pairs:
-        best: dict[int, tuple[float, int]] = {}  # of each target word
-        words = source.words(tokenizer), target.words(tokenizer)
-        for in_source, in_target in zip(*words, strict=True):
-            sums = word_weights(next(weights), in_source, in_target)
-            for word in np.flatnonzero(sums.any(axis=1)).tolist():
-                link = float(sums[word].max()), int(sums[word].argmax())
-                best[word] = max(best.get(word, link), link)
-        if not (source.text.split() and target.text.split()):
-            best = {}
-        results.append(tuple(sorted((i, j) for j, (_, i) in best.items())))
+    results: list[Links] = []
+    for (source, target), weights in zip(pairs, found, strict=True):
+        words = words_of_pieces(tokenizer, *source, tag_length)
+        sums = word_weights(weights, words, words_of_pieces(tokenizer, *target))
+        made = np.flatnonzero(sums.any(axis=1)).tolist()
+        links = sorted((int(sums[j].argmax()), j) for j in made)
+        has_words = source[0].strip() and target[0].strip()
+        results.append(tuple(links) if has_words else ())
     return results
 
 
@@ -168,14 +142,20 @@ def first_aligning_layer(num_layers: int) -> int:
     return num_layers // 2
 
 
-def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
+def words_of_pieces(
+    tokenizer: Tokenizer, text: str, ids: Sequence[int], tag_length: int = 0
+) -> np.ndarray:
     """Return the number of the word of `text` that each of its pieces belongs to.
 
-    Words are what has white space around it.
+    Words are what has white space around it. The first `tag_length` pieces, of a tag,
+    belong to none, which is -1.
     """
+    if tag_length and ids:
+        own = words_of_pieces(tokenizer, text, ids[tag_length:])
+        return np.concatenate([np.full(tag_length, -1), own])
     pieces = tokenizer.pieces(ids)
     starts = [i for i, piece in enumerate(pieces) if piece.startswith(SPACE)]
-    words, count = [], 0
+    words, count = list[int](), 0
     for first, end in zip([0, *starts], [*starts, len(ids)], strict=True):
         [segment] = tokenizer.decode([ids[first:end]])
         begun = [len(segment.split())] * (end - first)
@@ -190,9 +170,9 @@ def words_of_pieces(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list
         normal = [tokenizer.normalise(w).replace(SPACE, " ").split() for w in originals]
         owners = np.repeat(np.arange(len(originals)), [len(parts) for parts in normal])
         if not len(owners):  # nothing that is printed, so all is the first word's
-            return [0] * len(words)
+            return np.zeros(len(words), int)
         words = [int(owners[min(word, len(owners) - 1)]) for word in words]
-    return words
+    return np.array(words, int)
 
 
 def pharaoh(links: Iterable[tuple[int, int]]) -> str:

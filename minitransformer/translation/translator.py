@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,14 @@ import numpy as np
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
+from minitransformer.text.sentences import (
+    as_one_sentence,
+    halved,
+    space_after,
+    split_sentences,
+)
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.alignment import Links, TextInParts, align_words
+from minitransformer.translation.alignment import Encoded, Links, align_words
 from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
@@ -27,9 +33,10 @@ class Translator:
     """A model or an ensemble with its tokenizer.
 
     It translates on `num_threads` workers; `decoding` is how it decodes by default.
-    `tag` is a symbol of the vocabulary that is put before every source line. Where a
-    method takes `first_line`, that is the number by which errors call the first of its
-    lines.
+    `tag` is a symbol of the vocabulary that is put before every source line, and
+    `usual_sentences` is how many sentences the model learned to translate at once.
+    Where a method takes `first_line`, that is the number by which errors call the first
+    of its lines.
 
     Raises: UsageError if the tag is no symbol of the vocabulary.
     """
@@ -41,12 +48,14 @@ class Translator:
         num_threads: int = 1,
         decoding: DecodingConfig | None = None,
         tag: str | None = None,
+        usual_sentences: int = 1,
     ) -> None:
         if tag is not None and not tokenizer.keeps_whole(tag):
             raise UsageError(f"--tag: expected a symbol of the vocabulary, got {tag!r}")
         self.model, self.tokenizer = model, tokenizer
         self.tag = tokenizer.encode([tag])[0] if tag else []
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
+        self.usual_sentences = usual_sentences
 
     def use_device(self) -> None:
         """Select the model's GPU in this thread, which CUDA begins with the first."""
@@ -61,7 +70,7 @@ class Translator:
             raise UsageError(f"expected one --model, got {len(self.model.members)}")
         return self.model
 
-    # From lines to word pieces, to their translations, and back to text
+    # From lines to their sentences, to word pieces, to translations, and back to lines
 
     def translate(
         self,
@@ -83,10 +92,10 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Return the `config.nbest` best translations of each line, best first.
 
-        A line that is too long is translated in parts. Its n-th best translation
-        consists of the n-th best of every part, whose scores are added. `prefixes` has
-        what the translation of each line begins with; an empty one asks for nothing.
-        A `TranslationConfig` may ask for other constraints, samples or word alignments.
+        The n-th best translation of a line in several parts (`divide`) consists of the
+        n-th best of each, whose scores are added. `prefixes` has what the translation
+        of each line begins with; an empty one asks for nothing. A `TranslationConfig`
+        may ask for other constraints, samples or word alignments.
 
         Raises: ValueError naming a line that has no translation within its constraints.
         """
@@ -94,71 +103,107 @@ class Translator:
             config = TranslationConfig(**vars(config))
         lines = as_list_of_str("lines", lines)
         prefixes = _prefix_of_each(prefixes, lines)
-        encoded = self.encode(lines, config, first_line)
-        starts = self._prefixes(prefixes, encoded, config, first_line)
-        found = iter(self._translate_parts(encoded, config, starts))
-        in_parts = [[next(found) for _ in parts] for parts in encoded]
-        joined = [
-            self._written(_joined(parts), prefix)
-            for parts, prefix in zip(in_parts, prefixes, strict=True)
+        divided = [*self.divide(lines, config, prefixes)]
+        parts = [part for split in divided for part in split[1::2]]
+        numbers = [n for n, x in enumerate(divided, first_line) for _ in x[1::2]]
+        begun = [
+            beginning
+            for prefix, split in zip(prefixes, divided, strict=True)
+            for beginning in [prefix, *[""] * (len(split) // 2 - 1)]
         ]
-        for number, best in enumerate(joined, first_line):
-            if not best:
-                expected = "expected a translation within the constraints, found none"
-                raise ValueError(f"line {number}: {expected}")
-        if not config.alignment:
-            return joined
-        sources = self.sources_in_parts(lines, encoded)
-        pairs = [
-            (source, TextInParts(h.text, [part[n].tokens for part in parts]))
-            for source, best, parts in zip(sources, joined, in_parts, strict=True)
-            for n, h in enumerate(best)
-        ]
-        links = iter(self._align(pairs, config))
-        return [[replace(h, alignment=next(links)) for h in best] for best in joined]
+        found = iter(self._translate_parts(parts, config, numbers, begun))
+        return [_joined(split, [next(found) for _ in split[1::2]]) for split in divided]
+
+    def divide(
+        self,
+        lines: Sequence[str],
+        config: TranslationConfig,
+        prefixes: Sequence[str],
+    ) -> Iterator[list[str]]:
+        """Yield white space and what is translated at once by turns, for each line.
+
+        `config.split` says whether that is a line or a sentence. A line whose
+        translation has a prefix or a least length is divided only if it is too long,
+        and a sentence that is too long by itself in halves.
+        """
+        usual = {"always": 1, "never": math.inf}.get(config.split, self.usual_sentences)
+        limit = max(self._limit(config) - len(self.tag), 1)
+
+        def fits(part: str) -> bool:
+            return len(self.tokenizer.encode([part])[0]) <= limit
+
+        each = zip(lines, prefixes, strict=True)
+        found = [split_sentences(x.lstrip() if prefix else x) for x, prefix in each]
+        encoded = self.tokenizer.encode(lines)
+        for split, prefix, ids in zip(found, prefixes, encoded, strict=True):
+            if len(ids) > limit and config.split != "never":
+                cut = (halved(part, fits) for part in split)
+                split = [*itertools.chain.from_iterable(cut)]
+            elif prefix or config.min_len or len(split) // 2 <= usual:
+                split = as_one_sentence("".join(split))
+            yield split
+
+    def _limit(self, config: DecodingConfig) -> int:
+        """Return how many word pieces are translated at once, the tag counted."""
+        positions = (self.model.position_limit or math.inf) - 1  # one is EOS's
+        return int(min(config.max_input, positions))
 
     def encode(
         self,
         lines: Sequence[str],
         config: DecodingConfig,
-        first_line: int = 1,
+        numbers: Iterable[int],
         targets: bool = False,
-    ) -> list[list[list[int]]]:
-        """Return the ids of each line in parts: one, unless the line is too long.
+    ) -> list[list[int]]:
+        """Return the ids of each line, after those of the tag unless it is blank.
 
-        Every part begins with the tag, unless these are `targets`. A line of more than
-        `max_input` ids, or of more than the model has positions for, is treated as
-        `long_input` says.
+        `numbers` are those of the lines in errors. `targets` have no tag.
 
-        Raises: ValueError that names the line if `long_input` is "error", or if it
-        begins with the tag.
+        Raises: ValueError that names a line that is too long or begins with the tag.
         """
-        positions = (self.model.position_limit or math.inf) - 1  # one is EOS's
-        limit = int(min(config.max_input, positions))
-        what = "translation of line" if targets else "line"
+        limit, what = self._limit(config), "translation of line" if targets else "line"
         tag, encoded = [] if targets else self.tag, []
-        for number, text in enumerate(self.tokenizer.encode(lines), start=first_line):
-            if tag and text[: len(tag)] == tag:
+        for number, ids in zip(numbers, self.tokenizer.encode(lines), strict=False):
+            if tag and ids[: len(tag)] == tag:
                 raise ValueError(f"line {number}: expected no tag, --tag puts it there")
-            length = len(tag) + len(text)
-            if length > limit and config.long_input == "error":
+            if (length := len(tag) + len(ids)) > limit:
                 raise ValueError(
                     f"{what} {number}: expected at most {limit} word pieces "
                     f"(--max-input, or the model's positions), got {length}"
                 )
-            parts = self.tokenizer.split(text, max(limit - len(tag), 1))
-            parts = parts if config.long_input == "split" else parts[:1]
-            encoded.append([[*tag, *part] if part else [] for part in parts])
+            encoded.append([*tag, *ids] if ids else [])
         return encoded
 
     def _translate_parts(
         self,
-        encoded: Sequence[list[list[int]]],
+        parts: Sequence[str],
+        config: TranslationConfig,
+        numbers: Sequence[int],
+        prefixes: Sequence[str],
+    ) -> list[list[Hypothesis]]:
+        """Translate each part of all lines, of which some begin with a prefix."""
+        sources = self.encode(parts, config, numbers)
+        starts = self._prefixes(prefixes, sources, config, numbers)
+        found = self._search(sources, config, starts)
+        for number, best in zip(numbers, found, strict=True):
+            if not best:
+                expected = "expected a translation within the constraints, found none"
+                raise ValueError(f"line {number}: {expected}")
+        written = list(map(self._written, found, prefixes))
+        if not config.alignment:
+            return written
+        each = zip(parts, sources, written, strict=True)
+        pairs = [((x, ids), (h.text, h.tokens)) for x, ids, y in each for h in y]
+        links = iter(self._align(pairs, config))
+        return [[replace(h, alignment=next(links)) for h in best] for best in written]
+
+    def _search(
+        self,
+        sources: Sequence[list[int]],
         config: TranslationConfig,
         starts: Sequence[Prefix | None],
     ) -> list[list[Hypothesis]]:
-        """Translate each part of all lines, of which some begin with a prefix."""
-        sources = list(itertools.chain.from_iterable(encoded))
+        """Translate ids, of which some begin with a prefix."""
         given = self.model, sources, config, self.num_threads
         if config.sample:
             return sample_ids(*given, starts)
@@ -188,24 +233,23 @@ class Translator:
     def _prefixes(
         self,
         prefixes: Sequence[str],
-        encoded: Sequence[list[list[int]]],
+        encoded: Sequence[list[int]],
         config: DecodingConfig,
-        first_line: int,
+        numbers: Iterable[int],
     ) -> list[Prefix | None]:
-        """Return the prefix of each part of each line, which only the first one has.
+        """Return the prefix of each translation; where it is empty, None.
 
         Raises: ValueError naming a line that is blank, or whose prefix is impossible.
         """
         result: list[Prefix | None] = []
-        each = zip(prefixes, encoded, strict=True)
-        for number, (text, parts) in enumerate(each, first_line):
+        for number, text, ids in zip(numbers, prefixes, encoded, strict=True):
             try:
                 prefix = self._finder.find(text, config.max_input) if text else None
-                if prefix and not parts[0]:
+                if prefix and not ids:
                     raise ValueError(f"expected none for a blank line, got {text!r}")
             except ValueError as error:
                 raise ValueError(f"prefix of line {number}: {error}") from error
-            result += [prefix, *[None] * (len(parts) - 1)]
+            result.append(prefix)
         return result
 
     # Given translations: their scores, and which words were made from which
@@ -222,11 +266,11 @@ class Translator:
         Raises: ValueError if there are several models, if a line is too long, or if
         there is not one translation for each.
         """
-        model, whole = self.single_model, replace(config, long_input="error")
+        model, numbers = self.single_model, itertools.count(first_line)
         lines = as_list_of_str("lines", lines)
         translations = as_list_of_str("translations", translations, len(lines))
-        sources = [ids for [ids] in self.encode(lines, whole, first_line)]
-        targets = [ids for [ids] in self.encode(translations, whole, first_line, True)]
+        sources = self.encode(lines, config, numbers)
+        targets = self.encode(translations, config, itertools.count(first_line), True)
         max_tokens = config.decode_tokens // config.beam
         return score_targets(model, sources, targets, max_tokens, self.num_threads)
 
@@ -242,31 +286,20 @@ class Translator:
         Raises: ValueError if a line is too long, or if there is not one translation
         for each.
         """
-        whole, lines = (
-            replace(config, long_input="error"),
-            as_list_of_str("lines", lines),
-        )
+        lines = as_list_of_str("lines", lines)
         translations = as_list_of_str("translations", translations, len(lines))
-        sources = self.encode(lines, whole, first_line)
-        targets = self.encode(translations, whole, first_line, True)
-        sides = (
-            self.sources_in_parts(lines, sources),
-            map(TextInParts, translations, targets),
-        )
-        return self._align(list(zip(*sides, strict=True)), config)
-
-    def sources_in_parts(
-        self, lines: Sequence[str], encoded: Sequence[list[list[int]]]
-    ) -> list[TextInParts]:
-        """Return lines with the parts that `encode` cut them into, to align words."""
-        pairs = zip(lines, encoded, strict=True)
-        return [TextInParts(line, parts, len(self.tag)) for line, parts in pairs]
+        numbers = range(first_line, first_line + len(lines))
+        sources = zip(lines, self.encode(lines, config, numbers), strict=True)
+        encoded = self.encode(translations, config, numbers, True)
+        targets = zip(translations, encoded, strict=True)
+        return self._align(list(zip(sources, targets, strict=True)), config)
 
     def _align(
-        self, pairs: Sequence[tuple[TextInParts, TextInParts]], config: DecodingConfig
+        self, pairs: Sequence[tuple[Encoded, Encoded]], config: DecodingConfig
     ) -> list[Links]:
-        tokens, threads = config.decode_tokens // config.beam, self.num_threads
-        return align_words(self.model, self.tokenizer, pairs, tokens, threads)
+        tag, tokens = len(self.tag), config.decode_tokens // config.beam
+        given = self.model, self.tokenizer, pairs, tag, tokens
+        return align_words(*given, self.num_threads)
 
 
 def json_objects(found: list[Hypothesis], alignment: bool) -> list[dict[str, Any]]:
@@ -299,13 +332,39 @@ def _prefix_of_each(prefixes: Iterable[str] | None, lines: Sequence[str]) -> lis
     return as_list_of_str("prefixes", prefixes, len(lines))
 
 
-def _joined(parts: list[list[Hypothesis]]) -> list[Hypothesis]:
-    """Join the hypotheses of a line's parts, the n-th best of each to one."""
-    return [
-        Hypothesis(
+def _joined(split: list[str], parts: list[list[Hypothesis]]) -> list[Hypothesis]:
+    """Join the translations of a line's parts, the n-th best of each to one.
+
+    `split` has white space and the parts by turns.
+    """
+    begin, *between, end = split[::2]
+    sources = map("".join, zip(split[1::2], between, strict=False))
+    source_words = _first_words([begin, *sources])
+    result = []
+    for ranked in zip(*parts, strict=False):
+        spaced = zip(ranked, between, strict=False)
+        texts = [h.text + space_after(h.text, space) for h, space in spaced]
+        words = zip(source_words, _first_words([begin, *texts]), strict=True)
+        links = (
+            (i + m, j + n)
+            for (m, n), h in zip(words, ranked, strict=True)
+            for i, j in h.alignment
+        )
+        joined = Hypothesis(
             tuple(itertools.chain.from_iterable(h.tokens for h in ranked)),
             sum(h.score for h in ranked),
             sum(h.log_prob for h in ranked),
+            tuple(links),
+            "".join([begin, *texts, ranked[-1].text, end]),
         )
-        for ranked in zip(*parts, strict=False)
-    ]
+        result.append(joined)
+    return result
+
+
+def _first_words(texts: Sequence[str]) -> list[int]:
+    """Return the number of the word with which that begins what follows each text.
+
+    A text that ends without white space is continued by the next one's first word.
+    """
+    counts = (max(len(x.split()) - (not x[-1:].isspace()), 0) for x in texts)
+    return list(itertools.accumulate(counts))

@@ -13,7 +13,7 @@ import sentencepiece
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.pairs import TextPair
-from minitransformer.text.tokenizer import SPACE, Tokenizer
+from minitransformer.text.tokenizer import Tokenizer
 
 LINES = [f"der kleine Hund Nummer {i} läuft über die Straße" for i in range(300)]
 EMOJI, FAMILY = "\U0001f642", "\U0001f468\u200d\U0001f469\u200d\U0001f467"
@@ -110,50 +110,6 @@ def test_long_lines_are_learned_from():
     assert UNK_ID not in tokenizer.encode(["QZ"])[0]
 
 
-def test_ids_are_cut_between_words_where_a_part_has_one(tokenizer):
-    [ids] = tokenizer.encode([LINES[0]])
-    begins = [p.startswith(SPACE) for p in tokenizer.pieces(ids)]
-    for limit in range(1, len(ids) + 1):
-        *parts, last = tokenizer.split(ids, limit)
-        assert [*itertools.chain(*parts), *last] == ids
-        assert 1 <= len(last) <= limit
-        start = 0
-        for part in parts:
-            ends = [n for n in range(1, limit + 1) if begins[start + n]]
-            assert len(part) == max(ends, default=limit)
-            start += len(part)
-    assert tokenizer.split(ids, len(ids)) == [ids]
-    assert tokenizer.split([], 1) == [[]]
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "parts"),
-    [
-        ("He ran. She did not, he said.", 17, ["He ran.", "She did not, he said."]),
-        ('He ran. "Go." she said it', 18, ['He ran. "Go."', "she said it"]),
-        ("It is 3.14 or so at most", 12, ["It is 3.14", "or so at", "most"]),
-        ("\u4f60\u597d\u3002\u300c\u4f60\u3002\u300d\u597d", 14,
-         ["\u4f60\u597d\u3002", "\u300c\u4f60\u3002\u300d", "\u597d"]),
-        ("\u4f60\u597d\u4f60\u597d", 8, ["\u4f60\u597d", "\u4f60\u597d"]),
-        (EMOJI * 3, 11, [EMOJI * 2, EMOJI]),
-        (FAMILY * 2, 19, [FAMILY, FAMILY]),
-        ("e\u0316\u0323" * 2, 9, ["e\u0316\u0323"] * 2),
-        (FAMILY, 8, ["\U0001f468\u200d", "\U0001f469\u200d", "\U0001f467"]),
-        (EMOJI, 3, ["\ufffd" * 3, "\ufffd"]),
-    ],
-    ids=ascii,
-)  # fmt: skip
-def test_long_text_is_cut_after_punctuation_else_between_characters(
-    with_bytes, text, limit, parts
-):
-    """Letters are pieces of their own or bytes, unless a to j made longer ones."""
-    [ids] = with_bytes.encode([text])
-    found = with_bytes.split(ids, limit)
-    assert max(map(len, found)) <= limit
-    assert [*itertools.chain(*found)] == ids
-    assert [x for x in with_bytes.decode(found) if x] == parts
-
-
 def test_a_vocabulary_too_large_is_refused_with_the_limit():
     with pytest.raises(ValueError, match=r"expected at most \d+ word pieces.*got 9000"):
         Tokenizer.train(LINES, 9000)
@@ -235,9 +191,6 @@ def test_spaces_come_out_as_they_went_in_whatever_a_model_does_with_them(setting
     lines = [*LINES[:3], "die", "a"]
     assert ours.decode(ours.encode(lines)) == lines
     assert ours.encode(["", "   ", " \xa0\xad\u200b"]) == [[]] * 3
-    [ids] = ours.encode([LINES[0]])
-    parts = ours.decode(ours.split(ids, len(ids) - 1))
-    assert " ".join(" ".join(parts).split()) == LINES[0]
 
 
 @pytest.mark.parametrize(

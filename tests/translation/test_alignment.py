@@ -11,7 +11,6 @@ from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.alignment import (
-    TextInParts,
     align_words,
     pharaoh,
     piece_weights,
@@ -122,22 +121,32 @@ def test_an_ensemble_aligns_by_the_mean(ensemble):
     assert ensemble.hypotheses(["the cat"], ALIGN)[0][0].alignment
 
 
-def test_words_of_a_long_line_are_counted_through_its_parts(translator):
-    line = " ".join(CAT_LINES[:3])
-    config = replace(ALIGN, max_input=12, max_len_b=6)
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        (" ".join(CAT_LINES[:3]), {"max_input": 12}),
+        ("  the cat sat.\tThe cat looked! 3 on the mat. ", {}),
+        ("the cat。sat on。 the mat", {}),
+    ],
+)
+def test_words_of_a_line_are_counted_through_its_parts(translator, line, settings):
+    config = replace(ALIGN, max_len_b=6, **settings)
     [[best, *_]] = translator.hypotheses([line], config)
-    [parts] = translator.encode([line], config)
+    [split] = translator.divide([line], config, [""])
+    parts = split[1::2]
     assert len(parts) > 2
-    source = TextInParts(line, parts).words(translator.tokenizer)
-    whole = word_numbers(translator.tokenizer, [i for part in parts for i in part])
-    assert np.concatenate(source).tolist() == whole
-    count = len(best.text.split())
-    assert {j for _, j in best.alignment} == {*range(count)}
-    first = translator.hypotheses([translator.tokenizer.decode(parts[:1])[0]], config)
-    inner = [link for link in first[0][0].alignment if link[1] + 1 < count]
-    assert {*inner[:-1]} <= {*best.alignment}
-    last = max(i for i, _ in best.alignment)
-    assert source[-1][0] <= last < len(line.split())
+    each = [best for best, *_ in translator.hypotheses(parts, config)]
+    expected, source, target = set(), split[0], split[0]
+    for part, h, space in zip(parts, each, split[2::2], strict=True):
+        # What is counted is the words that end before this part begins.
+        places = [len(f"{text}x".split()) - 1 for text in (source, target)]
+        expected |= {(i + places[0], j + places[1]) for i, j in h.alignment}
+        source += part + space
+        target += h.text + (space or " " * (source != line))
+    assert source == line
+    assert target == best.text
+    assert {*best.alignment} == expected
+    assert {j for _, j in best.alignment} == {*range(len(best.text.split()))}
 
 
 def test_given_translations_are_aligned(translator, model_path, tmp_path, capfd):
@@ -179,6 +188,6 @@ def test_the_command_writes_pairs(translator, model_path, capfd):
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_nothing_is_aligned_with_nothing(translator, blank):
     ids = translator.tokenizer.encode([blank, "the cat"])
-    pairs = [TextInParts(blank, [ids[0]]), TextInParts("the cat", [ids[1]])]
+    pairs = [(blank, ids[0]), ("the cat", ids[1])]
     for pair in (pairs, pairs[::-1]):
         assert align_words(translator.model, translator.tokenizer, [pair]) == [()]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from minitransformer.api import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
@@ -291,16 +291,17 @@ def tokenizer():
     return Tokenizer.train([f"the cat number {i} sat down" for i in range(50)], 40)
 
 
-def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
+def test_long_input_is_divided_between_words_or_refused(tokenizer):
     net = Transformer(replace(model().config, vocab_size=40), seed=5)
-    line = "the cat sat down " * 30
-    [ids], translator = tokenizer.encode([line]), Translator(net, tokenizer)
+    line, translator = " the cat sat down" * 30, Translator(net, tokenizer)
     settings = {"beam": 2, "max_len_b": 2, "nbest": 2, "max_input": 25}
-    config = DecodingConfig(**settings)
-    [parts] = translator.encode([line], config)
-    assert [i for part in parts for i in part] == ids
+    config = TranslationConfig(**settings)
+    [split] = translator.divide([line], config, [""])
+    parts = tokenizer.encode(split[1::2])
+    assert "".join(split) == line
+    assert {*split[::2]} == {" ", ""}
     assert all(0 < len(part) <= 25 for part in parts)
-    assert all(tokenizer.pieces(part)[0].startswith("\u2581") for part in parts)
+    assert max(map(len, parts)) < 2 * min(map(len, parts))
     [found] = translator.hypotheses([line], config)
     each = translate_ids(net, parts, config)
     for rank in range(2):
@@ -308,15 +309,12 @@ def test_long_input_is_split_between_words_truncated_or_refused(tokenizer):
         assert found[rank].tokens == tuple(tokens)
         assert_close(found[rank].log_prob, sum(part[rank].log_prob for part in each))
 
-    cut = DecodingConfig(**settings, long_input="truncate")
-    assert translator.encode([line], cut) == [parts[:1]]
-    refused = DecodingConfig(**settings, long_input="error")
+    refused = TranslationConfig(**settings, split="never")
     with pytest.raises(ValueError, match=r"line 8: expected at most 25 word pieces"):
-        translator.encode(["the cat", line], refused, first_line=7)
-    unbroken = "c" * 200
-    [parts] = translator.encode([unbroken, ""][:1], config)
-    assert max(map(len, parts)) <= 25
-    assert translator.encode([""], config) == [[[]]]
+        translator.hypotheses(["the cat", line], refused, first_line=7)
+    [unbroken] = translator.divide(["c" * 200], config, [""])
+    assert max(map(len, tokenizer.encode(unbroken))) <= 25
+    assert "".join(unbroken) == "c" * 200
 
 
 @pytest.fixture(scope="module")

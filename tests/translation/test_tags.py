@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.translator import Translator
 from support.models import CAT_LINES, small_model
 
-CONFIG = DecodingConfig(max_input=8)
+CONFIG = TranslationConfig(max_input=8)
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,12 @@ def tokenizer():
 def encoded(tokenizer, tag, *lines, **settings):
     """What a translator gives its model for lines: the pieces of each part, joined."""
     translator = Translator(small_model(), tokenizer, tag=tag)
-    found = translator.encode(lines, replace(CONFIG, **settings), first_line=7)
-    return [["".join(tokenizer.pieces(part)) for part in parts] for parts in found]
+    found, config = [], replace(CONFIG, **settings)
+    divided = translator.divide(lines, config, [""] * len(lines))
+    for number, split in enumerate(divided, 7):
+        ids = translator.encode(split[1::2], config, [number] * len(split))
+        found.append(["".join(tokenizer.pieces(part)) for part in ids])
+    return found
 
 
 def test_every_line_that_is_not_blank_gets_the_tag(tokenizer):
@@ -44,7 +48,7 @@ def test_each_part_of_a_long_line_has_the_tag(tokenizer):
     ids = tokenizer.encode([part.replace("▁", " ") for part in parts])
     assert max(map(len, ids)) <= limit
     with pytest.raises(ValueError, match=f"line 7: expected at most {limit} word"):
-        encoded(tokenizer, "<2fr>", text, long_input="error")
+        encoded(tokenizer, "<2fr>", text, split="never")
 
 
 @pytest.mark.parametrize("wrong", ["<2x>", "the cat", ""])

@@ -1,0 +1,96 @@
+"""Sentences found by rules, against a table by hand."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.text.sentences import (
+    as_one_sentence,
+    halved,
+    space_after,
+    split_sentences,
+    usual_sentences,
+)
+
+TABLE = Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8")
+CASES = [x for x in TABLE.split("\n") if x and not x.startswith("# ")]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sentences_are_those_of_the_table(case):
+    first, *split = split_sentences(case.replace("\N{PILCROW SIGN}", ""))
+    found = ["".join(pair) for pair in zip(split[::2], split[1::2], strict=True)]
+    assert first + "\N{PILCROW SIGN}".join(found) == case
+
+
+def test_the_table_is_long():
+    assert len(CASES) >= 150
+
+
+PARTS = st.sampled_from(
+    ["Er", "sie", "1", ".", "...", "?", "。", '"', " ", "\t", "z. B."]
+)
+
+
+@given(st.lists(PARTS).map("".join) | st.text())
+def test_white_space_and_sentences_are_the_text(text):
+    for split in (split_sentences(text), as_one_sentence(text)):
+        assert "".join(split) == text
+        assert all(not space.strip() for space in split[::2])
+        assert all(sentence == sentence.strip() for sentence in split[1::2])
+        assert all(split[1::2]) or not text.strip()
+    assert len(as_one_sentence(text)) == 3
+
+
+@given(st.lists(PARTS | st.just("long"), max_size=20).map("".join), st.integers(1, 9))
+def test_halves_fit(text, limit):
+    text = text.strip()
+    parts = halved(text, lambda part: len(part) <= limit)
+    assert "".join(parts) == text
+    assert all(len(part) <= limit and part.strip() == part for part in parts[::2])
+    assert all(space.isspace() or not space for space in parts[1::2])
+
+
+FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "parts"),
+    [
+        ("one two three four five six", 20, ["one two three", "four five six"]),
+        ("He ran. She did not", 15, ["He ran.", "She did not"]),
+        ('He ran. "Go." she said it', 18, ['He ran. "Go."', "she said it"]),
+        ("A. And after that he ran", 20, ["A. And after", "that he ran"]),
+        ("It is 3.14 or", 12, ["It is", "3.14 or"]),
+        ("\u4f60\u597d\u3002\u4f60\u597d\u597d\u597d", 6,
+         ["\u4f60\u597d\u3002", "\u4f60\u597d\u597d\u597d"]),
+        ("\u4f60\u597d" * 2, 3, ["\u4f60\u597d", "\u4f60\u597d"]),
+        (FAMILY * 2, 9, [FAMILY, FAMILY]),
+        ("e\u0316\u0323" * 2, 4, ["e\u0316\u0323"] * 2),
+        (FAMILY, 3, [FAMILY[:2], FAMILY[2:]]),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_halves_end_after_punctuation_else_between_words_or_characters(
+    text, limit, parts
+):
+    assert halved(text, lambda part: len(part) <= limit)[::2] == parts
+
+
+def test_white_space_between_translations_is_that_of_their_script():
+    for space in ("", " "):
+        assert space_after("Er kam.", space) == " "
+        assert space_after("他来了。", space) == ""
+        assert space_after("“他来了。”", space) == ""
+    for space in ("  ", "\t", "\n", "\u3000"):
+        assert space_after("Er kam.", space) == space_after("他来了。", space) == space
+
+
+def test_nine_in_ten_lines_have_the_usual_number_of_sentences():
+    one, two, three = "He came.", "He came. She left.", "He came. She left. I stayed."
+    assert usual_sentences([one]) == usual_sentences([""]) == 1
+    assert usual_sentences([*[one] * 9, three]) == 1
+    assert usual_sentences([*[one] * 8, two, three]) == 2
+    assert usual_sentences([one] + [three] * 2) == 3

@@ -1,0 +1,108 @@
+"""Lines of several sentences: how they are divided, and what is made of them."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minitransformer import load, translate
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.translation.translator import Translator
+from support.closeness import assert_close
+
+TABLE = Path(__file__).with_name("paragraphs.txt").read_text(encoding="utf-8")
+PARAGRAPHS = [x.split("\t") for x in TABLE.split("\n")[1:-1]]
+TWO, THREE = "The cat sat. It looked!", "Oh! The cat sat. It looked."
+CONFIG = TranslationConfig(max_len_a=0, max_len_b=6)
+
+
+@pytest.fixture(scope="module")
+def translator(model_path):
+    return load(model_path, threads=1)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load("en-de", threads=1)
+
+
+def num_sentences(text):
+    """The stops of a translation, without those of numbers, titles and initials."""
+    text = re.sub(r"\b(\d{1,2}|Dr|Hr|Herr|Prof|[A-Z])\.", r"\1", text)
+    return len(re.findall(r"[.!?…]+\W*(?:\s|$)", text))
+
+
+def test_a_paragraph_comes_back_with_all_its_sentences(shipped):
+    lines = [text for count, text in PARAGRAPHS if int(count) >= 3]
+    counts = [int(count) for count, _ in PARAGRAPHS if int(count) >= 3]
+    assert [num_sentences(x) for x in translate(shipped, lines)] == counts
+    whole = [num_sentences(x) for x in translate(shipped, lines, split="never")]
+    assert sum(a == b for a, b in zip(whole, counts, strict=True)) < len(lines) / 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "usual", "prefix", "parts"),
+    [
+        ({}, 1, "", [1, 2, 3]),
+        ({}, 2, "", [1, 1, 3]),
+        ({}, 3, "", [1, 1, 1]),
+        ({"split": "always"}, 3, "", [1, 2, 3]),
+        ({"split": "never"}, 1, "", [1, 1, 1]),
+        ({"min_len": 2}, 1, "", [1, 1, 1]),
+        ({"split": "always"}, 1, "the", [1, 1, 1]),
+        ({"max_input": 12}, 3, "", [1, 2, 3]),
+        ({"max_input": 12}, 3, "the", [1, 2, 3]),
+    ],
+)
+def test_which_lines_are_divided(translator, settings, usual, prefix, parts):
+    """The lines have 3, 14 and 18 word pieces."""
+    given = translator.model, translator.tokenizer
+    translator = Translator(*given, usual_sentences=usual)
+    lines, config = ["the cat", TWO, THREE], replace(CONFIG, **settings)
+    divided = [*translator.divide(lines, config, [prefix] * 3)]
+    assert [len(split) // 2 for split in divided] == parts
+    assert ["".join(split) for split in divided] == lines
+
+
+@pytest.mark.parametrize(
+    ("split", "end"),
+    [
+        ([""], ""),
+        (["  \t ", "", ""], ""),
+        (["\t", "the cat", "  "], ""),
+        (["  ", "The cat.", "\t", "Sat!", "  ", "3?", " "], ""),
+        (["", "the cat\N{IDEOGRAPHIC FULL STOP}", "", "sat", ""], " "),
+    ],
+)
+def test_layout_is_kept(translator, split, end):
+    """White space stays, and sentences that had none between them get a space."""
+    texts = translator.translate(split[1::2], CONFIG)
+    spaces = [
+        split[0],
+        *(space or end for space in split[2:-1:2]),
+        *split[-1:][: len(texts)],
+    ]
+    [found] = translator.translate(["".join(split)], CONFIG)
+    assert found == spaces[0] + "".join(
+        map("".join, zip(texts, spaces[1:], strict=True))
+    )
+
+
+def test_every_rank_joins_those_of_the_sentences(translator):
+    sentences, config = ["The cat sat.", "It looked!"], replace(CONFIG, nbest=3)
+    [found] = translator.hypotheses([" ".join(sentences)], config)
+    each = translator.hypotheses(sentences, config)
+    for joined, *ranked in zip(found, *each, strict=True):
+        assert joined.text == " ".join(h.text for h in ranked)
+        assert joined.tokens == ranked[0].tokens + ranked[1].tokens
+        for name in ("score", "log_prob"):
+            total = sum(getattr(h, name) for h in ranked)
+            assert_close(getattr(joined, name), total)
+
+
+def test_what_older_runs_stored_is_read():
+    stored = {k: v for k, v in vars(DecodingConfig()).items() if k != "split"}
+    for word, split in (("split", "auto"), ("truncate", "auto"), ("error", "never")):
+        found = DecodingConfig.from_json({**stored, "long_input": word})
+        assert found == DecodingConfig(split=split)
