@@ -175,8 +175,6 @@ def prepare(
 ) -> tuple[TrainingRun, Data, ParallelModel, optimizer.Optimizer]:
     """Load or create everything that training needs, and begin the run directory."""
     training = settings.training
-    if not (resumes or ranks.rank):
-        directory.require_empty()
     cores = args.threads or ranks.num_cores()
     device = open_device(ranks.device(args.device), training.precision, cores)
     text = text_of(settings, args.cache)
@@ -345,7 +343,7 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> int:
     """Begin a run or continue one; return the exit code."""
     path, settings, resumes = choose_run(args, ranks.rank)
-    with locked_directory(path, ranks) as directory:
+    with locked_directory(path, ranks, resumes) as directory:
         run, data, model, adam = prepare(args, directory, settings, resumes, ranks)
         with closing(model), run.saving_after_errors(adam):
             with run.heeding_signals():
@@ -375,7 +373,7 @@ def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
     check_device(f"cuda:{args.gpus - 1}" if args.gpus > 1 else args.device)
     path, _, resumes = choose_run(args, rank=1)
     if args.run and not resumes:
-        RunDirectory(path).require_empty()
+        RunDirectory(path).require_free()
     command = [str(Path(__file__).absolute()), *arguments]
     distributed.start_ranks(args.processes, command)
 
@@ -399,7 +397,10 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     given = sys.argv[1:] if arguments is None else arguments
-    return exit_code("train.py", lambda: work(args, given))
+    other = "names another folder"
+    run = f"--run {other}, --resume goes on in this one"
+    advice = {args.cache: f"--cache {other}", args.run or Path("runs"): run}
+    return exit_code("train.py", lambda: work(args, given), advice=advice)
 
 
 if __name__ == "__main__":

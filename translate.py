@@ -20,7 +20,7 @@ from minitransformer.cli import (
     say,
 )
 from minitransformer.runs.models import described, find_checkpoint
-from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.outputs import check_output
 from minitransformer.settings.config import BLEU_TOKENIZERS, PRECISIONS
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, flags_of
@@ -30,7 +30,6 @@ from minitransformer.text.lines import (
     open_output,
     progress_bar,
     read_lines,
-    refuse_overwriting_inputs,
     source_lines,
     zip_lines,
 )
@@ -141,10 +140,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def load_model(args: argparse.Namespace) -> Translator:
     """Load what --model names, or what is newest; flags say how it decodes."""
     paths = args.model or [find_checkpoint(None)]
-    if args.output:
-        found = [find_checkpoint(path) for path in paths]
-        own = (file for path in found for file in RunDirectory(path.parent).own_files())
-        refuse_overwriting_inputs("--output", args.output, *found, *own)
     if not args.model:
         chosen = f"using {described(paths[0])}; --model names another"
         say(f"translate.py: {chosen}")
@@ -217,6 +212,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
 
 def work(args: argparse.Namespace) -> None:
     """Do what the flags ask for. What few translations need is imported here."""
+    check_output(args.attention or args.output, args, replace=True)
     check_files(args.output, args.input, args.reference, args.score, args.prefix)
     if args.reference:  # what is missing is said before hours of work, not after them
         quality.check_installed(args.bleu_tokenizer, args.compound_split)

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
@@ -71,6 +71,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
         for kind in NUMBERS:
             self.register("type", kind, functools.partial(_number, kind))
+        self.register("type", Path, _path)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self._refuse_unknown(*self.parse_known_args(args, namespace))
@@ -200,7 +201,9 @@ def _read_flag(f: dataclasses.Field[Any], kind: type, text: str) -> Any:
     try:
         return checked(f, kind, _number(kind, text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        hint = "; --beam 1 always takes the likeliest token"
+        more = hint if f.name == "temperature" else ""
+        raise argparse.ArgumentTypeError(f"{error}{more}") from None
 
 
 def _number(kind: type, text: str) -> Any:
@@ -210,6 +213,13 @@ def _number(kind: type, text: str) -> Any:
     except ValueError:
         message = f"expected {NUMBERS[kind]}, got {text[:40]!r}"
         raise argparse.ArgumentTypeError(message) from None
+
+
+def _path(text: str) -> Path:
+    """Read the name of a file or folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a name, got an empty one")
+    return Path(text)
 
 
 def positive(text: str) -> int:
@@ -224,15 +234,21 @@ def positive(text: str) -> int:
 
 def path_or_standard(text: str) -> Path | None:
     """Read a path, as the `type` of an argument; `-` is standard input or output."""
-    return None if text == "-" else Path(text)
+    return None if text == "-" else _path(text)
 
 
-def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
+def exit_code(
+    prog: str,
+    work: Callable[[], int | None],
+    who: str = "",
+    advice: Mapping[Path, str] | None = None,
+) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
     That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage,
     130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
-    `who`, such as a rank, is put before the message.
+    `who`, such as a rank, is put before the message, and `advice` after it if the
+    file that cannot be written is in the folder that the advice is for.
     """
     _occupy_standard_streams()
     code, stdout = 1, sys.stdout
@@ -254,9 +270,12 @@ def exit_code(prog: str, work: Callable[[], int | None], who: str = "") -> int:
             return 141
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
+        for folder, helps in (advice or {}).items():
+            if place and Path(error.filename).is_relative_to(folder):
+                message += f"; {helps}"
     except MemoryError as error:
-        advice = "try a lower --max-tokens to train, --decode-tokens to translate"
-        message = f"out of memory, {advice}: {error}"
+        helps = "try a lower --max-tokens to train, --decode-tokens to translate"
+        message = f"out of memory, {helps}: {error}"
     finally:
         sys.stdout = stdout
     say(f"{prog}: error: {who}{printable(message)}")

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 import train
 import translate
 from minitransformer import load
-from minitransformer.runs import checkpoint
+from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.tokenizer import Tokenizer
@@ -501,16 +501,17 @@ def unlucky(text, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["step-00000004", "best", "averaged"])
 def test_a_full_disk_ends_a_run_that_goes_on_later(start, whole, monkeypatch, name):
-    def save(path, saved, real=checkpoint.save):
+    def save(path, saved, replace, real=checkpoint.save):
         if path.stem == name:
             raise OSError(ENOSPC, "No space left on device", str(path))
-        real(path, saved)
+        real(path, saved, replace=replace)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
+        patch.setattr(run_directory, "save", save)
         error = start("--steps", 7, "--run", "run", code=1)
     path = Path("run", f"{name}.safetensors")
-    assert error == f"train.py: error: {path}: No space left on device\n"
+    advice = "; --run names another folder, --resume goes on in this one"
+    assert error == f"train.py: error: {path}: No space left on device{advice}\n"
     assert "done " in start("--resume", "run")
     assert_same_results(whole[0], "run")
 
@@ -538,7 +539,7 @@ def fail(monkeypatch, owner, name, call, error):
         (evaluation, "validate", 1, MemoryError("validation"), 5),
         (evaluation, "validate", 2, OSError(ENOSPC, "gone", "val.en"), 7),
         (train, "translate", 1, ValueError("translation"), 5),
-        (checkpoint, "save", 3, OSError(ENOSPC, "full", "best"), 5),
+        (run_directory, "save", 3, OSError(ENOSPC, "full", "best"), 5),
         (train, "average_last", 1, MemoryError("average"), 7),
         (TrainingRun, "save_average", 1, MemoryError("average"), 7),
         (train, "translate", 3, RuntimeError("test"), 7),
@@ -789,7 +790,10 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     start("--resume", "run", "--steps", 4)
     assert state("run", 4).step == 4
     (place / "none").write_text("no vocabulary")
-    for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
+    for file, message in (
+        ("none", "none: expected a Sente"),
+        ("gone", "No such file"),
+    ):
         code, _, error = run_main(train.main, *flags, "--vocabulary", file)
         assert (code, error.count("\n"), message in error) == (1, 1, True)
     error = start("--vocabulary", own, code=2)

@@ -148,7 +148,7 @@ def test_the_perplexity_of_a_diverged_model_is_short(tmp_path, capfd):
     path = tmp_path / "x.safetensors"
     loaded = checkpoint.load(Path(save_small_model(path)))
     loaded.parameters.data *= 1000
-    checkpoint.save(path, loaded)
+    checkpoint.save(path, loaded, replace=True)
     (tmp_path / "target").write_text("the dog sat on the cat\n")
     flags = ["--model", str(path), "--score", str(tmp_path / "target")]
     code, out, err = run_translate(capfd, *flags, "the cat")
@@ -249,11 +249,11 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--model none --input two --prefix one", 1, "in one as in two, got 1 and 2"),
         ("x --serve", 2, "--serve gets its text from the page"),
         ("--model MODEL --serve 8 --host no.host.", 1, "cannot serve at no.host., por"),
-        ("--model MODEL --output . x", 1, "expected a file to write, got the folder ."),
+        ("--model MODEL --output . x", 2, ".: expected a file, or a new or an empty"),
         ("--reference one --nbest 2 x", 2, "--reference compares one translation a"),
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
-        ("--input bad --output ./bad", 2, "--output: expected no file that is read"),
-        ("--input two --output link", 2, "--output: expected no file that is read"),
+        ("--input bad --output ./bad", 2, "got one that is read"),
+        ("--input two --output link", 2, "got one that is read"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
         (
@@ -395,7 +395,7 @@ def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
     path = Path(save_small_model(tmp_path / "x.safetensors"))
     model = checkpoint.load(path)
     model.parameters.data[...] = np.where(model.parameters.data > 0, largest, -largest)
-    checkpoint.save(path, model)
+    checkpoint.save(path, model, replace=True)
     (tmp_path / "target").write_text("the cat")
     flags = ("--model", str(path), "the cat sat")
     for more in ((), ("--beam", "1"), ("--score", str(tmp_path / "target"))):

@@ -117,7 +117,7 @@ def show_attention(translator: Translator, line: str, output: Path) -> None:
     if output.suffix != ".html":
         raise UsageError(f"--attention: expected .html, got {output}")
     maps = attention_maps(translator, line)
-    write_bytes(output, attention_page(maps).encode())
+    write_bytes(output, attention_page(maps).encode(), replace=True)
 
 
 def attention_page(maps: AttentionMaps) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.checkpoint import save
+from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError
-from minitransformer.text.lines import refuse_overwriting_inputs
 from minitransformer.training.averaging import mean_of
 
 
@@ -54,14 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
+        check_output(args.output, args)
         paths = select_checkpoints(args.inputs, args.last)
-        runs = [RunDirectory(path) for path in args.inputs if path.is_dir()]
-        own = [x for run in runs for x in run.own_files() if x != run.averaged]
-        refuse_overwriting_inputs("output", args.output, *paths, *own)
-        # `average A B` may mean the mean of both, and A would be lost.
-        if paths == args.inputs[:1] and args.output.exists():
-            one = f"{args.output}, which exists, and one checkpoint to average"
-            raise UsageError(f"expected an output and several checkpoints, got {one}")
         save(args.output, mean_of(paths))
         print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 

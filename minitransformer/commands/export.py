@@ -20,11 +20,10 @@ from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.models import find_checkpoint
-from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.outputs import check_output
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
-from minitransformer.system.files import atomic_folder, require_new
-from minitransformer.text.lines import refuse_overwriting_inputs
+from minitransformer.system.files import atomic_folder
 
 NOTES = """\
 For float16 and int8, the output is a checkpoint of a half or a quarter of the size,
@@ -127,9 +126,8 @@ def to_ctranslate2(
 
     It takes the place of an empty one. `tokenizer` is what tokenizer.model holds.
 
-    Raises: ValueError if the directory is not empty; else as `ctranslate2_spec`.
+    Raises: OSError if the directory is not empty; else as `ctranslate2_spec`.
     """
-    require_new(directory)
     spec = ctranslate2_spec(model, pieces)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
@@ -161,11 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--quantization does nothing with {args.kind}")
 
     def work() -> None:
+        check_output(args.output, args)
         source = find_checkpoint(args.run)
         trained = checkpoint.load(source)
         if args.kind != "ctranslate2":
-            own = RunDirectory(args.run).own_files() if args.run.is_dir() else []
-            refuse_overwriting_inputs("output", args.output, source, *own)
             checkpoint.save(args.output, trained, args.kind)
             print(f"wrote {source} to {args.output} in {args.kind}")
             return

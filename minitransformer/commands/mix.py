@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.runs.outputs import check_output
 from minitransformer.settings.extras import as_installed
 from minitransformer.settings.options import UsageError
-from minitransformer.system.files import atomic_folder, require_new
+from minitransformer.system.files import atomic_folder
 from minitransformer.text.clean import clean
 from minitransformer.text.find import find_splits
 from minitransformer.text.lines import open_output
@@ -55,7 +56,7 @@ def mix(
     """Write the corpus; return a line that says what is in it.
 
     Raises: UsageError if the numbers of values do not fit, ValueError if a corpus has
-    no training text or the folder is not empty.
+    no training text.
     """
     count = max(map(len, (corpora, sources, targets, repeats, tags)))
     named = {"CORPUS": corpora, "--source": sources, "--target": targets}
@@ -66,7 +67,6 @@ def mix(
     if languages[0] == languages[1]:
         expected = "--source and --target: expected two languages"
         raise UsageError(f"{expected}, got {languages[0]} for both")
-    require_new(folder)
     splits: dict[str, list[Part]] = {"train": [], "val": [], "test": []}
     for place, source, target, repeat, tag in zip(*each, strict=True):
         for split, text in find_splits(place, source, target).items():
@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
+        check_output(args.folder, args)
         languages = args.source, args.target
         print(mix(args.folder, args.corpora, *languages, args.repeat, args.tag))
 

@@ -29,9 +29,10 @@ from minitransformer.commands.trees import (
     spans,
     words,
 )
+from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import make_folder, write_bytes
-from minitransformer.text.lines import open_output, refuse_overwriting_inputs
+from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
 
 # The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
@@ -54,8 +55,7 @@ def linearise(
     With numbers, they stand before the tags in NAME.tree, and before the words in
     NAME.numbered.
 
-    Raises: UsageError as `divide`, or if a file that is read would be written. Nothing
-    has been written then.
+    Raises: UsageError as `divide`. Nothing has been written then.
     """
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     divided = divide(trees, splits)
@@ -73,8 +73,6 @@ def linearise(
         contents |= {folder / f"{name}.{end}": lines for end, lines in written.items()}
         count = sum(map(len, sentences))
         sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
-    for path in contents:
-        refuse_overwriting_inputs("folder", path, *paths)
     make_folder(folder)
     for path, lines in contents.items():
         write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
@@ -263,7 +261,7 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
         linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
-        refuse_overwriting_inputs("--output", args.output, args.sequences, args.words)
+        check_output(args.output, args, replace=True)
         pairs = TextPair(args.sequences, args.words).lines()
         lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
         with open_output(args.output) as out:

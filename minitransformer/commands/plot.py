@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minitransformer.cli import Parser, exit_code, printable
+from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
@@ -127,7 +128,7 @@ def write_picture(figure: Any, path: Path, dpi: int) -> None:
     data = drawn.getvalue()
     if path.suffix == ".svg":
         data = data.replace(b"</style>", DARK + b"</style>", 1)
-    write_bytes(path, data)
+    write_bytes(path, data, replace=True)
 
 
 def _name(run: RunDirectory) -> str:
@@ -193,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             output = args.output or Path("metrics.png")
             if output.suffix not in (".png", ".svg"):
                 raise UsageError(f"--output: expected .png or .svg, got {output}")
+            check_output(output, args, replace=True)
             draw(runs, args.what, args.against, output)
             print(output)
 

@@ -45,11 +45,11 @@ def delete(runs: Sequence[RunDirectory]) -> None:
     """Delete the files of runs, or nothing if one is being trained; others stay."""
     with ExitStack() as locks:
         for run in runs:
-            locks.enter_context(run.lock([os.getpid()]))
+            locks.enter_context(run.lock([os.getpid()], resumes=True))
         sizes = [size(run) for run in runs]
         for run in runs:
-            for path in reversed([*run.own_files(), run.log]):
-                path.unlink(missing_ok=True)  # config.json comes last
+            for path in run.own_files():
+                run.remove(path)
     for run, freed in zip(runs, sizes, strict=True):
         kept = ", ".join(sorted(path.name for path in run.path.glob("*")))
         print(f"deleted {run.path}, {freed}" + f", but not {kept}" * bool(kept))

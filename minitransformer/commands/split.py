@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
-from minitransformer.system.files import atomic_folder, require_new
+from minitransformer.system.files import atomic_folder
 from minitransformer.text.clean import clean
 from minitransformer.text.lines import open_output, read_lines
 from minitransformer.text.pairs import TextPair
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
-        require_new(args.folder)
+        check_output(args.folder, args)
         languages = args.source, args.target
         plain = [name for name in languages if name and Path(name).name == name]
         if len(set(plain)) < 2:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.text.clean import clean
-from minitransformer.text.lines import read_lines, refuse_overwriting_inputs
+from minitransformer.text.lines import read_lines
 from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     def work() -> None:
-        refuse_overwriting_inputs("file", args.file, *args.text)
+        check_output(args.file, args)
         check_symbols("--user-symbols", args.user_symbols)
         options: dict[str, Any] = {
             "user_defined_symbols": list(dict.fromkeys(map(clean, args.user_symbols))),

@@ -24,10 +24,10 @@ from safetensors import safe_open
 from minitransformer.engine.backend import to_host
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.runs.state import RunState
+from minitransformer.runs.state import RunState, json_of
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import from_dict
-from minitransformer.system.files import atomic_write, json_of
+from minitransformer.system.files import atomic_write
 from minitransformer.text.tokenizer import Tokenizer
 
 SUFFIX = ".safetensors"
@@ -57,13 +57,16 @@ class Checkpoint:
     moments: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def save(path: Path, checkpoint: Checkpoint, stored: str = "float32") -> None:
+def save(
+    path: Path, checkpoint: Checkpoint, stored: str = "float32", replace: bool = False
+) -> None:
     """Write a checkpoint, which appears at `path` only when it is complete.
 
     `stored` is the type in which the file holds the parameters, of `STORED_BYTES`.
 
-    Raises: OSError if it cannot be written; an older file then stays as it is;
-    ValueError if a float16 cannot hold a parameter.
+    Raises: OSError if it cannot be written, or if another file is there and it is not
+    to `replace` that: an older file then stays as it is; ValueError if a float16 cannot
+    hold a parameter.
     """
     parameters = checkpoint.parameters
     tensors = {
@@ -85,7 +88,7 @@ def save(path: Path, checkpoint: Checkpoint, stored: str = "float32") -> None:
     if stored != "float32":
         metadata["parameters"] = stored
     metadata["checksum"] = _checksum(metadata)
-    with atomic_write(path) as file:
+    with atomic_write(path, replace) as file:
         write_tensors(file, tensors, metadata)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from minitransformer.runs.checkpoint import (
     SUFFIX,
@@ -19,13 +21,14 @@ from minitransformer.runs.checkpoint import (
     recorded_cost,
     save,
 )
+from minitransformer.runs.state import json_of
 from minitransformer.settings.config import RunConfig, TrainingConfig
 from minitransformer.system.files import (
     file_lock,
-    json_of,
     make_folder,
     sweep,
     sync,
+    unfinished_names,
     write_bytes,
 )
 
@@ -36,33 +39,44 @@ OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
 # So many of a run's last checkpoints have Adam's moments, should one be damaged.
 WITH_MOMENTS = 2
 
+# Of the processes that train: a lock, their ids, and a mark that there is no checkpoint
+# to resume from yet.
+HIDDEN = ".training.lock", ".processes", ".unsaved"
+
+# What all files of a run are called, and what they are called while they are written,
+# as regular expressions. The lock of earlier versions was `.lock`.
+NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock")))
+NAMES += rf"|step-\d{{8,}}{re.escape(SUFFIX)}"
+UNFINISHED = unfinished_names(NAMES)
+
 
 class RunDirectory:
-    """The files of one training run. Of several ranks, only rank 0 writes here.
-
-    Names that begin with a dot are for the processes that train: a lock, their ids, a
-    mark that there is no checkpoint yet, and files that are not complete.
-    """
+    """The files of one training run. Of several ranks, only rank 0 writes here."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.metrics, self.tokenizer = (path / x for x in OWN[:3])
         self.best, self.averaged = (path / x for x in OWN[3:])
         self.log = path / "train.log"
-        self._lock, self._process_ids = path / ".lock", path / ".processes"
-        self._unsaved = path / ".unsaved"  # until there is a checkpoint to resume from
+        self._lock, self._process_ids, self._unsaved = (path / x for x in HIDDEN)
+        self._claim: BinaryIO | None = None  # the ids that this training wrote
 
     @contextmanager
-    def lock(self, processes: Sequence[int]) -> Iterator[None]:
+    def lock(self, processes: Sequence[int], resumes: bool = False) -> Iterator[None]:
         """Keep other trainings out of this directory. `processes`: the ranks' ids.
 
-        What killed processes left unfinished is deleted. A directory that holds nothing
-        at the end is removed.
+        A directory that is not known to be a run's is left as it is. What killed
+        processes left unfinished is deleted. If no run begins here, what was written is
+        deleted at the end, and the directory if this made it.
 
-        Raises: ValueError if another training is running here.
+        Raises: ValueError if another training is running here, or as `require_free`
+        unless a run `resumes`.
         """
-        make_folder(self.path)
+        if not resumes:
+            self.require_free()
+        made = resumes or self._lock.exists() or not self.path.exists()
         with ExitStack() as stack:
+            make_folder(self.path)
             try:
                 stack.enter_context(file_lock(self._lock, wait=False))
             except TimeoutError as error:
@@ -70,22 +84,40 @@ class RunDirectory:
                 raise ValueError(
                     f"{self.path}: another training is running here, process {ids}"
                 ) from error
-            for own in (*OWN, f"step-*{SUFFIX}"):
-                sweep(self.path, f".{own}.*.partial")
-            write_bytes(self._process_ids, json.dumps(list(processes)).encode())
+            if not resumes:
+                self.require_free()  # nor did another run begin meanwhile
+            sweep(self.path, NAMES)
+            claim = json.dumps(list(processes)).encode()
+            write_bytes(self._process_ids, claim, replace=True)
+            # While it is open, no other file can have its identity.
+            self._claim = stack.enter_context(open(self._process_ids, "rb"))
             try:
                 yield
             finally:
-                self.remove_if_empty()
+                if not self.config.exists():
+                    self._remove_hidden(made)
 
-    def remove_if_empty(self) -> None:
-        """Remove the directory, or only what `lock` wrote, if no run began here."""
-        with suppress(OSError):
-            if not self.config.exists():
-                self._lock.unlink(missing_ok=True)
-                self._unsaved.unlink(missing_ok=True)
-                self._process_ids.unlink(missing_ok=True)
-                self.path.rmdir()  # which fails unless it is empty
+    def _check(self) -> None:
+        """Raises: ValueError if this is no longer the directory that `lock` locked."""
+        if self._claim is None:
+            return
+        with suppress(FileNotFoundError, NotADirectoryError):
+            own = os.fstat(self._claim.fileno())
+            if os.path.samestat(own, self._process_ids.stat()):
+                return
+        raise ValueError(
+            f"{self.path}: this directory was moved, removed or replaced, or another "
+            "training took it: this training ends and writes nothing more"
+        )
+
+    def _remove_hidden(self, folder: bool) -> None:
+        """Remove what was written before the run began, and the `folder` if empty."""
+        with suppress(OSError, ValueError):
+            self._check()
+            for path in (self._unsaved, self._process_ids, self._lock):
+                path.unlink(missing_ok=True)
+            if folder:
+                self.path.rmdir()
 
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""
@@ -93,25 +125,26 @@ class RunDirectory:
             return list(json.loads(self._process_ids.read_bytes()))
         return []
 
-    def require_empty(self) -> None:
-        """Raises: ValueError if the directory holds anything but hidden files."""
-        names = (
-            [path.name for path in self.path.iterdir()] if self.path.exists() else ()
-        )
-        if not all(name.startswith(".") for name in names):
+    def require_free(self) -> None:
+        """Raises: ValueError if the directory holds anything but what `lock` wrote."""
+        names = set(os.listdir(self.path)) if self.path.exists() else set[str]()
+        if self._lock.name in names:  # of a training that ended before it began a run
+            names = {x for x in names - {*HIDDEN} if not re.fullmatch(UNFINISHED, x)}
+        if names:
             raise ValueError(
-                f"expected a new or empty run directory, got {self.path}, which is in "
-                "use: choose another --run or continue it with --resume"
+                f"expected a new or empty run directory, got {self.path}, which holds "
+                f"{min(names)}: choose another --run, or continue a run with --resume"
             )
 
     def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
         """Write config.json and tokenizer.model, unless a resumed run has the same."""
+        self._check()
         if not resumes:
             self._unsaved.touch()
         if not resumes or self.read_config() != settings:
-            write_bytes(self.config, settings.to_json().encode())
+            self.write(self.config, settings.to_json().encode())
         if not self.tokenizer.is_file() or self.tokenizer.read_bytes() != tokenizer:
-            write_bytes(self.tokenizer, tokenizer)
+            self.write(self.tokenizer, tokenizer)
 
     def last_written(self) -> float:
         """Return when training last wrote here, in seconds since 1970."""
@@ -119,9 +152,11 @@ class RunDirectory:
         return max(path.stat().st_mtime for path in written if path.exists())
 
     def own_files(self) -> list[Path]:
-        """Return the run's own files that exist, without train.log and plots."""
-        named = self.config, self.tokenizer, self.metrics, self.best, self.averaged
-        return [path for path in (*named, *self.checkpoints()) if path.exists()]
+        """Return the files of the run, but for HIDDEN; config.json is the last."""
+        found = (x for x in self.path.iterdir() if re.fullmatch(NAMES, x.name))
+        return sorted(
+            (x for x in found if x.name not in HIDDEN), key=lambda x: x == self.config
+        )
 
     def is_unsaved(self) -> bool:
         """Whether the run began, but never saved a checkpoint to resume from."""
@@ -140,13 +175,26 @@ class RunDirectory:
         """Append a line to metrics.jsonl, where what is not finite is null."""
         self.append(self.metrics, json_of({"step": step, **values}))
 
-    def sync_metrics(self) -> None:
-        """Wait until metrics.jsonl is on the disk, as a checkpoint presumes."""
+    def write(self, path: Path, data: bytes) -> None:
+        """Replace a small file."""
+        self._check()
+        write_bytes(path, data, replace=True)
+
+    def save(self, path: Path, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, once the metrics up to it are on the disk."""
+        self._check()
         if self.metrics.exists():
             sync(self.metrics)
+        save(path, checkpoint, replace=True)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, which may be missing."""
+        self._check()
+        path.unlink(missing_ok=True)
 
     def append(self, path: Path, line: str) -> None:
         """Append a line to a log; a full disk costs the line and not the run."""
+        self._check()
         data = f"{line}\n".encode(errors="backslashreplace")
         try:
             with open(path, "ab") as file:
@@ -187,7 +235,7 @@ class RunDirectory:
         if self.metrics.exists():
             kept = filter(keeps, self.read_metrics())
             lines = [json_of(record) + "\n" for record in kept]
-            write_bytes(self.metrics, "".join(lines).encode())
+            self.write(self.metrics, "".join(lines).encode())
 
     def checkpoint(self, step: int) -> Path:
         """Return the path of the checkpoint after `step` updates."""
@@ -234,13 +282,13 @@ class RunDirectory:
         kept = [*regular, *checkpoints[-1:]][-training.num_kept :]
         for path in checkpoints:
             if path not in kept:
-                path.unlink()
+                self.remove(path)
         for path in kept[:-WITH_MOMENTS]:
             with suppress(OSError, ValueError):  # it is damaged, or the disk is full
                 if has_moments(path):
-                    save(path, load(path))
+                    self.save(path, load(path))
         if checkpoints:
-            self._unsaved.unlink(missing_ok=True)
+            self.remove(self._unsaved)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.
@@ -290,4 +338,5 @@ def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             make_folder(path, exist_ok=False)
             break
+    (path / HIDDEN[0]).touch()  # the mark that `lock` may remove the folder
     return path

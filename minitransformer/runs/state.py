@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -100,3 +101,9 @@ class RunState:
     def best_cost(self, best_by: str | None) -> float:
         """Return how bad the best model is: its loss, or the negative of its BLEU."""
         return -self.best_bleu if best_by == "bleu" else self.best_loss
+
+
+def json_of(value: Any) -> str:
+    """Return JSON, which knows no NaN and no infinity: these become null."""
+    text = json.dumps(value)
+    return json.dumps(json.loads(text, parse_constant=lambda name: None))

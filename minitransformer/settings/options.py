@@ -76,6 +76,8 @@ class Config:
 def checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     """Return a value of a field as the type `kind`. Raises: ValueError"""
     choices = f.metadata["flag"]["choices"]
+    if value == "":
+        raise ValueError("expected a name, got an empty one")
     if type(value) is not kind and (kind, type(value)) != (float, int):
         raise ValueError(f"expected {kind.__name__}, got {value!r:.40}")
     if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import glob
-import json
+import errno
+import filecmp
 import os
+import re
 import shutil
 import stat
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 T = TypeVar("T")
 
@@ -23,13 +24,18 @@ SILENT_SECONDS = 2.0
 # it for so long. Units: seconds
 LEFTOVER_AGE = 24 * 3600.0
 
+# What file systems say that have no locks (Lustre, NFS) or cannot sync folders (CIFS).
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP}
+
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
     """Open a file that becomes `path`, whole and synced to disk, after the block.
 
-    An old file passes on its mode. If `path` is a symbolic link, what it
-    leads to is replaced. A device, a pipe or /dev/stdout is written directly.
+    An old file with another content stays, unless `replace`: then it passes on its
+    mode. If `path` is a symbolic link, what it leads to is meant. A device, a pipe or
+    /dev/stdout is written directly.
 
     Raises: OSError naming `path` if it cannot be written; its old content remains.
     """
@@ -37,7 +43,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         old: os.stat_result | None = path.stat()
     except FileNotFoundError:
         old = None
-    is_open = str(path.absolute()).startswith(("/dev/", "/proc/"))
+    is_open = str(path.absolute()).startswith(("/dev/fd/", "/dev/std", "/proc/"))
     if is_open or (old and not stat.S_ISREG(old.st_mode)):
         with name_errors(path), open(path, "ab") as file:
             yield file
@@ -48,6 +54,9 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             if old:
                 os.chmod(partial, stat.S_IMODE(old.st_mode))
             yield file
+        if target.exists() and not (replace or filecmp.cmp(partial, target, False)):
+            found = "it exists with another content: move it, or name another file"
+            raise FileExistsError(errno.EEXIST, found, str(path))
         _complete(partial, target)
 
 
@@ -66,12 +75,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             path.rmdir()  # unless something has been put into it meanwhile
         _complete(partial, path)
-
-
-def require_new(folder: Path) -> None:
-    """Raises: ValueError if a folder that is to be made exists and is not empty."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: expected a new or an empty folder")
 
 
 def build_once(
@@ -93,10 +96,9 @@ def build_once(
             pass
         except ValueError as error:
             print(f"{error}; it is made again", file=sys.stderr)
-        sweep(path.parent, f".{path.name[:50]}.*partial")
-        with _partial_name(path) as partial, name_errors(path):
+        with _partial_name(path, 0.0) as partial, name_errors(path):
             build(partial)
-            _remove(path)
+            _make_room(path, partial)
             _complete(partial, path)
     return read(path)
 
@@ -105,13 +107,14 @@ def build_once(
 def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold a lock that only one process can hold; a crash releases it.
 
-    The file at `path` stands for the lock, and stays afterwards.
+    The file at `path` stands for the lock, and stays afterwards. A file system may have
+    no locks; if it is not to `wait`, a line says so.
 
     Raises: TimeoutError if another process holds it and `wait` is False.
     """
     from filelock import FileLock  # here, since most commands are to start at once
 
-    lock = FileLock(path)
+    lock = FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=SILENT_SECONDS if wait else 0)
     except TimeoutError:
@@ -119,48 +122,59 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
             raise
         print(f"waiting for another process, which locks {path}", file=sys.stderr)
         lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        if not wait:
+            print(f"{path}: {error.strerror}: nobody is kept out", file=sys.stderr)
     try:
         yield
     finally:
         lock.release()
 
 
-def sweep(folder: Path, pattern: str, age: float = 0.0) -> None:
-    """Delete unfinished files and folders of processes that were killed.
+def sweep(folder: Path, names: str, age: float = 0.0) -> None:
+    """Delete what killed processes left of files and folders that they were writing.
 
-    Units: `age` is how long nobody must have written to them, in seconds
+    `names`: of these, as a regular expression. Units: `age` is how long nobody must
+    have written to them, in seconds
     """
-    for path in folder.glob(pattern):
-        with suppress(OSError):
+    unfinished = re.compile(unfinished_names(names))
+    with suppress(OSError):
+        for path in filter(lambda x: unfinished.fullmatch(x.name), folder.iterdir()):
             if time.time() - path.lstat().st_mtime >= age:
                 _remove(path)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a small file atomically."""
-    with atomic_write(path) as file:
+def unfinished_names(names: str) -> str:
+    """Return a regular expression of what files are called while they are written."""
+    return rf"\.(?:{names})\.[0-9a-f]{{16}}\.partial"
+
+
+def write_bytes(path: Path, data: bytes, replace: bool = False) -> None:
+    """Write a small file as `atomic_write` does."""
+    with atomic_write(path, replace) as file:
         file.write(data)
-
-
-def json_of(value: Any) -> str:
-    """Return JSON, which knows no NaN and no infinity: these become null."""
-    text = json.dumps(value)
-    return json.dumps(json.loads(text, parse_constant=lambda name: None))
 
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk.
 
-    Windows cannot do this for folders, nor for files that are open for reading only.
+    Windows and some file systems cannot do this for folders, nor Windows for files that
+    are open for reading only.
     """
-    windows = os.name == "nt"
-    if windows and path.is_dir():
+    windows, is_folder = os.name == "nt", path.is_dir()
+    if windows and is_folder:
         return
-    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with name_errors(path):
+        descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if not (is_folder and error.errno in NO_SYNC):
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> None:
@@ -183,13 +197,13 @@ def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def _partial_name(path: Path) -> Iterator[Path]:
+def _partial_name(path: Path, age: float = LEFTOVER_AGE) -> Iterator[Path]:
     """Yield a name that nobody can predict, of which nothing is left after the block.
 
-    What killed processes left beside `path` long ago is deleted first.
+    What killed processes left beside `path` before that `age` is deleted first.
     """
     start = path.name[:50]  # names have at most 255 bytes
-    sweep(path.parent, f".{glob.escape(start)}.{'[0-9a-f]' * 16}.partial", LEFTOVER_AGE)
+    sweep(path.parent, re.escape(start), age)
     partial = path.with_name(f".{start}.{os.urandom(8).hex()}.partial")
     try:
         yield partial
@@ -205,6 +219,16 @@ def _complete(partial: Path, path: Path) -> None:
     sync(partial)
     os.replace(partial, path)
     sync(path.parent)
+
+
+def _make_room(path: Path, partial: Path) -> None:
+    """Remove what a file or folder takes the place of: nothing with another name."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    for part in partial.iterdir() if partial.is_dir() else ():
+        (path / part.name).unlink(missing_ok=True)
+    path.rmdir()
 
 
 def _remove(path: Path) -> None:

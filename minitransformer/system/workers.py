@@ -222,7 +222,11 @@ def _fork(work: Callable[[], None]) -> int:
     try:
         with warnings.catch_warnings():  # of NumPy's threads, which forks stop for
             warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+            try:
+                process = os.fork()
+            except OSError as error:
+                reason = f"{error.strerror}: no worker can be started"
+                raise RuntimeError(f"{reason}, --threads 1 needs none") from error
         if process:
             return process
         code = 1

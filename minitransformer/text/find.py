@@ -7,6 +7,7 @@ from pathlib import Path
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.grammar.corpus import FOLDER, built_in_corpus
+from minitransformer.text.lines import require_file
 from minitransformer.text.pairs import TextPair, text_pairs
 
 
@@ -60,7 +61,10 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
                 f"expected one pair of files {stem}.{source} and {stem}.{target} in "
                 f"{folder}, got {', '.join(both)}"
             )
-        return TextPair(sides[0][both[0]], sides[1][both[0]])
+        paths = [side[both[0]] for side in sides]
+        for path in paths:
+            require_file(path)
+        return TextPair(*paths)
     for side, missing in zip(sides, (target, source), strict=True):
         for path in side.values():
             raise ValueError(f"expected {stem}*.{missing} beside {path}, found none")

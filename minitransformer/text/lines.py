@@ -14,12 +14,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_write
 
 # The longest line that is read, in bytes. To cut it into word pieces takes about sixty
 # times as much memory.
 MAX_LINE = 1 << 22
+
+
+def require_file(path: Path) -> None:
+    """Raises: FileNotFoundError if a file does not exist, ValueError if it is none."""
+    if not path.exists():
+        raise FileNotFoundError(f"expected a file, found none at {path}")
+    if not path.is_file():
+        kind = "folder" if path.is_dir() else "pipe, which can be read only once"
+        raise ValueError(f"{path}: expected a file, got a {kind}")
 
 
 @contextmanager
@@ -160,10 +168,8 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     written.
     """
     if path is not None:
-        if path.is_dir():
-            raise ValueError(f"expected a file to write, got the folder {path}")
         with ExitStack() as stack:
-            file = stack.enter_context(atomic_write(path))
+            file = stack.enter_context(atomic_write(path, replace=True))
             if path.suffix == ".gz":
                 packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
                 file = cast(BinaryIO, stack.enter_context(packed))
@@ -197,16 +203,3 @@ def progress_bar(
 
     with tqdm(total=sum(1 for _ in read_lines(source)), unit=" lines") as bar:
         yield bar.update
-
-
-def refuse_overwriting_inputs(
-    name: str, output: Path | None, *read: Path | None
-) -> None:
-    """Raises: UsageError if an output is a file that is read, by whatever name.
-
-    `name` is what the command calls its output.
-    """
-    if output is not None and os.path.isfile(output):  # a terminal may be both
-        sources = {os.path.realpath(path) for path in read if path}
-        if os.path.realpath(output) in sources:
-            raise UsageError(f"{name}: expected no file that is read, got {output}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitransformer.text.lines import open_text, read_lines, refuse_overwriting_inputs
+from minitransformer.text.lines import open_text, read_lines, require_file
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,10 @@ def _digest(path: Path, version: tuple[int, ...]) -> bytes:
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
     """Return the pair of files of each split, from their (source, target) names.
 
-    Raises: FileNotFoundError if a file does not exist.
+    Raises: as `require_file`.
     """
     for path in itertools.chain.from_iterable(files.values()):
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"expected a text file, found none at {path}")
+        require_file(Path(path))
     return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}
 
 
@@ -83,10 +82,9 @@ def check_files(output: Path | None, source: Path | None, *others: Path | None) 
     Pipes are left alone. A source with no file beside it is read if there is an output
     file, which an error in the last line would cost.
 
-    Raises: UsageError if the output is also read, by whatever name; ValueError if a
-    file has more lines or is not text; OSError if it cannot be read.
+    Raises: ValueError if a file has more lines or is not text; OSError if it cannot be
+    read.
     """
-    refuse_overwriting_inputs("--output", output, source, *others)
     pipes = [x for x in (source, *others) if x and (x.is_fifo() or x.is_char_device())]
     compared = [path for path in others if path and path not in pipes]
     if source in pipes:

@@ -112,19 +112,20 @@ def average_last(
     set_parameters(chosen)
     if not number:
         if cost is None and paths:
-            _remove_older(run.averaged, paths[-1])
+            _remove_older_average(run, paths[-1])
         return None
     log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
     return math.nan if cost is None else lowest
 
 
-def _remove_older(average: Path, last: Path) -> None:
+def _remove_older_average(run: RunDirectory, last: Path) -> None:
     """Remove an average of an earlier end than the last checkpoint.
 
     Otherwise it would be preferred to what is newer.
     """
+    average = run.averaged
     if average.exists() and load(average).state.step < load(last).state.step:
-        average.unlink()
+        run.remove(average)
 
 
 def _best_model(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:

@@ -15,7 +15,6 @@ from types import FrameType
 
 from tqdm import tqdm
 
-from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
@@ -34,14 +33,16 @@ STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
 
 
 @contextmanager
-def locked_directory(path: Path, ranks: Communicator) -> Iterator[RunDirectory]:
+def locked_directory(
+    path: Path, ranks: Communicator, resumes: bool
+) -> Iterator[RunDirectory]:
     """Keep other trainings out of the directory that rank 0 names.
 
-    Raises: ValueError if another training is running there.
+    Raises: ValueError as `RunDirectory.lock`.
     """
     run = RunDirectory(Path(os.fsdecode(ranks.all_gather(bytes(path))[0])))
     ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
-    with nullcontext() if ranks.rank else run.lock(ids):
+    with nullcontext() if ranks.rank else run.lock(ids, resumes):
         yield run
 
 
@@ -244,9 +245,9 @@ class TrainingRun:
     ) -> None:
         """Write the model, unless another rank does."""
         if self.writes:
-            self.directory.sync_metrics()
             moments = (adam.first_moment, adam.second_moment) if adam else None
-            checkpoint.save(path, replace(self.start, state=state, moments=moments))
+            saved = replace(self.start, state=state, moments=moments)
+            self.directory.save(path, saved)
 
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""

@@ -19,14 +19,16 @@ def server():
         yield server
 
 
-def test_a_file_arrives_and_only_a_damaged_one_is_fetched_again(server, tmp_path):
+def test_a_file_is_fetched_once_and_replaces_nothing(server, tmp_path):
     path = tmp_path / "x"
-    for damage, asked in ((False, 1), (False, 1), (True, 2)):
-        if damage:
-            path.write_bytes(b"damaged")
+    for _ in range(2):
         fetch(server.url + "/x", path, sha256(CONTENT))
         assert path.read_bytes() == CONTENT
-        assert len(server.paths) == asked
+    path.write_bytes(b"of the user")
+    with pytest.raises(CorpusError, match=r"x: expected sha256 .*: move it, or name"):
+        fetch(server.url + "/x", path, sha256(CONTENT))
+    assert path.read_bytes() == b"of the user"
+    assert len(server.paths) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 

@@ -84,8 +84,11 @@ def test_a_full_directory_and_unusual_head_widths_are_refused(
     path = tmp_path / "model.safetensors"
     model = model_with_random_biases(d_k=4)
     checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
-    for output, error in ((tmp_path, "a new or an empty"), (path, "Not a dir")):
-        assert export.main(["ctranslate2", str(path), str(output)]) == 1
+    for output, code, error in (
+        (tmp_path, 2, "a new or an empty"),
+        (path, 2, "got one that is read"),
+    ):
+        assert export.main(["ctranslate2", str(path), str(output)]) == code
         assert error in capsys.readouterr().err
     assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
     assert "d_model / num_heads = 8, got 4 and 8" in capsys.readouterr().err
@@ -97,9 +100,10 @@ def test_a_run_keeps_its_own_files(tmp_path, tokenizer, capsys):
     run.path.mkdir()
     for path in (run.best, run.checkpoint(5)):
         checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
-    before = [path.read_bytes() for path in run.own_files()]
-    for path in run.own_files():
+    run.config.write_text("{}")
+    before = {path: path.read_bytes() for path in run.path.iterdir()}
+    for path in before:
         assert export.main(["float16", str(run.path), str(path)]) == 2
-        assert "expected no file that is read" in capsys.readouterr().err
-    assert [path.read_bytes() for path in run.own_files()] == before
+        assert "expected a file to write, got one of" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.path.iterdir()} == before
     assert export.main(["float16", str(run.path), str(run.path / "half")]) == 0

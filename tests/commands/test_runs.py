@@ -95,7 +95,7 @@ def test_a_run_in_progress_is_refused(place, capsys):
     hold = (
         "import sys; from pathlib import Path;"
         "from minitransformer.runs.run_directory import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).lock([7]):\n"
+        "with RunDirectory(Path(sys.argv[1])).lock([7], True):\n"
         "    print('held', flush=True); input()"
     )
     command = [sys.executable, "-c", hold, "runs/talks"]

@@ -60,8 +60,8 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
     assert splits == split_pairs(pairs, {"val": 3, "test": 4}, 7)
     everything = [pair for found in splits.values() for pair in found]
     assert sorted(everything) == sorted(pairs)
-    assert main(command) == 1
-    assert "data: expected a new or an empty folder" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "data: expected a file, or a new or an empty f" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ def learn(tmp_path):
     def learn(*flags, lines=LINES, code=0):
         (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
         paths = tmp_path / "own.model", tmp_path / "text"
+        paths[0].unlink(missing_ok=True)
         found, _, error = run_main(vocabulary.main, *paths, *flags)
         assert found == code, error
         return error if code else Tokenizer.read(paths[0])

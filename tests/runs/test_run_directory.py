@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -34,18 +36,19 @@ def test_a_run_directory_is_never_reused(tmp_path):
         run.begin(RUN, b"", False)
         assert run.is_unsaved()
         assert run.read_config() == RUN
-        hidden = {".lock", ".processes", ".unsaved", ".config.json.partial"}
+        hidden = {*run_directory.HIDDEN, ".config.json.partial"}
         assert {path.name for path in run.path.iterdir()} == {
             "config.json",
             "tokenizer.model",
             *hidden,
         }
         with pytest.raises(ValueError, match="expected a new or empty run directory"):
-            run.require_empty()
+            run.require_free()
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
     run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
     hold = (
         "import sys, time; from pathlib import Path;"
         "from minitransformer.runs.run_directory import RunDirectory\n"
@@ -57,43 +60,122 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(ValueError, match=r"another training is.*process 7, 12$"):
-            run.lock([8]).__enter__()
+            run.lock([8], resumes=True).__enter__()
         other.kill()
         other.wait()
-    with run.lock([8]):  # the crash has released it
+    with run.lock([8], resumes=True):  # the crash has released it
         assert run.processes() == [8]
 
 
 def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
-    run = RunDirectory(tmp_path / "run")
+    run, end = RunDirectory(tmp_path / "run"), f".{'0a' * 8}.partial"
     run.path.mkdir()
-    for name in (
-        ".best.safetensors.0123.partial",
-        ".mine.partial",
-        "config.json",
-        "mine",
-    ):
+    swept = {f".best.safetensors{end}", f".step-00000010.safetensors{end}"}
+    kept = {"mine", ".mine.partial", f".mine{end}", ".best.safetensors.0123.partial"}
+    kept |= {f".step-1.safetensors{end}", "config.json"}
+    for name in kept | swept:
         (run.path / name).write_bytes(b"x")
     with files.atomic_write(run.path / "translations") as file:  # by another process
         file.write(b"whole")
-        with run.lock([7]):
+        with run.lock([7], resumes=True):
             left = {path.name for path in run.path.iterdir()}
     [partial] = (name for name in left if name.startswith(".translations"))
-    kept = {"config.json", "mine", ".mine.partial", partial}
-    assert left == {*kept, ".lock", ".processes"}
+    assert left == {*kept, partial, *run_directory.HIDDEN[:2]}
     assert (run.path / "translations").read_bytes() == b"whole"
 
 
-def test_a_directory_is_removed_only_if_it_holds_nothing_of_the_user(tmp_path):
+OF_THE_USER = [
+    ["x"],
+    [".lock"],
+    [".processes"],
+    [".Report.docx.partial", ".tmp-thesis/ch1"],
+    [".training.lock", ".config.json.partial"],
+    [".training.lock", f".mine.{'0' * 16}.partial"],
+    [".training.lock", ".processes", "train.log"],
+]
+
+
+@pytest.mark.parametrize("names", OF_THE_USER, ids=" ".join)
+def test_a_directory_of_the_user_is_left_as_it_is(tmp_path, names):
+    run = RunDirectory(tmp_path / "run")
+    for name in names:
+        (run.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / name).write_text("of the user")
+    before = {path: path.stat() for path in run.path.rglob("*")}
+    with pytest.raises(ValueError, match="expected a new or empty run directory, got"):
+        run.lock([7]).__enter__()
+    assert {path: path.stat() for path in run.path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(tmp_path, made):
+    run = RunDirectory(tmp_path / "run")
+    if made:
+        run.path.mkdir()
+    with run.lock([7]):
+        run._unsaved.touch()
+    assert run.path.exists() == made
+    if made:
+        assert list(run.path.iterdir()) == []
+    with run.lock([7]):
+        (run.path / "notes").touch()
+    assert [path.name for path in run.path.iterdir()] == ["notes"]
+
+
+def test_a_start_that_was_killed_is_begun_again(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    run.remove_if_empty()
-    assert not run.path.exists()
-    run.path.mkdir()
-    (run.path / ".mine").write_text("")
+    for name in (*run_directory.HIDDEN, f".config.json.{'7' * 16}.partial"):
+        (run.path / name).touch()
     with run.lock([7]):
-        pass
-    assert [path.name for path in run.path.iterdir()] == [".mine"]
+        left = {path.name for path in run.path.iterdir()}
+        assert left == {*run_directory.HIDDEN}
+    assert not run.path.exists()
+
+
+def moved(path):
+    path.rename(path.with_name("old"))
+
+
+def replaced(path):
+    moved(path)
+    shutil.copytree(path.with_name("old"), path)
+
+
+def taken(path):
+    """As a training does where the file system has no locks."""
+    other = RunDirectory(path)
+    files.write_bytes(other._process_ids, b"[8]", replace=True)
+
+
+WRITES = [
+    lambda run: run.record(1, loss=0.5),
+    lambda run: run.append(run.path / "train.log", "a line"),
+    lambda run: run.begin(RUN, b"pieces", False),
+    lambda run: run.write(run.metrics, b""),
+    lambda run: run.remove(run.averaged),
+    lambda run: run.save(run.best, None),
+]
+
+
+@pytest.mark.parametrize("change", [moved, replaced, taken, shutil.rmtree])
+def test_a_training_that_lost_its_directory_writes_nothing_more(tmp_path, change):
+    run = RunDirectory(tmp_path / "run")
+    with run.lock([7]):
+        run.config.write_text("{}")
+        run.record(1, loss=0.5)
+        for step in (1, 2):
+            run.checkpoint(step).write_bytes(b"x")
+        change(run.path)
+        before = {path: path.stat() for path in tmp_path.rglob("*")}
+        for write in WRITES:
+            with pytest.raises(ValueError, match="run: this directory was moved, rem"):
+                write(run)
+        with suppress(ValueError):  # which are no longer there, or not its own
+            run.prune(TrainingConfig(keep_last=1, average=1))
+        with suppress(ValueError):
+            run.truncate_metrics(0)
+    assert {path: path.stat() for path in tmp_path.rglob("*")} == before
 
 
 def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
@@ -109,8 +191,7 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
     ]
     with RunDirectory(runs[1]).lock([7]):
         pass  # a failed start
-    RunDirectory(runs[2]).remove_if_empty()  # none at all
-    assert list(folder.iterdir()) == runs[:1]
+    assert sorted(folder.iterdir()) == [runs[0], runs[2]]
 
 
 def test_pruning_keeps_the_newest(tmp_path):
@@ -224,13 +305,13 @@ def test_lines_that_are_no_metrics_are_skipped(tmp_path):
 
 
 def test_metrics_are_on_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
-    run, synced = RunDirectory(tmp_path), []
-    monkeypatch.setattr(run_directory, "sync", synced.append)
-    run.sync_metrics()
-    assert synced == []
+    run, done = RunDirectory(tmp_path), []
+    monkeypatch.setattr(run_directory, "sync", done.append)
+    monkeypatch.setattr(run_directory, "save", lambda path, *_, **__: done.append(path))
+    run.save(run.best, None)
     run.record(1)
-    run.sync_metrics()
-    assert synced == [run.metrics]
+    run.save(run.best, None)
+    assert done == [run.best, run.metrics, run.best]
 
 
 def test_a_resumed_run_keeps_its_new_settings_and_writes_nothing_twice(

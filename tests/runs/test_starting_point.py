@@ -103,7 +103,7 @@ def test_a_model_that_has_changed_is_refused(tmp_path):
     other.parameters.data[7] += 1
     retrained.tokenizer = Tokenizer.train(OTHER_LINES, 50)
     for changed in (other, retrained):
-        checkpoint.save(path, changed)
+        checkpoint.save(path, changed, replace=True)
         with pytest.raises(ValueError, match="it has changed since this run") as found:
             copy_weights(run_from(config, start), Transformer(config), not_learned)
         assert not isinstance(found.value, UsageError)  # no flag is wrong

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from minitransformer.runs.state import RunState, Window
+from minitransformer.runs.state import RunState, Window, json_of
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.system.files import json_of
 
 STATE = RunState(
     text={"train": "0f"},

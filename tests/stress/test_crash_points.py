@@ -6,6 +6,7 @@ folder that a crash may leave after any of them is laid out, and work goes on th
 
 import contextlib
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -82,8 +83,8 @@ class Training:
         """Record `work(root)`, and what it promised: which versions were saved."""
         save, write = checkpoint.save, run_directory.write_bytes
 
-        def save_and_promise(path, at):
-            save(path, at)
+        def save_and_promise(path, at, replace):
+            save(path, at, replace=replace)
             versions = self.saved.setdefault(path.name, [])
             version = at.parameters.data.copy()
             same = [np.array_equal(version, x) for x in versions]
@@ -92,13 +93,13 @@ class Training:
             number = same.index(True) if any(same) else len(same)
             recorder.promise((path.name, number))
 
-        def write_and_promise(path, data):
-            write(path, data)
+        def write_and_promise(path, data, replace):
+            write(path, data, replace)
             if path.name == "config.json":
                 recorder.promise(("config.json", 0))
 
         with monkeypatch.context() as patch, recording(root) as recorder:
-            patch.setattr(checkpoint, "save", save_and_promise)
+            patch.setattr(run_directory, "save", save_and_promise)
             patch.setattr(run_directory, "write_bytes", write_and_promise)
             work(root)
         return recorder
@@ -193,9 +194,14 @@ def promised(recorder, done):
 # What translate.py and `average` write
 
 
-@pytest.mark.parametrize("old", [b"old\n", None], ids=["replaced", "new"])
+@pytest.mark.parametrize(
+    ("what", "old"),
+    [
+        *itertools.product(("translate", "attention"), (b"old\n", None)),
+        ("average", None),
+    ],
+)
 @pytest.mark.parametrize("sample", HOW_MANY)
-@pytest.mark.parametrize("what", ["translate", "attention", "average"])
 def test_an_output(model_path, tmp_path, sample, old, what):
     root = tmp_path / "recorded"
     root.mkdir()

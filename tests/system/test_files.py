@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext as no_error
 
 import pytest
 
@@ -36,12 +37,25 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("new", [b"old", b"new"])
+def test_another_content_is_replaced_only_on_demand(tmp_path, replace, new):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    refused = new != b"old" and not replace
+    error = pytest.raises(OSError, match=r"another content.*a'")
+    with error if refused else no_error():
+        write_bytes(path, new, replace)
+    assert path.read_bytes() == (b"old" if refused else new)
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_an_old_file_keeps_its_mode_and_a_new_one_gets_that_of_the_umask(tmp_path):
     for mode in (0o600, 0o644, 0o751, 0o400):
         path = tmp_path / oct(mode)
         path.write_bytes(b"old")
         path.chmod(mode)
-        write_bytes(path, b"new")
+        write_bytes(path, b"new", replace=True)
         assert stat.S_IMODE(path.stat().st_mode) == mode
         assert path.read_bytes() == b"new"
     before = os.umask(0o027)
@@ -60,7 +74,7 @@ def test_the_target_of_links_is_replaced(tmp_path, exists):
         target.write_bytes(b"old")
     (tmp_path / "near").symlink_to("folder/far")
     (tmp_path / "folder" / "far").symlink_to("target")
-    write_bytes(tmp_path / "near", b"new")
+    write_bytes(tmp_path / "near", b"new", replace=True)
     assert (tmp_path / "near").is_symlink()
     assert (tmp_path / "folder" / "far").is_symlink()
     assert target.read_bytes() == b"new"

@@ -89,7 +89,7 @@ def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capf
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         list(read_available_lines(1 << 20, 1))
     assert caught.value.filename == "standard input"
-    with pytest.raises(ValueError, match="expected a file to write, got the folder"):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         text.open_output(tmp_path).__enter__()
     with open("/dev/full", "w") as full, monkeypatch.context() as patches:
         patches.setattr("sys.stdout", OutputStream(full, "standard output"))

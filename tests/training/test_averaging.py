@@ -73,7 +73,8 @@ class Ended:
         parameters = ParameterBuffer(model)
         parameters.data[...] = values
         state = RunState(best_loss=loss, best_bleu=bleu, step=step)
-        checkpoint.save(path, Checkpoint(model, self.tokenizer, parameters, state))
+        saved = Checkpoint(model, self.tokenizer, parameters, state)
+        checkpoint.save(path, saved, replace=True)
 
     def end(self, average=4, number=False, ranks=None, bleus=None, **settings):
         """Return the lowest cost, the parameters and the log."""

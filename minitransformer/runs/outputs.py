@@ -1,0 +1,56 @@
+"""The one rule for what commands write: nothing of the user's, or of a run, is lost."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from minitransformer.runs.run_directory import NAMES, RunDirectory
+from minitransformer.settings.options import UsageError
+
+# How a file begins that an output with this ending may replace; others are text.
+MAGIC = {".gz": b"\x1f\x8b", ".png": b"\x89PNG"}
+
+
+def check_output(
+    output: Path | None, args: argparse.Namespace, replace: bool = False
+) -> None:
+    """Check a file, a folder or standard output (None) before anything is computed.
+
+    By whatever name, it must not be a file that the arguments name, or standard input,
+    nor one of a run, and a folder must be new or empty. With `replace`, a file may take
+    the place of its own kind, text or a picture; else `atomic_write` refuses to replace
+    another content.
+
+    Raises: UsageError
+    """
+    name = "standard output" if output is None else str(output)
+    values = (x if isinstance(x, list) else [x] for x in vars(args).values())
+    paths = (x for some in values for x in some if isinstance(x, Path))
+    read: list[int | Path] = [0, *(path for path in paths if path is not output)]
+    if any(_same_file(1 if output is None else output, x) for x in read):
+        raise UsageError(f"{name}: expected a file to write, got one that is read")
+    if output is None:
+        return
+    if output.is_dir() and any(output.iterdir()):
+        kinds = "a file, or a new or an empty folder"
+        raise UsageError(f"{name}: expected {kinds}, got a folder with files")
+    real = Path(os.path.realpath(output))
+    is_own = re.fullmatch(NAMES, real.name, re.IGNORECASE)
+    if is_own and RunDirectory(real.parent).config.is_file():
+        raise UsageError(f"{name}: expected a file to write, got one of a run")
+    if replace and real.is_file():
+        with open(real, "rb") as file:
+            start = file.read(4096)
+        magic = MAGIC.get(real.suffix, b"")
+        if not start.startswith(magic) or (b"\0" in start and not magic):
+            kind = real.suffix if magic else "text"
+            raise UsageError(f"{name}: expected {kind} to replace, got something else")
+
+
+def _same_file(one: int | Path, other: int | Path) -> bool:
+    """Whether both are one file, not a device or a pipe. 0 and 1 are open."""
+    are_files = os.path.isfile(one) and os.path.isfile(other)
+    return are_files and os.path.samefile(one, other)
