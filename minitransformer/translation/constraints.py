@@ -175,10 +175,7 @@ class ConstrainedDecoder(IncrementalDecoder):
     """
 
     def __init__(
-        self,
-        decoder: IncrementalDecoder,
-        constraints: Constraints,
-        batch: np.ndarray,
+        self, decoder: IncrementalDecoder, constraints: Constraints, batch: np.ndarray
     ) -> None:
         self._decoder, self._constraints = decoder, constraints
         self._histories = np.empty((len(batch), 0), dtype=int)  # [B K, length]

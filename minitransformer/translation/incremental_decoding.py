@@ -19,12 +19,7 @@ import numpy as np
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
-from minitransformer.engine.backend import (
-    Array,
-    array_module,
-    as_float32,
-    fused_kernel,
-)
+from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID
 

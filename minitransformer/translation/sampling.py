@@ -74,9 +74,7 @@ class Draws(Constraints):
         self._config, self._keys = config, keys
 
     def decoder(
-        self,
-        decoder: IncrementalDecoder,
-        batch: np.ndarray,
+        self, decoder: IncrementalDecoder, batch: np.ndarray
     ) -> SamplingDecoder:
         if self.min_len or self.ngram or self.prefixes:
             decoder = super().decoder(decoder, batch)

@@ -71,11 +71,7 @@ class Int8Kernels(Kernels[Rows]):
         self._kept.by_owner.pop(id(vector), None)
 
     def product(
-        self,
-        a: Rows,
-        b: np.ndarray,
-        bias: np.ndarray | None = None,
-        relu: bool = False,
+        self, a: Rows, b: np.ndarray, bias: np.ndarray | None = None, relu: bool = False
     ) -> np.ndarray:
         """`ops.product` of rows and parameters."""
         matrix, function = self._scaled_matrix(b), RELU if relu else None
