@@ -131,19 +131,6 @@ class Score(NamedTuple):
     def plus(self, other: Score) -> Score:
         return Score(*map(operator.add, self, other))
 
-    @property
-    def recall(self) -> float:
-        return 100 * self.matched / max(self.gold, 1)
-
-    @property
-    def precision(self) -> float:
-        return 100 * self.matched / max(self.test, 1)
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of recall and precision."""
-        return 200 * self.matched / max(self.gold + self.test, 1)
-
     def summary(self) -> dict[str, float]:
         """Return rows of EVALB's summary. Units: counts and percent"""
         valid = max(self.sentences - self.errors - self.skipped, 1)
@@ -151,9 +138,9 @@ class Score(NamedTuple):
             "sentences": self.sentences,
             "errors": self.errors,
             "skipped": self.skipped,
-            "labelled recall": self.recall,
-            "labelled precision": self.precision,
-            "F1": self.f1,
+            "labelled recall": 100 * self.matched / max(self.gold, 1),
+            "labelled precision": 100 * self.matched / max(self.test, 1),
+            "F1": 200 * self.matched / max(self.gold + self.test, 1),
             "exact match": 100 * self.exact / valid,
             "tagging accuracy": 100 * self.tags / max(self.words, 1),
         }

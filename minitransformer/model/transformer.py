@@ -44,7 +44,8 @@ def restricted(mask: Array, reach: int | None) -> Array:
     if reach is None:
         return mask
     position = array_module(mask).arange(mask.shape[-1])
-    return mask & (abs(position[:, None] - position) <= reach)
+    distance = position[:, None] - position
+    return mask & (distance <= reach) & (distance >= -reach)
 
 
 class EncoderLayer(Module):

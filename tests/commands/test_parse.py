@@ -201,9 +201,10 @@ def test_counts_worked_out_by_hand(tmp_path):
     )
     assert (found.gold, found.test, found.matched) == (6, 5, 4)
     assert (found.tags, found.words, found.exact) == (5, 6, 0)
-    assert found.recall == pytest.approx(100 * 4 / 6)
-    assert found.precision == pytest.approx(100 * 4 / 5)
-    assert found.f1 == pytest.approx(100 * 2 * 4 / (6 + 5))
+    rows = found.summary()
+    assert rows["labelled recall"] == pytest.approx(100 * 4 / 6)
+    assert rows["labelled precision"] == pytest.approx(100 * 4 / 5)
+    assert rows["F1"] == pytest.approx(100 * 2 * 4 / (6 + 5))
     # ADVP is as good as PRT; where punctuation is, and TOP, make no difference.
     same = (
         "(S (NP (DT The) (NN dog) (, ,)) (VP (VBD ran) (ADVP (RP away))"

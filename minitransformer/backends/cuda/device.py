@@ -97,23 +97,21 @@ class Device:
             tuple(_c_value(value) for value in kernel_args),
         )
 
-    def matmul(
-        self, a: Array, b: Array, out: Array, alpha: float = 1.0, beta: float = 0.0
-    ) -> None:
-        """Compute out = alpha a b + beta out, with sums in float32.
+    def matmul(self, a: Array, b: Array, out: Array, beta: float = 0.0) -> None:
+        """Compute out = a b + beta out, with sums in float32.
 
-        Strides are free, but rows of `out` are contiguous.
+        Rows or columns are contiguous, of `out` the rows.
 
         Shapes: a [n, k], b [k, m], out [n, m]
 
         Raises: RuntimeError if cuBLAS refuses the product.
         """
         # cuBLAS stores matrices by columns, so it is asked for out^T = b^T a^T.
-        operands = [operand(self.xp, b), operand(self.xp, a), operand(self.xp, out)]
-        arrays, transposed, leading_dims = zip(*operands, strict=True)
+        arrays = b, a, out
+        transposed, leading_dims = zip(*map(order_of, arrays), strict=True)
         assert not transposed[2]
         types = [CUBLAS_TYPES[array.dtype.name] for array in arrays]
-        scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (alpha, beta)]
+        scales = [ctypes.byref(ctypes.c_float(factor)) for factor in (1.0, beta)]
         addresses = [address(array) for array in arrays]
         self._use_current_stream()
         status = self._blas.cublasGemmEx(
@@ -129,8 +127,6 @@ class Device:
             DEFAULT_ALGORITHM,
         )
         check(status, f"a product of shape {out.shape}")
-        if arrays[2] is not out:
-            out[...] = arrays[2]
 
     def _load_blas(self) -> Any:
         """Load the cuBLAS library that CuPy uses, and create a handle."""
@@ -361,22 +357,19 @@ def check(status: int, call: str) -> None:
         raise RuntimeError(f"cuBLAS: status {status} for {call}")
 
 
-def operand(xp: ModuleType, array: Array) -> tuple[Array, int, int]:
-    """Return a matrix, whether cuBLAS must transpose it, and its leading dimension.
+def order_of(matrix: Array) -> tuple[int, int]:
+    """Return whether cuBLAS must transpose a matrix, and its leading dimension.
 
-    The leading dimension is the distance of two rows, or of two columns if they are
-    contiguous, in elements. A matrix with neither contiguous is copied.
+    That is the distance of two rows, or of two columns if they are contiguous, in
+    elements.
     """
-    rows, columns = array.shape
-    down, across = (stride // array.itemsize for stride in array.strides)
+    rows, columns = matrix.shape
+    down, across = (stride // matrix.itemsize for stride in matrix.strides)
     if (across == 1 or columns == 1) and (down >= columns or rows == 1):
-        return array, 0, max(down, columns)
-    if (down == 1 or rows == 1) and (across >= rows or columns == 1):
-        return array, 1, max(across, rows)
-    leading_dim = -(-columns // 8) * 8
-    copy = xp.empty((rows, leading_dim), dtype=array.dtype)[:, :columns]
-    copy[...] = array
-    return copy, 0, leading_dim
+        return 0, max(down, columns)
+    assert down == 1 or rows == 1
+    assert across >= rows or columns == 1
+    return 1, max(across, rows)
 
 
 def address(array: Array) -> int:
