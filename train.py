@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -34,12 +33,8 @@ from minitransformer.cli import (
     positive,
 )
 from minitransformer.commands.profiling import profile_updates
+from minitransformer.runs import starting_point
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.runs.starting_point import (
-    choose_run,
-    first_checkpoint,
-    new_settings,
-)
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
 from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
@@ -61,9 +56,9 @@ EXAMPLES = (
     "python train.py --resume            # continue the newest run",
 )
 NOTES = """\
-A preset replaces the defaults above: without --config it is tiny, with --from finetune.
-The run directory receives config.json, tokenizer.model, metrics.jsonl, train.log and
-checkpoints, which translate.py reads."""
+Without --config, the preset is multi30k, small or base by the number of training pairs,
+finetune with --from, and tiny without text. The run directory receives config.json,
+tokenizer.model, metrics.jsonl, train.log and checkpoints, which translate.py reads."""
 
 # The flags that --help shows; --help-all shows all.
 USUAL = tuple(
@@ -78,9 +73,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("train.py", summary, EXAMPLES, NOTES, USUAL)
     add = parser.add_argument
     preset = (
-        "preset: tiny, multi30k, small, finetune, base, big, base-en-fr, big-en-fr, "
-        "base-ROW (of Table 3), parsing, parsing-semi, parsing-small, or a JSON "
-        "file; for --from, finetune (default tiny)"
+        "tiny, multi30k, small, finetune, base, big or another preset, or a JSON file "
+        "of settings, text, run and device (default by the number of training pairs)"
     )
     add("--config", metavar="NAME", help=preset)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
@@ -108,6 +102,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for settings in SETTINGS:
         add_arguments(parser, settings, without=ONLY_IN_FILES)
     args = parser.parse_args(arguments)
+    if args.config:
+        parser.set_defaults(**starting_point.options_of_file(args, parser.error))
+        args = parser.parse_args(arguments)
     new_only = args.run or args.config or args.start or args.vocabulary
     if args.resume is not None and (new_only or args.profile or args.dry_run):
         names = "--run, --config, --from, --vocabulary, --profile and --dry-run"
@@ -183,7 +180,7 @@ def prepare(
     start, news = checks.last_checkpoint(directory, settings) if resumes else None, ""
     if start is None:
         begin = directory, settings, text["train"], args.cache, cores
-        start, news = first_checkpoint(*begin)
+        start, news = starting_point.first_checkpoint(*begin)
     checks.remember_text(start, text)
     checks.check_ranks(ranks, settings, start, cores, device.precision)
     start.parameters.move_to(device.xp, device.low_precision)
@@ -283,8 +280,8 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     better = not state.validations_since_best
     text += "  best" * better
     run.log(
-        f"step {state.step:>6,}  validation: loss {total.loss:.4f}  perplexity "
-        f"{total.perplexity:.4g}  accuracy {total.accuracy:.2%}{text}"
+        f"step {state.step:>6,}/{training.steps:,}  validation: loss {total.loss:.4f}  "
+        f"perplexity {total.perplexity:.4g}  accuracy {total.accuracy:.2%}{text}"
     )
     if better:
         run.save_as(run.directory.best, state)
@@ -329,12 +326,7 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
             f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "
             f"({test.bleu_signature}), beam {run.settings.decoding.beam}"
         )
-    run.record(ended=str(run.state.used_up(training)))
-    run.log(f"done        {run.directory.path}, {run.state.seconds:,.0f} s")
-    held_out = next(data.text[x] for x in ("test", "val", "train") if x in data.text)
-    short = (x for x, _ in held_out.lines() if 0 < len(x) < 80 and x[0] != "-")
-    example = "python", "translate.py", "--model", str(run.directory.path)
-    run.log(f"translate   {shlex.join([*example, *itertools.islice(short, 1)])}")
+    run.end(data.text)
 
 
 # The command
@@ -342,7 +334,7 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 
 def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> int:
     """Begin a run or continue one; return the exit code."""
-    path, settings, resumes = choose_run(args, ranks.rank)
+    path, settings, resumes = starting_point.choose_run(args, ranks.rank)
     with locked_directory(path, ranks, resumes) as directory:
         run, data, model, adam = prepare(args, directory, settings, resumes, ranks)
         with closing(model), run.saving_after_errors(adam):
@@ -358,7 +350,8 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
 def try_out(args: argparse.Namespace) -> int:
     """Print what would be trained and, with --profile, where the time goes."""
     with tempfile.TemporaryDirectory() as folder:
-        directory, settings = RunDirectory(Path(folder)), new_settings(args)
+        directory = RunDirectory(Path(folder))
+        settings = starting_point.new_settings(args)
         started = prepare(args, directory, settings, False, distributed.Communicator())
         _, data, model, adam = started
         with closing(model):
@@ -371,7 +364,7 @@ def try_out(args: argparse.Namespace) -> int:
 def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
     """Have MPI start this script as several ranks, once the flags are checked."""
     check_device(f"cuda:{args.gpus - 1}" if args.gpus > 1 else args.device)
-    path, _, resumes = choose_run(args, rank=1)
+    path, _, resumes = starting_point.choose_run(args, rank=1)
     if args.run and not resumes:
         RunDirectory(path).require_free()
     command = [str(Path(__file__).absolute()), *arguments]

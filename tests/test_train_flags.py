@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,69 @@ def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeyp
     assert len(asked) == 1
 
 
+def test_own_text_has_the_preset_for_its_number_of_pairs(place):
+    flags, _ = named_text(place)
+    few = new_settings(parse(*flags))
+    assert (few.preset, few.training.steps, few.model.vocab_size) == (
+        "multi30k",
+        8000,
+        1257,
+    )
+    for name in "ab":
+        (place / name).write_text("x y\n" * 80_000)
+    more = new_settings(parse(*flags, "--steps", 7, "--d-model", 64))
+    assert (more.preset, more.model.encoder_layers) == ("small", 3)
+    assert (more.training.steps, more.model.d_model) == (7, 64)
+    assert new_settings(parse(*flags, "--config", "multi30k")).preset == "multi30k"
+    assert new_settings(parse(*flags, "--vocab-size", 50)).model.vocab_size == 50
+
+
+def test_a_file_describes_a_whole_experiment(place):
+    """Its keys are those of config.json, or the names of flags; flags override it."""
+    _, files = named_text(place)
+    own = {"preset": "small", "training": {"steps": 9}, "beam": 3, "text": files}
+    own |= {"run": "runs/mine", "device": "cuda:1", "threads": 2}
+    (place / "own.json").write_text(json.dumps(own))
+    args = parse("--config", "own.json")
+    assert (args.run, args.device, args.threads) == (Path("runs/mine"), "cuda:1", 2)
+    found = new_settings(args)
+    assert (found.preset, found.model.d_model) == ("own", 256)
+    assert (found.training.steps, found.decoding.beam, found.text) == (9, 3, files)
+    flags = "--config own.json --device cpu --run other --steps 5".split()
+    args = parse(*flags, "--train-source", "c", "--train-target", "d")
+    assert (args.run, args.device) == (Path("other"), "cpu")
+    found = new_settings(args)
+    assert found.text == {"train": files["val"]}
+    assert found.training.steps == 5
+    own |= {"text": {}, "train_source": "a", "train_target": "b"}
+    (place / "own.json").write_text(json.dumps(own))
+    assert new_settings(parse("--config", "own.json")).text == {"train": files["train"]}
+
+
+def test_the_settings_of_a_run_describe_the_same_run(place, model_path):
+    flags, _ = named_text(place)
+    run = new_settings(parse(*flags, "--from", model_path, "--steps", 3, "--beam", 2))
+    (place / "config.json").write_text(run.to_json())
+    again = new_settings(parse("--config", "config.json"))
+    assert again == replace(run, preset="config")
+    assert again.start[0] == model_path
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"threads": "x"}, "--threads: expected a whole number"),
+        ({"data": "."}, "--data expects --source and --target"),
+        ({"device": "tpu", "run": "x"}, "--device: expected cpu, cuda or cuda:N"),
+        ({"ranks": 2, "device": "cuda"}, "--ranks starts processes on CPUs"),
+    ],
+)
+def test_a_wrong_experiment_is_explained_as_flags_are(place, own, message):
+    (place / "own.json").write_text(json.dumps(own))
+    code, _, error = run_main(train.main, "--config", "own.json")
+    assert (code, message in error.splitlines()[-1]) == (2, True), error
+
+
 @pytest.mark.parametrize("flag", ["--patience", "--validate-every"])
 def test_flags_of_validation_expect_text_for_it(place, flag):
     flags, files = named_text(place)
@@ -196,7 +260,7 @@ def test_rank_0_names_a_new_run(place):
     assert not (place / "runs").exists()
     path, settings, resumes = choose_run(parse(*flags, "--steps", 3), 0)
     assert (path.parent, path.is_dir()) == (Path("runs"), True)
-    assert path.name.startswith("tiny-")
+    assert path.name.startswith("multi30k-")
     assert (settings.training.steps, resumes) == (3, False)
     path, _, resumes = choose_run(parse(*flags, "--run", "own"), 0)
     assert (path, resumes) == (Path("own"), False)

@@ -120,7 +120,8 @@ def steps(run):
 
 def logged(out, word):
     """The step of each line of a log that has this word after its step."""
-    found = re.findall(rf"^step +([\d,]+)  {word}", out, re.MULTILINE)
+    left = r"\d+%, \d:\d\d:\d\d left  "
+    found = re.findall(rf"^step +([\d,]+)/[\d,]+  (?:{left})?{word}", out, re.MULTILINE)
     return [int(number.replace(",", "")) for number in found]
 
 
@@ -175,14 +176,24 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert json.loads((run / ".processes").read_text()) == [os.getpid()]
     lines = out.splitlines()
     assert lines[0] == f"run         {run}"
-    assert lines[1] == "device      cpu, 2 workers"
+    preset = "short: 12 word pieces, 7 updates; --config names another"
+    assert lines[1] == f"preset      {preset}"
+    assert lines[2].startswith("device      cpu, 2 workers")
     words = [line.split()[0] for line in lines]
-    assert words[2:7] == ["parameters", "text", "held", "update", "memory"]
-    assert words[7:-4] == ["step"] * 11
+    assert words[3:8] == ["parameters", "text", "held", "update", "memory"]
+    assert words[8:-4] == ["step"] * 11
     assert words[-4:] == ["averaged", "test", "done", "translate"]
     assert lines[-4] == "averaged    the last 2 checkpoints"
     assert re.fullmatch(rf"done        {run}, \d+ s", lines[-2])
     assert "resumed" not in words
+
+
+def test_the_time_that_is_left_is_said_after_twenty_updates(start):
+    out = start("--steps", 25, "--log-every", 24, "--run", "run")
+    lines = [x for x in out.splitlines() if re.search(r"\d%, \d:\d\d:\d\d left", x)]
+    assert [x.split()[1] for x in lines] == ["20/25", "24/25"]
+    assert lines[0].startswith("step     20/25  80%, 0:00:0")
+    assert values("run", "loss").keys() == {24}
 
 
 def test_the_last_line_is_a_command_that_translates(start, capfd):
@@ -354,7 +365,10 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
     script()
     out = start(*flags, "--steps", 50, "--run", "whole")
     lines = [x for x in out.splitlines() if "validation:" in x]
-    assert [int(x.split()[1]) for x in lines if x.endswith("  best")] == best
+    assert (
+        logged("\n".join(x for x in lines if x.endswith("  best")), "validation")
+        == best
+    )
     assert steps("whole")[-1] == last
     found = checkpoint.load(Path("whole", "best.safetensors")).state
     assert (found.step, found.validations_since_best) == (best[-1], 0)
@@ -472,7 +486,7 @@ def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
     out = start("--steps", 5, "--run", "unbroken", *skip)
     [line] = [x for x in out.splitlines() if x.endswith("; skipped")]
     assert line.startswith("step 2, epoch ")
-    assert out.index(line) < out.index("step      2  epoch")
+    assert out.index(line) < out.index("step      2/5  ")
     assert [state("unbroken", step).skipped for step in (2, 5)] == [1, 1]
     assert [values("unbroken", "loss")[step] is None for step in (1, 2, 3)] == [
         *(False, True, False)
@@ -751,7 +765,8 @@ def test_text_beyond_the_positions_is_refused_before_training(
 def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
     out = start("--dry-run")
     words = [line.split()[0] for line in out.splitlines()]
-    assert words == ["device", "parameters", "text", "held", "update", "memory"]
+    expected = "preset device parameters text held update memory"
+    assert words == expected.split()
     assert not os.listdir()
 
 

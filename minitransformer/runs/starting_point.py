@@ -7,9 +7,11 @@ text needs little of another kind to learn that, too (Luong and Manning, 2015).
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from zlib import crc32
 
 from minitransformer.model.parameters import ParameterBuffer
@@ -27,11 +29,18 @@ from minitransformer.settings.options import (
     flags_of,
     make_config,
 )
-from minitransformer.settings.presets import find_preset
+from minitransformer.settings.presets import (
+    MANY_PAIRS,
+    PRESETS,
+    find_preset,
+    preset_for,
+    read_experiment,
+)
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.find import find_text
 from minitransformer.text.grammar.corpus import built_in_corpus
+from minitransformer.text.lines import read_lines
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
@@ -54,9 +63,16 @@ def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bo
 
 def new_settings(args: argparse.Namespace) -> RunConfig:
     """Combine a preset with the flags."""
-    usual = "finetune" if args.start else "tiny"
-    name, preset = find_preset(usual if args.config is None else args.config)
-    named = flags_of(args, TextConfig)
+    found, named = None, flags_of(args, TextConfig)
+    if named:
+        found = find_text(make_config(TextConfig, {}, named))
+    if args.config or args.start or found is None:
+        name, preset = find_preset(
+            args.config or ("finetune" if args.start else "tiny")
+        )
+    else:
+        lines = read_lines(found["train"].source)
+        name, preset = preset_for(sum(1 for _ in itertools.islice(lines, MANY_PAIRS)))
     sizes, vocabulary = flags_of(args, ModelConfig), None
     if args.vocabulary is not None:
         if "vocab_size" in sizes:
@@ -64,8 +80,7 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
         vocabulary = str(args.vocabulary.absolute())
         sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
     model, start = choose_model(args.start, preset, sizes)
-    text = make_config(TextConfig, {}, named)
-    found = find_text(text) if named else built_in_corpus(args.cache)
+    found = found or built_in_corpus(args.cache)
     settings = RunConfig(
         preset=name,
         model=model,
@@ -77,6 +92,22 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
     )
     settings.refuse_useless(args)
     return settings
+
+
+def options_of_file(
+    args: argparse.Namespace, refuse: Callable[[str], NoReturn]
+) -> dict[str, str]:
+    """Return what a file for --config says beside settings, as values of flags.
+
+    Flags that name text replace all text of the file.
+    """
+    try:
+        said = {} if args.config in PRESETS else read_experiment(args.config)[1]
+    except UsageError as error:
+        refuse(str(error))
+    text = [f.name for f in dataclasses.fields(TextConfig)]
+    left_out = text if flags_of(args, TextConfig) else ()
+    return {name: value for name, value in said.items() if name not in left_out}
 
 
 def choose_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from minitransformer.settings.config import TrainingConfig
@@ -90,6 +91,17 @@ class RunState:
         if self.validations_since_best >= (training.patience or math.inf):
             return f"--patience {training.patience}"
         return None
+
+    def outlook(self, training: TrainingConfig) -> str:
+        """Return how much of the run is done, and the time that is left at this speed.
+
+        Patience may end it sooner.
+        """
+        share = self.step / training.steps
+        if training.minutes:
+            share = max(share, self.seconds / (60 * training.minutes))
+        left = timedelta(seconds=round(max(self.seconds * (1 / share - 1), 0)))
+        return f"step {self.step:>6,}/{training.steps:,}  {share:.0%}, {left} left"
 
     def validated(self, loss: float, bleu: float, best_by: str | None) -> RunState:
         """Return the state after a validation, which may be the best (--best-by)."""

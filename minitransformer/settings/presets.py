@@ -14,6 +14,7 @@ from minitransformer.settings.options import (
     read_settings,
     suggestion,
 )
+from minitransformer.settings.text_config import TextConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The built-in corpus: a few minutes on two CPU cores. 256 of the pieces are bytes.
@@ -171,36 +172,70 @@ PRESETS |= {
 }
 
 
+# How many training pairs are many: `small` made the bundled model of 184,000, and base
+# learned from 4.5 million in the paper. Few are nearer to the 29,000 of Multi30k.
+FEW_PAIRS, MANY_PAIRS = 75_000, 1_000_000
+
+# What a file for --config may say beside settings, by the names of flags.
+EXPERIMENT = "run device threads ranks gpus start vocabulary".split()
+EXPERIMENT += [f.name for f in dataclasses.fields(TextConfig)]
+
+
+def preset_for(pairs: int) -> tuple[str, dict[str, Any]]:
+    """Return the default preset for a number of training pairs: name and settings.
+
+    The fewer pairs, the fewer word pieces.
+    """
+    name = "small" if pairs >= FEW_PAIRS else "multi30k"
+    name = "base" if pairs >= MANY_PAIRS else name
+    size = PRESETS[name].get("vocab_size", ModelConfig.vocab_size)
+    return name, {**PRESETS[name], "vocab_size": min(size, 1256 + pairs // 3)}
+
+
 def find_preset(name: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a preset, or of a JSON file.
 
-    A file may name a preset as `config`, and override it. The config.json of a run can
-    be such a file; its text is ignored, as only flags say what text to learn from.
+    A file may name a preset as `config` or `preset`, and override it.
 
     Raises: UsageError if there is no such preset or file, or a setting is unknown.
     """
     if name in PRESETS:
         return name, PRESETS[name]
+    values, _ = read_experiment(name)
+    return Path(name).stem, values
+
+
+def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a JSON file for --config: settings, and what else it says (EXPERIMENT).
+
+    The config.json of a run can be such a file: its text becomes that of single files.
+
+    Raises: as `find_preset`.
+    """
     path = Path(name)
     if path.suffix != ".json":
         hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"
         raise UsageError(f"--config: expected FILE.json or a preset, got {name}{hint}")
     values = read_settings(path)
-    unused = ["train", "val", "test", "weights", "tags", "start"]
-    if "preset" in values:  # a run, which may be one of an older version
-        unused += ["preset", "vocabulary", "tokenizer", "vocab_type", "user_symbols"]
-        unused += ["character_coverage", "normalization", "on_save_error"]
-    values = {k: v for k, v in values.items() if k.partition(" ")[0] not in unused}
-    base = values.pop("config", None)
+    classes = ModelConfig, TrainingConfig, DecodingConfig
+    known = {f.name: f for cls in classes for f in dataclasses.fields(cls)}
+    is_run = all(x in values for x, f in known.items() if f.default is not None)
+    base = values.pop("config", None if is_run else values.pop("preset", None))
     if base is not None and str(base) not in PRESETS:
         raise UsageError(
             f"{path}: config: expected the name of a preset, got {base}"
             f"{suggestion(str(base), PRESETS)}"
         )
-    classes = ModelConfig, TrainingConfig, DecodingConfig
-    known = {f.name for cls in classes for f in dataclasses.fields(cls)}
-    if unknown := sorted(values.keys() - known):
-        hint = suggestion(unknown[0], known)
-        hint = hint or "; text, devices and runs are chosen by flags alone"
-        raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
-    return path.stem, merged(PRESETS[base] if base else {}, values)
+    for split in ("train", "val", "test"):
+        if isinstance(pair := values.pop(split, None), list) and len(pair) == 2:
+            values |= {f"{split}_source": pair[0], f"{split}_target": pair[1]}
+    if isinstance(start := values.get("start"), list):
+        values["start"] = start[0]  # its digest follows
+    said = {x: values.pop(x) for x in EXPERIMENT if x in values}
+    if unknown := sorted(values.keys() - known.keys()):
+        if not is_run:  # which may be of an older version
+            hint = suggestion(unknown[0], [*known, *EXPERIMENT])
+            raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
+        values = {x: y for x, y in values.items() if x in known}
+    options = {x: str(y) for x, y in said.items() if isinstance(y, str | int)}
+    return merged(PRESETS[base] if base else {}, values), options

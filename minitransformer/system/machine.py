@@ -36,6 +36,15 @@ def cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def multiplies_bf16_fast(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor has AMX, or AVX-512 BF16 by AMD (docs/flags.md)."""
+    try:
+        known = cpuinfo.read_text("ascii", "ignore")
+    except OSError:  # another system than Linux
+        return False
+    return "amx_bf16" in known or ("AuthenticAMD" in known and "avx512_bf16" in known)
+
+
 def num_cores() -> int:
     """Return how many cores this process may use; a container may limit their time."""
     try:

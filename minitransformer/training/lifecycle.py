@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.extras import as_installed
 from minitransformer.text.batches import Batches
+from minitransformer.text.pairs import TextPair
 from minitransformer.training.distributed import Communicator, DivergedError, checksum
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Optimizer
@@ -30,6 +33,9 @@ from minitransformer.training.progress import Progress, Update
 # Windows has none.
 HANGUP = getattr(signal, "SIGHUP", None)
 STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
+
+# The update after which the time that is left is said for the first time.
+SOON = 20
 
 
 @contextmanager
@@ -93,7 +99,11 @@ class TrainingRun:
         if (count := self.ranks.size) > 1:  # MPI names a rank that dies by its process
             ids = ", ".join(map(str, self.directory.processes()))
             device = f"{count} ranks (processes {ids}), {device} each"
-        self.log("\n".join((f"device      {device}", *summary)))
+        settings = self.settings
+        size, steps = settings.model.vocab_size, settings.training.steps
+        preset = f"{settings.preset}: {size:,} word pieces, {steps:,} updates"
+        first = f"preset      {preset}; --config names another"
+        self.log("\n".join((first, f"device      {device}", *summary)))
         if self.state.step:
             self.log(f"resumed     after step {self.state.step:,}")
 
@@ -137,6 +147,8 @@ class TrainingRun:
                 self._started = time.monotonic()
                 yield self.state.step + 1
                 bar.update()
+                if self.state.step == SOON < training.log_every:
+                    self.log(self.state.outlook(training))
             self.sync_ranks()
         ended = self.state.used_up(training)
         if not self.stopped_by and self.state.step < training.steps:
@@ -204,7 +216,7 @@ class TrainingRun:
             self.ranks.assert_equal({"parameters": parameters})
         values, line = self.progress.report()
         self.record(**values)
-        self.log(line)
+        self.log(f"{self.state.outlook(self.settings.training)}  {line}")
 
     @contextmanager
     def saving_after_errors(self, adam: Optimizer) -> Iterator[None]:
@@ -248,6 +260,15 @@ class TrainingRun:
             moments = (adam.first_moment, adam.second_moment) if adam else None
             saved = replace(self.start, state=state, moments=moments)
             self.directory.save(path, saved)
+
+    def end(self, text: Mapping[str, TextPair]) -> None:
+        """Say that the run has ended, and how its model translates some line."""
+        self.record(ended=str(self.state.used_up(self.settings.training)))
+        self.log(f"done        {self.directory.path}, {self.state.seconds:,.0f} s")
+        held_out = text.get("test") or text.get("val") or text["train"]
+        short = (x for x, _ in held_out.lines() if 0 < len(x) < 80 and x[0] != "-")
+        command = "python", "translate.py", "--model", str(self.directory.path)
+        self.log(f"translate   {shlex.join([*command, *itertools.islice(short, 1)])}")
 
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""

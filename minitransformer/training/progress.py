@@ -115,7 +115,7 @@ class Progress:
             "seconds": round(state.seconds, 3),
         }
         line = (
-            f"step {state.step:>6,}  epoch {state.epoch:>3}  loss {loss:.4f}  "
+            f"epoch {state.epoch:>3}  loss {loss:.4f}  "
             f"lr {rate:.2e}  norm {norm:.2f}  {source:,.0f} source + {target:,.0f} "
             f"target tokens/s  {state.seconds:,.0f} s"
         )

@@ -75,3 +75,20 @@ def test_a_run_ends_at_its_first_limit():
     assert RunState(seconds=30.0).used_up(training) == "--minutes 0.5"
     assert RunState(validations_since_best=2).used_up(training) == "--patience 2"
     assert RunState(step=19, seconds=29.9).used_up(training) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "minutes", "said"),
+    [
+        (50, 100.0, None, "step     50/8,000  1%, 4:25:00 left"),  # 100 * 159 s
+        (4000, 600.0, 60.0, "step  4,000/8,000  50%, 0:10:00 left"),
+        (50, 100.0, 5.0, "step     50/8,000  33%, 0:03:20 left"),  # 100 of 300 s
+        (8000, 9.0, None, "step  8,000/8,000  100%, 0:00:00 left"),
+        (20, 301.0, 5.0, "step     20/8,000  100%, 0:00:00 left"),
+    ],
+)
+def test_the_time_that_is_left_is_that_of_the_sooner_limit(
+    step, seconds, minutes, said
+):
+    state, training = RunState(step=step, seconds=seconds), {"minutes": minutes}
+    assert state.outlook(TrainingConfig(steps=8000, **training)) == said

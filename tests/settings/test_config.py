@@ -16,7 +16,7 @@ from minitransformer.settings import options
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError, make_config
-from minitransformer.settings.presets import PRESETS, find_preset
+from minitransformer.settings.presets import PRESETS, find_preset, preset_for
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.find import text_of
 
@@ -245,7 +245,8 @@ def test_a_runs_settings_are_a_preset_of_another(tmp_path):
         ("x.json", "{", "x.json: "),
         ("x.json", "[1]", "expected an object of settings"),
         ("x.json", '{"d_modell": 1}', "unknown setting d_modell; did you mean d_model"),
-        ("x.json", '{"device": "cpu"}', "unknown setting device; text, devices and"),
+        ("x.json", '{"devise": "cpu"}', "unknown setting devise; did you mean device?"),
+        ("x.json", '{"preset": "bose"}', "got bose; did you mean base?"),
         ("x.json", '{"config": "bose"}', "got bose; did you mean base?"),
         ("x.toml", "d_model = 8", "expected FILE.json or a preset, got x.toml"),
         ("pipe.json", None, "pipe.json: expected a file, got a pipe"),
@@ -258,6 +259,22 @@ def test_wrong_presets_are_explained(tmp_path, monkeypatch, name, text, message)
         (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)):
         find_preset(name)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "name", "size"),
+    [
+        (20, "multi30k", 1262),
+        (2000, "multi30k", 1922),
+        (29_000, "multi30k", 10_000),
+        (184_000, "small", 10_000),
+        (4_500_000, "base", 37_000),
+    ],
+)
+def test_the_number_of_pairs_chooses_a_preset(pairs, name, size):
+    found, settings = preset_for(pairs)
+    assert found == name
+    assert settings == {**PRESETS[name], "vocab_size": size}
 
 
 def test_a_mistyped_flag_is_corrected(capsys):

@@ -56,3 +56,21 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     assert machine.num_cores() == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert machine.num_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("maker", "flags", "fast"),
+    [
+        ("AuthenticAMD", "avx2 avx512f avx512_bf16", True),
+        ("AuthenticAMD", "avx2 avx512f", False),
+        ("GenuineIntel", "avx512_bf16 amx_bf16", True),
+        ("GenuineIntel", "avx512_bf16", False),
+        ("", "", False),
+    ],
+)
+def test_bf16_is_fast_on_the_processors_of_the_table(tmp_path, maker, flags, fast):
+    """The table is that of docs/flags.md."""
+    file = tmp_path / "cpuinfo"
+    if maker:
+        file.write_text(f"vendor_id\t: {maker}\nflags\t\t: fpu {flags}\n")
+    assert machine.multiplies_bf16_fast(file) == fast

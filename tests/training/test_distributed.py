@@ -204,7 +204,7 @@ def start(folder, data, *flags):
         env=environ,
     )
     for line in process.stdout:
-        if line.startswith("step") and int(line.split()[1].replace(",", "")) >= 8:
+        if line.startswith("step") and int(line.split()[1].partition("/")[0]) >= 8:
             break
     ranks = RunDirectory(folder / "run").processes()
     return process, ranks
