@@ -3,8 +3,7 @@
 A run may have several ranks: processes that each hold a copy of the model, on one
 machine or many. Each rank computes the gradient of its share of every batch, and an
 all-reduce gives every rank the sum. MPI starts the ranks and connects them. Those that
-compute on GPUs sum by NCCL (`cuda/nccl.py`), while backward computes the rest
-(`cuda/all_reduce.py`).
+compute on GPUs sum by NCCL (`cuda/nccl.py`), while backward computes the rest.
 """
 
 from __future__ import annotations

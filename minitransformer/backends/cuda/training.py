@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device
-from minitransformer.backends.cuda.all_reduce import GradientAllReduce
+from minitransformer.backends.cuda.nccl import GradientAllReduce
 from minitransformer.backends.cuda.ops import adding_to
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Tensor
@@ -29,7 +30,6 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import PAD_ID
 from minitransformer.text.batches import Batch, Batches, BatchStream
-from minitransformer.text.prefetch import Prefetcher
 from minitransformer.training.distributed import Communicator
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
@@ -97,6 +97,28 @@ class RecordedGraph:
     batch: PaddedBatch
     rng: PhiloxStream
     positions: Array
+
+
+class Prefetcher:
+    """The batches of a stream, of which a thread always prepares the next `count`.
+
+    `epoch` and `position` are the stream's state after the last batch that was taken,
+    which is what a checkpoint saves.
+    """
+
+    def __init__(self, stream: BatchStream, count: int = 4) -> None:
+        self.epoch, self.position = stream.epoch, stream.position
+        self._stream, self._thread = stream, ThreadPoolExecutor(1)
+        self._pending = deque(self._thread.submit(self._next) for _ in range(count))
+
+    def _next(self) -> tuple[Batch, int, int]:
+        batch = next(self._stream)
+        return batch, self._stream.epoch, self._stream.position
+
+    def __next__(self) -> Batch:
+        batch, self.epoch, self.position = self._pending.popleft().result()
+        self._pending.append(self._thread.submit(self._next))
+        return batch
 
 
 def ignore(parameter: Tensor) -> None:

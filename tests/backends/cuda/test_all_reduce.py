@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minitransformer.backends.cuda import all_reduce
-from minitransformer.backends.cuda.all_reduce import GradientAllReduce
+from minitransformer.backends.cuda import nccl
+from minitransformer.backends.cuda.nccl import GradientAllReduce
 from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import training_loss
@@ -28,14 +28,14 @@ def gradient(seeds, ranks=None):
 
 
 def test_ranks_get_the_sum_of_their_gradients(monkeypatch):
-    monkeypatch.setattr(all_reduce, "BYTES_PER_BUCKET", 600)
+    monkeypatch.setattr(nccl, "BYTES_PER_BUCKET", 600)
     expected = gradient([1, 2, 3])
     for found in run_ranks(3, lambda ranks: gradient([1, 2, 3], ranks)):
         assert_close(found, expected)
 
 
 def test_a_bucket_is_summed_once_complete_while_the_others_are_not(monkeypatch):
-    monkeypatch.setattr(all_reduce, "BYTES_PER_BUCKET", 600)
+    monkeypatch.setattr(nccl, "BYTES_PER_BUCKET", 600)
     started = []
 
     class Recorder:

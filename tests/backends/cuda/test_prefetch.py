@@ -1,6 +1,6 @@
 """Batches that a thread prepares ahead of time."""
 
-from minitransformer.text.prefetch import Prefetcher
+from minitransformer.backends.cuda.training import Prefetcher
 
 
 class CountingStream:
