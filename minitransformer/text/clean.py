@@ -35,7 +35,7 @@ _SILENT = (
 # SentencePiece's mark for a space, as which it would read this block; it looks alike.
 _MARK, _LOW_LINE = "\u2581", "_"
 
-_CHANGED = re.compile(f"[{_SPACES}{_DROPPED}{_MARK}]")
+_SPACE, _DROP = re.compile(f"[{_SPACES}]"), re.compile(f"[{_DROPPED}]")
 _SHOWN = re.compile(f"[^{_SPACES}{_DROPPED}{_SILENT}]")
 
 # Composition takes time that is quadratic in a run of accents, so that those of longer
@@ -49,8 +49,7 @@ def clean(text: str) -> str:
         return "" if text.isspace() else text
     if not _SHOWN.search(text):
         return ""
-    if _CHANGED.search(text):
-        text = _CHANGED.sub(_replacement, text)
+    text = _DROP.sub("", _SPACE.sub(" ", text)).replace(_MARK, _LOW_LINE)
     if len(text) > _LONG:
         import regex  # here, since most commands are to start without delay
 
@@ -58,10 +57,3 @@ def clean(text: str) -> str:
         run = rf"({mark}{{{_MOST_MARKS}}})(?={mark})"
         text = regex.sub(run, rf"\1{_CUT}", text)
     return unicodedata.normalize("NFC", text)
-
-
-def _replacement(found: re.Match[str]) -> str:
-    character = found[0]
-    if character == _MARK:
-        return _LOW_LINE
-    return " " if re.match(f"[{_SPACES}]", character) else ""

@@ -206,7 +206,8 @@ class Tokenizer:
     def keeps(self, character: str) -> bool:
         """Whether text with this character is what is read, up to its composed form."""
         word = unicodedata.normalize("NFC", f"x{character}x")
-        return character.isspace() or self.normalise(word).strip(SPACE) == word
+        found = unicodedata.normalize("NFC", self.normalise(word).strip(SPACE))
+        return character.isspace() or found == word
 
     @cached_property
     def fallback(self) -> list[int]:

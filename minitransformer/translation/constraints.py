@@ -20,6 +20,7 @@ import numpy as np
 from minitransformer.engine.backend import array_module
 from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.text.clean import clean
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.incremental_decoding import (
     IncrementalDecoder,
@@ -94,6 +95,7 @@ class PrefixFinder:
 
         Raises: ValueError if it is longer, or the vocabulary has no pieces for it.
         """
+        text = clean(text)
         words = self._tokenizer.normalise(text).replace(SPACE, " ").split()
         if not words:
             return None
@@ -122,7 +124,7 @@ class PrefixFinder:
             rest = word[end:] if end else SPACE + word
             for token, piece in self._beginning_with(rest):
                 ways.append([*tokens, token])
-                texts.append(word[:end] + piece.removeprefix(SPACE))
+                texts.append(word[:end] + piece.removeprefix(SPACE).replace(SPACE, " "))
         cuts = self._tokenizer.encode(texts)
         return [way for way, cut in zip(ways, cuts, strict=True) if way == cut]
 

@@ -101,7 +101,8 @@ class Translator:
         """
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
-        lines = as_list_of_str("lines", lines)
+        # Layout is kept, but not what other programs may take for the end of a line.
+        lines = [" ".join(x.splitlines()) for x in as_list_of_str("lines", lines)]
         prefixes = _prefix_of_each(prefixes, lines)
         divided = [*self.divide(lines, config, prefixes)]
         parts = [part for split in divided for part in split[1::2]]

@@ -51,6 +51,31 @@ def test_a_sentence_with_unknown_characters_is_translated(translator):
     assert "\u2047" not in text  # as SentencePiece writes the unknown token
 
 
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("ab \xe9a c", "ab e\u0301a c"),
+        ("ab \xe9a c", "\ufeffab\xa0\x85e\xad\u0301a\tc\r"),
+        ("\ud55c ab", "\u1112\u1161\u11ab\u2028ab"),
+        ("_ab", "\u2581ab"),
+        ("", "\u200b\xad\0\r"),
+    ],
+    ids=ascii,
+)
+def test_text_that_looks_the_same_is_the_same(translator, line, other):
+    """Its translation, score and alignment, and as a prefix of a translation."""
+    config = DecodingConfig(max_len_a=0, max_len_b=5)
+    pair, prefixes = [line, other], ["e\xe9" * bool(line), "ee\u0301" * bool(line)]
+    one, two = translator.hypotheses(pair, config)
+    assert one == two
+    one, two = translator.score(pair, pair[::-1], config)
+    assert one == two
+    one, two = translator.align(pair, pair[::-1], config)
+    assert one == two
+    one, two = translator.hypotheses(pair, config, 1, prefixes)
+    assert [h.tokens for h in one] == [h.tokens for h in two]
+
+
 def test_maps_of_attention_name_the_bytes(translator):
     written = attention_maps(translator, f"a{EMOJI}").to_json()
     assert "<" not in written  # which would be markup in a page

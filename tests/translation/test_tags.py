@@ -51,6 +51,13 @@ def test_each_part_of_a_long_line_has_the_tag(tokenizer):
         encoded(tokenizer, "<2fr>", text, split="never")
 
 
+def test_a_tag_and_the_symbol_of_a_vocabulary_may_be_composed_or_not():
+    tokenizer = Tokenizer.train(CAT_LINES, 60, user_defined_symbols=["<\xe9>"])
+    expected = encoded(tokenizer, "<\xe9>", "the cat")
+    assert expected == [["\u2581<\xe9>\u2581the\u2581cat"]]
+    assert encoded(tokenizer, "<e\u0301>", "the cat") == expected
+
+
 @pytest.mark.parametrize("wrong", ["<2x>", "the cat", ""])
 def test_a_tag_is_a_symbol_of_the_vocabulary(tokenizer, wrong):
     with pytest.raises(UsageError, match="--tag: expected a symbol of the vocab"):
