@@ -13,6 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from support import shapes
+
+shapes.install()  # before a test imports the package
+
 # The same cases each time, for every change. `pytest --hypothesis-profile long` draws
 # new ones; what fails is kept in a folder and tried first the next time.
 FAILURES = Path(__file__).parents[1] / ".hypothesis" / "examples"
@@ -52,6 +56,16 @@ def pytest_terminal_summary(terminalreporter):
     for reason, count in reasons.most_common():
         reason = reason.removeprefix("Skipped: ")
         terminalreporter.write_line(f"skipped {count:4}: {reason}")
+    count, calls = sum(map(bool, shapes.CALLS.values())), sum(shapes.CALLS.values())
+    terminalreporter.write_line(f"shapes of {count} functions in {calls:,} calls")
+    for line in shapes.MISTAKES:
+        terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session):
+    """Fail if a shape was wrong, also where the test did not see the error."""
+    if shapes.MISTAKES and not session.exitstatus:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

@@ -35,9 +35,8 @@ class AttentionMaps:
     `words` is how much each of `target_words` was made from each of `source_words`: the
     word alignment (`alignment.py`), as if it were one layer of one head.
 
-    Shapes: encoder [layers, H, S, S], decoder [layers, H, T, T]
-    (lower-triangular), cross [layers, H, T, S],
-    words [1, 1, target words, source words]
+    Shapes: encoder [N, H, S, S], decoder [L, H, T, T], cross [L, H, T, S],
+    words [1, 1, target_words, source_words]
     """
 
     source: list[str]

@@ -19,9 +19,9 @@ from minitransformer.engine.backend import Array, array_module, fused_kernel
 
 
 class RowGradient(NamedTuple):
-    """The gradient of a matrix of which few rows were used: zero in all others.
+    """The gradient of a matrix [height, D] of which few rows were used, each once.
 
-    Shapes: distinct ids [U], rows [U, D] of a matrix [height, D]
+    It is zero in all others. Shapes: ids [U], rows [U, D]
     """
 
     ids: Array

@@ -323,7 +323,7 @@ def _softmax_terms(
     log-sum-exp of each row, and the logits of the targets. A kernel may compute the
     exponentials within the product, which is safe if no logit is far from 0.
 
-    Shapes: rows [N, D], weight [V, D], ones [V], targets two of [N]
+    Shapes: rows [N, D], weight [V, D], ones [V], targets each [N]
     -> [N, V], [N], [N], [N]
     """
     xp = array_module(rows)

@@ -2,7 +2,7 @@
 
 The decoder caches the keys and values of each position, so that a new position attends
 to all earlier ones without computing them again. Shapes: B batch, K beams of each
-sentence, S source, H heads, d width of a head.
+sentence, S source, H heads of widths d_k and d_v.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class KeyValueCache:
     processor reads from one end to the other. Attention to them is up to four times as
     fast as where each beam has a piece of its own.
 
-    Shapes: keys, values [capacity, B K, H d], memory_keys, memory_values [S, B, H d]
+    Shapes: keys [capacity, B K, H d_k], values [capacity, B K, H d_v],
+    memory_keys [S, B, H d_k], memory_values [S, B, H d_v]
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class KeyValueCache:
 
         A cache in a CUDA graph has a fixed size, so its mask hides unused positions.
 
-        Shapes: key, value [B K, 1, H d] -> [B K, n, H d], mask [1, 1, 1, n]
+        Shapes: key [B K, 1, H d_k], value [B K, 1, H d_v]
+        -> keys [B K, n, H d_k], values [B K, n, H d_v], mask [1, 1, 1, n]
         """
         if self.length == len(self.keys):
             xp = array_module(self.keys)
@@ -61,11 +63,11 @@ class KeyValueCache:
         return Tensor(keys[:, near]), Tensor(values[:, near]), None
 
     def first(self, count: int) -> tuple[Array, Array]:
-        """View the first n = `count` keys and values. Shapes: -> [B K, n, H d]"""
+        """View the first `count` keys and values. Shapes: -> each [B K, count, any]"""
         return self.keys[:count].swapaxes(0, 1), self.values[:count].swapaxes(0, 1)
 
     def memory(self) -> tuple[Array, Array]:
-        """View the keys and values of the memory. Shapes: -> [B, S, H d]"""
+        """View the memory's keys and values. Shapes: -> each [B, S, any]"""
         return self.memory_keys.swapaxes(0, 1), self.memory_values.swapaxes(0, 1)
 
     def select_beams(self, rows: Array) -> None:

@@ -31,7 +31,7 @@ class AddAndNorm(Module):
         self.dropout = config.dropout
 
     def __call__(self, x: Tensor, residual: Tensor, rng: RandomStream | None) -> Tensor:
-        """Return LayerNorm(residual + Dropout(x)). Shapes: [..., D] -> [..., D]"""
+        """LayerNorm(residual + Dropout(x)). Shapes: x, residual [..., D] -> [..., D]"""
         rate = self.dropout
         return ops.add_layer_norm(x, residual, self.gain, self.bias, rate=rate, rng=rng)
 
@@ -69,14 +69,14 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         """Attend from `queries` to `memory` (the same tensor in self-attention).
 
-        Shapes: queries [B, T, D], memory [B, S, D], mask (True where allowed)
-        broadcasting to [B, H, T, S] -> [B, T, D]
+        Shapes: queries [B, T, D], memory [B, S, D], mask broadcasting to [B, H, T, S]
+        -> [B, T, D]
         """
         keys, values = self.project_keys_values(memory)
         return self.attend(queries, keys, values, mask, rng)
 
     def project_keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys [B, S, H d_k] and values [B, S, H d_v] of memory [B, S, D]."""
+        """Shapes: memory [B, S, D] -> keys [B, S, H d_k], values [B, S, H d_v]"""
         return ops.linear(memory, self.key), ops.linear(memory, self.value)
 
     def attend(
@@ -89,7 +89,7 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         """Attend to projected keys and values, such as those in a cache.
 
-        Shapes: queries [B, T, D], keys, values as `project_keys_values` -> [B, T, D]
+        Shapes: queries [B, T, D], keys [B, S, H d_k], values [B, S, H d_v] -> [B, T, D]
         """
         query, heads = ops.linear(queries, self.query), self.num_heads
         attended = ops.attention(
@@ -109,7 +109,7 @@ class FeedForward(Module):
         self.bias_2 = init.constant(0, config.d_model)
 
     def __call__(self, x: Tensor, rng: RandomStream | None) -> Tensor:
-        """Shapes: [..., D] -> [..., D]"""
+        """Shapes: x [..., D] -> [..., D]"""
         hidden = ops.linear(x, self.weight_1, self.bias_1, relu=True)
         if rng is not None and self.dropout > 0:
             hidden = ops.dropout(hidden, rate=self.dropout, rng=rng)
@@ -119,7 +119,7 @@ class FeedForward(Module):
 def sinusoids(length: int, d_model: int) -> np.ndarray:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos (3.5).
 
-    Shapes: -> [length, D], float64
+    Shapes: -> [length, d_model] float64
 
     Elsewhere: tensor2tensor puts all sines before all cosines and divides i by d/2 - 1.
     """

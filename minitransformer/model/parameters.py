@@ -75,7 +75,7 @@ class ParameterBuffer:
     gradient norm and an all-reduce each work on one vector. With mixed precision on a
     GPU, layers read their matrices from `low_precision`, a 16-bit copy of `data`.
 
-    Shapes: data, grad, low_precision [number of parameters]
+    Shapes: data, grad, low_precision [P]
     """
 
     def __init__(self, module: Module) -> None:
@@ -103,7 +103,7 @@ class ParameterBuffer:
     def move_into(self, data: Array, grad: Array) -> None:
         """Move the parameters into `data`, and collect gradients in `grad` from now on.
 
-        Shapes: data, grad [number of parameters]
+        Shapes: data, grad [P]
         """
         data[...] = self.data
         self.data, self.grad = data, grad

@@ -27,19 +27,19 @@ from minitransformer.settings.config import PAD_ID, ModelConfig
 
 
 def padding_mask(ids: Array) -> Array:
-    """Return a mask that hides padding. Shapes: ids [B, S] -> [B, 1, 1, S]"""
+    """Return a mask that hides padding. Shapes: ids [B, S] -> [B, 1, 1, S] bool"""
     return (ids != PAD_ID)[:, None, None, :]
 
 
 def causal_mask(ids: Array) -> Array:
-    """Return a mask that hides later positions. Shapes: ids [B, T] -> [T, T]"""
+    """Return a mask that hides what follows. Shapes: ids [B, T] -> [T, T] bool"""
     return array_module(ids).tri(ids.shape[1], dtype=bool)
 
 
 def restricted(mask: Array, reach: int | None) -> Array:
     """Hide positions that are more than `reach` away, if it is given (section 4).
 
-    Shapes: mask [..., T, T] or [..., 1, T] -> [..., T, T], or the mask itself
+    Shapes: mask [..., 1 or T, T] -> [..., 1 or T, T]
     """
     if reach is None:
         return mask
@@ -141,7 +141,7 @@ class Transformer(Module):
     ) -> tuple[Tensor, Array]:
         """Run the encoder stack, and return its output and the padding mask.
 
-        Shapes: source ids [B, S] -> memory [B, S, D], source mask [B, 1, 1, S]
+        Shapes: source [B, S] -> memory [B, S, D], mask [B, 1, 1, S] bool
         """
         mask, x = padding_mask(source), self.embedding(source, rng)
         near = restricted(mask, self.reach)
@@ -154,7 +154,7 @@ class Transformer(Module):
     ) -> Tensor:
         """Run both stacks. Output t depends on the source and on target[:, : t + 1].
 
-        Shapes: source ids [B, S], target ids [B, T] -> [B, T, D], the input of `logits`
+        Shapes: source [B, S], target [B, T] -> [B, T, D]
         """
         memory, source_mask = self.encode(source, rng)
         x, target_mask = self.embedding(target, rng), self.target_mask(target)
@@ -163,7 +163,7 @@ class Transformer(Module):
         return x
 
     def target_mask(self, target: Array) -> Array:
-        """Return what the decoder may attend to. Shapes: ids [B, T] -> [T, T]"""
+        """Return what a query may attend to. Shapes: target [B, T] -> [T, T] bool"""
         return restricted(causal_mask(target), self.reach)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Transformer(Module):
 
         This and `decode_step` have no backward pass: call them under `no_grad`.
 
-        Shapes: source ids [B, S]
+        Shapes: source [B, S]
         """
         memory, source_mask = self.encode(source)
         # Caches have the position first.
@@ -208,9 +208,9 @@ def training_loss(
     label_smoothing: float,
     rng: RandomStream | None,
 ) -> Tensor:
-    """Label-smoothed cross-entropy, summed over the target tokens.
+    """Label-smoothed cross-entropy, summed over targets, which are from BOS to EOS.
 
-    Shapes: source [B, S], target [B, T + 1], from BOS to EOS and padded -> scalar
+    Shapes: source [B, S], target [B, T + 1] -> scalar
     Units: nats; divide by the tokens of the whole update for the paper's loss
     """
     outputs = model(source, target[:, :-1], rng)
@@ -231,8 +231,7 @@ def token_log_probs(
     Returns: the log-probability of each token, and whether it is the first of the most
     probable tokens. At padding, they are 0 and False.
 
-    Shapes: source [B, S], target [B, T + 1], from BOS to EOS and padded
-    -> [B, T] float, [B, T] bool
+    Shapes: source [B, S], target [B, T + 1] -> log_probs [B, T], is_best [B, T] bool
     Units: nats
     """
     xp = array_module(source)

@@ -24,7 +24,7 @@ PAIRS_PER_SORT = 4_000_000
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded sentence pairs. Shapes: source [B, S], target [B, T + 1] with BOS."""
+    """Padded pairs, targets with BOS. Shapes: source [B, S], target [B, T + 1]"""
 
     source: np.ndarray
     target: np.ndarray

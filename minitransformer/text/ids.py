@@ -13,7 +13,7 @@ from minitransformer.settings.config import EOS_ID, PAD_ID
 class Ragged:
     """Concatenated sequences of ids: sequence i is ids[starts[i]:starts[i + 1]].
 
-    Shapes: ids [total], starts [number of sequences + 1]
+    Shapes: ids [total], starts [sequences + 1]
     """
 
     def __init__(self, ids: np.ndarray, starts: np.ndarray) -> None:
@@ -29,7 +29,7 @@ class Ragged:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """The number of ids in each sequence. Shapes: [number of sequences]"""
+        """The number of ids in each sequence. Shapes: -> [sequences]"""
         return np.diff(self.starts).astype(np.int32)
 
     def sample(self, most: int) -> list[list[int]]:
@@ -48,7 +48,8 @@ class Ragged:
         """Stack the chosen sequences, each ended by EOS and padded to the longest.
 
         With `first`, each sequence begins with that id (BOS).
-        Shapes: chosen [B] -> [B, longest], EOS and `first` counted
+
+        Shapes: chosen [B] -> [B, longest]
         """
         lengths = self.lengths[chosen]
         columns = np.arange(lengths.max(initial=0))

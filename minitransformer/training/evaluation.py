@@ -51,7 +51,7 @@ def token_statistics(
 ) -> TokenStatistics:
     """Return the statistics of a batch, without dropout or label smoothing.
 
-    Shapes: as `token_log_probs`.
+    Shapes: source [B, S], target [B, T + 1]
     """
     log_probs, best = token_log_probs(model, source, target)
     return TokenStatistics(

@@ -37,7 +37,7 @@ def peak_learning_rate(d_model: int, warmup: int) -> float:
 
 
 class Optimizer(Protocol):
-    """Adam as the training loop uses it: `Adam` here, `GpuAdam` in `cuda/optimizer.py`.
+    """What training asks of Adam: `Adam` here, `GpuAdam` in `cuda/optimizer.py`.
 
     `steps` counts the updates, each as soon as it begins.
 
@@ -70,7 +70,7 @@ class Adam:
     A gradient whose norm is larger than `clip_norm` is scaled down to this norm. `map`
     may use `num_threads` threads, each of which updates its share of the parameters.
 
-    Shapes: parameters, first_moment, second_moment [number of parameters]
+    Shapes: parameters, first_moment, second_moment [P]
 
     Elsewhere: Chainer adds epsilon before the bias correction, not after it as in
     algorithm 1.

@@ -72,7 +72,9 @@ def piece_weights(
     """Return how much each target piece is made from each source piece.
 
     A row sums to 1, less the weight of the source's end. Where the source is empty, so
-    are the rows. Shapes: for each pair [T, S]
+    are the rows.
+
+    Shapes: -> each [any, any]
     """
     members = model.members if isinstance(model, Ensemble) else [model]
     xp = array_module(model.embedding.table.data)
@@ -98,7 +100,8 @@ def piece_weights(
 def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Array:
     """Return the mean attention to the source, of the heads of the upper layers.
 
-    Shapes: source ids [B, S], target ids [B, T], from BOS on -> [B, T, S]
+    Both are ids; the target begins with BOS. Shapes: source [B, S], target [B, T]
+    -> [B, T, S]
     """
     layers = len(model.decoder)
     upper = range(first_aligning_layer(layers), layers)
@@ -113,9 +116,9 @@ def attention_weights(
     """Return the weights of some attentions of a pass through the model.
 
     They are counted from 0: one in each layer of the encoder, then two in each layer of
-    the decoder, self-attention and cross-attention.
+    the decoder, self-attention and cross-attention. Targets begin with BOS.
 
-    Shapes: source ids [B, S], target ids [B, T], from BOS on -> each [B, H, T, S]
+    Shapes: source [B, S], target [B, T] -> each [B, H, any, any]
     """
     recorded, counted = list[Array](), itertools.count()
 
@@ -186,8 +189,9 @@ def word_weights(
     """Return how much each target word is made from each source word.
 
     That is the sum over the pieces of the source word, and the mean over those of the
-    target word. A source piece of word -1 counts for none. Shapes: weights [T, S],
-    words of the pieces [S] and [T] -> [target words, source words], both from word 0 on
+    target word. A source piece of word -1 counts for none.
+
+    Shapes: weights [T, S], source_words [S], target_words [T] -> [any, any]
     """
     counts = source_words >= 0
     weights, source_words = weights[:, counts], source_words[counts]

@@ -99,12 +99,12 @@ def search_together(
     them: the search with the shortest beams does the next step, and searches whose
     beams are equally long join. At most `max_tokens` source tokens are in work at a
     time, with padding and EOS, or one sentence. Sentences come shortest first, so that
-    waiting ones are joined by others of similar length.
+    waiting ones are joined by others of similar length. `lengths` has those of all.
 
     Elsewhere: in the continuous batching of servers, a text joins the others at any
     time, and has a position of its own.
 
-    Shapes: sentences [any], lengths [of all sentences]
+    Shapes: sentences, lengths [any]
     Yields: numbers of sentences and their results
     """
     searches = list[BeamSearch]()
@@ -127,9 +127,8 @@ def search_together(
 def _batch_size(lengths: np.ndarray, max_tokens: int, in_work: int) -> int:
     """Return how many sentences fit beside those in work, or one if there are none.
 
-    It is fewer if the sentences then make as many batches, about equally large.
-
-    Shapes: lengths of the sentences that may be started [any], ascending
+    It is fewer if the sentences then make as many batches, about equally large. The
+    lengths are those of sentences that may be started, ascending. Shapes: lengths [any]
     """
     tokens = (in_work + np.arange(1, len(lengths) + 1)) * (lengths + 1)
     fitting = int(np.searchsorted(tokens, max_tokens, "right"))

@@ -69,7 +69,7 @@ class BeamSearch:
 
     Elsewhere: tensor2tensor lets any of the 2 K candidates finish, so more than K may.
 
-    Shapes: sentences, max_lengths [B]
+    Shapes: sentences, _max_lengths [B]
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class FinishedHypotheses:
 
 
 class Candidates(NamedTuple):
-    """The best candidates of each sentence, best first: extended beams and tokens.
+    """The best candidates of each sentence, best first: origins are the extended beams.
 
-    Shapes: log_probs, origins (the beams that they extend), tokens [B, count]
+    Shapes: log_probs, origins, tokens [B, count]
     """
 
     log_probs: np.ndarray
@@ -216,8 +216,9 @@ def best_candidates(
     second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
     extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
 
-    Shapes: weights of [B K] beams in chunks, those of a sentence in one chunk,
-    log_probs [B, K] -> [B, count]
+    The chunks have the weights of B K beams, those of a sentence in one chunk.
+
+    Shapes: log_probs [B, K] -> log_probs, origins, tokens [B, count]
     """
     found, first = list[Candidates](), 0
     for weights in chunks:

@@ -158,7 +158,7 @@ class Constraints:
     def limits(self, limits: np.ndarray, batch: np.ndarray) -> np.ndarray:
         """Return the longest outputs, which need room for prefixes and `min_len`.
 
-        A prefix does not count. Shapes: limits [B], batch of sentences [B] -> [B]
+        A prefix does not count. Shapes: limits, batch [B] -> [B]
         """
         extra = [p.most_tokens if p else 0 for p in self.prefixes_of(batch)]
         return np.maximum(limits + extra, self.min_len + 1)
@@ -203,7 +203,7 @@ class ConstrainedDecoder(IncrementalDecoder):
         self._decoder.join(other._decoder)
 
     def _excluded(self, rows: slice, size: int) -> np.ndarray:
-        """Return which of `size` tokens must not follow. Shapes: -> [rows, V] bool"""
+        """Return which of `size` tokens must not follow. Shapes: -> [any, size] bool"""
         histories, prefixes = self._histories[rows], self._prefixes[rows]
         result = np.zeros((len(prefixes), size), dtype=bool)
         if self._constraints.ngram:

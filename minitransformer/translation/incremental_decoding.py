@@ -58,7 +58,7 @@ class IncrementalDecoder:
         The first step feeds BOS to one beam of each sentence. The weights come in
         chunks of rows, which the caller may overwrite; a sentence's are in one chunk.
 
-        Shapes: tokens [B K] -> [B K, V]
+        Shapes: tokens [B K]
         """
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class CachedDecoder(IncrementalDecoder):
             yield token_weights(outputs[first : first + size], self._table)
 
     def _outputs(self, tokens: Array) -> Array:
-        """Feed tokens; return the outputs of the last layer. Shapes: [B K, D]"""
+        """Feed tokens; return the last layer's output. Shapes: -> [B K, D]"""
         return self._model.decode_step(self._xp.asarray(tokens), self._state)
 
     def select(self, rows: np.ndarray) -> None:
@@ -154,7 +154,7 @@ def incremental_decoder(
 ) -> IncrementalDecoder:
     """Encode a batch of sentences and return what decodes them; a GPU has its own.
 
-    Shapes: source ids [B, S]
+    Shapes: source [B, S]
     """
     if isinstance(model, Ensemble):
         members = [CachedDecoder(m, source, beam_size) for m in model.members]
@@ -220,7 +220,7 @@ def with_sums(
 
 
 def group_maxima(values: Array) -> Array:
-    """Return the largest value of each group of tokens. Shapes: [N, V] -> [N, G]"""
+    """Return the largest value of each group. Shapes: values [N, V] -> [N, G]"""
     count, size = values.shape
     groups = min(MAX_GROUPS, size)
     rest = size % groups  # the first groups have one token more

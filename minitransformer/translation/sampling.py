@@ -125,7 +125,7 @@ def likeliest(weights: np.ndarray, config: TranslationConfig) -> np.ndarray:
     likeliest that together have at least the probability p. Tokens that are as likely
     as the last one that is kept are kept, too.
 
-    Shapes: weights in proportion to p [B, V] -> [B, V]
+    Shapes: weights [B, V] -> [B, V]
     """
     if config.temperature not in (None, 1.0):
         largest = weights.max(axis=1, keepdims=True)
@@ -150,8 +150,8 @@ def draw(weights: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
     Of independent numbers from exponential distributions, the one of rate w is the
     smallest of all with a probability in proportion to w. So the token is drawn that
-    has the largest quotient of its weight and `noise`.
+    has the largest quotient of its weight and such `noise`.
 
-    Shapes: weights, exponential noise [B, V] -> [B]
+    Shapes: weights, noise [B, V] -> [B]
     """
     return (weights / np.maximum(noise, np.finfo(noise.dtype).tiny)).argmax(axis=1)

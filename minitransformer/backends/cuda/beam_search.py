@@ -31,7 +31,7 @@ class FinishedHypotheses(NamedTuple):
     The last token before EOS of a hypothesis was chosen at step `steps` for beam
     `beams`. `counts` counts all that have finished.
 
-    Shapes: counts [B], the others [B, n]
+    Shapes: scores, log_probs, steps, beams [B, n], counts [B]
     """
 
     scores: Array
@@ -114,11 +114,11 @@ def _best_tokens(
 
 
 def _top_tokens(logits: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return each row's best tokens, and log(sum(exp(logits))).
+    """Return each row's best logits, their tokens, and log(sum(exp(logits))).
 
     Padding, the unknown token and BOS, whose ids are below EOS_ID, are never the best.
 
-    Shapes: logits [N, V] -> logits of the best tokens, tokens [N, count], sums [N]
+    Shapes: logits [N, V] -> best, tokens [N, count], sums [N]
     """
     xp, (rows, vocab_size) = array_module(logits), logits.shape
     logits = xp.ascontiguousarray(logits)

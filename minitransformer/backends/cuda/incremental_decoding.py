@@ -25,10 +25,11 @@ from minitransformer.translation.incremental_decoding import (
 class FixedKeyValueCache(KeyValueCache):
     """A `KeyValueCache` whose arrays stay where they are, as a CUDA graph needs it.
 
-    A mask shows which of its positions are in use. The beam is the first axis.
+    A mask shows which of its positions are in use. The beam is the first axis, and
+    `position` is a number on the GPU.
 
-    Shapes: keys, values [B K, capacity, H d], position [1], on the GPU,
-    mask [1, 1, 1, capacity]
+    Shapes: keys [B K, capacity, H d_k], values [B K, capacity, H d_v], _position [1],
+    _mask [1, 1, 1, capacity]
     """
 
     def __init__(

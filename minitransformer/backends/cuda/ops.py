@@ -326,7 +326,7 @@ def _column_sums(
 
 
 def _add_partials(partial: Array) -> Array:
-    """Add the partial sums of columns: the second stage. Shapes: [count, D] -> [D]"""
+    """Add partial sums of columns: the second stage. Shapes: partial [N, D] -> [D]"""
     width = partial.shape[1]
     out = array_module(partial).empty(width, np.float32)
     grid = -(-num_vectors(width, np.float32) // WARP), 1
@@ -336,7 +336,7 @@ def _add_partials(partial: Array) -> Array:
 
 
 def _rows(x: Array) -> Array:
-    """Return all rows of the last axis, contiguous. Shapes: [..., D] -> [N, D]"""
+    """Return all rows of the last axis, contiguous. Shapes: x [..., D] -> [N, D]"""
     return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
 
 

@@ -22,7 +22,7 @@ class GpuAdam:
     by the loss scale, which adapts to it. `steps`, an array on the GPU, is the number
     of updates that were made.
 
-    Shapes: first_moment, second_moment [number of parameters]
+    Shapes: first_moment, second_moment [P]
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GpuAdam:
 
 
 def _sum_of_squares(gradient: Array) -> Array:
-    """Return the squared norm of the gradient, on its GPU. Shapes: [P] -> [1]"""
+    """Return the gradient's squared norm, on its GPU. Shapes: gradient [P] -> [1]"""
     xp, gpu = array_module(gradient), device.current()
     count = min(num_blocks(gradient.size), MAX_PARTIAL_SUMS)
     partial, total = (xp.empty(size, np.float32) for size in (count, 1))

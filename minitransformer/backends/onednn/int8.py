@@ -44,7 +44,7 @@ LOGITS_ROWS = 64
 class Rows(NamedTuple):
     """Activations: integers plus 128, and the scale of each row.
 
-    Shapes: integers [more_rows(N), n], scales [more_rows(N), 1], `num_rows` is N
+    Shapes: integers [more_rows(num_rows), n], scales [more_rows(num_rows), 1]
     """
 
     integers: np.ndarray
@@ -125,7 +125,7 @@ class Int8Kernels(Kernels[Rows]):
 
 
 def scaled_matrix(matrix: np.ndarray) -> ScaledMatrix:
-    """Return a matrix of float32 parameters as integers. Shapes: [n, m]"""
+    """Return a matrix of float32 parameters as integers. Shapes: matrix [n, m]"""
     peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
     integers = np.rint(matrix * (LARGEST / peaks)).astype(np.int8)
     return ScaledMatrix(integers, peaks / np.float32(LARGEST))

@@ -136,7 +136,7 @@ class OneDnn:
         What is below 0 becomes 0, and what is above 255 becomes 255. All arrays are
         contiguous.
 
-        Shapes: float32 x [n, k] and factors [n], uint8 out [n, k]
+        Shapes: x [n, k] float32, factors [n] float32, out [n, k] uint8
         """
         width, source, target, scales = x.shape[1], *map(_address, (x, out, factors))
         for first, rows in _row_pieces(len(x)):
@@ -271,7 +271,9 @@ class OneDnn:
 class ScaledMatrix:
     """Integers times a scale for each column: the B of `OneDnn.scaled_product`.
 
-    The integers are contiguous or transposed. Shapes: int8 [k, m], float32 scales [m]
+    The integers are contiguous or transposed.
+
+    Shapes: integers [k, m] int8, scales [m] float32
     """
 
     def __init__(self, integers: np.ndarray, scales: np.ndarray) -> None:
