@@ -14,6 +14,7 @@ import numpy as np
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
+from minitransformer.text.capitals import without_capitals
 from minitransformer.text.sentences import (
     as_one_sentence,
     halved,
@@ -183,7 +184,13 @@ class Translator:
         prefixes: Sequence[str],
     ) -> list[list[Hypothesis]]:
         """Translate each part of all lines, of which some begin with a prefix."""
-        sources = self.encode(parts, config, numbers)
+        encode, as_given = self.tokenizer.encode, config.split == "never"
+        small = [
+            None if as_given or prefix else without_capitals(part, encode)
+            for part, prefix in zip(parts, prefixes, strict=True)
+        ]
+        read = [new or part for new, part in zip(small, parts, strict=True)]
+        sources = self.encode(read, config, numbers)
         starts = self._prefixes(prefixes, sources, config, numbers)
         found = self._search(sources, config, starts)
         for number, best in zip(numbers, found, strict=True):
@@ -191,6 +198,8 @@ class Translator:
                 expected = "expected a translation within the constraints, found none"
                 raise ValueError(f"line {number}: {expected}")
         written = list(map(self._written, found, prefixes))
+        for best in itertools.compress(written, small):
+            best[:] = [replace(h, text=h.text.upper()) for h in best]
         if not config.alignment:
             return written
         each = zip(parts, sources, written, strict=True)

@@ -106,3 +106,19 @@ def test_what_older_runs_stored_is_read():
     for word, split in (("split", "auto"), ("truncate", "auto"), ("error", "never")):
         found = DecodingConfig.from_json({**stored, "long_input": word})
         assert found == DecodingConfig(split=split)
+
+
+def test_capitals_come_back_as_capitals(shipped):
+    lines = [
+        "Where is the station?",
+        "I'm a teacher. My name is Tom.",
+        " He lives in Berlin ",
+    ]
+    found = translate(shipped, [line.upper() for line in lines])
+    assert found == [text.upper() for text in translate(shipped, lines)]
+    [mixed] = translate(shipped, ["Where is the station? I'M A TEACHER."])
+    assert mixed == " ".join(
+        [*translate(shipped, lines[:1]), found[1].partition(".")[0] + "."]
+    )
+    [whole] = translate(shipped, [lines[0].upper()], split="never")
+    assert whole != whole.upper()

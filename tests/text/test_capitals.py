@@ -1,0 +1,44 @@
+"""Text in capitals only, with a vocabulary of words by hand."""
+
+import pytest
+
+from minitransformer.text.capitals import without_capitals
+
+# From the most frequent on; what is no word of these is read letter by letter.
+WORDS = ["the", "I", "is", "The", "a", "Tom", "don't", "tv", "TV", "straße", "i"]
+
+
+def encode(texts):
+    letters = [[100 + ord(letter) for letter in text] for text in texts]
+    each = zip(texts, letters, strict=True)
+    return [[WORDS.index(text)] if text in WORDS else ids for text, ids in each]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("THE TOM IS A TV.", "The Tom is a tv."),
+        ("'IS I TOM?' - I DON'T (XY)", "'Is I Tom?' - I don't (XY)"),
+        ("1 STRASSE IS THE 2ND!", "1 STRASSE is the 2ND!"),
+        ("A", None),
+        ("XYZ", None),
+        ("I", None),
+        ("The TOM", None),
+        ("\N{CJK UNIFIED IDEOGRAPH-4F60} TOM", None),
+        ("123 !", None),
+        ("", None),
+    ],
+)
+def test_words_are_what_the_vocabulary_has(text, expected):
+    assert without_capitals(text, encode) == expected
+
+
+def test_a_vocabulary_of_capitals_changes_nothing():
+    pieces = [*"THEISOM"]
+
+    def in_capitals(texts):
+        return [
+            [i for x in text for i in ([9] * 3, [1])[x in pieces]] for text in texts
+        ]
+
+    assert without_capitals("THE TOM IS", in_capitals) is None
