@@ -271,7 +271,8 @@ def exit_code(
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
         for folder, helps in (advice or {}).items():
-            if place and Path(error.filename).is_relative_to(folder):
+            path = Path(error.filename or "/").absolute()
+            if place and path.is_relative_to(folder.absolute()):
                 message += f"; {helps}"
     except MemoryError as error:
         helps = "try a lower --max-tokens to train, --decode-tokens to translate"

@@ -3,6 +3,7 @@
 Nothing is trained here.
 """
 
+import errno
 import json
 import os
 import re
@@ -237,6 +238,54 @@ def test_a_wrong_experiment_is_explained_as_flags_are(place, own, message):
     (place / "own.json").write_text(json.dumps(own))
     code, _, error = run_main(train.main, "--config", "own.json")
     assert (code, message in error.splitlines()[-1]) == (2, True), error
+
+
+FILES = "train-source train-target val-source val-target test-source test-target"
+NAMES = f"{FILES} data source target run from resume cache vocabulary".split()
+
+
+@pytest.mark.parametrize("flag", NAMES)
+def test_an_empty_name_is_refused(place, flag):
+    before = sorted(place.rglob("*"))
+    given = ("--train-source", "x", "--train-target", "y", f"--{flag}", "")
+    code, _, error = run_main(train.main, *given)
+    expected = f"argument --{flag}: expected a name, got an empty one"
+    assert (code, error) == (2, f"train.py: error: {expected}\n")
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+@pytest.mark.parametrize("how", ["named", "found"])
+def test_text_is_a_file_that_can_be_read_again(place, kind, how):
+    make = os.mkfifo if kind == "pipe" else os.mkdir
+    make(place / "train.en")
+    (place / "train.de").write_text("x\n")
+    flags = "--train-source train.en --train-target train.de"
+    if how == "found":
+        flags = "--data . --source en --target de"
+    code, _, error = run_main(train.main, *flags.split(), "--dry-run")
+    assert (code, error.count("\n")) == (1, 1)
+    assert f"train.en: expected a file, got a {kind}" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        ("--cache full/c", "full/c: Permission denied; --cache names another folder"),
+        ("--run full/r", "full/r: Permission denied; --run names another folder, --re"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
+    place, monkeypatch, flags, advice
+):
+    def mkdir(path, *rest, real=os.mkdir, **options):
+        if "full" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    code, _, error = run_main(train.main, *flags.split())
+    assert (code, error.count("\n"), advice in error) == (1, 1, True), error
 
 
 @pytest.mark.parametrize("flag", ["--patience", "--validate-every"])

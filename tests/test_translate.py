@@ -252,6 +252,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--model MODEL --output . x", 2, ".: expected a file, or a new or an empty"),
         ("--reference one --nbest 2 x", 2, "--reference compares one translation a"),
         ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
+        ("--sample --temperature 0 x", 2, "--beam 1 always takes the likeliest token"),
         ("--input bad --output ./bad", 2, "got one that is read"),
         ("--input two --output link", 2, "got one that is read"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),

@@ -27,16 +27,16 @@ def about(run: RunDirectory) -> str:
     return f"{size(run):>12}  {what}{'' if run.has_ended() else ', not ended'}"
 
 
-def named_run(name: str, folder: Path) -> RunDirectory:
+def named_run(name: Path, folder: Path) -> RunDirectory:
     """Return the run that is meant: a path, or the name of one in a folder.
 
     Raises: UsageError if that is no run, or might be one of two.
     """
-    paths = {path.resolve(): path for path in (folder / name, Path(name))}
+    paths = {path.resolve(): path for path in (folder / name, name)}
     found = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
     if len(found) != 1:
         names = " and ".join(str(run.path.absolute()) for run in found) or "none"
-        hint = suggestion(name, () if found else os.listdir(folder))
+        hint = suggestion(str(name), () if found else os.listdir(folder))
         raise UsageError(f"{name}: expected one run, found {names}{hint}")
     return found[0]
 
@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("folder", type=Path, nargs="?", default=RUNS, help="where they are (runs)")
-    add("--delete", nargs="+", metavar="RUN", help="runs to delete, by name or path")
+    add(
+        "--delete", type=Path, nargs="+", metavar="RUN", help="names or paths to delete"
+    )
     args = parser.parse_args(arguments)
 
     def work() -> None:

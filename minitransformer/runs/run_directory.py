@@ -84,14 +84,14 @@ class RunDirectory:
                 raise ValueError(
                     f"{self.path}: another training is running here, process {ids}"
                 ) from error
-            if not resumes:
-                self.require_free()  # nor did another run begin meanwhile
-            sweep(self.path, NAMES)
-            claim = json.dumps(list(processes)).encode()
-            write_bytes(self._process_ids, claim, replace=True)
-            # While it is open, no other file can have its identity.
-            self._claim = stack.enter_context(open(self._process_ids, "rb"))
             try:
+                if not resumes:
+                    self.require_free()  # nor did another run begin meanwhile
+                sweep(self.path, NAMES)
+                claim = json.dumps(list(processes)).encode()
+                write_bytes(self._process_ids, claim, replace=True)
+                # While it is open, no other file can have its identity.
+                self._claim = stack.enter_context(open(self._process_ids, "rb"))
                 yield
             finally:
                 if not self.config.exists():

@@ -24,9 +24,10 @@ SILENT_SECONDS = 2.0
 # it for so long. Units: seconds
 LEFTOVER_AGE = 24 * 3600.0
 
-# What file systems say that have no locks (Lustre, NFS) or cannot sync folders (CIFS).
+# What is said of locks that do not exist (Lustre, NFS), and of folders that cannot be
+# synced: not by this file system (CIFS), or not by whom they do not let read.
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
-NO_SYNC = {errno.EINVAL, errno.ENOTSUP}
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def build_once(
             pass
         except ValueError as error:
             print(f"{error}; it is made again", file=sys.stderr)
-        with _partial_name(path, 0.0) as partial, name_errors(path):
+        with _partial_name(path, 0.0) as partial, name_errors(path, partial):
             build(partial)
             _make_room(path, partial)
             _complete(partial, path)
@@ -167,14 +168,15 @@ def sync(path: Path) -> None:
     if windows and is_folder:
         return
     with name_errors(path):
-        descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             if not (is_folder and error.errno in NO_SYNC):
                 raise
-        finally:
-            os.close(descriptor)
 
 
 def make_folder(path: Path, exist_ok: bool = True) -> None:
@@ -222,13 +224,12 @@ def _complete(partial: Path, path: Path) -> None:
 
 
 def _make_room(path: Path, partial: Path) -> None:
-    """Remove what a file or folder takes the place of: nothing with another name."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    for part in partial.iterdir() if partial.is_dir() else ():
-        (path / part.name).unlink(missing_ok=True)
-    path.rmdir()
+    """Remove what `partial` takes the place of, unless it holds anything else, too."""
+    if path.is_dir() and not path.is_symlink():
+        own = os.listdir(partial) if partial.is_dir() else ()
+        if set(os.listdir(path)) - {*own}:
+            return  # and nothing can take its place
+    _remove(path)
 
 
 def _remove(path: Path) -> None:

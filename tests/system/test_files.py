@@ -1,11 +1,13 @@
 """Files that are written whole or not at all, and caches that are built once."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import nullcontext as no_error
@@ -243,6 +245,85 @@ def test_a_full_disk_is_reported_with_the_name(tmp_path):
 
     with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
         build_once(tmp_path / "x", build, read)
+
+
+def test_what_others_put_into_a_damaged_folder_stays(tmp_path):
+    path = tmp_path / "x"
+    path.mkdir()
+    for name in ("part", "thesis"):
+        (path / name).write_text("of the user")
+
+    def build(partial):
+        partial.mkdir()
+        (partial / "part").write_text("one")
+
+    def damaged(path):
+        raise ValueError(f"{path}: damaged")
+
+    with pytest.raises(OSError, match=r"Directory not empty: '.*/x'"):
+        build_once(path, build, damaged)
+    assert {p.name: p.read_text() for p in path.iterdir()} == dict.fromkeys(
+        ("part", "thesis"), "of the user"
+    )
+
+
+# File systems and folders that cannot do everything
+
+
+def failing(number, real, fails=lambda *arguments: True):
+    def call(*arguments, **options):
+        if fails(*arguments):
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+@pytest.mark.parametrize("wait", [False, True])
+def test_without_locks_a_line_says_so_where_it_matters(
+    tmp_path, monkeypatch, capsys, number, wait
+):
+    monkeypatch.setattr(fcntl, "flock", failing(number, fcntl.flock))
+    path = tmp_path / "lock"
+    with file_lock(path, wait):
+        pass
+    line = f"{path}: {os.strerror(number)}: nobody is kept out\n"
+    assert capsys.readouterr().err == ("" if wait else line)
+
+
+@pytest.mark.parametrize("call", ["fsync", "open"])
+@pytest.mark.parametrize(
+    ("number", "hurts"),
+    [(errno.EINVAL, 0), (errno.ENOTSUP, 0), (errno.EACCES, 0), (errno.EIO, 1)],
+)
+def test_a_folder_that_cannot_be_synced_costs_no_output(
+    tmp_path, monkeypatch, call, number, hurts
+):
+    def is_folder(place, *rest):
+        return os.path.isdir(place)
+
+    monkeypatch.setattr(os, call, failing(number, getattr(os, call), is_folder))
+    error = pytest.raises(OSError, match=rf"'{tmp_path}'")
+    with error if hurts else no_error():
+        write_bytes(tmp_path / "a", b"whole")
+    assert (tmp_path / "a").read_bytes() == b"whole"
+
+
+def test_a_file_that_cannot_be_synced_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL, os.fsync))
+    with pytest.raises(OSError, match=r"Invalid argument: '.*/a'"):
+        write_bytes(tmp_path / "a", b"half")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no files in memory")
+def test_a_file_in_memory_is_no_device():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = files.Path(folder, "a")
+        for data in (b"one", b"two"):
+            write_bytes(path, data, replace=True)
+        assert path.read_bytes() == b"two"
 
 
 HOLD = """

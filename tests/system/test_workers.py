@@ -138,6 +138,20 @@ def test_a_worker_that_is_killed_is_told():
 
 
 @forks
+def test_a_fork_that_fails_is_told_with_the_flag_that_helps(monkeypatch):
+    real, calls = os.fork, iter([True, False])
+
+    def fork():
+        if next(calls):
+            return real()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", fork)
+        with pytest.raises(RuntimeError, match=r"unavailable.*--threads 1 needs none"):
+            Workers(abs, 2)
+
+
 def test_workers_end_with_the_last_reference():
     workers = Workers(abs, 2)
     ids = [*workers._processes.values()]
