@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -36,14 +35,12 @@ from minitransformer.text.lines import (
 from minitransformer.text.pairs import check_files
 from minitransformer.translation import quality
 from minitransformer.translation.alignment import pharaoh
-from minitransformer.translation.beam_search import Hypothesis
-from minitransformer.translation.translator import Translator, json_objects
+from minitransformer.translation.translator import Translator, written
 
 EXAMPLES = (
     'python translate.py "The old man gives the small child a red apple."',
     "python translate.py --model runs/NAME --input new.en --output new.de",
-    "cat new.en | python translate.py --beam 5 --nbest 3",
-    "python translate.py --input test.en --reference test.de > test.out",
+    "python translate.py --input test.en --reference test.de --output test.out",
     "python translate.py --input test.en --score test.de",
     "python translate.py --input mono.de --sample --output synthetic.en",
     'python translate.py --attention heads.html "The old man sees a dog."',
@@ -73,6 +70,8 @@ IGNORED = {
     "score": "reference json beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed min_len no_repeat_ngram",
 }
+# What has an effect beside each of these flags only.
+NEEDED = {"serve": "host", "reference": "compound_split bleu_tokenizer compare"}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,13 +81,23 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
     add("--input", "-i", type=path_or_standard, metavar="FILE", help=source)
-    target = "file of the translations, plain or .gz (default standard output)"
-    add("--output", "-o", type=path_or_standard, metavar="FILE", help=target)
+    path = "file of the translations, plain or .gz (default -, which is standard "
+    path += "output; with --reference none)"
+    add(
+        "-o",
+        "--output",
+        type=path_or_standard,
+        default=False,
+        metavar="FILE",
+        help=path,
+    )
     model = "run, checkpoint or shipped model (default newest ended run, or en-de); "
     model += "repeat for an ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
-    reference = "compare with these translations: print sacreBLEU and chrF"
+    reference = "print BLEU and chrF beside these references, with 95%% intervals"
     add("--reference", type=Path, metavar="FILE", help=reference)
+    other = "print how likely chance explains the difference to these translations"
+    add("--compare", type=Path, metavar="FILE", help=other)
     paper_bleu = "also print the paper's BLEU: of tokenised LANG, with compounds split"
     add("--compound-split", metavar="LANG", help=paper_bleu)
     words = "how sacreBLEU finds words (default by the script of the references)"
@@ -115,6 +124,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--buffer", type=positive, metavar="LINES", help=buffer)
     add_arguments(parser, TranslationConfig)
     args = parser.parse_intermixed_args(arguments)
+    args.quiet = bool(args.reference) and args.output is False
+    args.output = args.output or None
     if args.sentence and os.path.exists(path := args.sentence[0]):
         hint = "--input translates the lines of a file, a second --model adds a model"
         say(f"translate.py: {path} is a path, too: {hint}")
@@ -128,12 +139,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
-    compares = dict.fromkeys(("compound_split", "bleu_tokenizer"), "reference")
-    for name, needed in {"host": "serve", **compares}.items():
-        if name in named and needed not in named:
-            parser.error(f"{flag_name(name)} does nothing without --{needed}")
+    for needed, names in NEEDED.items():
+        if needed not in named and (useless := named.intersection(names.split())):
+            parser.error(f"{flag_name(min(useless))} does nothing without --{needed}")
     if args.reference and getattr(args, "nbest", 1) > 1:
         parser.error("--reference compares one translation a line, got --nbest above 1")
+    if args.quiet and (args.json or "alignment" in named):
+        parser.error("--json and --alignment expect --output beside --reference")
     return args
 
 
@@ -158,34 +170,26 @@ def load_model(args: argparse.Namespace) -> Translator:
 def write_translations(args: argparse.Namespace, translator: Translator) -> None:
     outputs, number = list[str](), 0
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
-    with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
+    how = args.json, getattr(args, "nbest", 1) > 1, "alignment" in args
+    unseen = args.output or args.quiet
+    with open_output(args.output) as out, progress_bar(args.input, unseen) as done:
         for lines, prefixes in zip_lines(source, args.prefix):
             config = translator.decoding
             batch = translator.hypotheses(lines, config, number + 1, prefixes)
             for found in batch:
                 if args.reference:
                     outputs.append(found[0].text)
-                out.write(answer(args, number, found))
+                if not args.quiet:
+                    out.write(written(number, found, *how))
                 number += 1
             out.flush()
             done(len(lines))
     if args.reference:
         references = list(read_lines(args.reference))
-        how = args.compound_split, args.bleu_tokenizer
-        print(quality.report(outputs, references, *how), file=sys.stderr)
-
-
-def answer(args: argparse.Namespace, number: int, found: list[Hypothesis]) -> str:
-    """Return what is written for a line: JSON, an n-best list, or a translation."""
-    aligned = "alignment" in args
-    if args.json:
-        whole = {"line": number, "translations": json_objects(found, aligned)}
-        return json.dumps(whole, ensure_ascii=False) + "\n"
-    links = [f" ||| {pharaoh(h.alignment)}" if aligned else "" for h in found]
-    if getattr(args, "nbest", 1) == 1:
-        return f"{found[0].text}{links[0]}\n"
-    ranked = zip(found, links, strict=True)
-    return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
+        other = list(read_lines(args.compare)) if args.compare else None
+        bleu = args.compound_split, args.bleu_tokenizer, other
+        report = quality.report(outputs, references, *bleu)
+        print(report, file=sys.stdout if args.quiet else sys.stderr)
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:
@@ -213,7 +217,8 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
 def work(args: argparse.Namespace) -> None:
     """Do what the flags ask for. What few translations need is imported here."""
     check_output(args.attention or args.output, args, replace=True)
-    check_files(args.output, args.input, args.reference, args.score, args.prefix)
+    beside = args.reference, args.score, args.prefix, args.compare
+    check_files(args.output, args.input, *beside)
     if args.reference:  # what is missing is said before hours of work, not after them
         quality.check_installed(args.bleu_tokenizer, args.compound_split)
     translator = load_model(args)

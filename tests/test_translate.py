@@ -161,14 +161,17 @@ def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
 
     reference = tmp_path / "reference"
     reference.write_text("\n".join(CAT_LINES[:4]))
-    flags = ("--model", model_path, *SHORT, "--reference", str(reference))
+    quiet = ("--model", model_path, *SHORT, "--reference", str(reference))
+    flags = (*quiet, "--output", "-")
     code, out, err = run_translate(capfd, *flags, *CAT_LINES[:4])
+    assert run_translate(capfd, *quiet, *CAT_LINES[:4]) == (0, err, "")
     assert code == 0
     output = out.split("\n")[:-1]
     bleu, chrf = BLEU(), CHRF()
-    assert f"BLEU {bleu.corpus_score(output, [CAT_LINES[:4]]).score:.2f}" in err
-    assert f"chrF {chrf.corpus_score(output, [CAT_LINES[:4]]).score:.2f}" in err
-    assert str(bleu.get_signature()) in err
+    for name, metric in (("BLEU", bleu), ("chrF", chrf)):
+        score = metric.corpus_score(output, [CAT_LINES[:4]])
+        assert f"{name} {score.score:.2f} (" in err
+        assert str(metric.get_signature()) in err
     pytest.importorskip("sacremoses")
     code, out, err = run_translate(
         capfd, *flags, "--compound-split", "en", *CAT_LINES[:4]
@@ -245,6 +248,13 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ),
         ("--model MODEL --compound-split de x", 2, "nothing without --reference"),
         ("--attention x.html", 2, "--attention expects one sentence, got 0"),
+        ("--reference one --json x", 2, "--json and --alignment expect --output"),
+        (
+            "--model MODEL --reference one --compare two x",
+            1,
+            "as many lines to compare",
+        ),
+        ("--model MODEL --compare one x", 2, "--compare does nothing without --ref"),
         ("--model MODEL --attention x.txt x", 2, "--attention: expected .html, got"),
         ("--model none --input two --prefix one", 1, "in one as in two, got 1 and 2"),
         ("x --serve", 2, "--serve gets its text from the page"),

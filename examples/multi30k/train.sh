@@ -66,6 +66,6 @@ each_seed distilled
 
 for seed in 1 2; do
   python translate.py --model "$runs/distilled-$seed" --beam 5 --alpha 1.4 \
-    --input "$data/test_2016_flickr.en.gz" --reference "$data/test_2016_flickr.de.gz" >/dev/null
+    --input "$data/test_2016_flickr.en.gz" --reference "$data/test_2016_flickr.de.gz"
   echo "$runs/distilled-$seed/averaged.safetensors"
 done

@@ -186,15 +186,15 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def progress_bar(
-    source: Path | None, output: Path | None
+    source: Path | None, unseen: Path | bool | None
 ) -> Iterator[Callable[[int], object]]:
     """Yield a function that shows how many more lines of a file are done.
 
     The bar is for people who wait: there is none unless standard error is a terminal,
-    nor where the output appears on the terminal or the source is no file.
+    nor where the output is seen on the terminal or the source is no file.
     """
     waits = sys.stderr is not None and sys.stderr.isatty()
-    if output is None and sys.stdout is not None and sys.stdout.isatty():
+    if not unseen and sys.stdout is not None and sys.stdout.isatty():
         waits = False
     if not waits or source is None or not source.is_file():
         yield lambda lines: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ WITHOUT_SPACES = (
     "Han Hiragana Katakana Bopomofo Thai Lao Khmer Myanmar Tibetan Yi Javanese "
     "Balinese Tai_Le New_Tai_Lue Tai_Tham Tai_Viet"
 ).split()
+
+# Lines times samples of the bootstrap: sacreBLEU keeps 72 bytes of each, 360 MB.
+MOST_RESAMPLED = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,7 @@ def translation_quality(
             f"expected as many references as translations and at least one, got "
             f"{len(references)} and {len(translations)}"
         )
-    translations, references = (
-        [" ".join(clean(line).split()) for line in side]
-        for side in (translations, references)
-    )
+    translations, references = map(_counted, (translations, references))
     bleu, chrf = bleu_metric(references, tokenizer), CHRF()
     counted = bleu.corpus_score(translations, [references])
     pairs = zip(translations, references, strict=True)
@@ -148,20 +149,71 @@ def translation_quality(
     )
 
 
+def _counted(lines: Sequence[str]) -> list[str]:
+    """Return lines as BLEU and chrF count them."""
+    return [" ".join(clean(line).split()) for line in lines]
+
+
 def report(
     translations: Sequence[str],
     references: Sequence[str],
     language: str | None = None,
     tokenizer: str | None = None,
+    other: Sequence[str] | None = None,
 ) -> str:
-    """Return all measures as text; for a language, with `compound_split_bleu`."""
-    lines = [str(translation_quality(translations, references, tokenizer))]
+    """Return all measures as text; for a language, with `compound_split_bleu`.
+
+    The 95% intervals of BLEU and chrF come from bootstrap resampling of the lines
+    (Koehn, 2004), and so does p, for `other` translations of the same lines: how likely
+    a difference as large as theirs is by chance.
+
+    Raises: as `translation_quality`.
+    """
+    quality = translation_quality(translations, references, tokenizer)
+    if other is not None and len(other) != len(references):
+        found = f"{len(other)} for {len(references)} references"
+        raise ValueError(
+            f"expected as many lines to compare as references, got {found}"
+        )
+    lines = [
+        f"BLEU {quality.bleu:.2f}  {quality.bleu_signature}",
+        f"chrF {quality.chrf:.2f}  {quality.chrf_signature}",
+        f"length {quality.length:.1%} of the references, "
+        f"exact matches {quality.exact:.1%}",
+    ]
+    if (samples := min(1000, MOST_RESAMPLED // len(references))) >= 100:
+        systems = [x for x in (other, translations) if x is not None]
+        resampled = _resample(systems, references, tokenizer, samples)
+        for i, (name, (*others, ours)) in enumerate(resampled.items()):
+            low, high = ours.mean - ours.ci, ours.mean + ours.ci
+            lines[i] = lines[i].replace("  ", f" ({low:.2f} to {high:.2f})  ", 1)
+            for theirs in others:
+                gain = f"{ours.score - theirs.score:+.2f}, p = {ours.p_value:.3f}"
+                lines.append(f"{name} of --compare {theirs.score:.2f}: {gain}")
     if language is not None:
         bleu = compound_split_bleu(translations, references, language)
         lines.append(f"BLEU {bleu:.2f}  tokenised, compounds split")
     if note := looks_tokenised(references, tokenizer):
         lines.append(note)
     return "\n".join(lines)
+
+
+def _resample(
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    tokenizer: str | None,
+    samples: int,
+) -> dict[str, list[Any]]:
+    """Return for BLEU and chrF what sacreBLEU's bootstrap says of each system."""
+    from sacrebleu.metrics import CHRF
+    from sacrebleu.significance import PairedTest
+
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)
+    *counted, targets = map(_counted, (*systems, references))
+    named: list[tuple[str, Sequence[str]]] = list(zip("ab", counted, strict=False))
+    metrics = {"BLEU": bleu_metric(targets, tokenizer), "chrF": CHRF()}
+    _, found = PairedTest(named, metrics, [targets], "bs", samples)()
+    return {"BLEU": found["BLEU"], "chrF": found["chrF2"]}
 
 
 def compound_split_bleu(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from minitransformer.text.sentences import (
     split_sentences,
 )
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.alignment import Encoded, Links, align_words
+from minitransformer.translation.alignment import Encoded, Links, align_words, pharaoh
 from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
@@ -316,6 +317,20 @@ def json_objects(found: list[Hypothesis], alignment: bool) -> list[dict[str, Any
     """Return a line's translations as what is written in JSON for each of them."""
     names = ("text", "score", "log_prob", "alignment")[: 3 + alignment]
     return [{name: getattr(h, name) for name in names} for h in found]
+
+
+def written(
+    number: int, found: list[Hypothesis], as_json: bool, nbest: bool, alignment: bool
+) -> str:
+    """Return what is written for line `number`: JSON, an n-best list, or its best."""
+    if as_json:
+        whole = {"line": number, "translations": json_objects(found, alignment)}
+        return json.dumps(whole, ensure_ascii=False) + "\n"
+    links = [f" ||| {pharaoh(h.alignment)}" if alignment else "" for h in found]
+    if not nbest:
+        return f"{found[0].text}{links[0]}\n"
+    ranked = zip(found, links, strict=True)
+    return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
 
 
 def as_list_of_str(
