@@ -36,6 +36,7 @@ from minitransformer.commands.profiling import profile_updates
 from minitransformer.runs import starting_point
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
+from minitransformer.system.waiting import waiting
 from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
@@ -127,10 +128,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Data:
-    """The text of each split (train, val, test), its word pieces, and batches.
-
-    `samples` are the pairs of validation text that validations translate.
-    """
+    """Each split (train, val, test), batches, and pairs that validations translate."""
 
     text: dict[str, TextPair]
     corpora: dict[str, ParallelCorpus]
@@ -295,7 +293,9 @@ def translate(
     rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
     given = model.model, run.start.tokenizer, model.num_processes
     translator = Translator(*given, usual_sentences=run.state.usual_sentences)
-    mine = translator.translate([s for s, _ in pairs[rank::size]], settings.decoding)
+    with waiting(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99):
+        sources = [source for source, _ in pairs[rank::size]]
+        mine = translator.translate(sources, settings.decoding)
     parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
     lines = [parts[i % size][i // size] for i in range(len(pairs))]
     how = settings.training.bleu_tokenizer

@@ -26,6 +26,7 @@ import translate
 from minitransformer import load
 from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.text import pairs
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import evaluation, lifecycle, progress
@@ -151,6 +152,14 @@ def assert_same_results(one, other):
 # A run from its first update to its last
 
 
+@pytest.fixture(autouse=True, scope="module")
+def slow_bf16():
+    """A processor on which there is no hint that another precision is faster."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(lifecycle, "multiplies_bf16_fast", lambda: False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
     """A run of seven updates, and what it printed."""
@@ -178,7 +187,7 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert lines[0] == f"run         {run}"
     preset = "short: 12 word pieces, 7 updates; --config names another"
     assert lines[1] == f"preset      {preset}"
-    assert lines[2].startswith("device      cpu, 2 workers")
+    assert lines[2] == "device      cpu, 2 workers"
     words = [line.split()[0] for line in lines]
     assert words[3:8] == ["parameters", "text", "held", "update", "memory"]
     assert words[8:-4] == ["step"] * 11
@@ -186,6 +195,25 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert lines[-4] == "averaged    the last 2 checkpoints"
     assert re.fullmatch(rf"done        {run}, \d+ s", lines[-2])
     assert "resumed" not in words
+
+
+def test_a_faster_precision_is_hinted_at(start, monkeypatch):
+    monkeypatch.setattr(lifecycle, "multiplies_bf16_fast", lambda: True)
+    hint = "hint        --precision bf16 is 1.2 to 2.2 times as fast here"
+    assert hint in start("--dry-run").splitlines()
+    assert "hint" not in start("--dry-run", "--precision", "fp32")
+
+
+def test_long_waits_are_said(start, monkeypatch, capfd):
+    """Standard error is no terminal here: there is a line for each."""
+    monkeypatch.setattr(pairs, "LARGE", 10)
+    folder = Path(parse(*start.text).data)
+    both = [f"{folder}/{split}.en, {folder}/{split}.de" for split in ("train", "val")]
+    flags = [*start.text[:-2], *MODEL, "--dry-run", "--cache", "new"]
+    code, _, error = run_main(train.main, *flags)
+    lines = error.splitlines()
+    assert (code, lines[0]) == (0, f"learning 12 word pieces from {both[0]} ...")
+    assert {f"encoding {files} ..." for files in both} < set(lines)
 
 
 def test_the_time_that_is_left_is_said_after_twenty_updates(start):

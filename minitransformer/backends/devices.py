@@ -14,7 +14,7 @@ import numpy as np
 
 from minitransformer.engine.backend import register_kernels
 from minitransformer.settings.options import UsageError
-from minitransformer.system.machine import multiplies_bf16_fast, tune_allocator
+from minitransformer.system.machine import tune_allocator
 
 if TYPE_CHECKING:
     from minitransformer.backends.onednn.kernels import Kernels
@@ -51,9 +51,7 @@ class Device:
         """
         if self.name == "cpu":
             products = ""
-            if self.precision == "fp32" and multiplies_bf16_fast():
-                products = "; --precision bf16 is 1.2 to 2.2 times as fast here"
-            elif self.precision != "fp32":
+            if self.precision != "fp32":
                 products = f", products in {self.precision}"
                 if open_kernels(self.precision).are_slow():
                     products += " (slower than fp32 on this processor)"

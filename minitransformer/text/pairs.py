@@ -11,7 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minitransformer.system.waiting import waiting
 from minitransformer.text.lines import open_text, read_lines, require_file
+
+# From so many bytes on, to make a vocabulary or batches of text may take two seconds.
+LARGE = 500_000
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,12 @@ class TextPair:
     def paths(self) -> tuple[str, str]:
         """The absolute paths of the source and of the target."""
         return str(self.source.absolute()), str(self.target.absolute())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there is so much text that people wait for what is made of it."""
+        sizes = (os.path.getsize(path) for path in (self.source, self.target))
+        return sum(sizes) > LARGE
 
     def digest(self) -> str:
         """Return a digest of the content, independent of the names of the files.
@@ -60,7 +70,8 @@ class TextPair:
 def _digest(path: Path, version: tuple[int, ...]) -> bytes:
     """Return the digest of a file, which is kept for a version of it."""
     digest = hashlib.blake2b(digest_size=16)
-    with open_text(path) as file:
+    long = version[1] > 100 * LARGE
+    with waiting(f"reading {path}", long), open_text(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.digest()

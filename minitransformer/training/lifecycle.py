@@ -22,6 +22,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.extras import as_installed
+from minitransformer.system.machine import multiplies_bf16_fast
 from minitransformer.text.batches import Batches
 from minitransformer.text.pairs import TextPair
 from minitransformer.training.distributed import Communicator, DivergedError, checksum
@@ -96,14 +97,16 @@ class TrainingRun:
 
     def describe(self, device: str, summary: Sequence[str]) -> None:
         """Say what is about to be computed, and on what."""
+        settings, faster = self.settings, "cpu" in device and multiplies_bf16_fast()
         if (count := self.ranks.size) > 1:  # MPI names a rank that dies by its process
             ids = ", ".join(map(str, self.directory.processes()))
             device = f"{count} ranks (processes {ids}), {device} each"
-        settings = self.settings
         size, steps = settings.model.vocab_size, settings.training.steps
         preset = f"{settings.preset}: {size:,} word pieces, {steps:,} updates"
         first = f"preset      {preset}; --config names another"
         self.log("\n".join((first, f"device      {device}", *summary)))
+        if faster and settings.training.precision is None:
+            self.log("hint        --precision bf16 is 1.2 to 2.2 times as fast here")
         if self.state.step:
             self.log(f"resumed     after step {self.state.step:,}")
 
