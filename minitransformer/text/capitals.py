@@ -20,7 +20,7 @@ def without_capitals(
     """
     if not all(letter.isupper() for letter in text if letter.isalpha()):
         return None
-    known = False
+    known, start = False, WORD.search(text)
 
     def usual(found: re.Match[str]) -> str:
         nonlocal known
@@ -28,7 +28,7 @@ def without_capitals(
         ids = dict(zip(forms, encode(forms), strict=True))
         word = min(forms, key=lambda form: (len(ids[form]), ids[form]))
         known |= len(ids[word]) == 1 < len(word) and word != found[0]
-        is_first = not WORD.search(text, 0, found.start())
+        is_first = start and found.start() == start.start()
         return word[0].upper() + word[1:] if is_first else word
 
     small = WORD.sub(usual, text)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 WIDE_CLOSERS = r"[」』）》〉】〕”’\"')]"
 WIDE = rf"[。！？｡]+{WIDE_CLOSERS}*"
 STOP = re.compile(
-    r"(?P<stop>[.!?‽…]+|[؟۔।॥։።။។]|(?<=[\u0370-\u03ff]);)"
+    r"(?P<stop>(?<![.!?‽…])[.!?‽…]+|[؟۔।॥։።။។]|(?<=[\u0370-\u03ff]);)"
     r"(?:[\"'’”“‘»«›‹)\]}]|\s»|\[\d+\])*(?=\s)"
-    rf"|{WIDE}(?!{WIDE_CLOSERS}|と|って)"
+    rf"|(?<![。！？｡]){WIDE}(?![。！？｡]|{WIDE_CLOSERS}|と|って)"
 )
 ENDS_WIDE = re.compile(rf"{WIDE}$")
 
@@ -76,9 +76,15 @@ MONTHS = frozenset(
     "Dezember Jahrhundert Jahrhunderts".split()
 )
 
-# What stands alone before the full stop of a list's item.
-ITEM = re.compile(r"\W*(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)")
+# The number of an item, at the start or after a colon. A line that is a list, which
+# begins with one, may have more of them anywhere.
+ITEM = r"(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)"
+LIST = re.compile(rf"\W*{ITEM}[.)]")
+FIRST, LATER = re.compile(rf"(?:^|:)\W*{ITEM}$"), re.compile(rf"(?<!\w){ITEM}$")
 
+
+# How many characters before a stop are looked at, and around the middle of a long text.
+CONTEXT, REACH = 40, 1000
 
 # Where a sentence is best divided: after punctuation, which in ASCII ends a word.
 CLOSING = r"[\"'\p{Pe}\p{Pf}]*"
@@ -95,9 +101,11 @@ def split_sentences(text: str) -> list[str]:
     """
     lead, core, tail = as_one_sentence(text)
     split, start, end = [lead], len(lead), len(lead) + len(core)
+    kind = core.islower(), LIST.match(core) is not None
     for stop in STOP.finditer(text, start, end):
         following = NEXT.match(text, stop.end(), end)
-        if following and _ends(text[start : stop.start()], stop, following["word"]):
+        before = text[max(start, stop.start() - CONTEXT) : stop.start()]
+        if following and _ends(before, stop["stop"], following["word"], *kind):
             split += [text[start : stop.end()], following["space"]]
             start = following.end("space")
     return [*split, text[start:end], tail]
@@ -119,24 +127,24 @@ def usual_sentences(lines: Iterable[str]) -> int:
 def halved(text: str, fits: Callable[[str], bool]) -> list[str]:
     """Return white space between parts that fit: halves of the text, or these halved.
 
-    A text is divided as near to its middle as possible: after punctuation if there is
-    any between its quarters, else between words, else between characters. The parts
-    come first, third, and so on.
+    A text is divided near its middle: after punctuation if there is any between the
+    quarters, else between words, else between characters. The parts come first, third,
+    and so on.
     """
     if len(text) < 2 or fits(text):
         return [text]
     import regex  # here, since most commands are to start without delay
 
-    middle = len(text) // 2
+    first = end = middle = len(text) // 2
     kinds = (PUNCTUATION, middle // 2), (r"\s+", middle), (r"\X\K", middle)
     for pattern, reach in kinds:
-        spans = (found.span() for found in regex.finditer(pattern, text))
-        inside = (span for span in spans if span[0] > 0 and span[1] < len(text))
-        first, end = min(inside, key=lambda x: abs(x[0] - middle), default=(0, 0))
-        if first and abs(first - middle) <= reach:
+        begin = middle - min(reach, REACH)
+        stop = len(text) - begin
+        found = regex.finditer(pattern, text, pos=begin, endpos=stop)
+        inside = [x.span() for x in found if begin < x.start() and x.end() < stop]
+        if inside:
+            first, end = min(inside, key=lambda span: abs(span[0] - middle))
             break
-    else:
-        first = end = middle
     return [*halved(text[:first], fits), text[first:end], *halved(text[end:], fits)]
 
 
@@ -148,28 +156,32 @@ def space_after(translation: str, space: str) -> str:
     """
     if space.strip(" ") or len(space) > 1:
         return space
-    return "" if ENDS_WIDE.search(translation) else " "
+    return "" if ENDS_WIDE.search(translation[-CONTEXT:]) else " "
 
 
-def _ends(sentence: str, stop: re.Match[str], word: str) -> bool:
-    """Whether a stop after `sentence` ends it, if `word` follows."""
-    stops = stop["stop"]
-    if not stops:  # wide ones, which stand nowhere else
+def _ends(
+    before: str, stops: str | None, word: str, is_lower: bool, is_list: bool
+) -> bool:
+    """Whether stops end the sentence whose last characters are given.
+
+    `word` follows. The text may be in lower case, or be a list.
+    """
+    if stops is None:  # wide ones, which stand nowhere else
         return True
-    first, is_lower = word[0], stop.string.islower()
+    first = word[0]
     if first.islower() and not is_lower and word not in ADDRESSES:
         return False
     if not (first.isalnum() or first > "\u2fff"):  # letters, digits, CJK, emoji
         return False
     if stops == "…" or stops.startswith(".."):
-        return len(sentence.split()) > 1 and not re.fullmatch("I(['’].*)?", word)
+        return len(before.split()) > 1 and not re.fullmatch("I(['’].*)?", word)
     if stops != ".":
         return True
-    if ITEM.fullmatch(sentence):
+    if (LATER if is_list else FIRST).search(before):
         return False
-    before = sentence[-40:]
     last = re.sub(r"[\s-]", "", LAST.findall(before)[0])
-    names = {last, last.lower(), last.rpartition(".")[2]}
+    tail = last.rpartition(".")[2]
+    names = {last, last.lower(), tail, tail.lower()}
     if names & NEVER or (names & BEFORE_NUMBER and first.isdigit()):
         return False
     is_ordinal = ORDINAL.search(before) or (last.isdigit() and word in MONTHS)

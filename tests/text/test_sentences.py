@@ -1,5 +1,6 @@
 """Sentences found by rules, against a table by hand."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,22 @@ def test_halves_end_after_punctuation_else_between_words_or_characters(
     text, limit, parts
 ):
     assert halved(text, lambda part: len(part) <= limit)[::2] == parts
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated", "end"),
+    [("", ". ", ""), ("", "z. B. ", ""), ("", ".", "x"), ("", "\u3002", "\u3068"),
+     ("", '."', ""), ("x.", "[1]", "y"), ("a.", " ", "b"), ("a. ", "( ", "b"),
+     ("", "a", ""), ("a.", " \xbb", "b"), ("", "1. ", ""), ("", "I... ", "")],
+    ids=ascii,
+)  # fmt: skip
+def test_the_time_is_linear(begin, repeated, end):
+    """A second where the time is quadratic would be a minute and more."""
+    text = begin + repeated * 30_000 + end
+    started = time.process_time()
+    assert "".join(split_sentences(text)) == text
+    assert "".join(halved(text.strip(), lambda part: len(part) < 999)) == text.strip()
+    assert time.process_time() - started < 5
 
 
 def test_white_space_between_translations_is_that_of_their_script():
