@@ -1,6 +1,8 @@
 """The site fits a phone, and its builder needs nothing but plain Markdown."""
 
 import importlib.util
+import re
+import sys
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +12,11 @@ import pytest
 
 from support.browser import needs_browser, open_tab
 from support.scripts import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SITE = ROOT / "build/site"
 
@@ -84,3 +91,24 @@ def test_no_page_scrolls_sideways_on_a_phone():
             tab.goto(f"{address}/{page}", wait_until="domcontentloaded")
             widths[page] = tab.evaluate("document.scrollingElement.scrollWidth")
     assert {page: width for page, width in widths.items() if width > 390} == {}
+
+
+def test_the_links_of_the_readme_lead_to_files_of_the_repository():
+    """On the package index they have to be absolute."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        hooks = tomllib.load(file)["tool"]["hatch"]["metadata"]["hooks"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = len(re.findall(r"\]\(", text)) - text.count("#gh-dark-mode-only")
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    found = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(found) == links
+    places = "raw.githubusercontent.com/minitransformer/minitransformer/main"
+    for picture, link in found:
+        place = (
+            places
+            if picture
+            else "github.com/minitransformer/minitransformer/blob/main"
+        )
+        path = link.removeprefix(f"https://{place}/").partition("#")[0]
+        assert (ROOT / path).exists(), link

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,9 @@ def test_wheel_and_sdist_hold_what_they_need_and_no_more(wheel):
         for name in ("train.py", "translate.py"):
             packed = archive.read(f"minitransformer/scripts/{name}")
             assert packed == (ROOT / name).read_bytes()
+        readme = archive.read(f"{folder}.dist-info/METADATA").decode()
+        assert readme.count("](") > 20
+        assert not re.search(r"\]\((?!https:)", readme)
     with tarfile.open(wheel.parent / f"{folder}.tar.gz") as archive:
         files = {member.name for member in archive if member.isfile()}
     expected = {f"{folder}/{name}" for name in tracked() | {"PKG-INFO"}}
