@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 # Stops with the quotes and brackets that close after them.
 WIDE_CLOSERS = r"[」』）》〉】〕”’\"')]"
@@ -31,57 +32,21 @@ ADDRESSES = "http:", "https:", "www."
 # What comes before a full stop: a word with its dots, and initials before it.
 LAST = re.compile(r"(?:\b[^\W\d_]\.[\s-]?)*[\w’'§.-]*$")
 
-# Words that end no sentence; those with a capital, if they are written so.
-NEVER = frozenset(
-    "mr mrs ms mx dr prof hr fr frl st ste mme mlle mm Gen Col Capt Lt Sgt Adm Rev Hon "
-    "Sen Rep Gov Pres Dipl Ing Mt Ft M Mgr Sig Sra Sr Dra vs e.g i.e eg ie cf viz "
-    "approx ca z.b zb d.h dh u.a o.ä u.ä v.a z.t i.a i.d.r u.u m.e s.o s.u v.chr n.chr "
-    "bzw resp vgl bspw sog ggf evtl inkl exkl einschl zzgl geb gest tel p.ex av".split()
+# Words of languages, which the file explains.
+LISTS = Path(__file__).with_name("abbreviations.txt").read_text(encoding="utf-8")
+NEVER, BEFORE_NUMBER, SELDOM, BEGINNINGS, BEFORE_ORDINAL, AFTER_ORDINAL = (
+    frozenset(found.partition("]")[2].split()) for found in LISTS.split("[")[1:]
 )
 
-# Words that end none before a number.
-BEFORE_NUMBER = frozenset(
-    "no nos nr num art ch chap fig figs sec vol p pp kap abb abs bd ziff tab eq".split()
-)
-
-# Words that end one if the next is of BEGINNINGS; initials and some numbers, too.
-SELDOM = frozenset(
-    "etc usw usf al inc ltd co corp bros jr sr ph.d dept univ assn mio mrd str jh chr "
-    "jan feb mar mär apr jun jul aug sep sept oct okt nov dec dez janv févr avr juil "
-    "min std sek tsd oz lb lbs tbsp tsp ave blvd rd ff".split()
-)
-INITIAL = re.compile(r"(?:\w\.[\s-]?)*[^\W\d_]|[IVXLC]+|\w+str")
-BEGINNINGS = frozenset(
-    "The A An He She It I We They You This That These Those There Here My Your His Her "
-    "Our Their But And So Or If When While What Where Who Why How In On At For From "
-    "With After Before Then Now Not No Yes Please However Do Does Did Is Are Was Were "
-    "Have Has Can Could Would Let Some Many All Every Each "
-    "Der Die Das Den Dem Ein Eine Einen Er Sie Es Ich Wir Ihr Du Dies Diese Dieser "
-    "Mein Meine Sein Seine Unser Unsere Aber Und Oder Wenn Als Wann Was Wo Wer Warum "
-    "Wie Im Am Auf Für Bei Mit Nach Von Vor Zu Dann Danach Doch Dort Da Hier Heute "
-    "Jetzt Nicht Kein Keine Alle Viele Bitte Ja Nein Ist Sind War Hat Kann "
-    "Le La Les Un Une Des Il Elle Ils Elles On Nous Vous Je Tu Ce Cette Ces C'est Mais "
-    "Et Ou Si Quand Que Qui Où Dans Sur Pour Avec Mon Ma Son Sa Notre Non Oui".split()
-)
-
-# Numbers before a full stop that are ordinals, as in "am 3. Mai": by the word before
-# them, or by the month after them.
-ORDINAL = re.compile(
-    r"(?:\b(?:am|der|die|das|den|dem|des|im|vom|zum|zur|bis|ab|seit|und|jede[rnms]?|"
-    r"[msd]?ein(?:e[rnms]?)?|ihr(?:e[rnms]?)?|unser(?:e[rnms]?)?)|,)\s+\d{1,3}$",
-    re.I,
-)
-MONTHS = frozenset(
-    "Januar Februar März April Mai Juni Juli August September Oktober November "
-    "Dezember Jahrhundert Jahrhunderts".split()
-)
+# Initials and some numbers are as the words that seldom end a sentence.
+INITIAL = re.compile(r"(?:\w\.)*[^\W\d_]|[IVXLC]+|\w+str")
+DAY = re.compile(r"\d{1,3}")
 
 # The number of an item, at the start or after a colon. A line that is a list, which
 # begins with one, may have more of them anywhere.
 ITEM = r"(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)"
 LIST = re.compile(rf"\W*{ITEM}[.)]")
 FIRST, LATER = re.compile(rf"(?:^|:)\W*{ITEM}$"), re.compile(rf"(?<!\w){ITEM}$")
-
 
 # How many characters before a stop are looked at, and around the middle of a long text.
 CONTEXT, REACH = 40, 1000
@@ -184,7 +149,8 @@ def _ends(
     names = {last, last.lower(), tail, tail.lower()}
     if names & NEVER or (names & BEFORE_NUMBER and first.isdigit()):
         return False
-    is_ordinal = ORDINAL.search(before) or (last.isdigit() and word in MONTHS)
-    if is_ordinal or names & SELDOM or INITIAL.fullmatch(last):
+    previous = "".join(before.split()[-2:-1]).lower()
+    around = previous in BEFORE_ORDINAL or previous[-1:] == "," or word in AFTER_ORDINAL
+    if (around and DAY.fullmatch(last)) or names & SELDOM or INITIAL.fullmatch(last):
         return (word.capitalize() if len(word) > 1 else word) in BEGINNINGS
     return True
