@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.engine.backend import Array
+from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
 
 # The types of activations: their names in CUDA C++, and cuBLAS's numbers for them.
@@ -200,13 +201,8 @@ def find_gpu(name: str) -> tuple[ModuleType, int]:
     kind, _, index = str(name).partition(":")  # from Python, it may be anything
     if kind != "cuda" or (index and not index.isdigit()):
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {name!r}")
-    try:
-        cupy = importlib.import_module("cupy")
-    except ImportError as error:
-        raise RuntimeError(
-            "device cuda needs CuPy: pip install 'minitransformer[cuda13]' "
-            "(or [cuda12] for a CUDA 12 driver)"
-        ) from error
+    need = "device cuda needs CuPy (for a CUDA 12 driver, the extra cuda12)"
+    cupy = import_extra("cupy", "cuda13", need)
     if not cupy.cuda.is_available():
         raise RuntimeError(
             "device cuda: no CUDA driver or no GPU was found (nvidia-smi lists both)"

@@ -10,7 +10,6 @@ activations stay float32, and products in other formats are oneDNN's (`onednn/`)
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from minitransformer.engine.autograd import Vjp
 from minitransformer.engine.backend import Array, as_float32
+from minitransformer.settings.extras import import_extra
 
 
 def low_precision_type(precision: str) -> np.dtype[Any] | None:
@@ -29,12 +29,8 @@ def low_precision_type(precision: str) -> np.dtype[Any] | None:
         return np.dtype(np.float16)
     if precision != "bf16":
         return None
-    try:
-        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-    except ImportError as error:
-        raise RuntimeError(
-            "--precision bf16 needs ml_dtypes: pip install ml_dtypes"
-        ) from error
+    need = "--precision bf16 needs ml_dtypes"
+    return np.dtype(import_extra("ml_dtypes", "cuda13", need).bfloat16)
 
 
 def in_float32(

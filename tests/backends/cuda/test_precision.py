@@ -24,5 +24,5 @@ def test_bf16_has_8_bits_of_precision_and_the_range_of_float32():
 
 def test_bf16_without_ml_dtypes_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(RuntimeError, match="bf16 needs ml_dtypes: pip install ml_dty"):
+    with pytest.raises(RuntimeError, match="bf16 needs ml_dtypes: pip install"):
         low_precision_type("bf16")
