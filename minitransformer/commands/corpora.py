@@ -29,7 +29,6 @@ from minitransformer.cli import Parser, exit_code
 from minitransformer.settings import VERSION
 from minitransformer.system.files import atomic_write
 
-OTHER = "or name another folder"
 TIMEOUT = 60.0  # seconds without an answer
 BLOCK = 1 << 16
 NETWORK_ERRORS = (
@@ -118,7 +117,7 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
     """
     if path.exists():
         if sha256 not in (None, _sha256(path)):
-            raise CorpusError(f"{path}: expected sha256 {sha256}: move it, {OTHER}")
+            raise CorpusError(f"{path}: it exists with another content than {url}")
         return
     headers = {"User-Agent": f"minitransformer/{VERSION}"}
     request, digest = urllib.request.Request(url, headers=headers), hashlib.sha256()

@@ -28,7 +28,7 @@ from minitransformer.system.files import (
     make_folder,
     sweep,
     sync,
-    unfinished_names,
+    unfinished,
     write_bytes,
 )
 
@@ -39,15 +39,15 @@ OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
 # So many of a run's last checkpoints have Adam's moments, should one be damaged.
 WITH_MOMENTS = 2
 
-# Of the processes that train: a lock, their ids, and a mark that there is no checkpoint
-# to resume from yet.
-HIDDEN = ".training.lock", ".processes", ".unsaved"
+# Of the processes that train: a mark that there is no checkpoint to resume from yet,
+# their ids, and a lock, which is the last to be deleted.
+HIDDEN = ".unsaved", ".processes", ".training.lock"
 
 # What all files of a run are called, and what they are called while they are written,
 # as regular expressions. The lock of earlier versions was `.lock`.
 NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock")))
 NAMES += rf"|step-\d{{8,}}{re.escape(SUFFIX)}"
-UNFINISHED = unfinished_names(NAMES)
+UNFINISHED = unfinished(NAMES)
 
 
 class RunDirectory:
@@ -58,7 +58,8 @@ class RunDirectory:
         self.config, self.metrics, self.tokenizer = (path / x for x in OWN[:3])
         self.best, self.averaged = (path / x for x in OWN[3:])
         self.log = path / "train.log"
-        self._lock, self._process_ids, self._unsaved = (path / x for x in HIDDEN)
+        self._hidden = [path / name for name in HIDDEN]
+        self._unsaved, self._process_ids, self._lock = self._hidden
         self._claim: BinaryIO | None = None  # the ids that this training wrote
 
     @contextmanager
@@ -94,8 +95,12 @@ class RunDirectory:
                 self._claim = stack.enter_context(open(self._process_ids, "rb"))
                 yield
             finally:
-                if not self.config.exists():
-                    self._remove_hidden(made)
+                with suppress(OSError, ValueError):
+                    self._check()
+                    for path in () if self.config.exists() else self._hidden:
+                        path.unlink(missing_ok=True)
+                    if made:
+                        self.path.rmdir()  # which fails unless it is empty
 
     def _check(self) -> None:
         """Raises: ValueError if this is no longer the directory that `lock` locked."""
@@ -109,15 +114,6 @@ class RunDirectory:
             f"{self.path}: this directory was moved, removed or replaced, or another "
             "training took it: this training ends and writes nothing more"
         )
-
-    def _remove_hidden(self, folder: bool) -> None:
-        """Remove what was written before the run began, and the `folder` if empty."""
-        with suppress(OSError, ValueError):
-            self._check()
-            for path in (self._unsaved, self._process_ids, self._lock):
-                path.unlink(missing_ok=True)
-            if folder:
-                self.path.rmdir()
 
     def processes(self) -> list[int]:
         """Return by rank the ids of the processes that train here, or did last."""
@@ -338,5 +334,5 @@ def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             make_folder(path, exist_ok=False)
             break
-    (path / HIDDEN[0]).touch()  # the mark that `lock` may remove the folder
+    (path / HIDDEN[-1]).touch()  # the mark that `lock` may remove the folder
     return path

@@ -24,8 +24,8 @@ SILENT_SECONDS = 2.0
 # it for so long. Units: seconds
 LEFTOVER_AGE = 24 * 3600.0
 
-# What is said of locks that do not exist (Lustre, NFS), and of folders that cannot be
-# synced: not by this file system (CIFS), or not by whom they do not let read.
+# Errors of file systems without locks (Lustre, NFS), and of folders that cannot be
+# synced: by none (CIFS), or by nobody who may not read them.
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 
@@ -97,9 +97,11 @@ def build_once(
             pass
         except ValueError as error:
             print(f"{error}; it is made again", file=sys.stderr)
-        with _partial_name(path, 0.0) as partial, name_errors(path, partial):
+        with _partial_name(path) as partial, name_errors(path, partial):
             build(partial)
-            _make_room(path, partial)
+            own = os.listdir(partial) if partial.is_dir() else ()
+            if not path.is_dir() or {*os.listdir(path)} <= {*own}:
+                _remove(path)  # else nothing can take its place
             _complete(partial, path)
     return read(path)
 
@@ -108,8 +110,8 @@ def build_once(
 def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold a lock that only one process can hold; a crash releases it.
 
-    The file at `path` stands for the lock, and stays afterwards. A file system may have
-    no locks; if it is not to `wait`, a line says so.
+    The file at `path` stands for it, and stays. Some file systems have no locks: a line
+    says so unless it is to `wait`.
 
     Raises: TimeoutError if another process holds it and `wait` is False.
     """
@@ -137,17 +139,16 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
 def sweep(folder: Path, names: str, age: float = 0.0) -> None:
     """Delete what killed processes left of files and folders that they were writing.
 
-    `names`: of these, as a regular expression. Units: `age` is how long nobody must
-    have written to them, in seconds
+    `names`: of these, a regular expression. Units: `age` in seconds, without a write
     """
-    unfinished = re.compile(unfinished_names(names))
+    pattern = re.compile(unfinished(names))
     with suppress(OSError):
-        for path in filter(lambda x: unfinished.fullmatch(x.name), folder.iterdir()):
+        for path in filter(lambda x: pattern.fullmatch(x.name), folder.iterdir()):
             if time.time() - path.lstat().st_mtime >= age:
                 _remove(path)
 
 
-def unfinished_names(names: str) -> str:
+def unfinished(names: str) -> str:
     """Return a regular expression of what files are called while they are written."""
     return rf"\.(?:{names})\.[0-9a-f]{{16}}\.partial"
 
@@ -199,13 +200,13 @@ def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def _partial_name(path: Path, age: float = LEFTOVER_AGE) -> Iterator[Path]:
+def _partial_name(path: Path) -> Iterator[Path]:
     """Yield a name that nobody can predict, of which nothing is left after the block.
 
-    What killed processes left beside `path` before that `age` is deleted first.
+    What killed processes left beside `path` long ago is deleted first.
     """
     start = path.name[:50]  # names have at most 255 bytes
-    sweep(path.parent, re.escape(start), age)
+    sweep(path.parent, re.escape(start), LEFTOVER_AGE)
     partial = path.with_name(f".{start}.{os.urandom(8).hex()}.partial")
     try:
         yield partial
@@ -221,15 +222,6 @@ def _complete(partial: Path, path: Path) -> None:
     sync(partial)
     os.replace(partial, path)
     sync(path.parent)
-
-
-def _make_room(path: Path, partial: Path) -> None:
-    """Remove what `partial` takes the place of, unless it holds anything else, too."""
-    if path.is_dir() and not path.is_symlink():
-        own = os.listdir(partial) if partial.is_dir() else ()
-        if set(os.listdir(path)) - {*own}:
-            return  # and nothing can take its place
-    _remove(path)
 
 
 def _remove(path: Path) -> None:

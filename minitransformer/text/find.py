@@ -61,8 +61,7 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
                 f"expected one pair of files {stem}.{source} and {stem}.{target} in "
                 f"{folder}, got {', '.join(both)}"
             )
-        paths = [side[both[0]] for side in sides]
-        for path in paths:
+        for path in (paths := [side[both[0]] for side in sides]):
             require_file(path)
         return TextPair(*paths)
     for side, missing in zip(sides, (target, source), strict=True):

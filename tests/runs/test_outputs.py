@@ -47,7 +47,7 @@ KEPT = [
     "run/step-00000001.safetensors",
     "run/best.safetensors",
     "model",
-    "photo.png",
+    "photo.jpg",
 ]
 
 
@@ -87,7 +87,7 @@ def folder(tmp_path, monkeypatch):
     Path("text").write_text("the cat\nsat on\n")
     Path("pairs").write_text(LINES)
     Path("trees").write_text(TREES)
-    Path("photo.png").write_bytes(b"JFIF\0")
+    Path("photo.jpg").write_bytes(b"JFIF\0")
     Path("corpus").mkdir()
     for side in "ab":
         Path("corpus", f"train.{side}").write_text("a line\n")
@@ -150,11 +150,9 @@ def test_a_command_may_be_repeated(folder, command):
         ("translate", "o", b"a text of\nearlier\n", True),
         ("translate", "o", b"", True),
         ("translate", "o.gz", b"\x1f\x8b\x08 packed", True),
-        ("translate", "o.gz", b"a text", False),
         ("translate", "o", b"MZ\0\0", False),
         ("plot", "o.svg", b"<?xml", True),
         ("plot", "o.png", b"\x89PNG\r\n\0\0", True),
-        ("plot", "o.png", b"GIF89a", False),
         ("attention", "o.html", b"<!doctype", True),
         ("average", "o", b"a text", False),
         ("vocabulary", "o", b"a text", False),

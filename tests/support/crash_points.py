@@ -216,6 +216,7 @@ def lay_out(files: Files, folder: Path) -> None:
             (folder / name).mkdir()
         else:
             (folder / name).write_bytes(content)
+    for name in files:
         os.utime(folder / name, (0, 0))
 
 

@@ -187,6 +187,7 @@ def test_leftovers_of_a_crash_are_built_anew(tmp_path):
     for name in (f".x.{'0' * 16}.partial", f".x.{'1' * 16}.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("")
+        os.utime(tmp_path / name, (0, 0))
     _build(tmp_path / "x", tmp_path / "log")
     assert not list(tmp_path.glob(".x*partial"))
 
