@@ -73,6 +73,11 @@ class Device:
         self._handle = ctypes.c_void_p()
         self._blas: Any = self._load_blas()
 
+    @functools.cached_property
+    def decoding(self) -> tuple[Any, Any]:
+        """A stream that can be recorded, and a memory pool for graphs of decoders."""
+        return self.xp.cuda.Stream(non_blocking=True), graph_memory(self.xp)
+
     def launch(
         self,
         name: str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +74,7 @@ class GraphDecoder(CachedDecoder):
     def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
         gpu = device.current()
         self._cuda = gpu.xp.cuda
-        stream, self._memory = _stream_and_memory(gpu)
+        stream, self._memory = gpu.decoding
         if not self._cuda.get_current_stream().ptr:  # the null stream has no graphs
             self._cuda.Device().synchronize()  # wait for the parameters
             stream.use()
@@ -160,16 +159,3 @@ class GraphDecoder(CachedDecoder):
             self._graph, self._logits = graph, logits
         else:
             warnings.warn(f"decoding without CUDA graphs: {problem}", stacklevel=2)
-
-
-# What a thread keeps for its decoders, which work one after another, by the GPU.
-_kept = threading.local()
-
-
-def _stream_and_memory(gpu: device.Device) -> tuple[Any, Any]:
-    """Return a stream that can be recorded, and a memory pool for its graphs."""
-    kept: dict[Any, Any] = _kept.__dict__
-    if gpu not in kept:
-        stream = gpu.xp.cuda.Stream(non_blocking=True)
-        kept[gpu] = stream, device.graph_memory(gpu.xp)
-    return kept[gpu]
