@@ -14,7 +14,7 @@ import numpy as np
 
 from minitransformer.engine.backend import register_kernels
 from minitransformer.settings.options import UsageError
-from minitransformer.system.machine import tune_allocator
+from minitransformer.system.machine import multiplies_bf16_fast, tune_allocator
 
 if TYPE_CHECKING:
     from minitransformer.backends.onednn.kernels import Kernels
@@ -45,15 +45,12 @@ class Device:
 
     @property
     def description(self) -> str:
-        """The device and how it computes, in a few words.
-
-        On a processor, this measures whether a low precision is the faster one.
-        """
+        """The device and how it computes, in a few words."""
         if self.name == "cpu":
             products = ""
             if self.precision != "fp32":
                 products = f", products in {self.precision}"
-                if open_kernels(self.precision).are_slow():
+                if self.precision == "bf16" and not multiplies_bf16_fast():
                     products += " (slower than fp32 on this processor)"
             workers = f"{self.num_threads} worker{'s' * (self.num_threads > 1)}"
             return f"cpu, {workers}{products}"

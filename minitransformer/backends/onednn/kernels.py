@@ -9,7 +9,6 @@ Shapes: N rows, n inputs.
 from __future__ import annotations
 
 import threading
-import timeit
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -17,16 +16,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minitransformer.system.workers import limit_threads
-
 R = TypeVar("R")
 
 # Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
 # products have to be compiled.
 ROWS_STEP = 64
-
-# The matrices that `Kernels.are_slow` multiplies have so many rows and columns.
-TRIAL_SIZE = 256
 
 
 class Kept:
@@ -73,25 +67,6 @@ class Kernels(Generic[R]):
         if name in kernels and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
             return kernels[name]
         return None
-
-    def are_slow(self) -> bool:
-        """Whether a product takes longer than NumPy's, as some do without AMX.
-
-        It must take a tenth longer: times that differ by less may be noise.
-        """
-        vector = np.ones(TRIAL_SIZE**2, np.float32)
-        weight = vector.reshape(TRIAL_SIZE, TRIAL_SIZE)
-        x = weight.copy()
-        self.product(self.factor(x, weight), weight)  # rounds both
-        with limit_threads(1):
-            plain, own = (
-                min(timeit.repeat(function, repeat=5, number=1))
-                for function in (
-                    lambda: x @ weight,
-                    lambda: self.product(self.factor(x, weight), weight),
-                )
-            )
-        return own > 1.1 * plain
 
     def factor(self, x: np.ndarray, weight: np.ndarray) -> R:
         """Round a matrix [N, n], once while the array that has its numbers lives.

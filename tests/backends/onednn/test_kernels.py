@@ -1,13 +1,11 @@
 """What the kernels of all precisions share."""
 
-import time
-
 import numpy as np
 import pytest
 
+from minitransformer.backends import devices
 from minitransformer.backends.devices import Device
-from minitransformer.backends.onednn import bfloat16
-from minitransformer.backends.onednn.kernels import Kernels, with_more_rows
+from minitransformer.backends.onednn.kernels import with_more_rows
 
 
 @pytest.mark.parametrize(
@@ -34,21 +32,9 @@ def test_there_are_few_numbers_of_rows(rows, expected, dtype):
     assert (out[rows:] == 0).all()
 
 
-@pytest.mark.parametrize("seconds", [0, 0.1])
-def test_kernels_that_are_slower_than_float32_say_so(seconds, monkeypatch):
-    class Slow(Kernels):
-        def factor(self, x, weight):
-            assert x.dtype == weight.dtype == weight.base.dtype == np.float32
-            return x
-
-        def product(self, a, b):
-            time.sleep(seconds)
-
-    kernels = Slow()
-    assert kernels.are_slow() == (seconds > 0)
-    monkeypatch.setattr(bfloat16, "open_kernels", lambda: kernels)
-    description = Device("cpu", np, "bf16", None, 2).description
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_processor_on_which_bf16_is_slower_is_told(fast, monkeypatch):
+    monkeypatch.setattr(devices, "multiplies_bf16_fast", lambda: fast)
     expected = "cpu, 2 workers, products in bf16"
-    if seconds:
-        expected += " (slower than fp32 on this processor)"
-    assert description == expected
+    expected += "" if fast else " (slower than fp32 on this processor)"
+    assert Device("cpu", np, "bf16", None, 2).description == expected
