@@ -72,8 +72,9 @@ class RunState:
         if isinstance(values.get("text"), str):  # that of the training text alone
             values["text"] = {"train": values["text"]}
         if values.get("decoding"):
-            decoding = {**values["decoding"], "nbest": 1}
-            values["decoding"] = DecodingConfig.from_json(decoding)
+            decoding = {"split": "auto", **values["decoding"], "nbest": 1}
+            decoding.pop("long_input", None)
+            values["decoding"] = from_dict(DecodingConfig, decoding)
         else:
             values.pop("decoding", None)
         if "window" in values:

@@ -316,14 +316,15 @@ class RunConfig:
             files, start = stored["text"], stored.get("start")
             pairs = {"train": files["train"], **files}.items()
             vocabulary = stored.get("vocabulary")
-            stored["training"].pop("on_save_error", None)  # of an older run, as this:
+            stored["decoding"].pop("long_input", None)  # of an older run, as these:
+            stored["training"].pop("on_save_error", None)
             if isinstance(vocabulary, dict):
                 vocabulary = vocabulary["tokenizer"]
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
                 from_dict(TrainingConfig, {"decay": 0, **stored["training"]}),
-                DecodingConfig.from_json(stored["decoding"]),
+                from_dict(DecodingConfig, {"split": "auto", **stored["decoding"]}),
                 {split: (source, target) for split, (source, target) in pairs},
                 vocabulary,
                 start and (start[0], start[1]),

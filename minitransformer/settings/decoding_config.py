@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from minitransformer.settings.options import (
     Config,
     UsageError,
-    from_dict,
     make_config,
     option,
 )
@@ -57,17 +56,6 @@ class DecodingConfig(Config):
     decode_tokens: int = option(
         8192, "source tokens times beam size in a batch of decoding", at_least=1
     )
-
-    @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> DecodingConfig:
-        """Read what a run stored; older ones had `long_input` instead of `split`.
-
-        Raises: ValueError if something is missing, unknown or out of range.
-        """
-        values = {"split": "auto", **stored}
-        if values.pop("long_input", "split") == "error":
-            values["split"] = "never"
-        return from_dict(cls, values)
 
     def __post_init__(self) -> None:
         super().__post_init__()

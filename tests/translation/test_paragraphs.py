@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minitransformer import load, translate
-from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 
@@ -99,13 +99,6 @@ def test_every_rank_joins_those_of_the_sentences(translator):
         for name in ("score", "log_prob"):
             total = sum(getattr(h, name) for h in ranked)
             assert_close(getattr(joined, name), total)
-
-
-def test_what_older_runs_stored_is_read():
-    stored = {k: v for k, v in vars(DecodingConfig()).items() if k != "split"}
-    for word, split in (("split", "auto"), ("truncate", "auto"), ("error", "never")):
-        found = DecodingConfig.from_json({**stored, "long_input": word})
-        assert found == DecodingConfig(split=split)
 
 
 def test_capitals_come_back_as_capitals(shipped):
