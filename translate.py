@@ -219,8 +219,8 @@ def work(args: argparse.Namespace) -> None:
     check_output(args.attention or args.output, args, replace=True)
     beside = args.reference, args.score, args.prefix, args.compare
     check_files(args.output, args.input, *beside)
-    if args.reference:  # what is missing is said before hours of work, not after them
-        quality.check_installed(args.bleu_tokenizer, args.compound_split)
+    if args.compound_split is not None:  # refused before hours of work, not after them
+        quality.import_moses(args.compound_split)
     translator = load_model(args)
     if args.serve:
         from minitransformer.commands.serve import serve

@@ -34,8 +34,8 @@ from minitransformer.settings.text_config import TextConfig
 # CPU.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
-# How sacreBLEU finds words; the last two need packages with dictionaries.
-BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab")
+# How sacreBLEU finds words, without the dictionaries of further packages.
+BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)

@@ -64,20 +64,13 @@ class Batches(Protocol):
 
 
 class ParallelCorpus:
-    """Encoded pairs; `dropped_blank` others had a blank side and were left out.
+    """Encoded pairs; `dropped_blank` others had a blank side and were left out."""
 
-    `notes` are lines for the log about what the vocabulary makes of the text.
-    """
+    notes: Sequence[str] = ()  # lines for the log on what the vocabulary lacks
 
-    def __init__(
-        self,
-        source: Ragged,
-        target: Ragged,
-        dropped_blank: int = 0,
-        notes: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
         self.source, self.target = source, target
-        self.dropped_blank, self.notes = dropped_blank, notes
+        self.dropped_blank = dropped_blank
 
     def __len__(self) -> int:
         return len(self.source)

@@ -31,10 +31,6 @@ from minitransformer.text.tokenizer import (
 # How much text is encoded at a time, in characters with line ends.
 CHUNK = 4_000_000
 
-# The share of unknown pieces and bytes that is reported, and how many of the characters
-# that text loses are named.
-SPELLED_SHARE, CHANGED_NAMED = 5e-3, 8
-
 # Part of the names of files; another one whenever `clean` changes.
 CLEANED = "-clean"
 
@@ -117,8 +113,9 @@ def read_corpus(folder: Path) -> ParallelCorpus:
                     raise ValueError(f"{path.name} has another checksum")
             dtype = header["dtype"]
             sides.append(Ragged(_mapped(ids, dtype), _mapped(starts, "int64")))
-        dropped = header["dropped_blank"]
-        return ParallelCorpus(sides[0], sides[1], dropped, header["notes"])
+        corpus = ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
+        corpus.notes = header["notes"]
+        return corpus
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: a damaged cache ({error})") from error
 
@@ -144,7 +141,8 @@ def _encode(
     ends = {"source": 0, "target": 0}
     pairs = blank = 0
     checksums: dict[str, int] = {}
-    spelled, characters = {"source": 0, "target": 0}, Counter[str]()
+    unknown, characters = {"source": 0, "target": 0}, Counter[str]()  # of the targets
+    no_text = [i for i, text in enumerate(tokenizer.written()) if not text]
 
     def append(name: str, values: np.ndarray) -> None:
         with open(folder / name, "ab") as file:
@@ -168,44 +166,40 @@ def _encode(
             ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=dtype)
             starts = ends[side] + np.cumsum(lengths)
             ends[side] += len(ids)
-            spelled[side] += int(np.isin(ids, tokenizer.fallback).sum())
+            unknown[side] += int(np.isin(ids, no_text).sum())
             append(f"{side}.ids", ids)
             append(f"{side}.starts", starts)
     if not pairs:
         found = f"{blank:,} with a blank line each" if blank else "none"
         raise ValueError(f"{text}: expected sentence pairs, found {found}")
-    shares = [spelled[side] / ends[side] for side in ends]
-    notes = [*_spelled(shares, tokenizer), *_changed(characters, tokenizer)]
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
-    header["notes"] = notes
+    shares = [unknown[side] / ends[side] for side in ends]
+    header["notes"] = _notes(shares, characters, tokenizer)
     (folder / "corpus.json").write_bytes(json.dumps(header).encode())
 
 
-def _spelled(shares: Sequence[float], tokenizer: Tokenizer) -> list[str]:
-    """Return a line for the log if much of the text is not in the vocabulary."""
-    if max(shares) < SPELLED_SHARE:
-        return []
-    return [
-        f"unknown     {shares[0]:.1%} of the source and {shares[1]:.1%} of the target: "
-        "characters that the vocabulary lacks; --vocab-size with another number than "
-        f"{tokenizer.vocab_size} learns one that has them, also with --from"
-    ]
-
-
-def _changed(characters: Counter[str], tokenizer: Tokenizer) -> list[str]:
-    """Return a line for the log if the model cannot learn to write some characters."""
+def _notes(
+    unknown: Sequence[float], characters: Counter[str], tokenizer: Tokenizer
+) -> list[str]:
+    """Return lines for the log on what the vocabulary lacks and loses of a corpus."""
+    notes = []
+    if max(unknown) > 5e-3:
+        notes.append(
+            f"unknown     {unknown[0]:.1%} of the source and {unknown[1]:.1%} of the "
+            "target, characters that the vocabulary lacks: --vocab-size, if it is not "
+            f"{tokenizer.vocab_size}, learns one of this text, also with --from"
+        )
     lost = Counter({c: n for c, n in characters.items() if not tokenizer.keeps(c)})
-    if not lost:
-        return []
-    names = (
-        f"{c if c.isprintable() else f'U+{ord(c):04X}'} {count:,}"
-        for c, count in lost.most_common(CHANGED_NAMED)
-    )
-    also = f" and {len(lost) - CHANGED_NAMED:,} more" * (len(lost) > CHANGED_NAMED)
-    return [
-        f"changed     {lost.total():,} characters of the targets are learned as others "
-        f"or as none: {', '.join(names)}{also}"
-    ]
+    if lost:
+        names = (
+            f"{c if c.isprintable() else f'U+{ord(c):04X}'} {count:,}"
+            for c, count in lost.most_common(8)
+        )
+        notes.append(
+            f"changed     {lost.total():,} characters of the target, which become "
+            f"others or nothing, most often {', '.join(names)}"
+        )
+    return notes
 
 
 def _chunks(lines: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

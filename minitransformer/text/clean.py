@@ -1,18 +1,11 @@
 """What text is, before anything else sees it (beyond the paper).
 
-Text that looks the same can be written in many ways. `clean` leaves one of them, and
-nothing is lost that a reader would miss:
-
-- It is in Unicode's composed form (NFC): an accent becomes part of its letter.
-- White space of any kind, also a tab and a space without a line break, is a space.
-- Controls, and characters that only say where a line may break or how text is stored
-  (the soft hyphen, the word joiner, a byte-order mark), are dropped.
-- Those stay that change what stands beside them: joiners (Persian, Indic scripts,
-  emoji), direction marks (Hebrew, Arabic), variation selectors, and the space without
-  width that separates words in Khmer and Thai.
-- A line is blank if it shows nothing.
-
-Ligatures, superscripts, full-width letters and fractions stay what they are.
+Text that looks the same can be written in many ways, of which `clean` leaves one: in
+Unicode's composed form (NFC), with white space of any kind as a space each, and without
+controls and characters that only help to format it. Nothing is lost that a reader
+would miss: joiners (Persian, Indic scripts, emoji), direction marks (Hebrew, Arabic),
+variation selectors and the space without width of Khmer and Thai stay, as do ligatures,
+superscripts, fractions and full-width letters.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import signal
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -208,13 +207,6 @@ class Tokenizer:
         word = unicodedata.normalize("NFC", f"x{character}x")
         found = unicodedata.normalize("NFC", self.normalise(word).strip(SPACE))
         return character.isspace() or found == word
-
-    @cached_property
-    def fallback(self) -> list[int]:
-        """The id of the unknown symbol, and those of the bytes if there are any."""
-        p = self._processor
-        theirs = enumerate(self._theirs)
-        return [UNK_ID, *(i for i, their in theirs if their >= 0 and p.is_byte(their))]
 
     def keeps_whole(self, symbol: str) -> bool:
         """Whether a text is one piece wherever it stands, as a user symbol is."""

@@ -14,12 +14,9 @@ from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
 from minitransformer.text.pairs import TextPair
 
-# Scripts that put no space between words. Their characters are counted in place of
-# words, which sacreBLEU does without a dictionary.
-WITHOUT_SPACES = (
-    "Han Hiragana Katakana Bopomofo Thai Lao Khmer Myanmar Tibetan Yi Javanese "
-    "Balinese Tai_Le New_Tai_Lue Tai_Tham Tai_Viet"
-).split()
+# Letters of scripts that put no space between words: those within whose words Unicode
+# may break a line (Chinese, Japanese, Thai, Khmer, ...), and of three more scripts.
+UNSPACED = r"[\p{lb=ID}\p{lb=CJ}\p{lb=SA}\p{Tibetan}\p{Balinese}\p{Javanese}]"
 
 # Lines times samples of the bootstrap: sacreBLEU keeps 72 bytes of each, 360 MB.
 MOST_RESAMPLED = 5_000_000
@@ -56,64 +53,44 @@ def choose_tokenizer(references: Iterable[str]) -> str:
     import regex
 
     text = "".join(references)
-    scripts = "".join(rf"\p{{{script}}}" for script in WITHOUT_SPACES)
-    letters, han, alone = (
-        len(regex.findall(pattern, text))
-        for pattern in (r"\p{L}", r"\p{Han}", rf"(?V1)[\p{{L}}&&[{scripts}]]")
-    )
-    if 2 * alone <= letters:
+    patterns = r"\p{L}", r"\p{Han}", rf"(?V1)[\p{{L}}&&{UNSPACED}]"
+    letters, han, unspaced = (len(regex.findall(x, text)) for x in patterns)
+    if 2 * unspaced <= letters:
         return "13a"
-    return "zh" if han > 0.9 * alone else "char"  # Japanese has characters of both
+    return "zh" if han > 0.9 * unspaced else "char"  # Japanese has others, too
 
 
 def bleu_metric(references: Sequence[str], tokenizer: str | None) -> Any:
     """Return sacreBLEU's BLEU for these references, which never warns by itself.
 
     Where none of them has four words, it counts the n-grams that there are (eff:yes).
-
-    Raises: RuntimeError if the tokeniser needs another package.
     """
     from sacrebleu.metrics import BLEU  # slow to import, and not always needed
 
     name = tokenizer or choose_tokenizer(references)
-    try:
-        bleu = BLEU(tokenize=name, force=True)
-    except RuntimeError as error:
-        install = f"pip install 'sacrebleu[{name[:2]}]'"
-        raise RuntimeError(f"--bleu-tokenizer {name}: {install}") from error
+    bleu = BLEU(tokenize=name, force=True)
     if all(len(bleu.tokenizer(line).split()) < 4 for line in references):
         bleu = BLEU(tokenize=name, force=True, effective_order=True)
     return bleu
 
 
 def about_references(text: Mapping[str, TextPair], tokenizer: str | None) -> list[str]:
-    """Return lines on what is unusual for BLEU in validation text, or else the test's.
-
-    Raises: as `bleu_metric`.
-    """
+    """Return lines for the log on BLEU of the validation text, if it is unusual."""
     pair = text.get("val", text.get("test"))
     references = [target for _, target in pair.lines()] if pair else []
-    name = bleu_metric(references, tokenizer).tokenizer.signature()
-    lines = (
-        []
-        if name == "13a"
-        else [f"BLEU        of words as tokeniser {name} finds them"]
-    )
-    if note := looks_tokenised(references, tokenizer):
-        lines.append(f"tokenised   {note}")
-    return lines
+    name = tokenizer or choose_tokenizer(references)
+    notes = looks_tokenised(references, name)
+    if name != "13a":
+        notes.append(f"words are what sacreBLEU's tokeniser {name} finds")
+    return [f"BLEU        {note}" for note in notes]
 
 
-def looks_tokenised(references: Sequence[str], tokenizer: str | None) -> str:
-    """Return what to do if most sentences end in a full stop after a space, or ""."""
-    stops = [line for line in references if line.endswith(".")]
-    apart = sum(line.endswith(" .") for line in stops)
-    if 2 * apart <= len(stops) or tokenizer == "none":
-        return ""
-    return (
-        f"{apart:,} references end in a space and a full stop, while BLEU is meant for "
-        "text that is not tokenised; --bleu-tokenizer none counts the words as they are"
-    )
+def looks_tokenised(references: Sequence[str], tokenizer: str | None) -> list[str]:
+    """Return advice if most full stops at ends of lines come after a space."""
+    stops = [line[-2:] for line in references if line.endswith(".")]
+    if tokenizer == "none" or 2 * stops.count(" .") <= len(stops):
+        return []
+    return ["references look tokenised: --bleu-tokenizer none counts their words"]
 
 
 def translation_quality(
@@ -193,8 +170,7 @@ def report(
     if language is not None:
         bleu = compound_split_bleu(translations, references, language)
         lines.append(f"BLEU {bleu:.2f}  tokenised, compounds split")
-    if note := looks_tokenised(references, tokenizer):
-        lines.append(note)
+    lines += looks_tokenised(references, tokenizer)
     return "\n".join(lines)
 
 
@@ -242,13 +218,6 @@ def compound_split_bleu(
     bleu = BLEU(tokenize="none", smooth_method="none", force=True)
     sides = [[words(line) for line in side] for side in (translations, references)]
     return bleu.corpus_score(sides[0], [sides[1]]).score
-
-
-def check_installed(tokenizer: str | None, language: str | None) -> None:
-    """Raises: as `bleu_metric`, and as `import_moses` if a language is given."""
-    bleu_metric([], tokenizer)
-    if language is not None:
-        import_moses(language)
 
 
 def import_moses(language: str) -> ModuleType:

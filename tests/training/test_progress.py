@@ -72,7 +72,8 @@ def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
 
 def test_the_start_says_what_validation_and_test_text_there_is():
     sides = [Ragged.from_lists([[5] * 3] * 2)] * 2
-    stream = BatchStream(ParallelCorpus(*sides, 0, ["changed     x"]), TrainingConfig())
+    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig())
+    stream.corpus.notes = ["changed     x"]
     model = small_model()
     threaded = CpuModel(model, ParameterBuffer(model), 1)
     pair = TextPair(Path("a/val.en"), Path("a/val.de"))
