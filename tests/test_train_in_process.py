@@ -35,6 +35,7 @@ from minitransformer.training.lifecycle import TrainingRun
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
+from support.closeness import assert_close
 from support.in_process import run_main, run_translate, signals_put_back
 from support.scripts import TIMINGS
 
@@ -516,6 +517,27 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
     start("--resume", "short", "--minutes", 0.7)
     for run, (step, _) in ended.items():
         assert steps(run)[-1] > step
+
+
+def test_the_test_text_is_translated_by_the_mean(start, monkeypatch):
+    """The model that translates has the parameters of averaged.safetensors."""
+    used, real = [], train.translate
+
+    def watched(run, model, pairs):
+        used.append(model.parameters.data.copy())
+        return real(run, model, pairs)
+
+    monkeypatch.setattr(train, "translate", watched)
+    start("--steps", 6, "--run", "run")
+    saved = [f"step-0000000{n}" for n in (4, 6)]
+    before, last, mean = (
+        checkpoint.load(Path("run", f"{name}.safetensors")).parameters.data
+        for name in (*saved, "averaged")
+    )
+    [found] = used
+    np.testing.assert_array_equal(found, mean)
+    assert_close(mean, (before + last) / 2, "float32")
+    assert abs(mean - last).max() > 1e-3
 
 
 # What may go wrong

@@ -100,7 +100,7 @@ class TrainingRun:
         settings, faster = self.settings, "cpu" in device and multiplies_bf16_fast()
         if (count := self.ranks.size) > 1:  # MPI names a rank that dies by its process
             ids = ", ".join(map(str, self.directory.processes()))
-            device = f"{count} ranks (processes {ids}), {device} each"
+            device = f"{count} ranks (processes {ids}), each {device}"
         size, steps = settings.model.vocab_size, settings.training.steps
         preset = f"{settings.preset}: {size:,} word pieces, {steps:,} updates"
         first = f"preset      {preset}; --config names another"

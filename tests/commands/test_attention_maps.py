@@ -8,9 +8,11 @@ import pytest
 
 from minitransformer import load
 from minitransformer.commands.attention_maps import attention_maps, attention_page
+from minitransformer.settings.config import BOS_ID, EOS_ID
 from support.browser import needs_browser, open_tab
 from support.closeness import assert_close
 from support.in_process import run_translate
+from support.reference import ReferenceTransformer
 
 LINE = "the cat number 7 sat"
 
@@ -27,9 +29,9 @@ def maps(translator):
 
 def test_rows_sum_to_one_and_the_decoder_looks_back_only(maps):
     S, T = len(maps.source), len(maps.read)
-    assert maps.encoder.shape == (1, 2, S, S)
-    assert maps.decoder.shape == (1, 2, T, T)
-    assert maps.cross.shape == (1, 2, T, S)
+    assert maps.encoder.shape == (2, 2, S, S)
+    assert maps.decoder.shape == (3, 2, T, T)
+    assert maps.cross.shape == (3, 2, T, S)
     for part in (maps.encoder, maps.decoder, maps.cross):
         assert_close(part.sum(axis=-1), np.ones(part.shape[:-1]), "float32")
     assert (np.triu(maps.decoder[0, 0], 1) == 0).all()
@@ -37,41 +39,31 @@ def test_rows_sum_to_one_and_the_decoder_looks_back_only(maps):
     assert (maps.source[-1], maps.read[0], maps.written[-1]) == ("end", "begin", "end")
 
 
-def test_the_first_layer_by_the_definition(translator, maps):
-    """Equation 1 from the first encoder layer's own weights, a head at a time."""
-    net = translator.model
-    [ids] = translator.tokenizer.encode([LINE])
-    x = net.embedding(np.array([[*ids, 3]]), None).data[0]
-    part = net.encoder[0].self_attention
-    d = net.config.key_width
-    for head in range(2):
-        columns = slice(head * d, (head + 1) * d)
-        q, k = x @ part.query.data[:, columns], x @ part.key.data[:, columns]
-        scores = np.exp(q @ k.T / np.sqrt(d))
-        expected = scores / scores.sum(axis=1, keepdims=True)
-        assert_close(maps.encoder[0, head], expected, "float32")
+class Recording(ReferenceTransformer):
+    """The Transformer in plain NumPy, which keeps the weights of every attention."""
+
+    def drop(self, x, site):
+        if site.endswith(".weights"):
+            self.weights[site.removesuffix(".weights")] = x[0]  # [H, T, S]
+        return x
 
 
-def test_cross_attention_by_the_definition(translator, maps):
-    """Equation 1 from what the decoder's layer computes first."""
+def test_every_head_of_every_layer_by_the_definition(translator, maps):
     net = translator.model
+    parameters = {name: p.data.astype(float) for name, p in net.named_parameters()}
+    reference = Recording(parameters, layers=(2, 3), num_heads=2)
+    reference.weights = {}
     pieces = {x: i for i, x in enumerate(translator.tokenizer.all_pieces())}
     [ids] = translator.tokenizer.encode([LINE])
-    memory = net.encode(np.array([[*ids, 3]]))[0].data[0]
-    target = np.array([[2, *(pieces[x] for x in maps.read[1:])]])
-    x, [layer] = net.embedding(target, None), net.decoder
-    attended = layer.self_attention(x, x, net.target_mask(target), None)
-    x = layer.self_attention_norm(attended, x, None).data[0]
-    part, d = layer.cross_attention, net.config.key_width
-    for head in range(2):
-        columns = slice(head * d, (head + 1) * d)
-        q, k = (
-            x @ part.query.data[:, columns],
-            memory @ part.key.data[:, columns],
-        )
-        scores = np.exp(q @ k.T / np.sqrt(d))
-        expected = scores / scores.sum(axis=1, keepdims=True)
-        assert_close(maps.cross[0, head], expected, "float32")
+    target = [BOS_ID, *(pieces[x] for x in maps.read[1:])]
+    reference.logits(np.array([[*ids, EOS_ID]]), np.array([target]))
+    for side, name in (
+        (maps.encoder, "encoder.{}.self_attention"),
+        (maps.decoder, "decoder.{}.self_attention"),
+        (maps.cross, "decoder.{}.cross_attention"),
+    ):
+        for layer, weights in enumerate(side):
+            assert_close(weights, reference.weights[name.format(layer)], "float32")
 
 
 def test_the_page_loads_no_other_file(maps, tmp_path):

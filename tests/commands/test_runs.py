@@ -51,7 +51,7 @@ def test_what_is_named_is_deleted_and_nothing_else(capsys, name):
     assert main(["--delete", name, name]) == 0
     assert files() == ["toy/config.json"]
     assert not Path("runs/talks").exists()
-    assert capsys.readouterr().out.startswith("deleted runs/talks, 0.0 MB\n")
+    assert capsys.readouterr().out.startswith("deleted runs/talks, 0.1 MB\n")
 
 
 def test_files_of_the_user_stay(capsys):

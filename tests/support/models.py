@@ -28,11 +28,11 @@ CAT_LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)
 
 
 def small_model(dropout=0.0, dtype="float64"):
-    """A model of one layer on each side, for the ids of `small_batch`."""
+    """A model of two layers on each side, for the ids of `small_batch`."""
     config = ModelConfig(
         vocab_size=20,
-        encoder_layers=1,
-        decoder_layers=1,
+        encoder_layers=2,
+        decoder_layers=2,
         d_model=8,
         d_ff=8,
         num_heads=2,
@@ -57,8 +57,8 @@ def save_small_model(path, state=None, **settings):
     """Save an untrained model whose vocabulary is that of CAT_LINES."""
     config = ModelConfig(
         vocab_size=50,
-        encoder_layers=1,
-        decoder_layers=1,
+        encoder_layers=2,
+        decoder_layers=3,
         d_model=8,
         d_ff=8,
         num_heads=2,

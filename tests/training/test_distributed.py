@@ -1,5 +1,6 @@
 """Several ranks compute what one computes, and all end if one of them dies."""
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from minitransformer.backends.devices import connect_ranks
+from minitransformer.backends.onednn import bfloat16
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import distributed
@@ -177,7 +179,7 @@ def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
     train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "one")
     done = train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "two", "--ranks=2")
     ids = ", ".join(map(str, RunDirectory(tmp_path / "two").processes()))
-    assert f"device      2 ranks (processes {ids}), cpu, 1 worker each" in done.stdout
+    assert f"device      2 ranks (processes {ids}), each cpu, 1 worker" in done.stdout
     one, two = (RunDirectory(tmp_path / x).read_metrics() for x in ("one", "two"))
     assert [sorted(line) for line in one] == [sorted(line) for line in two]
     names = ("loss", "gradient_norm", "validation_loss", "validation_bleu")
@@ -190,6 +192,49 @@ def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
     )
     for name, tensor in ours.items():
         np.testing.assert_allclose(theirs[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+# What an update consists of, in as many ways as there are settings for it.
+MODES = {
+    "clipping": {"clip_norm": 0.1},
+    "accumulate": {"accumulate": 3, "clip_norm": 0.2, "label_smoothing": 0.3},
+    "dropouts": {"relu_dropout": 0.2, "attention_dropout": 0.4, "decay": 5},
+    "positions": {"positions": "learned", "attention_window": 4, "d_k": 5, "d_v": 3},
+    "bf16": {"precision": "bf16", "clip_norm": 0.1, "accumulate": 2},
+    "chosen": {"clip_norm": 0.3, "best_by": "bleu", "patience": 2},
+}
+
+
+@needs_mpi
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_compute_the_bits_of_two_processes(tmp_path, data, mode):
+    """Both divide a batch into two parts, and a sum of two numbers has no order.
+
+    What one rank computes is compared with NumPy in test_train_reference.py.
+    """
+    if mode == "bf16":
+        try:
+            bfloat16.open_kernels()
+        except RuntimeError as error:
+            pytest.skip(str(error))
+    (tmp_path / "own.json").write_text(json.dumps(MODES[mode]))
+    more = "--encoder-layers 2 --decoder-layers 2 --validate-every 4 --save-every 4 "
+    more += "--dropout 0.2 --average 3 --steps 9 --config own.json"
+    flags = *SMALL, *more.split()
+    train(tmp_path, *data, *flags, "--run", "ranks", "--ranks=2")
+    train(tmp_path, *data, *flags, "--run", "processes", "--threads", "2")
+    ranks, processes = (RunDirectory(tmp_path / x) for x in ("ranks", "processes"))
+    for a, b in zip(ranks.read_metrics(), processes.read_metrics(), strict=True):
+        assert a.keys() == b.keys()
+        for name in [key for key in a if "second" not in key and key != "ended"]:
+            assert a[name] == pytest.approx(b[name], rel=1e-6), (a["step"], name)
+    assert len(ranks.checkpoints()) == len(processes.checkpoints()) > 1
+    found = sorted(ranks.path.glob("*.safetensors"))
+    assert len(found) > len(ranks.checkpoints())  # the best model, too
+    for path in found:
+        expected = load_file(processes.path / path.name)
+        for name, tensor in load_file(path).items():
+            np.testing.assert_array_equal(tensor, expected[name], f"{path} {name}")
 
 
 def start(folder, data, *flags):

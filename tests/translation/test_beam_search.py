@@ -68,6 +68,51 @@ def test_a_wide_beam_is_exhaustive_search(seed, alpha, nbest):
     assert_close([h.log_prob for h in found], [p for _, p, _ in expected])
 
 
+def search_by_the_definition(table, limit, beam, alpha, nbest):
+    """Beam search of one sentence that ends when `beam` beams have, or at the limit."""
+    live, finished = [((), 0.0)], []
+    for length in range(1, limit + 1):
+        candidates = [
+            ((*words, token), log_prob + float(table(0, words)[token]))
+            for words, log_prob in live
+            for token in [EOS_ID, *FREE]
+        ]
+        candidates.sort(key=lambda candidate: -candidate[1])
+        for words, log_prob in candidates[:beam]:
+            if words[-1] == EOS_ID:
+                score = log_prob / ((5 + length) / 6) ** alpha
+                finished.append((score, words[:-1]))
+        live = [c for c in candidates if c[0][-1] != EOS_ID][:beam]
+        if len(finished) >= beam:
+            break
+    if not finished:
+        finished = [(p / ((5 + limit) / 6) ** alpha, words) for words, p in live]
+    return sorted(finished, key=lambda hypothesis: -hypothesis[0])[:nbest]
+
+
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([0.0, 0.6, 1.5, 4.0]),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.data(),
+)
+def test_an_early_end_changes_no_result(seed, alpha, beam, limit, data):
+    """Where the end of a sentence comes early, but a longer one may score more."""
+    nbest = data.draw(st.integers(1, beam))
+    plain = random_log_probs(seed, data.draw(st.sampled_from([1.0, 2.0, 4.0])))
+
+    def table(sentence, history):
+        log_probs = plain(sentence, history)
+        log_probs[EOS_ID] += 1.5 if len(history) < 2 else -1.0
+        return log_probs - np.log(np.exp(log_probs).sum())
+
+    [found], _ = search(table, [limit], beam, alpha, nbest)
+    expected = search_by_the_definition(table, limit, beam, alpha, nbest)
+    assert [h.tokens for h in found] == [words for _, words in expected]
+    assert_close([h.score for h in found], [score for score, _ in expected])
+
+
 @given(st.integers(0, 10_000), st.floats(0, 2))
 def test_beam_1_is_greedy(seed, alpha):
     table, limit = random_log_probs(seed), 8
