@@ -57,7 +57,7 @@ python "$checkout/train.py" --run features $common $files --encoder-layers 1 \
     --alpha 1.0 --max-len-b 20
 
 # Two checkpoints have Adam's moments, to be resumed from.
-rm -f */.lock */.processes */best.safetensors
+rm -f */.training.lock */.processes */best.safetensors
 find . -name 'step-*' ! -path ./plain/step-00002000.safetensors \
     ! -path ./early/step-00000060.safetensors -delete
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX \
