@@ -36,7 +36,7 @@ from minitransformer.commands.profiling import profile_updates
 from minitransformer.runs import starting_point
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
-from minitransformer.system.waiting import waiting
+from minitransformer.system.waiting import announce
 from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
@@ -293,9 +293,8 @@ def translate(
     rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
     given = model.model, run.start.tokenizer, model.num_processes
     translator = Translator(*given, usual_sentences=run.state.usual_sentences)
-    with waiting(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99):
-        sources = [source for source, _ in pairs[rank::size]]
-        mine = translator.translate(sources, settings.decoding)
+    announce(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99)
+    mine = translator.translate([s for s, _ in pairs[rank::size]], settings.decoding)
     parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
     lines = [parts[i % size][i // size] for i in range(len(pairs))]
     how = settings.training.bleu_tokenizer

@@ -20,13 +20,9 @@ from minitransformer.runs.models import find_checkpoint
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
-from minitransformer.system.waiting import waiting
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator, as_list_of_str
-
-# Checkpoints of more bytes take a while to load.
-LARGE = 100_000_000
 
 
 def load(
@@ -56,8 +52,7 @@ def load(
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
     found = [find_checkpoint(place) for place in places]
-    with waiting("loading", any(path.stat().st_size > LARGE for path in found)):
-        checkpoints = [checkpoint.load(path) for path in found]
+    checkpoints = [checkpoint.load(path) for path in found]
     tokenizer, state = checkpoints[0].tokenizer, checkpoints[0].state
     for place, loaded in zip(places, checkpoints, strict=True):
         if loaded.tokenizer.model != tokenizer.model:

@@ -28,9 +28,13 @@ from minitransformer.runs.state import RunState, json_of
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import from_dict
 from minitransformer.system.files import atomic_write
+from minitransformer.system.waiting import announce
 from minitransformer.text.tokenizer import Tokenizer
 
 SUFFIX = ".safetensors"
+
+# From so many bytes on, loading may take two seconds.
+LARGE = 200_000_000
 
 # The names that a file holds: of the format, of the tokenizer, and of Adam's first and
 # second moment. They never change, so that checkpoints written earlier still load.
@@ -147,6 +151,7 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
     """
     if not path.is_file():
         raise FileNotFoundError(f"expected a checkpoint, found no file {path}")
+    announce(f"loading {path}", path.stat().st_size > LARGE)
     try:
         with safe_open(path, framework="np") as file:
             return _read(file, path.stat().st_size, with_moments)

@@ -313,9 +313,9 @@ class RunDirectory:
 
     def has_ended(self) -> bool:
         """Whether training came to its end here, at least once."""
-        says_so = any("ended" in record for record in self.read_metrics())
-        whole = self.is_run() and self.has_checkpoint()
-        return whole and (says_so or self.averaged.is_file())
+        said = any("ended" in record for record in self.read_metrics())
+        ended = said or self.averaged.is_file()
+        return ended and self.has_checkpoint() and self.is_run()
 
     def has_checkpoint(self) -> bool:
         return bool(self._by_preference())

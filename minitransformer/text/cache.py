@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from minitransformer.system.files import build_once
-from minitransformer.system.waiting import waiting
+from minitransformer.system.waiting import announce
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar.corpus import FOLDER
 from minitransformer.text.ids import Ragged
@@ -48,9 +48,9 @@ def cached_tokenizer(
 
     def build(partial: Path) -> None:
         lines = itertools.chain.from_iterable(text.lines())
-        learning = f"learning {vocab_size:,} word pieces from {text}"
+        announce(f"learning {vocab_size:,} word pieces from {text}", text.is_large)
         try:
-            with waiting(learning, text.is_large), ended_by_interrupt():
+            with ended_by_interrupt():
                 model = Tokenizer.train(lines, vocab_size, num_threads).model
         except VocabularyError as error:
             built_in = text.source.parent.name == FOLDER
@@ -85,8 +85,8 @@ def encoded_corpus(
     key = hashlib.blake2b(tokenizer.model, digest_size=16, key=salt)
 
     def build(folder: Path) -> None:
-        with waiting(f"encoding {text}", text.is_large):
-            _encode(text, tokenizer, num_threads, folder)
+        announce(f"encoding {text}", text.is_large)
+        _encode(text, tokenizer, num_threads, folder)
         _expect_unchanged(text, digest)
 
     return build_once(cache / key.hexdigest(), build, read_corpus)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitransformer.system.waiting import waiting
+from minitransformer.system.waiting import announce
 from minitransformer.text.lines import open_text, read_lines, require_file
 
 # From so many bytes on, to make a vocabulary or batches of text may take two seconds.
@@ -70,8 +70,8 @@ class TextPair:
 def _digest(path: Path, version: tuple[int, ...]) -> bytes:
     """Return the digest of a file, which is kept for a version of it."""
     digest = hashlib.blake2b(digest_size=16)
-    long = version[1] > 100 * LARGE
-    with waiting(f"reading {path}", long), open_text(path) as file:
+    announce(f"reading {path}", version[1] > 100 * LARGE)
+    with open_text(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.digest()

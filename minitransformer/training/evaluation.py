@@ -10,7 +10,7 @@ import numpy as np
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import PAD_ID, TrainingConfig
-from minitransformer.system.waiting import waiting
+from minitransformer.system.waiting import announce
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus
 from minitransformer.training.parallel import ParallelModel
@@ -82,11 +82,8 @@ def validate(
     pairs = corpus.filter_by_length(training.max_length)
     batches = corpus.batch_by_length(pairs, max_tokens)
     mine = (corpus.batch(pairs) for pairs in batches[ranks.rank :: ranks.size])
-    is_long = len(pairs) > 100 and not ranks.rank
-    with (
-        waiting(f"validating on {len(pairs):,} pairs", is_long),
-        parallel_map(work, parallel.num_processes) as mapped,
-    ):
+    announce(f"validating on {len(pairs):,} pairs", len(pairs) > 99 and not ranks.rank)
+    with parallel_map(work, parallel.num_processes) as mapped:
         for statistics in mapped(mine):
             sums += statistics
     nll, correct, tokens = ranks.all_reduce_numbers(sums.tolist())
