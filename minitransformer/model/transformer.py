@@ -169,7 +169,7 @@ class Transformer(Module):
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of x (3.4). Shapes: x [..., D] -> [..., V]
 
-        The embedding gets no gradient from here: training uses `loss.training_loss`.
+        The embedding gets no gradient from here: training uses `training_loss`.
         """
         return ops.linear(x, Tensor(self.embedding.table.data.T))
 
