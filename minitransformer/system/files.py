@@ -25,7 +25,7 @@ SILENT_SECONDS = 2.0
 LEFTOVER_AGE = 24 * 3600.0
 
 # Errors of file systems without locks (Lustre, NFS), and of folders that cannot be
-# synced: by none (CIFS), or by nobody who may not read them.
+# synced: by nobody (CIFS, Windows), or by none who may not read them.
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 
@@ -160,23 +160,17 @@ def write_bytes(path: Path, data: bytes, replace: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk.
-
-    Windows and some file systems cannot do this for folders, nor Windows for files that
-    are open for reading only.
-    """
-    windows, is_folder = os.name == "nt", path.is_dir()
-    if windows and is_folder:
-        return
+    """Wait until a file, or the names in a folder where that can be, are on disk."""
+    flags = os.O_RDWR if os.name == "nt" else os.O_RDONLY  # as Windows wants it
     with name_errors(path):
         try:
-            descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+            descriptor = os.open(path, flags)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            if not (is_folder and error.errno in NO_SYNC):
+            if not (path.is_dir() and error.errno in NO_SYNC):
                 raise
 
 
