@@ -67,7 +67,7 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("line", "blank"),
     [("", 1), ("\t", 1), ("source\t", 1), ("\ttarget", 1), ("\xad\t\u200b\tx", 1),
-     ("Su\u0308\xdf 1\tSweet\xa01", 0), ("no tab", None)],
+     ("Su\u0308\xdf 1\tother", 0), ("other\tSweet\xa01", 0), ("no tab", None)],
     ids=ascii,
 )  # fmt: skip
 def test_blank_sides_are_left_out_and_equal_text_is_one(tmp_path, capsys, line, blank):

@@ -54,6 +54,20 @@ def test_any_option_of_sentencepiece_can_be_named(learn):
 
 
 @pytest.mark.parametrize(
+    ("flags", "read"),
+    [
+        ([], "Stra\xdfe \ufb01 \xb2 A"),
+        (["--normalization", "nmt_nfkc"], "Stra\xdfe fi 2 A"),
+        (["--normalization", "nmt_nfkc_cf"], "stra\xdfe fi 2 a"),
+    ],
+)
+def test_a_vocabulary_changes_text_only_if_it_is_asked_to(learn, flags, read):
+    own = learn("--vocab-size", 60, *flags)
+    text = "Stra\xdfe \ufb01  \xb2\xa0A"
+    assert own.normalise(text).replace(SPACE, " ").split() == read.split()
+
+
+@pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
         (["--user-symbols", "a b"], 2, "--user-symbols: expected a symbol "),

@@ -110,6 +110,12 @@ def test_a_vocabulary_without_a_space_before_the_first_word_is_refused():
         PrefixFinder(tokenizer)
 
 
+@pytest.mark.parametrize("prefix", ["ab \xad", "\ufeffab\u3000", " ab\t"])
+def test_a_prefix_is_read_as_all_text(letters, prefix):
+    """It ends with a space, whatever may follow that nobody sees."""
+    assert PrefixFinder(letters).find(prefix) == PrefixFinder(letters).find("ab ")
+
+
 @pytest.mark.parametrize(
     "prefix", ["a", "abb", "aab", "bab", "aab ", "b a", "ba ab", "ab "]
 )
