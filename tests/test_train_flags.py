@@ -223,6 +223,15 @@ def test_the_settings_of_a_run_describe_the_same_run(place, model_path):
     again = new_settings(parse("--config", "config.json"))
     assert again == replace(run, preset="config")
     assert again.start[0] == model_path
+    older = json.loads(run.to_json())
+    del older["training"]["average_by"]
+    older |= {
+        "character_coverage": 1.0,
+        "tags": {},
+        "text": {**older["text"], "a 2": []},
+    }
+    (place / "config.json").write_text(json.dumps(older))
+    assert new_settings(parse("--config", "config.json")) == again
 
 
 @pytest.mark.parametrize(

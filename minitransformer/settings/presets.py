@@ -218,8 +218,8 @@ def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise UsageError(f"--config: expected FILE.json or a preset, got {name}{hint}")
     values = read_settings(path)
     classes = ModelConfig, TrainingConfig, DecodingConfig
-    known = {f.name: f for cls in classes for f in dataclasses.fields(cls)}
-    is_run = all(x in values for x, f in known.items() if f.default is not None)
+    known = {f.name for cls in classes for f in dataclasses.fields(cls)}
+    is_run = values.keys() >= {"preset", "d_model", "steps", "beam"}
     base = values.pop("config", None if is_run else values.pop("preset", None))
     if base is not None and str(base) not in PRESETS:
         raise UsageError(
@@ -232,10 +232,10 @@ def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
     if isinstance(start := values.get("start"), list):
         values["start"] = start[0]  # its digest follows
     said = {x: values.pop(x) for x in EXPERIMENT if x in values}
-    if unknown := sorted(values.keys() - known.keys()):
-        if not is_run:  # which may be of an older version
-            hint = suggestion(unknown[0], [*known, *EXPERIMENT])
-            raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
-        values = {x: y for x, y in values.items() if x in known}
+    unknown = sorted(values.keys() - known)
+    if unknown and not is_run:
+        hint = suggestion(unknown[0], [*known, *EXPERIMENT])
+        raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
+    values = {x: y for x, y in values.items() if x in known}  # a run may be older
     options = {x: str(y) for x, y in said.items() if isinstance(y, str | int)}
     return merged(PRESETS[base] if base else {}, values), options
