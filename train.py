@@ -205,7 +205,7 @@ def prepare(
         run.log(news)
     if not (args.dry_run or args.profile):
         run.log(f"run         {directory.path}")
-    summary = run_summary(data.batches, text, data.corpora, model)
+    summary = run_summary(data.batches, text, data.corpora, model, settings.decoding)
     summary += quality.about_references(text, training.bleu_tokenizer)
     run.describe(device.description, summary)
     return run, data, model, adam

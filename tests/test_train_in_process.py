@@ -29,10 +29,9 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text import pairs
 from minitransformer.text.batches import BatchStream
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training import evaluation, lifecycle, progress
+from minitransformer.training import evaluation, lifecycle, optimizer, progress
 from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.lifecycle import TrainingRun
-from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
 from support.closeness import assert_close
@@ -633,7 +632,7 @@ def fail(monkeypatch, owner, name, call, error):
     [
         (CpuModel, "forward_backward", 4, RuntimeError("a worker"), 3),
         (BatchStream, "__next__", 4, MemoryError("a batch"), 3),
-        (Adam, "_update_block", 4, MemoryError("half"), 2),
+        (optimizer, "parameters_changed", 4, MemoryError("half"), 2),
         (progress.Progress, "add", 4, MemoryError("not counted"), 2),
         (progress.Progress, "report", 3, MemoryError("report"), 3),
         (evaluation, "validate", 1, MemoryError("validation"), 5),

@@ -39,6 +39,7 @@ def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
         if other.tokenizer.model != result.tokenizer.model:
             raise ValueError(f"{path}: its tokenizer differs from that of {paths[-1]}")
         total += other.parameters.data
+        del other  # before the next one is read
         result.parameters.data[...] = total / count
         yield result
 

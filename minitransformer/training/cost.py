@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from minitransformer.engine import ops
+from minitransformer.model.kv_cache import FIRST_CAPACITY
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 
 # Memory of the interpreter and the libraries. Units: bytes
 PROCESS_MEMORY = 70 << 20
@@ -46,18 +50,40 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
     return 3 * 2 * (layers + length * d * config.vocab_size)
 
 
-def training_memory(config: ModelConfig, tokens: int, num_processes: int) -> int:
+def training_memory(
+    config: ModelConfig, tokens: int, num_processes: int, longest: int = 0
+) -> int:
     """Estimate how much memory training takes, to about a fifth. Units: bytes
 
     All numbers are float32. Parameters, two moments and a gradient for each process are
-    there all the time. Added to these are the activations of `tokens` tokens a side and
-    each process's logits.
+    there all the time. Added to these are the activations of `tokens` tokens a side,
+    with their attention to a sentence of the `longest`, and each process's logits.
     """
-    d, inner = config.d_model, config.d_ff
-    encoder = config.encoder_layers * (8 * d + inner) + 2 * d
-    decoder = config.decoder_layers * (13 * d + inner) + 2 * d
+    d, inner, weights = config.d_model, config.d_ff, config.num_heads * longest
+    encoder = config.encoder_layers * (8 * d + inner + weights) + 2 * d
+    decoder = config.decoder_layers * (13 * d + inner + 2 * weights) + 2 * d
+    tokens = max(tokens, longest * num_processes)
     rows = ops.rows_per_chunk(config.vocab_size)
     rows = min(rows, math.ceil(tokens / num_processes))
     logits = num_processes * (rows + 2 * d) * config.vocab_size
     vectors = (3 + num_processes) * config.num_parameters
     return 4 * (vectors + tokens * (encoder + decoder) + logits) + PROCESS_MEMORY
+
+
+def translation_memory(
+    config: ModelConfig, decoding: DecodingConfig, lengths: np.ndarray, processes: int
+) -> int:
+    """Bound the memory of translating sentences, besides the model's. Units: bytes
+
+    Each process keeps keys and values for as many beams as it searches for at a time,
+    should none end before its longest output.
+    """
+    lengths = np.sort(np.minimum(lengths, decoding.max_input))[::processes] + 1
+    at_once = np.maximum(decoding.decode_tokens // decoding.beam // lengths, 1)
+    at_once = np.minimum(at_once, np.arange(1, len(lengths) + 1))
+    longest = decoding.max_len_a * lengths + decoding.max_len_b
+    capacity = 2 ** np.ceil(np.log2(np.maximum(longest, FIRST_CAPACITY)))
+    positions = (at_once * (lengths + decoding.beam * capacity)).max(initial=0)
+    width = config.num_heads * (config.key_width + config.value_width)
+    numbers = positions * width * (config.decoder_layers + 1) + ops.LOGITS_PER_CHUNK
+    return 4 * processes * int(numbers)

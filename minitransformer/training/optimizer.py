@@ -91,6 +91,9 @@ class Adam:
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.first_moment = np.zeros_like(parameters)
         self.second_moment = np.zeros_like(parameters)
+        # Taken here, so that memory cannot run out in the middle of an update.
+        size = min(BLOCK, len(parameters))
+        self._scratch = np.empty((num_threads, 2, size), parameters.dtype)
         self.steps = 0
 
     def restore(self, steps: int, first_moment: Array, second_moment: Array) -> None:
@@ -114,26 +117,24 @@ class Adam:
         def update_share(thread: int) -> None:
             for start in starts[thread::threads]:
                 block = slice(start, start + BLOCK)
-                self._update_block(block, gradient[block] * scale, rate)
+                m, v = self.first_moment[block], self.second_moment[block]
+                g, change = self._scratch[thread, :, : len(m)]
+                np.multiply(gradient[block], scale, out=g)
+                m *= self.beta1
+                m += np.multiply(g, 1 - self.beta1, out=change)
+                g *= g
+                g *= 1 - self.beta2
+                v *= self.beta2
+                v += g
+                root = np.sqrt(v, out=g)
+                root *= 1 / math.sqrt(1 - self.beta2**self.steps)
+                root += self.epsilon
+                np.divide(m, root, out=change)
+                change *= rate / (1 - self.beta1**self.steps)
+                self.parameters[block] -= change
 
         list(self._map(update_share, range(threads)))
         parameters_changed(self.parameters)
-
-    def _update_block(self, block: slice, g: Array, rate: float) -> None:
-        """Update some of the parameters; the gradient `g` is overwritten."""
-        m, v = self.first_moment[block], self.second_moment[block]
-        m *= self.beta1
-        m += (1 - self.beta1) * g
-        g *= g
-        g *= 1 - self.beta2
-        v *= self.beta2
-        v += g
-        root = np.sqrt(v, out=g)
-        root *= 1 / math.sqrt(1 - self.beta2**self.steps)
-        root += self.epsilon
-        change = np.divide(m, root, out=root)
-        change *= rate / (1 - self.beta1**self.steps)
-        self.parameters[block] -= change
 
 
 def gradient_norm(gradient: Array) -> float:

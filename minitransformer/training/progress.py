@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.runs.state import RunState, Window
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch, Batches, BatchStream, ParallelCorpus
 from minitransformer.text.pairs import TextPair
 from minitransformer.training.cost import (
     parameters_by_block,
     training_flops,
     training_memory,
+    translation_memory,
 )
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
@@ -131,6 +135,7 @@ def run_summary(
     text: Mapping[str, TextPair],
     corpora: Mapping[str, ParallelCorpus],
     parallel: ParallelModel,
+    decoding: DecodingConfig,
 ) -> list[str]:
     """Return log lines about the model, the text, and the costs of an update.
 
@@ -145,25 +150,31 @@ def run_summary(
     config = parallel.model.config
     flops = training_flops(config, source, target) * num_pairs
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
-    at_once = min(stream.training.max_tokens, parallel.tokens_at_once)
-    memory = training_memory(config, at_once, parallel.num_processes)
-    ignored, limit = "", stream.training.max_length
-    if "val" in corpora:
-        val = corpora["val"]
-        if left_out := len(val) - len(val.filter_by_length(limit)):
-            ignored = f" ({left_out:,} of them longer than {limit} tokens: left out)"
+    training, val = stream.training, corpora.get("val", corpus)
+    ignored, limit = "", training.max_length
+    if (left_out := len(val) - len(val.filter_by_length(limit))) and val is not corpus:
+        ignored = f" ({left_out:,} of them longer than {limit} tokens: left out)"
+    at_once = min(training.max_tokens, parallel.tokens_at_once)
+    sides = corpus.source, corpus.target, val.source, val.target
+    longest = min(max(side.lengths.max() + 1 for side in sides), limit)
+    longest *= not parallel.asynchronous  # a GPU keeps no weights of attention
+    memory = training_memory(config, at_once, parallel.num_processes, longest)
+    translated = val.source.lengths[: training.validate_bleu]
+    translated = np.append(translated, corpora.get("test", val).source.lengths)
+    more = translation_memory(config, decoding, translated, parallel.num_processes)
+    more = max(more, 6 * 4 * config.num_parameters)  # to read and sum checkpoints
     return [
         f"parameters  {sum(blocks.values()):,}: {parts}",
         f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "
         f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
-        f"blank, {len(corpus) - len(stream.pairs):,} longer than "
-        f"{stream.training.max_length} tokens",
+        f"blank, {len(corpus) - len(stream.pairs):,} longer than {limit} tokens",
         *corpus.notes,
         f"held out    for validation {_files(text, corpora, 'val')}{ignored}; "
         f"for the test {_files(text, corpora, 'test')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
-        f"memory      about {memory / 1e6:,.0f} MB",
+        f"memory      about {memory / 1e6:,.0f} MB, at most {more / 1e6:,.0f} MB "
+        "more to translate and average",
     ]
 
 

@@ -1,0 +1,215 @@
+"""Each input at its bound: memory and time beside what is announced before.
+
+`pytest -m stress -s tests/stress/test_bounds.py` prints the table of docs/scaling.md.
+Models are untrained, so that no translation ends before its longest output.
+"""
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minitransformer.commands.serve import MAX_BODY, MAX_TOKENS
+from minitransformer.runs import checkpoint
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.text.lines import MAX_LINE
+from minitransformer.training.cost import PROCESS_MEMORY, translation_memory
+from support.scripts import TRAIN, TRANSLATE
+
+pytestmark = [
+    pytest.mark.stress,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc"),
+]
+
+SHAPE = (
+    "--encoder-layers 2 --decoder-layers 2 --d-model 128 --d-ff 512 --num-heads 4 "
+    "--vocab-size 1200 --threads 1 --steps 2 --save-every 1 --log-every 1"
+).split()
+
+# What cutting text into word pieces takes, as a multiple of its bytes.
+CUTTING = 60
+
+
+def words(count, seed=0):
+    rng = random.Random(seed)
+    return [
+        "".join(rng.choices("abcdefghijklmn", k=rng.randint(3, 7)))
+        for _ in range(count)
+    ]
+
+
+def write(path, lines):
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def peak(command, folder):
+    """Run a command; return its output, its peak memory in MB, and its seconds."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [str(x) for x in command],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process.stdout:
+        out = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, out
+    return out, usage.ru_maxrss * 1024 / 1e6, time.monotonic() - began
+
+
+def row(name, announced, measured, seconds):
+    """Print a line of the table; what was announced holds, to a tenth."""
+    print(f"| {name} | {announced:,.0f} | {measured:,.0f} | {seconds:,.0f} |")
+    assert measured < 1.1 * announced
+
+
+def train(folder, name, splits, *flags):
+    """Train on lines of so many words; return memory told and measured, and seconds."""
+    flags = [*SHAPE, "--run", f"{name}-run", "--cache", "cache", *flags]
+    some = words(900)
+    for split, lengths in splits.items():
+        for side in ("source", "target"):
+            rng = random.Random(split + side)
+            lines = [" ".join(rng.choices(some, k=n)) for n in lengths]
+            path = write(folder / f"{name}.{split}.{side}", lines)
+            flags += [f"--{split}-{side}", path]
+    if "val" in splits:
+        flags += ["--validate-every", "1"]
+    out, measured, seconds = peak([*TRAIN, *flags], folder)
+    told = re.search(r"memory +about ([\d,]+) MB, at most ([\d,]+)", out).groups()
+    return sum(int(x.replace(",", "")) for x in told), measured, seconds
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bounds")
+
+
+@pytest.mark.parametrize(
+    ("name", "splits", "flags"),
+    [
+        ("lines of 12 words", {"train": [12] * 2000, "val": [12] * 500}, ""),
+        (
+            "pairs of 1,000 tokens (--max-length)",
+            {"train": [350] * 10, "val": [350] * 4},
+            "--max-length 1000 --validate-bleu 0",
+        ),
+        (
+            "validation lines of 8,000 words",
+            {"train": [12] * 2000, "val": [12] * 100 + [8000] * 4},
+            "",
+        ),
+        ("500 validation lines of a word", {"train": [12] * 999, "val": [1] * 500}, ""),
+        (
+            "2,000 test lines of 12 words",
+            {"train": [12] * 999, "test": [12] * 2000},
+            "",
+        ),
+    ],
+)
+def test_training(folder, name, splits, flags):
+    row(f"training: {name}", *train(folder, name[:9], splits, *flags.split()))
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    """An untrained model, its path, and what having it in memory takes, in bytes."""
+    train(folder, "model", {"train": [12] * 2000})
+    path = folder / "model-run" / "step-00000002.safetensors"
+    loaded = checkpoint.load(path)
+    fixed = PROCESS_MEMORY + 4 * loaded.model.config.num_parameters
+    [ids] = loaded.tokenizer.encode([" ".join(words(900) * 2)])
+    [text] = loaded.tokenizer.decode([ids[:1020]])
+    write(folder / "long", [text])
+    return path, loaded, fixed
+
+
+CUT = {"beam": 1, "max_len_a": 0, "max_len_b": 1}  # no more than is needed
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "longest", "cutting", "decoding", "flags"),
+    [
+        ("2,000 lines of a word", words(2000), 4, 0, {}, ""),
+        ("200 lines of a word, beam 50", words(200), 4, 0, {"beam": 50}, ""),
+        ("a line of 1,024 tokens (--max-input)", "long", 1024, 0, {}, ""),
+        ("--score, 1,024 tokens a side", "long", 1024, 0, {}, "--score long"),
+        ("--alignment, 1,024 tokens", "long", 1024, 0, {}, "--alignment"),
+        ("a prefix of 1,024 tokens", ["a"], 1024, 0, {}, "--prefix long"),
+        ("a line of 4 MiB", ["ab " * (MAX_LINE // 3)], 1024, CUTTING, CUT, ""),
+        ("400 lines of 64 KiB", ["ab " * (1 << 14)] * 400, 1024, CUTTING, CUT, ""),
+    ],
+)
+def test_translation(folder, model, name, source, longest, cutting, decoding, flags):
+    path, loaded, fixed = model
+    source = folder / source if source == "long" else write(folder / "in", source)
+    command = [*TRANSLATE, "--model", path, "--threads", "1", "--input", source]
+    for field, value in decoding.items():
+        command += [f"--{field.replace('_', '-')}", value]
+    command += ["--output", folder / "out", *flags.split()]
+    lengths, config = np.full(5000, longest), DecodingConfig(**decoding)
+    announced = translation_memory(loaded.model.config, config, lengths, 1)
+    announced += fixed + cutting * MAX_LINE
+    row(f"translation: {name}", announced / 1e6, *peak(command, folder)[1:])
+
+
+def test_the_page(folder, model):
+    """A request at its bounds, and 1,500 connections at once."""
+    path, loaded, fixed = model
+    command = [*TRANSLATE, "--model", path, "--serve", "18765", "--threads", "1"]
+    with subprocess.Popen(
+        [str(x) for x in command], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert "open http" in server.stderr.readline()
+            text = "\n".join([" ".join(words(60, i)) for i in range(50)])
+            for beam in (4, 16):
+                tokens = loaded.tokenizer.encode([text])[0][: MAX_TOKENS // beam - 60]
+                [asked] = loaded.tokenizer.decode([tokens])
+                body = json.dumps({"text": asked, "beam": beam, "nbest": beam}).encode()
+                assert len(body) <= MAX_BODY
+                began = time.monotonic()
+                urllib.request.urlopen(
+                    urllib.request.Request(
+                        "http://127.0.0.1:18765/translate",
+                        body,
+                        {"Content-Type": "application/json"},
+                    ),
+                    timeout=600,
+                ).read()
+                seconds = time.monotonic() - began
+                decoding = DecodingConfig(beam=beam)
+                each = np.full(4, 1024)
+                most = translation_memory(loaded.model.config, decoding, each, 1)
+                name = f"page: {MAX_TOKENS // beam:,} tokens, beam {beam}"
+                row(name, (fixed + most) / 1e6, resident(server.pid), seconds)
+            began = time.monotonic()
+            with ExitStack() as stack:
+                for _ in range(1500):
+                    address = "127.0.0.1", 18765
+                    stack.enter_context(socket.create_connection(address, timeout=30))
+                seconds = time.monotonic() - began
+                measured = resident(server.pid)
+            row("page: 1,500 connections", (fixed + most) / 1e6, measured, seconds)
+        finally:
+            server.kill()
+
+
+def resident(process):
+    """The peak of a process's memory. Units: MB"""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024 / 1e6
