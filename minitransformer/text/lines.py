@@ -81,16 +81,26 @@ def source_lines(
 ) -> Iterator[list[str]]:
     """Yield the lines of a file, or sentences, or standard input, in lists of `limit`.
 
-    Lists of what a terminal or a pipe has are yielded as soon as no more is waiting.
+    A list ends earlier after MAX_LINE characters, and where a terminal or a pipe has no
+    more for now.
     """
     if sentences or path:
         each = (sentence.replace("\n", " ") for sentence in sentences)
         lines = read_lines(path) if path else each
-        yield from iter(lambda: list(itertools.islice(lines, limit)), [])
+        yield from iter(lambda: _next_lines(lines, limit), [])
     elif sys.stdin is None:
         raise ValueError("standard input: expected an open file, it is closed")
     else:
         yield from read_available_lines(sys.stdin.fileno(), limit)
+
+
+def _next_lines(lines: Iterator[str], limit: int) -> list[str]:
+    taken, size = list[str](), 0
+    for line in itertools.islice(lines, limit):
+        taken.append(line)
+        if (size := size + len(line)) > MAX_LINE:
+            break
+    return taken
 
 
 def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
@@ -110,7 +120,10 @@ def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
             lines.append(decode_line(raw, number, place))
         if len(rest) > MAX_LINE:
             break
-        while len(lines) >= limit or (lines and not _more_is_waiting(descriptor)):
+        size = sum(map(len, lines))
+        while len(lines) >= limit or (
+            lines and (size > MAX_LINE or not _more_is_waiting(descriptor))
+        ):
             yield lines[:limit]
             lines = lines[limit:]
     if rest:

@@ -10,7 +10,7 @@ import pytest
 from minitransformer.cli import OutputStream
 from minitransformer.text import lines as text
 from minitransformer.text import pairs
-from minitransformer.text.lines import read_available_lines, read_lines
+from minitransformer.text.lines import read_available_lines, read_lines, source_lines
 from minitransformer.text.pairs import TextPair
 
 
@@ -68,6 +68,19 @@ def test_a_pipe_gives_its_lines_as_they_come():
     os.write(writing, b"a\nb\nc\nlast")
     os.close(writing)
     assert list(lines) == [["a", "b", "c", "last"]]
+    os.close(reading)
+
+
+def test_a_list_of_long_lines_is_short(tmp_path, monkeypatch):
+    """However many lines a list may have, it has few characters."""
+    monkeypatch.setattr(text, "MAX_LINE", 100_000)
+    (tmp_path / "long").write_text(f"{'x' * 30_000}\n" * 11)
+    lists = [source_lines((), tmp_path / "long", 2000)]
+    reading = os.open(tmp_path / "long", os.O_RDONLY)
+    lists.append(read_available_lines(reading, 2000))
+    for found in lists:
+        sizes = [len(lines) for lines in found]
+        assert (sum(sizes), max(sizes) <= 6) == (11, True)
     os.close(reading)
 
 
