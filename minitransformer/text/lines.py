@@ -16,7 +16,7 @@ from typing import BinaryIO, TextIO, cast
 
 from minitransformer.system.files import atomic_write
 
-# The longest line that is read, in bytes. To cut it into word pieces takes about sixty
+# The longest line that is read, in bytes. To cut it into word pieces takes 60 to 120
 # times as much memory.
 MAX_LINE = 1 << 22
 
