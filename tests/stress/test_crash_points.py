@@ -140,10 +140,11 @@ class Training:
         if newest:
             assert max(found, default="") >= newest, f"{newest} is lost"
             step = int(newest.removeprefix("step-").removesuffix(".safetensors"))
+            later = {"validation_loss", "ended"}  # after the checkpoint of a step
             lines = [
                 record
                 for record in self.metrics
-                if record["step"] < step + ("validation_loss" not in record)
+                if record["step"] < step + (not later & record.keys())
             ]
             assert metrics(directory)[: len(lines)] == lines, "metrics are lost"
         for path in (directory.best, directory.averaged):
