@@ -1,4 +1,7 @@
-"""Every name in docs/paper.md exists, and every flag and preset on all pages."""
+"""Every name in docs/paper.md and every test of a fault in docs/reliability.md exists.
+
+So does every flag and preset on all pages.
+"""
 
 import functools
 import pkgutil
@@ -14,7 +17,9 @@ from support.scripts import ROOT
 
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 PACKAGE = "minitransformer"
-NAMES = sorted(set(re.findall(r"`([^`]+)`", PAGE)))
+FAULTS = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+TESTS_OF_FAULTS = re.findall(r"`(test_\w+::test_\w+)`", FAULTS)
+NAMES = sorted({*re.findall(r"`([^`]+)`", PAGE), *TESTS_OF_FAULTS})
 PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("minitransformer/models/*/*.md")]
 CODE = r"^ {4}(python .*)$|^(python .*)$|`(python [^`]+)`"
 COMMANDS = [

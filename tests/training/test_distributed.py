@@ -109,7 +109,7 @@ def test_ranks_do_not_change_the_gradient(size, threads):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_random_text(
-        tmp_path_factory.mktemp("text"), validation=21
+        tmp_path_factory.mktemp("text"), validation=61
     )  # odd, for two ranks
 
 
