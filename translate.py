@@ -66,9 +66,9 @@ IGNORED = {
     "serve": "input output score attention reference json buffer prefix sample "
     "temperature top_k top_p seed alignment",
     "attention": "input output score reference json buffer nbest split max_input "
-    "prefix alignment",
+    "prefix alignment glossary",
     "score": "reference json beam alpha nbest max_len_a max_len_b split prefix "
-    "sample temperature top_k top_p seed min_len no_repeat_ngram",
+    "sample temperature top_k top_p seed min_len no_repeat_ngram glossary",
 }
 # What has an effect beside each of these flags only.
 NEEDED = {"serve": "host", "reference": "compound_split bleu_tokenizer compare"}
@@ -106,6 +106,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--score", type=Path, metavar="FILE", help=scored)
     tag = "tag that every line gets, such as <2de>, if the model learned several"
     add("--tag", metavar="TAG", help=tag)
+    terms = "file of terms and their translations, with a tab between them"
+    add("--glossary", type=Path, metavar="FILE", help=terms)
     beginning = "file whose line N is how translation N begins, possibly in mid-word"
     add("--prefix", type=Path, metavar="FILE", help=beginning)
     heads = "show the attention of every head in a page (.html)"
@@ -155,7 +157,7 @@ def load_model(args: argparse.Namespace) -> Translator:
     if not args.model:
         chosen = f"using {described(paths[0])}; --model names another"
         say(f"translate.py: {chosen}")
-    names = "device", "precision", "tag"
+    names = "device", "precision", "tag", "glossary"
     options = {name: getattr(args, name) for name in names}
     threads = 1 if args.serve else args.threads  # a server's threads must not fork
     translator = load(*paths, threads=threads, **options)

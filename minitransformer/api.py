@@ -10,7 +10,7 @@ For example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from minitransformer.runs.models import find_checkpoint
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
+from minitransformer.text.placeholders import read_glossary
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator, as_list_of_str
@@ -31,6 +32,7 @@ def load(
     precision: str | None = None,
     threads: int | None = None,
     tag: str | None = None,
+    glossary: str | Path | Mapping[str, str] | None = None,
 ) -> Translator:
     """Load a run directory, a checkpoint or a shipped model by its name.
 
@@ -42,12 +44,15 @@ def load(
     divides the lines of a call among so many forked processes, which a program whose
     other threads hold locks should not ask for. The memory that this process frees is
     kept for reuse from now on (`tune_allocator`). `tag` is put before every line, for a
-    model of several corpora.
+    model of several corpora. `glossary` has translations of terms, or is a file of them
+    (`read_glossary`).
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
     if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
         raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
+    if isinstance(glossary, str | PathLike):
+        glossary = read_glossary(Path(glossary))
     tune_allocator()
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
@@ -65,7 +70,7 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    rest = state.decoding, tag, state.usual_sentences
+    rest = state.decoding, tag, state.usual_sentences, glossary
     return Translator(model, tokenizer, opened.num_threads, *rest)
 
 

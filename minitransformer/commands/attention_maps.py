@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from minitransformer.commands.pages import page
 from minitransformer.engine.backend import array_module, to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.system.workers import limit_threads
@@ -69,9 +69,8 @@ def attention_maps(
     Raises: ValueError if the line is blank or too long, or if there are several models.
     """
     model, tokenizer = translator.single_model, translator.tokenizer
-    config = replace(
-        config or translator.decoding, nbest=1, split="never", max_input=1 << 30
-    )
+    whole = {"nbest": 1, "split": "never", "max_input": 1 << 30}
+    config = TranslationConfig(**vars(config or translator.decoding) | whole)
     [source] = translator.encode([line], config, [1])
     if len(source) > MAX_PIECES:
         raise ValueError(
@@ -80,7 +79,7 @@ def attention_maps(
         )
     if not source:
         raise ValueError("expected a sentence, got a blank line")
-    [[best, *_]] = translator.hypotheses([line], config)
+    [[best, *_]] = translator.translate_as_read([line], config, [1], [""])
     target = list(best.tokens)
     fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
     layers = model.config.encoder_layers

@@ -14,6 +14,7 @@ from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.text.clean import clean
 from minitransformer.text.lines import read_lines
+from minitransformer.text.placeholders import symbols_for
 from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
 
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("text", type=Path, nargs="+", help="text of both languages, plain or .gz")
     size = "word pieces; from 1,024 on, the 256 bytes are among them"
     add("--vocab-size", type=positive, required=True, metavar="N", help=size)
-    whole = "placeholders and tags, each one unsplit piece"
+    whole = "tags and the like, each one unsplit piece"
     add("--user-symbols", nargs="+", default=[], metavar="SYMBOL", help=whole)
     rule = "what SentencePiece changes in text (default identity: nothing)"
     rules = "identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"
@@ -46,8 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         check_output(args.file, args)
         check_symbols("--user-symbols", args.user_symbols)
+        own, copies = map(clean, args.user_symbols), tuple[str, ...]()
+        if len(args.text) == 2:
+            source, target = map(read_lines, args.text)
+            copies = symbols_for(zip(source, target, strict=False))
         options: dict[str, Any] = {
-            "user_defined_symbols": list(dict.fromkeys(map(clean, args.user_symbols))),
+            "user_defined_symbols": list(dict.fromkeys([*own, *copies])),
             "normalization_rule_name": args.normalization,
         }
         for option in args.option:

@@ -22,6 +22,7 @@ from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar.corpus import FOLDER
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
+from minitransformer.text.placeholders import Finder, symbols_for
 from minitransformer.text.tokenizer import (
     Tokenizer,
     VocabularyError,
@@ -31,8 +32,8 @@ from minitransformer.text.tokenizer import (
 # How much text is encoded at a time, in characters with line ends.
 CHUNK = 4_000_000
 
-# Part of the names of files; another one whenever `clean` changes.
-CLEANED = "-clean"
+# Part of the names of files; another one whenever `clean` or `Finder` changes.
+CLEANED = "-clean-copied"
 
 
 def cached_tokenizer(
@@ -47,11 +48,13 @@ def cached_tokenizer(
     """
 
     def build(partial: Path) -> None:
+        options = {"user_defined_symbols": list(symbols_for(text.lines()))}
         lines = itertools.chain.from_iterable(text.lines())
         announce(f"learning {vocab_size:,} word pieces from {text}", text.is_large)
         try:
             with ended_by_interrupt():
-                model = Tokenizer.train(lines, vocab_size, num_threads).model
+                made = Tokenizer.train(lines, vocab_size, num_threads, **options)
+                model = made.model
         except VocabularyError as error:
             built_in = text.source.parent.name == FOLDER
             other = "; --data or --train-source names other text" * built_in
@@ -151,7 +154,10 @@ def _encode(
 
     for side in ends:
         append(f"{side}.starts", np.zeros(1, dtype=np.int64))
-    for chunk in _chunks(text.lines()):
+    finder, read = Finder(tokenizer), text.lines()
+    if finder.has_symbols:
+        read = itertools.starmap(finder.hide_pair, read)
+    for chunk in _chunks(read):
         characters.update("".join(target for _, target in chunk))
         sides = (
             tokenizer.encode([pair[column] for pair in chunk], num_threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,19 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.capitals import without_capitals
+from minitransformer.text.clean import clean
+from minitransformer.text.placeholders import (
+    NUMBERS,
+    SYMBOLS,
+    Finder,
+    Item,
+    hide,
+    hide_in_prefix,
+    holds,
+    named,
+    place,
+    restore,
+)
 from minitransformer.text.sentences import (
     as_one_sentence,
     halved,
@@ -35,10 +48,10 @@ class Translator:
     """A model or an ensemble with its tokenizer.
 
     It translates on `num_threads` workers; `decoding` is how it decodes by default.
-    `tag` is a symbol of the vocabulary that is put before every source line, and
-    `usual_sentences` is how many sentences the model learned to translate at once.
-    Where a method takes `first_line`, that is the number by which errors call the first
-    of its lines.
+    `tag` is a symbol of the vocabulary that is put before every source line,
+    `usual_sentences` is how many sentences the model learned to translate at once, and
+    `glossary` has the translations of terms. Where a method takes `first_line`, that is
+    the number by which errors call the first of its lines.
 
     Raises: UsageError if the tag is no symbol of the vocabulary.
     """
@@ -51,6 +64,7 @@ class Translator:
         decoding: DecodingConfig | None = None,
         tag: str | None = None,
         usual_sentences: int = 1,
+        glossary: Mapping[str, str] | None = None,
     ) -> None:
         if tag is not None and not tokenizer.keeps_whole(tag):
             raise UsageError(f"--tag: expected a symbol of the vocabulary, got {tag!r}")
@@ -58,6 +72,7 @@ class Translator:
         self.tag = tokenizer.encode([tag])[0] if tag else []
         self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
         self.usual_sentences = usual_sentences
+        self._items = Finder(tokenizer, glossary or {})
 
     def use_device(self) -> None:
         """Select the model's GPU in this thread, which CUDA begins with the first."""
@@ -114,7 +129,14 @@ class Translator:
             for prefix, split in zip(prefixes, divided, strict=True)
             for beginning in [prefix, *[""] * (len(split) // 2 - 1)]
         ]
-        found = iter(self._translate_parts(parts, config, numbers, begun))
+        translated = self._translate_around_items(parts, config, numbers, begun)
+        for part, number, best in zip(parts, numbers, translated, strict=True):
+            if config.alignment and self._items.find(part):  # all words were not read
+                texts = [h.text for h in best]
+                links = self.align([part] * len(best), texts, config, number)
+                each = zip(best, links, strict=True)
+                best[:] = [replace(h, alignment=x) for h, x in each]
+        found = iter(translated)
         return [_joined(split, [next(found) for _ in split[1::2]]) for split in divided]
 
     def divide(
@@ -177,14 +199,60 @@ class Translator:
             encoded.append([*tag, *ids] if ids else [])
         return encoded
 
-    def _translate_parts(
+    def _translate_around_items(
         self,
         parts: Sequence[str],
         config: TranslationConfig,
         numbers: Sequence[int],
         prefixes: Sequence[str],
     ) -> list[list[Hypothesis]]:
-        """Translate each part of all lines, of which some begin with a prefix."""
+        """Translate parts around their items, and put these into the translations.
+
+        If the name of an item gets lost, a part is translated with other names, then
+        without any, and at last as it is.
+        """
+        parts = list(map(clean, parts))
+        items = list(map(self._items.find, parts))
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+
+        def attempt(tried: dict[int, list[Item]], is_last: bool = False) -> None:
+            read = [hide(parts[n], own) for n, own in tried.items()]
+            begun = [hide_in_prefix(prefixes[n], own) for n, own in tried.items()]
+            aligns = any(x.read.strip() != x.name for y in tried.values() for x in y)
+            asked = replace(config, alignment=True) if aligns else config
+            given = read, asked, [numbers[n] for n in tried], begun
+            results = zip(tried.items(), self.translate_as_read(*given), strict=True)
+            for (n, own), hypotheses in results:
+                for h in hypotheses:
+                    text = restore(own, place(parts[n], own, h.text, h.alignment))
+                    if is_last or holds(text, items[n], prefixes[n]):
+                        found[n].append(replace(h, text=text or h.text))
+
+        kinds = [{x.kind for x in own} for own in items]
+        attempt({n: [] for n, own in enumerate(kinds) if own <= {"number"}})
+        for names in (SYMBOLS, NUMBERS, NUMBERS[::-1], ())[
+            not self._items.has_symbols :
+        ]:
+            left = [n for n, best in enumerate(found) if not best]
+            each = {n: named(parts[n], items[n], names) for n in left}
+            blank = {
+                n for n in left if prefixes[n] and not hide(parts[n], each[n]).strip()
+            }
+            attempt({n: own for n, own in each.items() if own and n not in blank})
+        attempt({n: [] for n, best in enumerate(found) if not best}, is_last=True)
+        return found
+
+    def translate_as_read(
+        self,
+        parts: Sequence[str],
+        config: TranslationConfig,
+        numbers: Sequence[int],
+        prefixes: Sequence[str],
+    ) -> list[list[Hypothesis]]:
+        """Return the best translations of texts as they are, with nothing kept out.
+
+        `numbers` are those of their lines in errors.
+        """
         encode, as_given = self.tokenizer.encode, config.split == "never"
         small = [
             None if as_given or prefix else without_capitals(part, encode)

@@ -96,8 +96,10 @@ def test_ids_take_two_bytes_where_they_fit(pair, tmp_path, size, dtype):
     def encode(lines, num_threads):
         return [[size - 1] if line else [] for line in lines]
 
+    nothing = dict.fromkeys(("normalise", "keeps_whole"), str.isspace)
+    nothing |= {"model": b"", "written": list}
     vocabulary = SimpleNamespace(
-        vocab_size=size, encode=encode, model=b"", written=list, keeps=str.isascii
+        vocab_size=size, encode=encode, keeps=str.isascii, **nothing
     )
     corpus = encoded_corpus(pair, vocabulary, tmp_path / dtype)
     assert corpus.target.concatenate(np.array([0, 5])).dtype == dtype

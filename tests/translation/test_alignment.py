@@ -142,7 +142,7 @@ def test_words_of_a_line_are_counted_through_its_parts(translator, line, setting
         places = [len(f"{text}x".split()) - 1 for text in (source, target)]
         expected |= {(i + places[0], j + places[1]) for i, j in h.alignment}
         source += part + space
-        target += h.text + (space or " " * (source != line))
+        target += h.text + space * (not h.text.endswith("。"))
     assert source == line
     assert target == best.text
     assert {*best.alignment} == expected

@@ -72,7 +72,7 @@ def test_which_lines_are_divided(translator, settings, usual, prefix, parts):
         (["  \t ", "", ""], ""),
         (["\t", "the cat", "  "], ""),
         (["  ", "The cat.", "\t", "Sat!", "  ", "3?", " "], ""),
-        (["", "the cat\N{IDEOGRAPHIC FULL STOP}", "", "sat", ""], " "),
+        (["", "the cat\N{IDEOGRAPHIC FULL STOP}", "", "sat", ""], ""),
     ],
 )
 def test_layout_is_kept(translator, split, end):

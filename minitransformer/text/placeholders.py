@@ -1,0 +1,320 @@
+"""What a translation copies, and placeholders for it (beyond the paper).
+
+Addresses, markup, code, emoji and long numbers belong into a translation as they are,
+and a glossary says what other words become. `Finder` finds such items in a line. The
+model reads a name for each: a symbol of the vocabulary that it has learned to copy, or
+a small number, which models copy anyway. Markup and emoji, without which a sentence is
+whole, are left out instead, and `place` puts their names where the word alignment says.
+`restore` puts the items in place of their names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+from zlib import crc32
+
+from minitransformer.settings.options import UsageError
+from minitransformer.text.lines import read_lines
+from minitransformer.text.tokenizer import Tokenizer
+
+Links: TypeAlias = Sequence[tuple[int, int]]
+
+# The names of items: symbols of a vocabulary, or numbers where it has none.
+SYMBOLS = tuple(f"⟦{n}⟧" for n in range(1, 10))
+NUMBERS = tuple("47 58 36 29 61 83 74 92 17 35 68 53 24 76 19 85 42 63 38 97".split())
+# A vocabulary gets the symbols for so many training pairs with something to copy.
+LEAST_PAIRS = 1000
+# Longer lines are translated as they are.
+MOST_CHARACTERS = 5000
+_NAME = re.compile(rf"⟦\d+⟧|(?<![\w.,])(?:{'|'.join(NUMBERS)})(?!\w|[.,]\d)")
+
+_PICTURE = "\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+_LOOSE = rf"""  # what a sentence is whole without: comments, tags, escapes, emoji
+    <!--.*?--> | </?[A-Za-z][^<>]*> | <\d+/?> | &(?:[A-Za-z]+|\#\w+); | \\[nrt]
+  | (?:[0-9\#*]\ufe0f?\u20e3 | [{_PICTURE}] | \S\ufe0f)
+    [\ufe0f\u200d\u20e3\U000e0020-\U000e007f{_PICTURE}]*
+"""
+_ENDINGS = (
+    "txt|pdf|md|json|xml|html?|css|js|py|c|h|cpp|java|sh|exe|zip|gz|tar|csv|log|toml|"
+    "ya?ml|ini|docx?|xlsx?|jpe?g|png|gif|svg|mp[34]|com|org|net|edu|gov|io|dev|de|uk|fr"
+)
+_WORD = rf"""  # what has a place in the sentence
+    ``.+?``(?!`) | `[^`]+` | ⟦\d+⟧  # code, names
+  | (?:[a-z]+://|mailto:|www\.)  # addresses
+    [^\s<>"()]*(?:\([^\s<>"()]*\)[^\s<>"()]*)*(?<![.,:;!?'])
+  | [\w.+%-]+@[\w-]+(?:\.[\w-]+)+
+  | \{{\{{.*?\}}\}} | [$%]?\{{[^{{}}\s]*\}}  # variables
+  | (?<!\d)%(?:\d+\$|\(\w+\))?[-+\#0]*\d*(?:\.\d+)?l{{0,2}}[sdifuxXcgeo@](?!\w)
+  | (?<!\w)%\w+% | %%
+  | (?<!\w)(?:[A-Za-z]:\\|~?/|\.{{1,2}}/)[\w.+/\\-]*\w  # paths
+  | (?<!\w)[\w./-]*\w\.(?:{_ENDINGS})(?![\w-])
+  | (?<!\w)(?:@\w+|\#\w+|\#\ \d+|\w+_\w+|0x[0-9a-fA-F]+) | (?<![\w-])--\w[\w-]*
+  | (?<!\w)\+?(?=(?:[^\W\d_]*[-.,:/]?[^\W\d_]*\d\ ?){{5}})  # five digits or more
+    \w+(?:[-.,:/]\w+|(?<=\d)\ \d{{3,}})*
+"""
+_LOOSE_ONLY = re.compile(rf"(?:{_LOOSE}|\W)+", re.X)
+_COUNT = r"(?<![\w.,:])(?:\d{3,4}|\d+[.,:]\d+)(?!\w|[.,:]\d)"
+# What all of the above have something of, and most lines have not.
+_SIGN = re.compile(r"[^\w\s,.!?;:'\"()-]|--|\d|_|\w\.\w")
+_CLOSING = ".,:;!?…)]}\"'»”"
+_MARKS = _CLOSING + "([{«„“"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A part of a line with the output that it becomes.
+
+    It is a "word" or "loose", both of which are copied, a "number" of three or four
+    digits, which is copied if the model fails to, or a "term" of a glossary. The model
+    reads `read` in its place, and `name` stands for it in the translation. It `touches`
+    a character before it, and a letter behind.
+    """
+
+    start: int
+    end: int
+    output: str
+    kind: str
+    touches: tuple[bool, bool] = (False, False)
+    read: str = ""
+    name: str = ""
+
+
+def read_glossary(path: Path) -> dict[str, str]:
+    """Read lines of a term, a tab and its translation.
+
+    Raises: UsageError naming the first line that is something else.
+    """
+    found = dict[str, str]()
+    for number, line in enumerate(read_lines(path), start=1):
+        term, _, output = map(str.strip, line.partition("\t"))
+        if line.strip() and (not (term and output) or "\t" in output or term in found):
+            expected = "expected a new term, a tab and its translation"
+            raise UsageError(f"{path}, line {number}: {expected}, got {line!r:.60}")
+        if line.strip():
+            found[term] = output
+    return found
+
+
+class Finder:
+    """Finds what a translation has as it is, or as the glossary says.
+
+    A term of the glossary also stands for itself with a capital letter. Characters that
+    no piece of the vocabulary has are copied, letters with the word that they are in.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None = None, glossary: Mapping[str, str] = {}
+    ) -> None:
+        self._normalise, self._known = lambda _: "", set[str]()
+        self.has_symbols = False
+        if tokenizer:
+            self._normalise = tokenizer.normalise
+            self._known = {*"".join(tokenizer.written())}
+            self.has_symbols = all(map(tokenizer.keeps_whole, SYMBOLS))
+        capital = {x[0].upper() + x[1:]: output for x, output in glossary.items()}
+        self._outputs = capital | dict(glossary)
+        self._pattern = lru_cache(256)(self._compile)
+
+    def _compile(self, unknown: str) -> re.Pattern[str]:
+        longest = sorted(map(re.escape, self._outputs), key=len, reverse=True)
+        copied = f"{_LOOSE}|{_WORD}"
+        for character in unknown:
+            around = r"\w*" * (unicodedata.category(character)[0] in "LMN")
+            copied += f"|{around}{re.escape(character)}{around}"
+        term = rf"(?P<term>(?<![\w-])(?:{'|'.join(longest) or '(?!)'})(?![\w-]))"
+        copied = rf"(?:{copied})(?:\s*(?:{copied}))*"
+        return re.compile(rf"{term}|{copied}|(?P<number>{_COUNT})", re.X)
+
+    def find(self, line: str) -> list[Item]:
+        """Return the items of a line, which is one if it has no other words.
+
+        A line of more than MOST_CHARACTERS has none: to search it may take long.
+        """
+        unknown = {*self._normalise(line)} - self._known
+        if unknown:
+            unknown = {x for x in line if {*self._normalise(x)} - self._known}
+        may_have = unknown or self._outputs or _SIGN.search(line)
+        if not may_have or len(line) > MOST_CHARACTERS:
+            return []
+        pattern = self._pattern("".join(sorted(unknown)))
+        items, end, rest = list[Item](), 0, ""
+        for match in pattern.finditer(line):
+            start, output, kind, read = match.start(), match[0], "word", ""
+            rest += line[end:start]
+            before, behind = line[start - 1 : start], line[match.end() :][:1]
+            touches = before.strip() != "", behind.isalnum()
+            if match.lastgroup:
+                kind = match.lastgroup
+                output = self._outputs.get(output, output)
+                rest += output
+            elif _LOOSE_ONLY.fullmatch(output):
+                kind = "loose"
+                if not touches[1]:  # one space is enough
+                    start = max(end, len(line[:start].rstrip()))
+                elif before.isalnum() or before in _CLOSING:
+                    read = " " * bool(before)
+            end = match.end()
+            items.append(Item(start, end, output, kind, touches, read))
+        if items and not re.search(r"\w", rest + line[end:]):
+            return [Item(0, len(line), line, "loose")]
+        return items
+
+    def hide_pair(self, source: str, target: str) -> tuple[str, str]:
+        """Put symbols in place of what both sides of a training pair have in order."""
+        copied = [x for x in self.find(source) if x.kind != "number"]
+        if not copied:
+            return source, target
+        there = [x for x in self.find(target) if x.kind != "number"]
+        if [x.output for x in copied] == [x.output for x in there]:
+            first = crc32(source.encode()) % len(SYMBOLS)  # all are learned alike
+            names = SYMBOLS[first:] + SYMBOLS[:first]
+            hidden = hide(source, named(source, copied, names))
+            if hidden.strip():
+                return hidden, hide(target, named(target, there, names))
+        return source, target
+
+
+def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the symbols, or none if too few of the first million pairs need them."""
+    hide_pair = Finder().hide_pair
+    found = (x for x in itertools.islice(pairs, 10**6) if hide_pair(*x) != x)
+    enough = sum(1 for _ in itertools.islice(found, LEAST_PAIRS)) == LEAST_PAIRS
+    return SYMBOLS if enough else ()
+
+
+def named(line: str, items: Iterable[Item], names: Sequence[str]) -> list[Item]:
+    """Let the model read names in place of words and numbers; none if they are too few.
+
+    Symbols also stand for terms, which it reads as they are otherwise. Without names,
+    it reads nothing in place of what is copied.
+    """
+    free, result = iter([x for x in names if x not in line]), list[Item]()
+    kinds = ("word", "number", "term")[: 0 if not names else 2 + (names[0] in SYMBOLS)]
+    for number, item in enumerate(items, start=100):
+        name = next(free, "") if item.kind in kinds else f"⟦{number}⟧"
+        if not name:
+            return []
+        read, output = item.read, item.output
+        if item.kind in kinds:  # letters that touch the item do not touch the name
+            before, behind = (
+                line[item.start - 1 : item.start].isalnum(),
+                item.touches[1],
+            )
+            read = " " * before + name + " " * behind
+            output = "\b" * before + output + "\b" * behind
+        elif item.kind == "term":
+            read = line[item.start : item.end]
+        result.append(replace(item, name=name, read=read, output=output))
+    return result
+
+
+def hide(line: str, items: Iterable[Item]) -> str:
+    """Return what the model reads of a line."""
+    read, end = "", 0
+    for item in items:
+        read, end = read + line[end : item.start] + item.read, item.end
+    return read + line[end:]
+
+
+def place(line: str, items: Sequence[Item], translation: str, links: Links) -> str:
+    """Put the names of items that the model did not read into its translation.
+
+    A copy goes behind the word that was made from the one before it, or before the word
+    made from the next if it touches only that; a term replaces what was made from it.
+    `links` are pairs of a word that the model read and a word of the translation.
+    """
+    if all(item.read.strip() == item.name for item in items):
+        return translation
+    source, words, last, shift = hide(line, items), translation.split() or [""], -1, 0
+    for item in items:
+        before, after = source[: item.start + shift], source[item.start + shift :]
+        shift += len(item.read) - (item.end - item.start)
+        if item.read.strip() == item.name:
+            last = next((n for n, x in enumerate(words) if item.name in x), last)
+            continue
+        number = len(before.split())  # of the next word that was read
+        if item.kind == "term":
+            first = number - bool(before[-1:].strip())
+            made = {j for i, j in links if first <= i < first + len(item.read.split())}
+            if own := _words_of_term(item.output, words, made):
+                text = " ".join(words[own[0] : own[-1] + 1])
+                whole = text.replace(text.strip(_MARKS) or text, item.name, 1)
+                words[own[0] : own[-1] + 1] = [whole, *[""] * (len(own) - 1)]
+                continue
+        opens = item.touches[1] and not item.touches[0]
+        inside = before[-1:].isalnum()  # a mark that follows the word follows the item
+        if not re.search(r"\w", before):
+            n, opens = 0, True
+        elif not re.search(r"\w", after):
+            n, opens, inside = len(words) - 1, False, bool(after.strip())
+        else:
+            i = max((i for i, _ in links if i < number + opens), default=-1)
+            opens = opens and i == number
+            n = (min if opens else max)((j for k, j in links if k == i), default=0)
+        if opens and n > last:
+            space = "" if item.touches[1] or not words[n] else " "
+            words[n] = item.name + space + words[n]
+        else:
+            n = max(n, last)
+            text = words[n].rstrip(_CLOSING) if inside else words[n]
+            space = "" if item.touches[0] or not text else " "
+            rest = words[n][len(text) :]
+            words[n] = text + space + item.name + "\b" * item.touches[1] + rest
+        last = n
+    return _joined(" ".join(filter(None, words)))
+
+
+def _joined(text: str) -> str:
+    """Take out each backspace with the spaces around it."""
+    return re.sub(" ?\x08 ?", "", text)
+
+
+def _words_of_term(output: str, words: list[str], made: set[int]) -> Sequence[int]:
+    """Return which words are a term: those that say it, or else those made from it."""
+    size = len(output.split())
+    for n in range(len(words)):
+        if " ".join(words[n : n + size]).strip(_MARKS) == output:
+            return range(n, n + size)
+    first = min(made, default=0)
+    return range(first, next(n for n in itertools.count(first) if n not in made))
+
+
+def restore(items: Sequence[Item], translation: str) -> str | None:
+    """Put the items in place of their names.
+
+    None if a name was lost, doubled or invented, or if copies changed their order.
+    """
+    own, terms = [x.name for x in items], [x.name for x in items if x.kind == "term"]
+    found = [x for x in _NAME.findall(translation) if x in own or x[0] == "⟦"]
+    copies = [[x for x in names if x not in terms] for names in (found, own)]
+    if sorted(found) != sorted(own) or copies[0] != copies[1]:
+        return None
+    outputs = {x.name: x.output for x in items}
+    return _joined(_NAME.sub(lambda x: outputs.get(x[0], x[0]), translation))
+
+
+def holds(text: str | None, items: Sequence[Item], prefix: str) -> bool:
+    """Whether a translation has its prefix and all items; a number may be spelled."""
+    if text is None or not text.startswith(prefix):
+        return False
+    digits = re.sub(r"(?<=\d)[.,:](?=\d)", "", text)  # 8.760 may stand for 8,760
+    lacking = [x for x in items if x.output not in text]
+    wrong = re.search(r"\d", text) and any(
+        re.sub(r"\D", "", x.output) not in digits for x in lacking
+    )
+    return not wrong and all(x.kind == "number" for x in lacking)
+
+
+def hide_in_prefix(prefix: str, items: Iterable[Item]) -> str:
+    """Return what the model reads of the text with which a translation begins."""
+    for item in items:
+        if item.kind != "term" or item.read.strip() == item.name:
+            prefix = prefix.replace(item.output.strip("\b"), item.read, 1)
+    return prefix

@@ -1,0 +1,110 @@
+"""What is found to be copied, what the model reads instead, and pairs to learn from."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.text import placeholders
+from minitransformer.text.cache import cached_tokenizer, encoded_corpus
+from minitransformer.text.pairs import TextPair
+from minitransformer.text.placeholders import (
+    MOST_CHARACTERS,
+    NUMBERS,
+    SYMBOLS,
+    Finder,
+    hide,
+    named,
+    restore,
+)
+from minitransformer.text.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "It is 5 % of 100%, and/or he/she ran 3 km/h; e.g. z.B. p.m.",
+        "AT&T & Co. said: 3 < 4 > 2, a < b, x>y - well-known, isn't it?",
+        'He\'s Mr. Smith-Jones (1 of 2) -- "no"... What?! [1] 50% sure, 7% of it.',
+        "I live in the U.S.A. at No. 5, from 9-11, on 3/4 and 24/7.",
+        "{ } {not one} $5",
+    ],
+)
+def test_ordinary_text_has_nothing_to_copy(line):
+    assert [x.output for x in Finder().find(line) if x.kind != "number"] == []
+
+
+def test_characters_that_no_piece_has_are_copied_with_their_words():
+    lines = ["the cat sat on the mat", "x + y - z = f(a), b. c!"]
+    finder = Finder(Tokenizer.train(lines * 9, 40))
+    found = finder.find("on the M\xf6n, the Кот sat → f e\u0301e xyzह\u093f.")
+    outputs = ["M\xf6n", "Кот", "→", "e\u0301e xyzह\u093f"]
+    assert [x.output for x in found] == outputs
+
+
+@given(st.text(st.sampled_from("ab 1.9%{}<>/@⟦⟧47`_😀é-"), max_size=60))
+def test_what_is_hidden_comes_back(line):
+    """A model that writes what it reads gives the line, but for space around emoji."""
+    items = Finder().find(line)
+    for names in (SYMBOLS, NUMBERS):
+        own = named(line, items, names)
+        if own and all(x.kind != "loose" for x in own):
+            read = hide(line, own)
+            assert all(x.output not in read for x in own if len(x.output) > 4)
+            assert restore(own, read) == line
+
+
+def test_long_lines_are_left_alone():
+    assert Finder().find("a@b.de " * MOST_CHARACTERS) == []
+
+
+S = "\u27e6"
+EMOJI = "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize(
+    ("pair", "hidden"),
+    [
+        (("see a@b.de now", "siehe a@b.de jetzt"), True),
+        (("%s of %d", "%s von %d"), True),
+        (("%s of %d", "%d von %s"), False),
+        (("see a@b.de", "siehe dort"), False),
+        (("see a@b.de", "siehe a@b.de und a@b.de"), False),
+        (("12345 and 67890", "12345 und 67891"), False),
+        (("a <b>x</b>", "ein <b>x</b>"), True),
+        (("https://a.org", "https://a.org"), False),
+        (("in 1985", "1985"), False),
+        ((" ".join(f"{{{n}}} x" for n in range(10)),) * 2, False),
+    ],
+)
+def test_pairs_that_hold_the_same_are_learned_from(pair, hidden):
+    found = Finder().hide_pair(*pair)
+    assert (found != pair) == hidden
+    if hidden and S in found[0]:
+        names = [[x for x in SYMBOLS if x in side] for side in found]
+        assert names[0] == names[1] != []
+
+
+def test_all_symbols_are_learned_alike():
+    pairs = [Finder().hide_pair(f"see x{n}@y.de", f"da x{n}@y.de") for n in range(500)]
+    counts = [sum(name in source for source, _ in pairs) for name in SYMBOLS]
+    assert sum(counts) == 500
+    assert min(counts) > 30
+
+
+def test_a_vocabulary_has_symbols_if_enough_pairs_need_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(placeholders, "LEAST_PAIRS", 5)
+    rows = [
+        (f"the cat saw x{n}@y.de here", f"die Katze x{n}@y.de hier") for n in range(9)
+    ]
+    for name, count in (("many", 9), ("few", 4)):
+        text = TextPair(tmp_path / f"{name}.en", tmp_path / f"{name}.de")
+        own = rows[:count] + [("the cat sat", "die Katze da")] * 20
+        for path, side in zip(
+            (text.source, text.target), zip(*own, strict=True), strict=True
+        ):
+            path.write_text("".join(f"{line}\n" for line in side))
+        tokenizer = cached_tokenizer(text, 60, tmp_path / "cache", 1)
+        assert all(map(tokenizer.keeps_whole, SYMBOLS)) == (name == "many")
+        corpus = encoded_corpus(text, tokenizer, tmp_path / "cache")
+        first = corpus.source.sample(len(corpus))[0]
+        assert (SYMBOLS[0][0] in tokenizer.decode([first])[0]) == (name == "many")

@@ -1,0 +1,255 @@
+"""What is copied into translations, and glossaries: with real models and with noise."""
+
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train
+from minitransformer import load, translate
+from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.text.placeholders import SYMBOLS, Finder
+from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.translator import Translator
+from support.in_process import run_main, run_translate
+
+ROWS = [
+    row.split("\t")
+    for row in (Path(__file__).with_name("copied.txt"))
+    .read_text(encoding="utf-8")
+    .splitlines()[1:]
+]
+SHORT_OUTPUT = TranslationConfig(beam=2, max_len_a=0, max_len_b=5)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load("en-de", threads=1)
+
+
+@pytest.fixture(scope="module")
+def untrained(model_path):
+    return load(model_path, threads=1)
+
+
+def in_order(things, text):
+    """Whether things occur in this order, one behind the other."""
+    for thing in things:
+        _, found, text = text.partition(thing)
+        if not found:
+            return False
+    return True
+
+
+def holds(items, source, translation):
+    counts = Counter(items)
+    return in_order(items, translation) and all(
+        translation.count(item) == source.count(item) for item in counts
+    )
+
+
+def test_the_shipped_model_copies_everything_in_number_and_order(shipped):
+    lines = [source for source, *_ in ROWS]
+    assert len(lines) >= 150
+    config = TranslationConfig.changed(shipped.decoding, {})
+    rest = config, range(len(lines)), [""] * len(lines)
+    before = [best.text for best, *_ in shipped.translate_as_read(lines, *rest)]
+    after = shipped.translate(lines, config)
+    shares = [
+        sum(holds(items, x, y) for (x, *items), y in zip(ROWS, out, strict=True))
+        for out in (before, after)
+    ]
+    wrong = [
+        y for (x, *items), y in zip(ROWS, after, strict=True) if not holds(items, x, y)
+    ]
+    assert wrong == []
+    assert shares[0] < 0.2 * len(lines)
+
+
+THINGS = [
+    "😀",
+    "<b>",
+    "{x}",
+    "%s",
+    "a@b.de",
+    "1234567",
+    "`c`",
+    "⟦1⟧",
+    "⟦7⟧",
+    "47",
+    "你",
+]
+WORDS = [*THINGS, "the cat", "on", "x", ".", "(", " ", "  ", "e\u0301", "\u200d"]
+LINES = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
+
+
+@given(LINES, st.sampled_from(["", "the", "the cat "]))
+def test_what_an_untrained_model_loses_is_put_back(untrained, line, prefix):
+    if not untrained.tokenizer.encode([line])[0]:
+        prefix = ""  # nothing can be asked of a blank line
+    config = replace(SHORT_OUTPUT, nbest=2, split="never")
+    [found] = untrained.hypotheses([line], config, 1, [prefix])
+    things = list(re.findall("|".join(map(re.escape, THINGS[:-2])), line))
+    assert len(found) <= 2
+    for best in found:
+        assert best.text.startswith(prefix)
+        own, names = (Counter(re.findall(r"⟦\d+⟧", x)) for x in (line, best.text))
+        assert names <= own
+        assert prefix or (names == own and in_order(things, best.text))
+
+
+NOUNS = {"cat": "die Katze", "dog": "den Hund", "man": "den Mann", "girl": "das Kind"}
+VERBS = {"sees": "sieht", "knows": "kennt", "needs": "braucht"}
+
+
+def synthetic_pair(rng):
+    """A sentence with things that both sides have, of whose kinds there are many."""
+
+    def thing():
+        kind = rng.choice(
+            [
+                "https://x{}.org/a",
+                "m{}@y.net",
+                "{{v{}}}",
+                "{}00000",
+                "`c{}()`",
+                "/usr/{}/b",
+            ]
+        )
+        return kind.format(rng.randrange(100, 1000))
+
+    def phrase():
+        if rng.random() < 0.7:
+            return (x := thing()), x
+        noun = rng.choice([*NOUNS])
+        return f"the {noun}", NOUNS[noun]
+
+    (a, b), (c, d), (e, f) = phrase(), phrase(), phrase()
+    verb = rng.choice([*VERBS])
+    if rng.random() < 0.5:
+        return f"today {a} {verb} {c}", f"heute {VERBS[verb]} {b} {d}"
+    return f"{a} {verb} {c} and {e}", f"{b} {VERBS[verb]} {d} und {f}"
+
+
+TRAINING = (
+    "--d-model 32 --d-ff 64 --num-heads 2 --vocab-size 150 --dropout 0 --threads 1 "
+    "--steps 600 --max-tokens 512 --warmup 100 --learning-rate 5e-3 --average 1"
+).split()
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A model of synthetic pairs, and a hundred others."""
+    folder, rng = tmp_path_factory.mktemp("copies"), random.Random(4)
+    pairs = [synthetic_pair(rng) for _ in range(1600)]
+    for side, name in enumerate(("train.en", "train.de")):
+        text = "".join(f"{pair[side]}\n" for pair in pairs[:1500])
+        (folder / name).write_text(text)
+    files = "--train-source", folder / "train.en", "--train-target", folder / "train.de"
+    places = "--run", folder / "run", "--cache", folder / "cache"
+    code, _, error = run_main(train.main, *TRAINING, *files, *places)
+    assert code == 0, error
+    return load(folder / "run", threads=1), pairs[1500:]
+
+
+def test_a_model_learns_to_copy_symbols(learned, monkeypatch):
+    """At the first attempt: it needs no numbers, and no alignment."""
+    translator, pairs = learned
+    assert all(map(translator.tokenizer.keeps_whole, SYMBOLS))
+    read = []
+    as_read = translator.translate_as_read
+
+    def recording(texts, *rest):
+        read.extend(texts)
+        return as_read(texts, *rest)
+
+    monkeypatch.setattr(translator, "translate_as_read", recording)
+    found = translator.translate([source for source, _ in pairs], translator.decoding)
+    assert len(read) == len(pairs)
+    assert sum("\u27e6" in text for text in read) > 80
+    exact = sum(text == target for text, (_, target) in zip(found, pairs, strict=True))
+    assert exact >= 95
+
+
+TERMS = "dog\tKöter\nold man\tGreis\nApple\tApple\n\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("The dog is here.", "Der Köter ist hier."),
+        ("Dogs and hotdogs are here.", None),
+        ("I see a DOG.", None),
+        ("The old man sees a dog.", "Der Greis sieht einen Köter."),
+    ],
+)
+def test_the_shipped_model_heeds_a_glossary(tmp_path, shipped, line, expected):
+    (tmp_path / "terms.tsv").write_text(TERMS, encoding="utf-8")
+    [plain] = translate(shipped, [line])
+    [found] = translate(
+        load("en-de", threads=1, glossary=tmp_path / "terms.tsv"), [line]
+    )
+    assert found == (expected or plain)
+
+
+@pytest.mark.parametrize(
+    ("write", "attempts", "expected"),
+    [
+        (lambda text: text, 1, "a {x} <b>b</b> %s c {x}!"),
+        (lambda text: text.replace("58", "47"), 2, "a {x} <b>b</b> %s c {x}!"),
+        (lambda text: re.sub("47|38", "58", text), 3, "a {x} <b>b</b> %s c {x}!"),
+        (lambda text: " ".join(reversed(text.split())), 3, "! {x} <b>c</b> %s b a {x}"),
+        (lambda text: text + " ⟦1⟧", 4, "a {x} <b>b</b> %s c {x}! ⟦1⟧"),
+        (lambda text: "", 3, "{x} <b></b> %s {x}"),
+    ],
+    ids=["kept", "doubled", "lost", "swapped", "invented", "silent"],
+)
+def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
+    read = []
+
+    def translate_as_read(texts, config, numbers, prefixes):
+        read.extend(texts)
+        links = [tuple((n, n) for n in range(len(write(x).split()))) for x in texts]
+        each = zip(texts, links, strict=True)
+        return [[Hypothesis((), 0.0, 0.0, y, write(x))] for x, y in each]
+
+    line = "a {x} <b>b</b> %s c {x}!"
+    scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
+    translate_around = Translator._translate_around_items
+    [[best]] = translate_around(scripted, [line], SHORT_OUTPUT, [1], [""])
+    assert best.text == expected
+    assert len(read) == attempts
+    assert read[0] == "a 47 b 58 c 36!"
+    assert attempts < 3 or read[2] == "a b c !"
+
+
+def test_alignments_count_the_words_of_the_line(shipped):
+    config = TranslationConfig.changed(shipped.decoding, {"alignment": True})
+    line = "I sent the two files a.txt and {b c} to info@example.com."
+    [[best]] = shipped.hypotheses([line], config)
+    words, written = line.split(), best.text.split()
+    assert {words[i] for i, j in best.alignment if written[j] == words[-1]} == {
+        words[-1]
+    }
+    assert max(i for i, _ in best.alignment) == len(words) - 1
+
+
+def test_a_bad_line_of_a_glossary_is_named(tmp_path, capfd):
+    path = tmp_path / "terms.tsv"
+    for text, wrong in (
+        ("dog\tHund\n\ncat Katze\n", "line 3: .* got 'cat Katze'"),
+        ("dog\tHund\tx\n", "line 1: expected a new term, a tab and its translation"),
+        ("dog\t \n", "line 1: "),
+        ("dog\tHund\ndog\tKöter\n", "line 2: "),
+    ):
+        path.write_text(text, encoding="utf-8")
+        code, out, error = run_translate(capfd, "--glossary", str(path), "The dog.")
+        assert (code, out) == (2, "")
+        assert re.search(f"{path}, {wrong}", error)
+        assert len(error.splitlines()) <= 2
