@@ -84,8 +84,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     path = "file of the translations, plain or .gz (default -, which is standard "
     path += "output; with --reference none)"
     add(
-        "-o",
         "--output",
+        "-o",
         type=path_or_standard,
         default=False,
         metavar="FILE",
