@@ -127,11 +127,12 @@ class Server(ThreadingHTTPServer):
         if "prefix" in request:
             prefixes = _lines(_text(request, "prefix"))
         tokens = sum(map(len, self.translator.tokenizer.encode([*lines, *prefixes])))
+        tokens += len(lines) * (config.min_len or 0)
         rows = config.nbest if config.sample else config.beam
         if tokens * rows > MAX_TOKENS:
             raise ValueError(
-                f"expected at most {MAX_TOKENS // rows:,} tokens of text and prefixes "
-                f"for {rows} beams or samples, got {tokens:,}"
+                f"expected at most {MAX_TOKENS // rows:,} tokens of text, prefixes and "
+                f"min_len for {rows} beams or samples, got {tokens:,}"
             )
         started = time.perf_counter()
         found = self.translator.hypotheses(lines, config, 1, prefixes)
