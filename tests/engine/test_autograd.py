@@ -311,3 +311,16 @@ def test_an_operation_whose_result_gets_no_gradient_is_passed_over():
 
     unlisted(ignore)(x, elementary.add(x, x)).backward(np.ones(1))
     assert x.grad == [3]
+
+
+def test_a_tensor_says_what_it_is():
+    assert repr(leaf(1.5)) == "Tensor(array([1.5]), requires_grad=True)"
+
+
+def test_a_graph_is_walked_once():
+    weight = Tensor(np.ones((2, 3)), requires_grad=True)
+    out = ops.linear(Tensor(np.ones((1, 2))), weight)
+    out.backward(np.ones((1, 3)))
+    with pytest.raises(RuntimeError, match="released by an earlier backward"):
+        out.backward(np.ones((1, 3)))
+    np.testing.assert_array_equal(weight.grad, np.ones((2, 3)))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -232,3 +233,18 @@ def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
     checkpoint.save(other, one)
     with pytest.raises(ValueError, match="its tokenizer differs"):
         mean_of([other, saved])
+
+
+@pytest.mark.parametrize("error", [OSError("the disk"), MemoryError("no room")])
+def test_what_is_not_the_fault_of_a_file_is_raised_as_it_is(
+    model_path, tmp_path, monkeypatch, error
+):
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint, found no file"):
+        checkpoint.load(tmp_path / "gone.safetensors")
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(checkpoint, "_read", fail)
+    with pytest.raises(type(error), match=str(error)):
+        checkpoint.load(Path(model_path))

@@ -293,6 +293,13 @@ def test_without_locks_a_line_says_so_where_it_matters(
     assert capsys.readouterr().err == ("" if wait else line)
 
 
+def test_another_error_of_a_lock_is_no_missing_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EIO, fcntl.flock))
+    lock = file_lock(tmp_path / "lock", wait=True)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), lock:
+        pass
+
+
 @pytest.mark.parametrize("call", ["fsync", "open"])
 @pytest.mark.parametrize(
     ("number", "hurts"),
