@@ -64,14 +64,14 @@ adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0.
 # What each of these flags leaves without effect.
 IGNORED = {
     "serve": "input output score attention reference json buffer prefix sample "
-    "temperature top_k top_p seed alignment",
+    "temperature top_k top_p seed alignment nbest",
     "attention": "input output score reference json buffer nbest split max_input "
     "prefix alignment glossary",
     "score": "reference json beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed min_len no_repeat_ngram glossary",
 }
 # What has an effect beside each of these flags only.
-NEEDED = {"serve": "host", "reference": "compound_split bleu_tokenizer compare"}
+NEEDED = {"serve": "host api_key", "reference": "compound_split bleu_tokenizer compare"}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -114,8 +114,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--attention", type=Path, metavar="FILE", help=heads)
     served = "serve a web page to translate on, at this port (default 8000)"
     add("--serve", nargs="?", const=8000, type=positive, metavar="PORT", help=served)
-    host = "address to serve at (default 127.0.0.1; with a token if others reach it)"
+    host = "address to serve at (default 127.0.0.1; with a key if others reach it)"
     add("--host", metavar="NAME", help=host)
+    key = "what requests to the server must have as api_key (default with --host: new)"
+    add("--api-key", metavar="KEY", help=key)
     add("--json", action="store_true", help="write a JSON object for each line")
     threads = "how many cores of a CPU are used (default all cores)"
     add("--threads", type=positive, metavar="N", help=threads)
@@ -153,14 +155,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def load_model(args: argparse.Namespace) -> Translator:
     """Load what --model names, or what is newest; flags say how it decodes."""
-    paths = args.model or [find_checkpoint(None)]
     if not args.model:
-        chosen = f"using {described(paths[0])}; --model names another"
+        args.model = [find_checkpoint(None)]
+        chosen = f"using {described(args.model[0])}; --model names another"
         say(f"translate.py: {chosen}")
     names = "device", "precision", "tag", "glossary"
     options = {name: getattr(args, name) for name in names}
     threads = 1 if args.serve else args.threads  # a server's threads must not fork
-    translator = load(*paths, threads=threads, **options)
+    translator = load(*args.model, threads=threads, **options)
     flags = flags_of(args, TranslationConfig)
     translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
@@ -227,7 +229,8 @@ def work(args: argparse.Namespace) -> None:
     if args.serve:
         from minitransformer.commands.serve import serve
 
-        serve(translator, args.host or "127.0.0.1", args.serve)
+        checkpoint, host = find_checkpoint(args.model[0]), args.host or "127.0.0.1"
+        serve(translator, checkpoint, host, args.serve, args.api_key)
     elif args.attention:  # Figures 3 to 5
         from minitransformer.commands.attention_maps import show_attention
 

@@ -258,6 +258,8 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--model MODEL --attention x.txt x", 2, "--attention: expected .html, got"),
         ("--model none --input two --prefix one", 1, "in one as in two, got 1 and 2"),
         ("x --serve", 2, "--serve gets its text from the page"),
+        ("--serve --nbest 2", 2, "--nbest does nothing with --serve"),
+        ("--api-key x", 2, "--api-key does nothing without --serve"),
         ("--model MODEL --serve 8 --host no.host.", 1, "cannot serve at no.host., por"),
         ("--model MODEL --output . x", 2, ".: expected a file, or a new or an empty"),
         ("--reference one --nbest 2 x", 2, "--reference compares one translation a"),

@@ -57,6 +57,23 @@ def is_built_in(settings: RunConfig) -> bool:
     return {Path(path).parent.name for path in settings.text["train"]} == {FOLDER}
 
 
+def language_codes(checkpoint: Path) -> tuple[str, str]:
+    """Return the codes of the languages that a model translates from and to.
+
+    They are in the name of a shipped model, such as en-de, or else the suffixes of the
+    files that a run has learned from, such as train.en.gz. Where these are no codes,
+    they are called "source" and "target".
+    """
+    names = checkpoint.parent.name.split("-") if card_title(checkpoint) else []
+    run = RunDirectory(checkpoint.parent)
+    if not names and run.config.is_file():
+        files = run.read_config().text["train"]
+        names = [Path(path.removesuffix(".gz")).suffix[1:] for path in files]
+    source, target = (*names, "", "")[:2]
+    is_code = source != target and all(x.isalpha() and len(x) < 4 for x in names)
+    return (source, target) if source and is_code else ("source", "target")
+
+
 def described(checkpoint: Path) -> str:
     """Return what a checkpoint is: its text, updates and validation BLEU, or its card.
 

@@ -1,30 +1,51 @@
-"""The translation page: what it answers, whom it refuses, and in a real browser."""
+"""The server: what it answers, whom it refuses, and its page in a real browser.
+
+LibreTranslate's own tests and its client in Python say what it is to answer.
+"""
 
 import http.client
 import json
+import re
 import socket
 import struct
 import threading
-from contextlib import ExitStack
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
 from minitransformer import DecodingConfig, load
 from minitransformer.commands import serve
 from minitransformer.commands.serve import Server
+from minitransformer.runs.shipped import shipped_model
 from support.browser import needs_browser, open_tab
 from support.in_process import run_translate
+from support.models import save_run
 
 LINE = "the cat number 7 sat"
 SHORT = DecodingConfig(max_len_a=0, max_len_b=5)
+PAIR = {"source": "en", "target": "de"}
 
 
-@pytest.fixture(scope="module")
-def server(model_path):
-    with Server("127.0.0.1", 0, load(model_path), SHORT) as server:
+@contextmanager
+def serving(checkpoint, host="127.0.0.1", **options):
+    translator, checkpoint = load(checkpoint), Path(checkpoint)
+    translator.decoding = SHORT
+    with Server(host, 0, translator, checkpoint, **options) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "captions"
+    run = save_run(folder, {"averaged": {}}, ("my.en", "my.de.gz"))
+    with serving(run.averaged) as server:
+        yield server
 
 
 def request(server, method, path, body=None, **headers):
@@ -40,51 +61,183 @@ def request(server, method, path, body=None, **headers):
     return answer.status, text, answer.headers
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"beam": 3, "nbest": 2},
-        {"alpha": 2, "no_repeat_ngram": 1, "min_len": 4, "alignment": True},
-        {"prefix": "the c\r\n\non a mat"},
-        {"sample": True, "seed": 7, "nbest": 9},
-        {"sample": True, "temperature": 2, "top_k": 20, "prefix": "a\n\n"},
-    ],
-)
-def test_translations_are_those_of_the_command(
-    server, model_path, tmp_path, capfd, asked
-):
+def translated(server, q, **fields):
+    status, text, _ = request(server, "POST", "/translate", {"q": q, **PAIR, **fields})
+    assert status == 200, text
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def best(server):
+    """Translations of a text as Python finds them."""
+
+    def find(text, n=0, **options):
+        config = serve.TranslationConfig(**vars(SHORT) | options)
+        return server.translator.hypotheses([text], config)[0][n].text
+
+    return find
+
+
+def test_lines_are_translated_and_line_feeds_stay(server, best):
+    text = f"{LINE}\n\r\n{LINE} on\n"
+    expected = f"{best(LINE)}\n\r\n{best(LINE + ' on')}\n"
+    assert translated(server, text) == {"translatedText": expected}
+    assert translated(server, [text, LINE]) == {
+        "translatedText": [expected, best(LINE)],
+    }
+
+
+def test_alternatives_follow_the_best(server, best):
+    given = {"nbest": 7, "beam": 7}
+    answer = translated(server, LINE, alternatives=6, source="auto")
+    found = [answer["translatedText"], *answer["alternatives"]]
+    assert found == [*dict.fromkeys(best(LINE, n, **given) for n in range(7))]
+    assert answer["detectedLanguage"] == {"confidence": 100.0, "language": "en"}
+    answers = translated(server, [LINE, "a"], alternatives="6", source="auto")
+    assert answers["alternatives"][0] == answer["alternatives"]
+    assert answers["detectedLanguage"] == [answer["detectedLanguage"]] * 2
+
+
+def test_html_keeps_its_markup_and_entities(server, best):
+    word = best("the cat")
+    source = "<!-- a > b --><P class='x'>\n the cat</P ><script>the cat<b></script>"
+    expected = source.replace("\n the cat", f"\n {word}")
+    assert translated(server, source, format="html")["translatedText"] == expected
+    seen = []
+    plain = server.translator.hypotheses
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(
+            server.translator,
+            "hypotheses",
+            lambda lines, *rest: seen.extend(lines) or plain(lines, *rest),
+        )
+        answer = translated(server, "<p>&auml; &lt;b&#62; <i>&amp;</i>", format="html")
+    assert "ä &lt;b&gt; <i>&amp;</i>" in seen
+    assert re.findall("<.*?>", answer["translatedText"])[0] == "<p>"
+
+
+def test_markup_within_a_sentence_is_part_of_it():
+    """The shipped model moves it with its words."""
+    with serving(shipped_model("en-de")) as server:
+        server.config = serve.TranslationConfig()
+        source = "<ul><li>Where is the <b>old</b> station?<li>I am hungry.</ul>"
+        expected = "<ul><li>Wo ist der <b>alte</b> Bahnhof?<li>Ich habe Hunger.</ul>"
+        answer = translated(server, source, format="html")
+        assert answer["translatedText"] == expected
+
+
+def test_what_the_page_needs(server, model_path, tmp_path, capfd):
+    """`--json` writes the same of each line, with the same prefixes."""
+    (tmp_path / "prefix").write_text("the c\n\non a mat\n")
     lines = [LINE, "", f"{LINE} on"]
-    flags = ["--model", model_path, "--json", "--max-len-a", "0", "--max-len-b", "5"]
-    for name, value in asked.items():
-        if name == "prefix":
-            (tmp_path / "prefix").write_text(f"{value}\n", newline="\n")
-            value = tmp_path / "prefix"
-        flags += [f"--{name.replace('_', '-')}", *[str(value)] * (value is not True)]
-    code, out, err = run_translate(capfd, *flags, *lines)
+    flags = ["--max-len-a", "0", "--max-len-b", "5", "--nbest", "2", "--alignment"]
+    flags += ["--json", "--prefix", str(tmp_path / "prefix"), "--model"]
+    checkpoint = str(server.checkpoint)
+    code, out, err = run_translate(capfd, *flags, checkpoint, *lines)
     assert code == 0, err
     expected = [json.loads(line)["translations"] for line in out.splitlines()]
-    body = {"text": "\n".join(lines)} | asked
-    status, text, _ = request(server, "POST", "/translate", body)
-    assert status == 200, text
-    for found, line in zip(json.loads(text)["lines"], expected, strict=True):
-        assert len(found) == len(line)
+    fields = {"prefix": "the c\n\non a mat", "details": True, "alternatives": 1}
+    for found, line in zip(
+        translated(server, "\n".join(lines), **fields)["lines"], expected, strict=True
+    ):
         for mine, theirs in zip(found, line, strict=True):
             for name in ("score", "log_prob"):
                 assert mine.pop(name) == pytest.approx(theirs.pop(name), rel=1e-4)
             assert mine == theirs
 
 
+def test_a_client_of_libretranslate_gets_its_answers(server, best):
+    client = pytest.importorskip("libretranslatepy")
+    api = client.LibreTranslateAPI(server.address)
+    assert api.translate(f"{LINE} & ü", "en", "de") == best(f"{LINE} & ü")
+    assert [x["code"] for x in api.languages()] == ["en", "de"]
+    assert api.detect(LINE)[0]["language"] == "en"
+
+
+def test_a_form_is_answered_as_json_is(server, best):
+    fields = {"q": LINE, **PAIR, "format": "text", "alternatives": "0", "secret": ""}
+    address = f"{server.address}translate"
+    with urllib.request.urlopen(address, urlencode(fields).encode()) as answer:
+        assert json.load(answer) == {"translatedText": best(LINE)}
+    with urllib.request.urlopen(f"{server.address}languages") as answer:
+        assert json.load(answer) == [
+            {"code": "en", "name": "en", "targets": ["de"]},
+            {"code": "de", "name": "de", "targets": []},
+        ]
+    with urllib.request.urlopen(f"{server.address}health") as answer:
+        assert json.load(answer) == {"status": "ok"}
+
+
+def test_what_waits_is_translated_together(server, monkeypatch):
+    """One request is being translated while others come, of which one is wrong."""
+    began, go_on = threading.Event(), threading.Event()
+    plain, batches = server.translator.hypotheses, []
+
+    def slow(lines, config, *rest):
+        began.set()
+        assert go_on.wait(30)
+        batches.append(len(lines))
+        return plain(lines, config, *rest)
+
+    monkeypatch.setattr(server.translator, "hypotheses", slow)
+    texts = [f"the cat number {n}\non the mat" for n in range(40)]
+    with ThreadPoolExecutor(60) as threads:
+        first = threads.submit(translated, server, LINE)
+        assert began.wait(30)
+        others = [threads.submit(translated, server, text) for text in texts]
+        more = threads.submit(translated, server, LINE, alternatives=2)
+        wrong = {**PAIR, "q": "\n", "prefix": "the\ncat"}
+        wrong = threads.submit(request, server, "POST", "/translate", wrong)
+        while len(server._waiting) < 42:
+            pass
+        go_on.set()
+        found = [other.result() for other in others]
+        assert json.loads(wrong.result()[1])["error"].startswith("prefix of line 1")
+        assert len(more.result()["alternatives"]) == 2
+    first.result()
+    assert batches[0] == 1
+    assert max(batches) == 82
+    monkeypatch.undo()
+    assert found == [translated(server, text) for text in texts]
+
+
+def test_too_much_that_waits_is_refused(server, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(lines, *rest):
+        began.set()
+        assert go_on.wait(30)
+        return [[]] * len(lines)
+
+    monkeypatch.setattr(server.translator, "hypotheses", slow)
+    long = {"q": "a" * 4000, **PAIR}
+    with ThreadPoolExecutor(9) as threads:
+        threads.submit(request, server, "POST", "/translate", long)
+        assert began.wait(30)
+        for _ in range(5):
+            threads.submit(request, server, "POST", "/translate", long)
+        while len(server._waiting) < 5:
+            pass
+        status, text, _ = request(server, "POST", "/translate", long)
+        assert (status, text[:20]) == (429, '{"error": "Slowdown:')
+        go_on.set()
+
+
 def test_the_page_is_whole_and_loads_nothing(server):
-    status, text, _ = request(server, "GET", "/?token=x")
-    assert status == 200
+    status, text, headers = request(server, "GET", "/?api_key=x")
+    assert (status, headers.get_content_type()) == (200, "text/html")
     assert "/*" not in text.replace("*/", "")[:200]
     assert "showAttention" in text
+    assert str(server.checkpoint) in text
 
 
-def test_every_answer_tells_the_browser_to_pass_nothing_on(server):
-    """The address may have the token: it goes to no other site and to no cache."""
-    for method, path in (("GET", "/"), ("GET", "/none"), ("POST", "/translate")):
+def test_other_sites_may_ask_but_nothing_is_passed_on(server):
+    """The address may have the key: it goes to no other site and to no cache."""
+    places = ("GET", "/"), ("GET", "/none"), ("POST", "/translate")
+    for method, path in (*places, ("OPTIONS", "/translate")):
         *_, headers = request(server, method, path, b"")
+        assert headers["Access-Control-Allow-Origin"] == "*"
+        assert "Content-Type" in headers["Access-Control-Allow-Headers"]
         assert headers["Referrer-Policy"] == "no-referrer"
         assert headers["Cache-Control"] == "no-store"
         policy = headers["Content-Security-Policy"].split("; ")
@@ -97,15 +250,16 @@ def test_a_failure_does_not_end_the_server(server, monkeypatch):
 
     with monkeypatch.context() as patches:
         patches.setattr(server.translator, "use_device", fails)  # a GPU that is lost
-        got, text, _ = request(server, "POST", "/translate", {"text": LINE})
+        body = {"q": LINE, **PAIR}
+        got, text, _ = request(server, "POST", "/translate", body)
     assert (got, json.loads(text)) == (500, {"error": "IndexError"})
-    assert request(server, "POST", "/translate", {"text": LINE})[0] == 200
+    translated(server, LINE)
 
 
 def test_an_address_that_is_taken_is_named(server):
     host, port = server.server_address[:2]
     with pytest.raises(OSError, match=f"at {host}, port {port}: Address already"):
-        serve.serve(server.translator, host, port)
+        serve.serve(server.translator, server.checkpoint, host, port, None)
 
 
 def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd):
@@ -134,24 +288,51 @@ def test_a_browser_that_stops_sending_is_disconnected(server, monkeypatch, capfd
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"q": None}, "Invalid request: missing q parameter"),
+        ({"q": []}, "Invalid request: missing q parameter"),
+        ({"q": [1]}, "Invalid request: q parameter is no text: [1]"),
+        ({"source": ""}, "Invalid request: missing source parameter"),
+        ({"target": None}, "Invalid request: missing target parameter"),
+        ({"source": "zz"}, "zz is not supported"),
+        ({"target": "en"}, "en is not supported"),
+        ({"target": ["de"]}, "['de'] is not supported"),
+        ({"format": "xml"}, "xml format is not supported"),
+        ({"format": ["text"]}, "['text'] format is not supported"),
+        (
+            {"alternatives": "abc"},
+            "Invalid request: alternatives parameter must be 0 to 15, got abc",
+        ),
+        ({"alternatives": 16}, "Invalid request: alternatives parameter must be 0 to"),
+        ({"q": "a" * 9000}, "Invalid request: request (9,002) exceeds text limit (4,"),
+        ({"q": "\n" * 4096}, "Invalid request: request (4,097) exceeds text limit (4,"),
+        ({"q": "a" * 3000, "alternatives": 15}, "Invalid request: request (3,002) e"),
+        ({"prefix": "a" * 9000}, "Invalid request: request (9,0"),
+        ({"prefix": "a\nb"}, "expected prefixes for 1 lines, got 2"),
+        ({"prefix": 1, "q": "a\nb"}, "expected prefixes for 2 lines, got 1"),
+        ({"q": "\ud800"}, "expected Unicode text"),
+    ],
+)
+def test_wrong_fields_get_one_line(server, fields, message):
+    body = {"q": "a", **PAIR, **fields}
+    status, text, _ = request(server, "POST", "/translate", body)
+    error = json.loads(text)["error"]
+    assert (status, error[: len(message)]) == (400, message)
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize(
     ("path", "body", "headers", "status", "message"),
     [
         ("/nothing", {}, {}, 404, "nothing here"),
-        ("/translate", [1], {}, 400, "expected a JSON object"),
-        ("/translate", {}, {}, 400, "text: expected str, got None"),
-        ("/translate", {"text": "a", "beam": 17}, {}, 400, "beam: expected at most 16"),
-        ("/translate", {"text": "\n" * 60}, {}, 400, "at most 50 lines, got 61"),
-        ("/translate", {"text": "a" * 20_000}, {}, 413, "at most 16,384 bytes"),
-        ("/translate", {"text": "a" * 9000}, {}, 400, "most 4,096 tokens of text,"),
-        ("/translate", {"text": "\n" * 30, "min_len": 150}, {}, 400, "got 4,650"),
-        ("/translate", {"text": "a", "prefix": "a" * 9000}, {}, 400, "most 4,096 tok"),
-        ("/translate", {"text": "a" * 3000, "beam": 16}, {}, 400, "for 16 beams or s"),
-        ("/translate", {"text": "a" * 3000, "sample": True, "nbest": 16}, {}, 400, "t"),
+        ("/translate", [1], {}, 400, "Invalid JSON format"),
+        ("/translate", b"{", {}, 400, "Expecting property name"),
+        ("/translate", b"\xff", {"Content-Type": "text/plain"}, 400, "invalid start"),
+        ("/translate", b"x" * 70_000, {}, 413, "at most 65,536 bytes"),
         ("/translate", {}, {"Content-Length": "x"}, 411, "expected a Content-Length"),
-        ("/translate", {"text": "\ud800"}, {}, 400, "surrogate"),
-        ("/attention", {"text": "a", "prefix": "b"}, {}, 400, "unknown field 'prefix'"),
-        ("/translate", {"text": "a"}, {"Host": "evil.example"}, 403, "got 'evil.exa"),
-        ("/translate", {}, {"Content-Type": "text/plain"}, 415, "/json, got"),
+        ("/detect", {}, {}, 400, "missing q parameter"),
+        ("/attention", {"q": " "}, {}, 400, "expected a sentence, got a blank line"),
     ],
 )
 def test_bad_requests_get_one_line(server, path, body, headers, status, message):
@@ -161,40 +342,24 @@ def test_bad_requests_get_one_line(server, path, body, headers, status, message)
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"temprature": 2}, "unknown field 'temprature'; did you mean temperature?"),
-        ({"seed": 3}, "seed: does nothing without sample"),
-        ({"sample": "x" * 9999}, f"sample: expected bool, got '{'x' * 39}"),
-        ({"beam": 3, "nbest": 4}, "nbest: expected at most the beam (3), got 4"),
-        ({"prefix": "a\nb"}, "expected prefixes for 1 lines, got 2"),
-    ],
+    ("host", "given", "source"),
+    [("0.0.0.0", None, "source"), ("127.0.0.1", "geheim & gut", "source")],
 )
-def test_settings_are_checked_as_flags_are(server, asked, message):
-    found, text, _ = request(server, "POST", "/translate", {"text": "a"} | asked)
-    error = json.loads(text)["error"]
-    assert (found, error[: len(message)]) == (400, message)
-    assert "\n" not in error
-
-
-def test_other_hosts_need_the_token(model_path):
-    with Server("0.0.0.0", 0, load(model_path), SHORT) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert f"?token={server.token}" in server.address
-        body = {"text": LINE}
-        for given in ("", "Bearer x"):
-            for path in ("/translate", "/attention"):
-                headers = {"Authorization": given, "Host": "localhost"}
-                assert request(server, "POST", path, body, **headers)[0] == 401
-        headers = {"Authorization": f"Bearer {server.token}"}
-        status, _, _ = request(server, "POST", "/translate", body, **headers)
-        assert status == 200
-        server.shutdown()
+def test_others_need_the_key(model_path, host, given, source):
+    with serving(model_path, host, api_key=given) as server:
+        assert server.api_key == given or len(server.api_key) > 20
+        body = {"q": LINE, "source": source, "target": "target"}
+        for path in ("/translate", "/attention", "/detect"):
+            for key, status in ((None, 400), ("x", 403), (server.api_key, 200)):
+                asked = {**body, "api_key": key}
+                assert request(server, "POST", path, asked)[0] == status
+        assert request(server, "GET", "/languages")[0] == 200
 
 
 def test_many_connections_wait_for_their_turn(model_path):
     """Nobody accepts them yet: the system keeps them."""
-    with Server("127.0.0.1", 0, load(model_path), SHORT) as server, ExitStack() as open:
+    server = Server("127.0.0.1", 0, load(model_path), Path(model_path))
+    with server, ExitStack() as open:
         for _ in range(300):
             waiting = socket.create_connection(server.server_address[:2], timeout=1)
             open.enter_context(waiting)
@@ -209,14 +374,13 @@ def test_the_page_translates_what_a_person_types(server, tmp_path):
         tab.keyboard.type(LINE)  # the text has the focus
         expect(tab.locator(".translations li")).to_have_count(1)
         expect(tab.locator(".links ol").first.locator("button")).not_to_have_count(0)
-        tab.get_by_label("translations", exact=True).first.fill("3")
+        tab.get_by_label("alternatives").fill("2")
         expect(tab.locator(".translations li")).to_have_count(3)
         width = tab.evaluate("document.documentElement.scrollWidth")
         assert width <= 390  # nothing sticks out of a phone's screen
-        tab.get_by_label("beam").fill("99")
-        expect(tab.get_by_role("status")).to_have_text(
-            "beam: expected at most 16, got 99"
-        )
+        tab.get_by_label("alternatives").fill("99")
+        message = "alternatives parameter must be 0 to 15"
+        expect(tab.get_by_role("status")).to_contain_text(message)
 
 
 def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):

@@ -22,9 +22,8 @@ def page(name):
         ("reliability", "A line of more than 4 MiB", lines.MAX_LINE, 4 << 20),
         ("corpora", "more than 32 KiB are left out", tokenizer.MAX_SENTENCE, 32 << 10),
         ("flags", "from 1,024 on, the 256 bytes", tokenizer.BYTES_FROM_SIZE, 1024),
-        ("serve", "four are waiting", serve.MAX_WAITING, 4),
-        ("serve", "at most 50 lines", serve.MAX_LINES, 50),
-        ("serve", "more than 16,384 bytes", serve.MAX_BODY, 16_384),
+        ("serve", "81,920 tokens times", serve.MAX_WAITING, 81_920),
+        ("serve", "more than 65,536 bytes", serve.MAX_BODY, 65_536),
         ("serve", "16,384 tokens divided by the beam", serve.MAX_TOKENS, 16_384),
     ],
 )

@@ -10,6 +10,7 @@ from minitransformer.runs import shipped
 from minitransformer.runs.models import (
     described,
     find_checkpoint,
+    language_codes,
     newest_run,
 )
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -119,3 +120,24 @@ def test_a_model_is_said_with_its_text_updates_and_bleu(place):
     assert described(copy) == "copy.safetensors (3 updates)"
     shipped_model = find_checkpoint(Path("en-de"))
     assert described(shipped_model) == "the shipped model en-de: English to German"
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        (OWN, ("en", "de")),
+        (("a/my.en", "b/my.tok.deu"), ("en", "deu")),
+        (("en.txt", "de.txt"), ("source", "target")),
+        (("train.en", "train"), ("source", "target")),
+        (("train.en", "train.de-AT"), ("source", "target")),
+    ],
+)
+def test_languages_are_the_suffixes_of_the_text(place, text, codes):
+    run = save_run(Path("runs/mine"), {"averaged": {}}, text)
+    assert language_codes(run.averaged) == codes
+
+
+def test_languages_without_a_run(place):
+    assert language_codes(find_checkpoint(Path("en-de"))) == ("en", "de")
+    save_small_model(place / "copy.safetensors")
+    assert language_codes(place / "copy.safetensors") == ("source", "target")

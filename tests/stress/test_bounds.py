@@ -184,7 +184,9 @@ def test_the_page(folder, model):
             for beam in (4, 16):
                 tokens = loaded.tokenizer.encode([text])[0][: MAX_TOKENS // beam - 60]
                 [asked] = loaded.tokenizer.decode([tokens])
-                body = json.dumps({"text": asked, "beam": beam, "nbest": beam}).encode()
+                pair = {"source": "auto", "target": "auto"}
+                asked = {"q": asked, **pair, "alternatives": beam - 1}
+                body = json.dumps(asked).encode()
                 assert len(body) <= MAX_BODY
                 began = time.monotonic()
                 urllib.request.urlopen(

@@ -1,14 +1,15 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const token = new URLSearchParams(location.search).get("token");
+const pair = document.querySelector("main").dataset;
+const api_key = new URLSearchParams(location.search).get("api_key") ?? "";
 let requests = 0; // updates so far, of which only the last may show its result
 let timer = null;
 
 async function post(path, body) {
   const headers = { "Content-Type": "application/json" };
-  if (token) headers.Authorization = `Bearer ${token}`;
-  const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+  const fields = JSON.stringify({ source: pair.source, target: pair.target, api_key, ...body });
+  const response = await fetch(path, { method: "POST", headers, body: fields });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
   return answer;
@@ -52,14 +53,13 @@ async function update() {
   }
   showStatus("translating");
   try {
-    const beam = Number(element("beam").value);
-    const nbest = Math.min(Number(element("nbest").value), beam);
-    const { lines, seconds } = await post("translate", { text, beam, nbest });
+    const alternatives = Number(element("alternatives").value);
+    const { lines } = await post("translate", { q: text, alternatives, details: true });
     if (number !== requests) return; // the text has changed meanwhile
     showTranslations(lines);
-    showStatus(`${seconds.toFixed(2)} s`);
+    showStatus("");
     if (!currentLine().trim()) return;
-    await updateAttention(number, { text: currentLine(), beam });
+    await updateAttention(number, { q: currentLine() });
   } catch (error) {
     if (number === requests) showStatus(error.message, "error");
   }
@@ -76,7 +76,7 @@ async function updateAttention(number, request) {
   }
 }
 
-for (const id of ["text", "beam", "nbest"]) {
+for (const id of ["text", "alternatives"]) {
   element(id).addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(update, 300);

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,11 +83,12 @@ def test_attention_is_drawn_in_bfloat16(stand_in, models, capfd, tmp_path):
 def test_a_server_keeps_to_the_gpu_of_its_model(stand_in, models):
     """Each connection has a thread of its own, and CUDA gives that the first GPU."""
     translator = load(models["plain"], device="cuda:1")
-    with Server("127.0.0.1", 0, translator, DecodingConfig(max_len_b=3)) as server:
+    translator.decoding = DecodingConfig(max_len_b=3)
+    with Server("127.0.0.1", 0, translator, Path(models["plain"])) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for path in ("/translate", "/attention", "/translate"):
             connection = http.client.HTTPConnection(*server.server_address, timeout=60)
-            body = json.dumps({"text": "the cat sat"})
+            body = json.dumps({"q": "the cat sat", "source": "auto", "target": "auto"})
             headers = {"Content-Type": "application/json"}
             connection.request("POST", path, body, headers)
             answer = connection.getresponse()

@@ -1,0 +1,92 @@
+"""Latency and throughput of a server, with one client and with many at once.
+
+    python benchmarks/serve.py --model en-de --input dev.en --clients 1 100
+
+The server is a process of its own. Each client sends one line after the other and waits
+for each translation. `p95_ms` is the latency that 95% of the requests do not exceed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from harness import report
+
+from minitransformer.text.lines import read_lines
+
+SCRIPT = Path(__file__).parents[1] / "translate.py"
+
+
+def ask(address: str, line: str) -> float:
+    """Return the seconds until a line is translated."""
+    body = json.dumps({"q": line, "source": "auto", "target": "auto"}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}translate", body, headers)
+    started = time.perf_counter()
+    with urllib.request.urlopen(request) as answer:
+        json.load(answer)
+    return time.perf_counter() - started
+
+
+def measure(
+    address: str, lines: list[str], clients: int, seconds: float
+) -> dict[str, float]:
+    """Let clients ask for some seconds."""
+    given, started = itertools.cycle(lines), time.perf_counter()
+
+    def client(_: int) -> list[float]:
+        latencies = []
+        while time.perf_counter() - started < seconds:
+            latencies.append(ask(address, next(given)))
+        return latencies
+
+    with ThreadPoolExecutor(clients) as threads:
+        latencies = [x for found in threads.map(client, range(clients)) for x in found]
+    elapsed = time.perf_counter() - started
+    median, p95 = np.percentile(latencies, [50, 95]) * 1000
+    found = {
+        "median_ms": median,
+        "p95_ms": p95,
+        "lines_a_second": len(latencies) / elapsed,
+    }
+    return {name: round(value, 1) for name, value in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", default="en-de")
+    parser.add_argument("--input", type=Path, required=True)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 100])
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--port", type=int, default=8765)
+    args = parser.parse_args()
+    lines = [line for line in read_lines(args.input) if line.strip()]
+    command = [SCRIPT, "--model", args.model, "--serve", str(args.port)]
+    server = subprocess.Popen(
+        [sys.executable, *command], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stderr
+        said = server.stderr.readline().split()
+        if "open" not in said:
+            sys.exit(" ".join(said))
+        address = said[said.index("open") + 1]
+        ask(address, lines[0])
+        clients = {n: measure(address, lines, n, args.seconds) for n in args.clients}
+    finally:
+        server.terminate()
+        server.wait()
+    report("serve", model=args.model, clients=clients)
+
+
+if __name__ == "__main__":
+    main()
