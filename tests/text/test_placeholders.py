@@ -14,6 +14,7 @@ from minitransformer.text.placeholders import (
     Finder,
     hide,
     named,
+    place,
     restore,
 )
 from minitransformer.text.tokenizer import Tokenizer
@@ -51,6 +52,39 @@ def test_what_is_hidden_comes_back(line):
             read = hide(line, own)
             assert all(x.output not in read for x in own if len(x.output) > 4)
             assert restore(own, read) == line
+
+
+@pytest.mark.parametrize(
+    ("line", "read", "translation", "links", "expected"),
+    [
+        ("You 😀, too?", "You, too?", "Auch du?", "0-1 1-0", "Auch du 😀?"),
+        ("Come on 😀!", "Come on!", "Komm!", "0-0 1-0", "Komm 😀!"),
+        ("Come on! 😀", "Come on!", "Komm!", "0-0 1-0", "Komm! 😀"),
+        ("😀 Come on!", " Come on!", "Komm!", "0-0 1-0", "😀 Komm!"),
+        ("I <b>do</b> so", "I do so", "Ja so tu ich", "0-3 1-0 1-2 2-1",
+         "<b>Ja so tu</b> ich"),
+        ("a 😀 b 🎉 c", "a b c", "B A C", "0-1 1-0 2-2", "B A 😀 🎉 C"),
+        ("It is<br/>so", "It is so", "Es ist so", "0-0 1-1 2-2", "Es ist<br/>so"),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_goes_where_the_words_went(
+    line, read, translation, links, expected
+):
+    own = named(line, Finder().find(line), ())
+    assert hide(line, own) == read
+    pairs = [tuple(map(int, x.split("-"))) for x in links.split()]
+    assert restore(own, place(line, own, translation, pairs)) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("123", "Hund, Kuh, {x}"), ("213", "Kuh, Hund, {x}"), ("321", "{x}, Kuh, Hund")]
+    + [(x, None) for x in ("12", "23", "1123", "1233", "1234")],
+)
+def test_terms_may_change_their_places_but_not_get_lost(names, expected):
+    finder = Finder(glossary={"dog": "Hund", "cow": "Kuh"})
+    own = named("dog, cow, {x}", finder.find("dog, cow, {x}"), SYMBOLS)
+    assert restore(own, ", ".join(f"⟦{n}⟧" for n in names)) == expected
 
 
 def test_long_lines_are_left_alone():

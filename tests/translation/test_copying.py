@@ -229,6 +229,24 @@ def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
     assert attempts < 3 or read[2] == "a b c !"
 
 
+@pytest.mark.parametrize(
+    ("written", "attempts"),
+    [("Im Jahr 2.004", 1), ("zweitausendvier", 1), ("2005", 4), ("20 04", 4)],
+)
+def test_a_number_is_copied_if_the_model_writes_other_digits(written, attempts):
+    read = []
+
+    def translate_as_read(texts, config, numbers, prefixes):
+        read.extend(texts)
+        return [[Hypothesis((), 0.0, 0.0, ((0, 0), (1, 0)), written)] for _ in texts]
+
+    scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
+    translate_around = Translator._translate_around_items
+    [[best]] = translate_around(scripted, ["In 2004"], SHORT_OUTPUT, [1], [""])
+    assert read == ["In 2004", "In 47", "In 97", "In "][:attempts]
+    assert best.text == (written if attempts == 1 else f"{written} 2004")
+
+
 def test_alignments_count_the_words_of_the_line(shipped):
     config = TranslationConfig.changed(shipped.decoding, {"alignment": True})
     line = "I sent the two files a.txt and {b c} to info@example.com."
