@@ -1,5 +1,7 @@
 """Validation figures against an explicit log-softmax."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,8 @@ def test_statistics_are_those_of_the_softmax(monkeypatch):
     total = token_statistics(model, source, target)
     assert_close(total.nll, nll)
     assert (total.correct, total.tokens) == (correct, tokens)
+    assert total.perplexity == pytest.approx(math.e ** (nll / tokens))
+    assert total.accuracy == correct / tokens
 
 
 def test_log_probabilities_of_large_logits_do_not_overflow():
