@@ -116,14 +116,11 @@ def test_html_keeps_its_markup_and_entities(server, best):
     assert re.findall("<.*?>", answer["translatedText"])[0] == "<p>"
 
 
-def test_markup_within_a_sentence_is_part_of_it():
-    """The shipped model moves it with its words."""
-    with serving(shipped_model("en-de")) as server:
-        server.config = serve.TranslationConfig()
-        source = "<ul><li>Where is the <b>old</b> station?<li>I am hungry.</ul>"
-        expected = "<ul><li>Wo ist der <b>alte</b> Bahnhof?<li>Ich habe Hunger.</ul>"
-        answer = translated(server, source, format="html")
-        assert answer["translatedText"] == expected
+def test_markup_within_a_sentence_is_part_of_it(shipped):
+    source = "<ul><li>Where is the <b>old</b> station?<li>I am hungry.</ul>"
+    expected = "<ul><li>Wo ist der <b>alte</b> Bahnhof?<li>Ich habe Hunger.</ul>"
+    answer = translated(shipped, source, format="html")
+    assert answer["translatedText"] == expected
 
 
 def test_what_the_page_needs(server, model_path, tmp_path, capfd):
@@ -365,22 +362,110 @@ def test_many_connections_wait_for_their_turn(model_path):
             open.enter_context(waiting)
 
 
+@pytest.fixture(scope="module")
+def shipped():
+    """A server of the shipped model, which decodes as it does by default."""
+    with serving(shipped_model("en-de")) as server:
+        server.config = serve.TranslationConfig()
+        yield server
+
+
+@contextmanager
+def page_of(server, **options):
+    """The page in a browser, and its translation's lines and words."""
+    with open_tab(**options) as tab:
+        tab.goto(server.address)
+        words = tab.locator("#translation [role=button]")
+        yield tab, tab.locator("#translation p"), words
+
+
 @needs_browser
-def test_the_page_translates_what_a_person_types(server, tmp_path):
+def test_the_page_translates_what_a_person_types(shipped):
     from playwright.sync_api import expect
 
-    with open_tab(viewport={"width": 390, "height": 800}) as tab:
-        tab.goto(server.address)
-        tab.keyboard.type(LINE)  # the text has the focus
-        expect(tab.locator(".translations li")).to_have_count(1)
-        expect(tab.locator(".links ol").first.locator("button")).not_to_have_count(0)
-        tab.get_by_label("alternatives").fill("2")
-        expect(tab.locator(".translations li")).to_have_count(3)
-        width = tab.evaluate("document.documentElement.scrollWidth")
-        assert width <= 390  # nothing sticks out of a phone's screen
-        tab.get_by_label("alternatives").fill("99")
-        message = "alternatives parameter must be 0 to 15"
-        expect(tab.get_by_role("status")).to_contain_text(message)
+    phone = {"width": 390, "height": 800}
+    with page_of(shipped, viewport=phone) as (tab, lines, _):
+        expect(tab.get_by_role("heading")).to_have_text("English to German")
+        tab.keyboard.type("Where is the station?\n\nI am hungry.")  # it has the focus
+        expect(lines).to_have_text(["Wo ist der Bahnhof?", "", "Ich habe Hunger."])
+        expect(lines.nth(2)).to_have_class("current")
+        expect(tab.get_by_role("status")).to_have_text("35 of 4,096 characters")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        box = tab.get_by_label("Text in English")
+        box.fill("a " * 2100)
+        message = "4,200 of 4,096 characters: 104 too many to translate at once"
+        expect(tab.get_by_role("status")).to_have_text(message)
+        assert len(box.input_value()) == 4200  # nothing is cut
+        tab.get_by_role("button", name="Clear").click()
+        expect(lines).to_have_count(0)
+        expect(box).to_be_focused()
+
+
+@needs_browser
+def test_the_page_shows_alignment_and_attention(shipped):
+    from playwright.sync_api import expect
+
+    with page_of(shipped) as (tab, lines, words):
+        tab.keyboard.type("I am hungry.\nWhere is the station?")
+        words.get_by_text("Bahnhof?").hover()
+        expect(tab.locator("#marks .linked")).to_have_text(["station?"])
+        expect(tab.locator("#marks .current")).to_have_text("Where is the station?")
+        words.get_by_text("Hunger.").hover()
+        expect(tab.locator("#marks .linked")).to_have_text(["hungry."])
+        expect(lines.nth(0)).to_have_class("current")
+        tab.get_by_text("Attention and numbers").click()
+        keys = tab.locator(".links ol").nth(1).get_by_role("button")
+        expect(keys.first).to_have_text("I")
+        tab.get_by_label("Text in English").focus()
+        tab.keyboard.press("Control+End")  # the cursor is in the last line
+        expect(keys.first).to_have_text("Where")
+        expect(tab.locator("#numbers")).to_contain_text("Line 2: score -")
+
+
+@needs_browser
+def test_a_word_is_replaced_by_the_keyboard_alone(shipped):
+    """In its sentence: the other one and the line feed stay."""
+    from playwright.sync_api import expect
+
+    with page_of(shipped) as (tab, lines, words):
+        tab.keyboard.type("I am hungry. He gives the child an apple.\nYes.")
+        expect(lines.nth(1)).to_have_text("Ja.")
+        before = lines.nth(0).inner_text().split()
+        assert before[:3] == ["Ich", "habe", "Hunger."]
+        words.nth(0).focus()
+        for _ in range(4):
+            tab.keyboard.press("ArrowRight")
+        tab.keyboard.press("Enter")
+        choices = tab.locator(".alternatives").get_by_role("button")
+        expect(choices.first).to_be_focused()
+        firsts = [text.split()[0] for text in choices.all_inner_texts()]
+        assert len({before[4], *firsts}) == len(firsts) + 1
+        tab.keyboard.press("Escape")
+        expect(words.nth(4)).to_be_focused()
+        tab.keyboard.press("Enter")
+        rest = choices.first.inner_text()
+        tab.keyboard.press("Enter")
+        expect(lines.nth(0)).to_have_text(" ".join([*before[:4], rest]))
+        expect(words.nth(4)).to_be_focused()
+
+
+@needs_browser
+def test_text_comes_from_files_and_goes_to_files_and_the_clipboard(shipped, tmp_path):
+    from playwright.sync_api import expect
+
+    (tmp_path / "mine.txt").write_text("I am hungry.\n\nYes.\n")
+    expected = "Ich habe Hunger.\n\nJa.\n"
+    allowed = ["clipboard-read", "clipboard-write"]
+    with page_of(shipped, permissions=allowed) as (tab, lines, _):
+        tab.locator("#file").set_input_files(tmp_path / "mine.txt")
+        expect(lines).to_have_count(4)
+        tab.get_by_role("button", name="Copy").click()
+        expect(tab.get_by_role("status")).to_have_text("copied")
+        assert tab.evaluate("navigator.clipboard.readText()") == expected
+        with tab.expect_download() as download:
+            tab.get_by_role("button", name="Save").click()
+        assert download.value.suggested_filename == "translation.de.txt"
+        assert Path(download.value.path()).read_text() == expected
 
 
 def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):

@@ -1,84 +1,207 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const pair = document.querySelector("main").dataset;
+const { source, target, limit } = document.querySelector("main").dataset;
 const api_key = new URLSearchParams(location.search).get("api_key") ?? "";
-let requests = 0; // updates so far, of which only the last may show its result
-let timer = null;
+const text = element("text");
+const state = { updates: 0, lines: [], line: 0, timer: null }; // line: that of the cursor
 
-async function post(path, body) {
+async function ask(path, fields) {
+  const body = JSON.stringify({ source, target, api_key, details: true, ...fields });
   const headers = { "Content-Type": "application/json" };
-  const fields = JSON.stringify({ source: pair.source, target: pair.target, api_key, ...body });
-  const response = await fetch(path, { method: "POST", headers, body: fields });
+  const response = await fetch(path, { method: "POST", headers, body });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }
 
-function make(tag, className, text = "") {
-  return Object.assign(document.createElement(tag), { className, textContent: text });
+function make(tag, properties, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
 }
 
-function showTranslations(lines) {
-  const scored = lines.some((line) => line.length > 1);
-  const lists = lines.map((line) => {
-    const list = make("ol", "translations");
-    for (const { text, score } of line) {
-      const item = make("li", "", text || "\u00a0");
-      if (scored) item.append(make("span", "score", score.toFixed(2)));
-      list.append(item);
-    }
-    return list;
+function say(message, className = "error") {
+  Object.assign(element("status"), { className, textContent: message });
+}
+
+// A line as white space and a span for each word, which are counted from 0.
+function spans(line, properties) {
+  let number = 0;
+  const parts = line.split(/(\s+)/).filter(Boolean);
+  return parts.map((part) => (part.trim() ? make("span", properties(number++), part) : part));
+}
+
+// Mark the line of the cursor in both texts, and some words of a line of the source.
+function mark(line = -1, words = []) {
+  const marked = text.value.split("\n").map((content, i) => {
+    const className = i === state.line ? "current" : "";
+    const linked = (n) => ({ className: i === line && words.includes(n) ? "linked" : "" });
+    return make("div", { className }, ...spans(content, linked));
   });
-  element("translations").replaceChildren(...lists);
+  element("marks").replaceChildren(...marked);
+  element("translation").querySelectorAll("p").forEach((shown, i) => {
+    shown.className = i === state.line ? "current" : "";
+  });
 }
 
-function showStatus(text, className = "quiet") {
-  Object.assign(element("status"), { className, textContent: text });
+function show() {
+  const shown = state.lines.map(({ text }, line) => {
+    const place = make("p", {}, ...spans(text, () => ({ role: "button", tabIndex: -1 })));
+    [...place.children].forEach((word, n) => {
+      const links = () => state.lines[line].alignment.filter(([, to]) => to === n);
+      const point = () => {
+        moveTo(line);
+        mark(line, links().map(([from]) => from));
+      };
+      word.tabIndex = n ? -1 : 0; // the arrow keys lead to the others
+      for (const event of ["mouseenter", "focus"]) word.addEventListener(event, point);
+      for (const event of ["mouseleave", "blur"]) word.addEventListener(event, () => mark());
+      word.addEventListener("click", () => offer(place, line, n).catch((e) => say(e.message)));
+    });
+    return place;
+  });
+  element("translation").replaceChildren(...shown);
+  mark();
 }
 
-// The line that holds the cursor.
-function currentLine() {
-  const { value, selectionStart } = element("text");
-  return value.split("\n")[value.slice(0, selectionStart).split("\n").length - 1];
-}
-
+// Translate the text, unless it is too long.
 async function update() {
-  const number = ++requests;
-  const text = element("text").value;
-  if (!text.trim()) {
-    showTranslations([]);
-    element("attention").replaceChildren();
-    return showStatus("");
-  }
-  showStatus("translating");
+  const number = ++state.updates;
+  const length = `${text.value.length.toLocaleString()} of ${Number(limit).toLocaleString()}`;
+  const excess = text.value.length - limit;
+  element("translation").ariaBusy = excess <= 0;
+  if (excess > 0) return say(`${length} characters: ${excess} too many to translate at once`);
+  say(`${length} characters`, excess > -limit / 10 ? "" : "quiet");
   try {
-    const alternatives = Number(element("alternatives").value);
-    const { lines } = await post("translate", { q: text, alternatives, details: true });
-    if (number !== requests) return; // the text has changed meanwhile
-    showTranslations(lines);
-    showStatus("");
-    if (!currentLine().trim()) return;
-    await updateAttention(number, { q: currentLine() });
+    const q = text.value;
+    const { lines } = q.trim() ? await ask("translate", { q }) : { lines: [] };
+    if (number !== state.updates) return; // the text has changed meanwhile
+    state.lines = lines.map(([best]) => best);
+    show();
+    explain();
   } catch (error) {
-    if (number === requests) showStatus(error.message, "error");
+    if (number === state.updates) say(error.message);
   }
+  if (number === state.updates) element("translation").ariaBusy = false;
 }
 
-// Some lines have a translation, but no maps: long ones, and those of an ensemble.
-async function updateAttention(number, request) {
+// Show the numbers and the attention of the line of the cursor, if somebody looks.
+async function explain() {
+  const { line, updates } = state;
+  const q = text.value.split("\n")[line];
   const place = element("attention");
-  try {
-    const maps = await post("attention", request);
-    if (number === requests) showAttention(place, maps);
+  if (!element("details").open || !state.lines[line] || !q.trim()) return place.replaceChildren();
+  const { score, log_prob } = state.lines[line];
+  const numbers = `score ${score.toFixed(2)}, log-probability ${log_prob.toFixed(2)}`;
+  element("numbers").textContent = `Line ${line + 1}: ${numbers}. Point at a word.`;
+  try { // some lines have no maps: long ones, and those of an ensemble
+    const maps = await ask("attention", { q });
+    if (line === state.line && updates === state.updates) showAttention(place, maps);
   } catch (error) {
-    if (number === requests) place.replaceChildren(error.message);
+    place.replaceChildren(error.message);
   }
 }
 
-for (const id of ["text", "alternatives"]) {
-  element(id).addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(update, 300);
-  });
+function sentences(line, language) {
+  const found = new Intl.Segmenter(language, { granularity: "sentence" }).segment(line);
+  return [...found].map(({ segment }) => segment);
 }
+
+// Offer other translations of a line, or of one of its sentences, from a word on.
+async function offer(place, line, word) {
+  document.querySelector(".alternatives")?.remove();
+  const nodes = [...place.childNodes];
+  const given = nodes.slice(0, nodes.indexOf(place.children[word]));
+  const before = given.map((node) => node.textContent).join("");
+  const both = [text.value.split("\n")[line], state.lines[line].text];
+  let [from, to] = [sentences(both[0], source), sentences(both[1], target)];
+  if (from.length !== to.length) [from, to] = both.map((whole) => [whole]);
+  let [number, start] = [0, ""];
+  while ((start + to[number]).length <= before.length) start += to[number++];
+  const end = to.slice(number + 1).join("");
+  const prefix = before.slice(start.length);
+  const { lines: [found] } = await ask("translate", { q: from[number], prefix, alternatives: 15 });
+  const next = (other) => other.text.slice(prefix.length).split(/\s/)[0];
+  const byWord = new Map(found.reverse().map((other) => [next(other), other]));
+  byWord.delete(place.children[word].textContent);
+  const others = [...byWord.values()].reverse();
+  if (!others.length) say("no other words here", "quiet");
+  const choices = others.map((other) => {
+    const button = make("button", { type: "button" }, other.text.slice(prefix.length));
+    button.addEventListener("click", () => {
+      const alignment = to.length > 1 ? [] : other.alignment;
+      state.lines[line] = { ...other, alignment, text: start + other.text + end };
+      show();
+      element("translation").children[line].children[word].focus();
+    });
+    return make("li", {}, button);
+  });
+  const list = make("ul", { className: "alternatives", ariaLabel: "alternatives" }, ...choices);
+  list.addEventListener("keydown", ({ key }) => {
+    if (key !== "Escape") return;
+    list.remove();
+    place.children[word].focus();
+  });
+  place.after(list);
+  list.querySelector("button")?.focus();
+}
+
+function moveTo(line) {
+  if (line === state.line) return;
+  state.line = line;
+  mark();
+  explain();
+}
+
+text.addEventListener("input", () => {
+  clearTimeout(state.timer);
+  state.timer = setTimeout(update, 300);
+  mark();
+});
+document.addEventListener("selectionchange", () => {
+  if (document.activeElement !== text) return;
+  moveTo(text.value.slice(0, text.selectionStart).split("\n").length - 1);
+});
+element("translation").addEventListener("keydown", (event) => {
+  if (event.target.role !== "button") return;
+  if (["Enter", " "].includes(event.key)) {
+    event.preventDefault();
+    event.target.click();
+  }
+  const words = [...element("translation").querySelectorAll("span")];
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  words[words.indexOf(event.target) + step]?.focus();
+});
+element("details").addEventListener("toggle", explain);
+element("clear").addEventListener("click", () => {
+  text.value = "";
+  text.focus();
+  update();
+});
+element("open").addEventListener("click", () => element("file").click());
+element("file").addEventListener("change", async ({ target: { files } }) => {
+  text.value = await files[0].text();
+  update();
+});
+const translation = () => state.lines.map(({ text }) => text).join("\n");
+element("copy").addEventListener("click", async () => {
+  try { // a page from another computer may copy only what is selected
+    if (navigator.clipboard) await navigator.clipboard.writeText(translation());
+    else getSelection().selectAllChildren(element("translation"));
+    if (navigator.clipboard || document.execCommand("copy")) say("copied", "quiet");
+  } catch (error) {
+    say(error.message);
+  }
+});
+element("save").addEventListener("click", () => {
+  const href = URL.createObjectURL(new Blob([translation()], { type: "text/plain" }));
+  make("a", { href, download: `translation.${target}.txt` }).click();
+});
+
+const names = new Intl.DisplayNames("en", { type: "language" });
+const [from, to] = [names.of(source), names.of(target)];
+document.title = element("pair").textContent = `${from} to ${to}`;
+Object.assign(text, { lang: source, ariaLabel: `Text in ${from}` });
+element("translation").lang = target;
+update();
