@@ -169,17 +169,13 @@ class Server(ThreadingHTTPServer):
         kind = str(request.get("format") or "text")
         if (between := BETWEEN.get(kind)) is None:
             raise ValueError(f"{kind} format is not supported")
-        more, most = str(request.get("alternatives") or 0), self.max_beam - 1
-        if not more.isdecimal() or int(more) > most:
-            expected = f"alternatives parameter must be 0 to {most}, got {more:.40}"
+        given, most = str(request.get("alternatives") or 0), self.max_beam - 1
+        if not given.isdecimal() or int(given) > most:
+            expected = f"alternatives parameter must be 0 to {most}, got {given:.40}"
             raise ValueError(f"Invalid request: {expected}")
-        beam, alignment = (
-            max(self.config.beam, 1 + int(more)),
-            bool(request.get("details")),
-        )
-        config = replace(
-            self.config, beam=beam, nbest=1 + int(more), alignment=alignment
-        )
+        nbest, alignment = 1 + int(given), bool(request.get("details"))
+        beam = max(self.config.beam, nbest)
+        config = replace(self.config, beam=beam, nbest=nbest, alignment=alignment)
         split = [between.split(text) for text in texts]
         lines = [line for parts in split for line in parts[::2]]
         if kind == "html":
@@ -191,12 +187,12 @@ class Server(ThreadingHTTPServer):
         for parts in split:
             best = [next(found) for _ in parts[::2]]
             ranked = []
-            for n in range(config.nbest):
+            for n in range(nbest):
                 parts[::2] = [x[min(n, len(x) - 1)].text for x in best]
                 ranked.append("".join(parts))
             text, *others = dict.fromkeys(ranked)
             answer: Request = {"translatedText": text}
-            if config.nbest > 1:
+            if nbest > 1:
                 answer["alternatives"] = others
             if request["source"] == "auto":
                 [answer["detectedLanguage"]] = self.detect(request)
@@ -211,10 +207,8 @@ class Server(ThreadingHTTPServer):
 
     def _wait(self, job: Job) -> Any:
         """Return what a job results in. Raises: ValueError if it is too large."""
-        texts, beam = (
-            [*job.lines, *filter(None, job.prefixes)],
-            (job.config or self.config).beam,
-        )
+        texts = [*job.lines, *filter(None, job.prefixes)]
+        beam = (job.config or self.config).beam
         tokens = sum(map(len, self.translator.tokenizer.encode(texts)))
         tokens += len(texts) * (self.config.min_len or 1)
         if tokens * beam > MAX_TOKENS:
@@ -238,7 +232,7 @@ class Server(ThreadingHTTPServer):
 
     def _do(self, jobs: Sequence[Job]) -> None:
         try:
-            results = self._results(jobs, jobs[0].config)
+            results = self._results(jobs)
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].result.set_exception(error)
@@ -249,17 +243,15 @@ class Server(ThreadingHTTPServer):
         for job, result in zip(jobs, results, strict=True):
             job.result.set_result(result)
 
-    def _results(
-        self, jobs: Sequence[Job], config: TranslationConfig | None
-    ) -> list[Any]:
+    def _results(self, jobs: Sequence[Job]) -> list[Any]:
         self.translator.use_device()
         lines = [line for job in jobs for line in job.lines]
-        if config is None:
-            maps = attention_maps
-            return [maps(self.translator, x, self.config).to_json() for x in lines]
+        if (config := jobs[0].config) is None:
+            found = [attention_maps(self.translator, x, self.config) for x in lines]
+            return [maps.to_json() for maps in found]
         prefixes = [prefix for job in jobs for prefix in job.prefixes]
-        found = iter(self.translator.hypotheses(lines, config, 1, prefixes))
-        return [[next(found) for _ in job.lines] for job in jobs]
+        best = iter(self.translator.hypotheses(lines, config, 1, prefixes))
+        return [[next(best) for _ in job.lines] for job in jobs]
 
 
 ROUTES: dict[tuple[str, str], Callable[[Server, Request], Any]] = {

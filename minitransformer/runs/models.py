@@ -64,14 +64,14 @@ def language_codes(checkpoint: Path) -> tuple[str, str]:
     files that a run has learned from, such as train.en.gz. Where these are no codes,
     they are called "source" and "target".
     """
-    names = checkpoint.parent.name.split("-") if card_title(checkpoint) else []
-    run = RunDirectory(checkpoint.parent)
-    if not names and run.config.is_file():
+    names, run = list[str](), RunDirectory(checkpoint.parent)
+    if card_title(checkpoint):
+        names = checkpoint.parent.name.split("-")
+    elif run.config.is_file():
         files = run.read_config().text["train"]
         names = [Path(path.removesuffix(".gz")).suffix[1:] for path in files]
-    source, target = (*names, "", "")[:2]
-    is_code = source != target and all(x.isalpha() and len(x) < 4 for x in names)
-    return (source, target) if source and is_code else ("source", "target")
+    are_codes = len({*names}) == 2 and all(x.isalpha() and len(x) < 4 for x in names)
+    return (names[0], names[1]) if are_codes else ("source", "target")
 
 
 def described(checkpoint: Path) -> str:

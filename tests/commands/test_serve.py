@@ -119,7 +119,7 @@ def test_html_keeps_its_markup_and_entities(server, best):
 def test_markup_within_a_sentence_is_part_of_it(shipped):
     source = "<ul><li>Where is the <b>old</b> station?<li>I am hungry.</ul>"
     expected = "<ul><li>Wo ist der <b>alte</b> Bahnhof?<li>Ich habe Hunger.</ul>"
-    answer = translated(shipped, source, format="html")
+    answer = translated(shipped, source, format="html", api_key="geheim & gut")
     assert answer["translatedText"] == expected
 
 
@@ -364,8 +364,8 @@ def test_many_connections_wait_for_their_turn(model_path):
 
 @pytest.fixture(scope="module")
 def shipped():
-    """A server of the shipped model, which decodes as it does by default."""
-    with serving(shipped_model("en-de")) as server:
+    """A server of the shipped model, which decodes by default, with a key."""
+    with serving(shipped_model("en-de"), api_key="geheim & gut") as server:
         server.config = serve.TranslationConfig()
         yield server
 

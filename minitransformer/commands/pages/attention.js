@@ -14,6 +14,15 @@ const KINDS = {
   words: ["word alignment", "target_words", "source_words"],
 };
 
+function make(tag, attributes = {}, ...children) {
+  const made = ["svg", "line"].includes(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
 // Show the maps of `AttentionMaps.to_json` in an element: the queries' words on the left,
 // the keys' words on the right, and a line for each weight.
 function showAttention(element, data) {
@@ -22,22 +31,11 @@ function showAttention(element, data) {
   const shown = (piece) => piece.replaceAll("\u2581", " ").trim() || "_";
   const colour = (head) => HEAD_COLOURS[head % HEAD_COLOURS.length];
 
-  function make(tag, attributes = {}, text = "") {
-    const made = ["svg", "line"].includes(tag)
-      ? document.createElementNS("http://www.w3.org/2000/svg", tag)
-      : document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.textContent = text;
-    return made;
-  }
-
   function makeSelect(name, options, change) {
-    const label = make("label", {}, `${name} `);
     const list = make("select");
     options.forEach(([value, text]) => list.append(make("option", { value }, text)));
     list.addEventListener("change", () => change(list.value));
-    label.append(list);
-    return label;
+    return make("label", {}, `${name} `, list);
   }
 
   const layers = makeSelect("layer", [], (value) => { state.layer = Number(value); draw(); });
@@ -84,9 +82,7 @@ function showAttention(element, data) {
       for (const [event, word] of areQueries ? Object.entries(events) : []) {
         button.addEventListener(event, () => { state.word = word; draw(); });
       }
-      const item = make("li");
-      item.append(button);
-      list.append(item);
+      list.append(make("li", {}, button));
     });
     return list;
   }

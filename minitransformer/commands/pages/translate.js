@@ -15,29 +15,22 @@ async function ask(path, fields) {
   return answer;
 }
 
-function make(tag, properties, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
-
 function say(message, className = "error") {
   Object.assign(element("status"), { className, textContent: message });
 }
 
 // A line as white space and a span for each word, which are counted from 0.
-function spans(line, properties) {
+function spans(line, attributes) {
   let number = 0;
   const parts = line.split(/(\s+)/).filter(Boolean);
-  return parts.map((part) => (part.trim() ? make("span", properties(number++), part) : part));
+  return parts.map((part) => (part.trim() ? make("span", attributes(number++), part) : part));
 }
 
 // Mark the line of the cursor in both texts, and some words of a line of the source.
 function mark(line = -1, words = []) {
   const marked = text.value.split("\n").map((content, i) => {
-    const className = i === state.line ? "current" : "";
-    const linked = (n) => ({ className: i === line && words.includes(n) ? "linked" : "" });
-    return make("div", { className }, ...spans(content, linked));
+    const linked = (n) => ({ class: i === line && words.includes(n) ? "linked" : "" });
+    return make("div", { class: i === state.line ? "current" : "" }, ...spans(content, linked));
   });
   element("marks").replaceChildren(...marked);
   element("translation").querySelectorAll("p").forEach((shown, i) => {
@@ -47,14 +40,14 @@ function mark(line = -1, words = []) {
 
 function show() {
   const shown = state.lines.map(({ text }, line) => {
-    const place = make("p", {}, ...spans(text, () => ({ role: "button", tabIndex: -1 })));
+    const attributes = (n) => ({ role: "button", tabindex: n ? -1 : 0 }); // arrow keys lead on
+    const place = make("p", {}, ...spans(text, attributes));
     [...place.children].forEach((word, n) => {
       const links = () => state.lines[line].alignment.filter(([, to]) => to === n);
       const point = () => {
         moveTo(line);
         mark(line, links().map(([from]) => from));
       };
-      word.tabIndex = n ? -1 : 0; // the arrow keys lead to the others
       for (const event of ["mouseenter", "focus"]) word.addEventListener(event, point);
       for (const event of ["mouseleave", "blur"]) word.addEventListener(event, () => mark());
       word.addEventListener("click", () => offer(place, line, n).catch((e) => say(e.message)));
@@ -137,7 +130,7 @@ async function offer(place, line, word) {
     });
     return make("li", {}, button);
   });
-  const list = make("ul", { className: "alternatives", ariaLabel: "alternatives" }, ...choices);
+  const list = make("ul", { class: "alternatives", "aria-label": "alternatives" }, ...choices);
   list.addEventListener("keydown", ({ key }) => {
     if (key !== "Escape") return;
     list.remove();
