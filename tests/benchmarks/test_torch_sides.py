@@ -40,6 +40,34 @@ def random_batch(rng):
     return Batch(source, target)
 
 
+def test_the_loss_and_every_gradient_of_pytorch_are_those_of_this_engine(benchmark):
+    """In float64, with gains and biases that are random, too."""
+    rng, plain = np.random.default_rng(0), torch.get_default_dtype()
+    ours, batch = Transformer(CONFIG, seed=3, dtype="float64"), random_batch(rng)
+    buffer = ParameterBuffer(ours)
+    buffer.data += rng.normal(0, 0.1, buffer.data.shape)
+    loss = training_loss(ours, batch.source, batch.target, 0.1, None)
+    loss.backward()
+    torch.set_default_dtype(torch.float64)
+    try:
+        sides = benchmark("torch_training")
+        theirs = sides.TorchTraining(ours)
+        found = theirs(*sides.tensors(batch)) * batch.target_tokens
+        found.backward()
+    finally:
+        torch.set_default_dtype(plain)
+    np.testing.assert_allclose(found.item(), loss.data, rtol=1e-9)
+    for parameter in theirs.parameters():  # so that they are paired as these are
+        if parameter.requires_grad:
+            parameter.data = parameter.grad
+    buffer.data[...] = buffer.grad
+    pairs = list(theirs.pairs(ours))
+    assert sum(gradient.size for gradient, _ in pairs) == buffer.data.size
+    for gradient, expected in pairs:
+        scale = abs(gradient).max()
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-9 * scale)
+
+
 @pytest.mark.slow
 def test_three_updates_of_pytorch_are_those_of_this_engine(benchmark):
     rng, rate = np.random.default_rng(0), 0.01
