@@ -196,7 +196,6 @@ def test_output_that_cannot_be_written(
         ("parse linearise out none", 1, "none"),
         ("parse score penn none", 1, "none"),
         ("parse score penn penn --cutof 3", 2, "unrecognized argument --cutof"),
-        ("parse restore penn penn -o ./penn", 2, "got one that is read"),
         ("plot none", 1, "expected a run directory, found no none/metrics.jsonl"),
         ("plot x -o x.pdf", 2, "expected .png or .svg, got x.pdf"),
         ("plot x --tensorboard y -o x.png", 2, "--output does not go with --tensor"),

@@ -264,13 +264,6 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(start, whole, steps_before
     assert len(values("run", "exact")) == 1
 
 
-def test_what_the_killed_part_of_a_run_recorded_is_recorded_once(start, whole):
-    shutil.copytree(whole[0], "run")
-    RunDirectory(Path("run")).checkpoint(7).unlink()
-    start("--resume", "run")
-    assert_same_results(whole[0], "run")
-
-
 def test_a_resumed_run_may_keep_fewer_checkpoints_and_no_other_model(start, whole):
     shutil.copytree(whole[0], "run")
     error = start("--resume", "run", "--d-ff", 4, code=2)
@@ -753,12 +746,6 @@ def test_a_run_directory_in_use_is_refused_before_the_text_is_read(start, whole,
     assert error.startswith(begins)  # it names a rank only if there are several
     assert not Path("fresh").exists()
     assert before == {path.name: path.read_bytes() for path in whole[0].glob("[!.]*")}
-
-
-def test_an_unwritable_place_is_named(start, place):
-    (place / "file").write_text("")
-    error = start("--run", "file/run", code=1)
-    assert (error.count("\n"), "file/run" in error) == (1, True)
 
 
 @pytest.mark.parametrize("left", ["best.safetensors", "averaged.safetensors", None])

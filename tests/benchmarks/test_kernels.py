@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from minitransformer.backends.cuda import device
 from support.scripts import ROOT
 
 SASS = """
@@ -69,15 +68,3 @@ def test_what_attention_takes_of_a_multiprocessor(kernels):
     backward = compiled.instructions["attention_backward_64"]
     assert forward[12] < forward[28] <= 800
     assert backward[12] < backward[28] <= 1400
-
-
-def test_the_launch_that_is_counted_is_of_the_kernel_as_it_is(kernels):
-    """The names of parameters, whose values the counting sets, are in the source."""
-    for name in ("attention", "attention_backward"):
-        words = kernels.launch_constants(name, 28)
-        start = kernels.sass.PARAMETERS
-        parameters = [words[a] for a in sorted(words) if a >= start]
-        assert parameters.count(28) == 3  # queries, keys, the stride of the mask
-        assert parameters.count(28 * 512) == parameters.count(512) == 3
-        assert parameters.count(64) == 2
-    assert "attention_backward_##WIDTH" in device.kernel_source()

@@ -31,16 +31,3 @@ def test_each_product_is_timed(stand_in, profile_step, monkeypatch):
     ]
     assert [line.split()[-9:-6] for line in lines][-1] == ["24", "16", "40"]
     assert last.startswith("wider products would save ")
-
-
-def test_what_wider_products_save(profile_step):
-    """Q, K, V of three self-attentions, and K, V of one attention to the memory."""
-    times = {
-        name: dict.fromkeys(profile_step.PASSES, value)
-        for name, value in (
-            ("projection", 30.0),
-            ("K, V in one", 50.0),
-            ("Q, K, V in one", 60.0),
-        )
-    }
-    assert profile_step.saved(times, SMALL) == pytest.approx(3 * (3 * 30 + 10) / 1e3)

@@ -10,7 +10,6 @@ from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
@@ -93,17 +92,3 @@ def test_a_full_directory_and_unusual_head_widths_are_refused(
     assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
     assert "d_model / num_heads = 8, got 4 and 8" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-def test_a_run_keeps_its_own_files(tmp_path, tokenizer, capsys):
-    run, model = RunDirectory(tmp_path / "run"), model_with_random_biases()
-    run.path.mkdir()
-    for path in (run.best, run.checkpoint(5)):
-        checkpoint.save(path, Checkpoint(model, tokenizer, ParameterBuffer(model)))
-    run.config.write_text("{}")
-    before = {path: path.read_bytes() for path in run.path.iterdir()}
-    for path in before:
-        assert export.main(["float16", str(run.path), str(path)]) == 2
-        assert "expected a file to write, got one of" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in run.path.iterdir()} == before
-    assert export.main(["float16", str(run.path), str(run.path / "half")]) == 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
 from support.closeness import assert_close
@@ -50,16 +50,6 @@ def test_a_position_never_sees_the_future(seed, position):
     moved = MODEL(source, changed).data
     differs = np.abs(moved - MODEL(source, target).data).max(axis=(0, 2))
     assert (differs[position + 1 :] > 0).any() or (changed == target).all()
-
-
-@given(seeds, st.integers(1, 6), st.integers(1, 6))
-def test_padding_and_batch_mates_never_change_a_sentence(seed, source_len, target_len):
-    rng = np.random.default_rng(seed)
-    source, target = ids(rng, 3, 6), ids(rng, 3, 6)
-    source[1, source_len:], target[1, target_len:] = PAD_ID, PAD_ID
-    together = MODEL(source, target).data[1, :target_len]
-    alone = MODEL(source[1:2, :source_len], target[1:2, :target_len]).data[0]
-    assert_close(together, alone)
 
 
 def test_dropout_is_off_in_evaluation():

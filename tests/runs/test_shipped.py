@@ -69,13 +69,6 @@ def test_only_its_name_is_its_name(box):
             minitransformer.load(name)
 
 
-def test_without_it_the_message_is_about_runs(box, capfd):
-    box.unlink()
-    code, _, error = run_translate(capfd, "x")
-    assert (code, error.count("\n")) == (1, 1)
-    assert "en-de: expected a run, a checkpoint or" in error
-
-
 def test_16_bits_are_those_of_numpy(box, model_path, capsys):
     exact, half = checkpoint.load(Path(model_path)), checkpoint.load(box)
     expected = exact.parameters.data.astype(np.float16).astype(np.float32)
@@ -116,15 +109,6 @@ def test_8_bits_are_whole_numbers_with_a_scale_for_each_row(tmp_path, model_path
         save_file(stored, path, file.metadata())
     with pytest.raises(ValueError, match=r"table\.scales: expected finite"):
         checkpoint.load(path)
-
-
-@pytest.mark.parametrize("at", [-1, -5000, 1200])
-def test_damage_is_noticed(box, at):
-    data = bytearray(box.read_bytes())
-    data[at] ^= 1
-    box.write_bytes(data)
-    with pytest.raises(ValueError, match="not a usable checkpoint"):
-        minitransformer.load("en-de")
 
 
 @pytest.mark.skipif(not REAL.joinpath("model.safetensors").exists(), reason="none yet")

@@ -6,11 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from importlib.util import find_spec
 
 import pytest
-from safetensors.numpy import load_file
 
 from support.scripts import LONG_RUN, ROOT, write_random_text
 
@@ -18,6 +15,8 @@ SRUN = """#!/bin/sh
 echo $$ >srun.pid
 exec mpiexec -n 2 $(echo "$@" | sed 's/--mpi=pmi2 --cpus-per-task=1//')
 """
+
+
 def write_tool(path, text):
     path.write_text(text)
     path.chmod(0o755)

@@ -61,17 +61,6 @@ def test_processes_do_not_change_the_gradient(processes):
     assert_close(found, expected)
 
 
-def test_accumulation_weighs_by_tokens():
-    parts = [small_batch(0, 7), small_batch(1, 3)]
-    loss, together = gradient(parts, 1)
-    tokens = [part.target_tokens for part in parts]
-    alone = [gradient([part], 1) for part in parts]
-    weights = [n / sum(tokens) for n in tokens]
-    assert_close(loss, sum(w * x for w, (x, _) in zip(weights, alone, strict=True)))
-    mean = sum(w * g for w, (_, g) in zip(weights, alone, strict=True))
-    assert_close(together, mean)
-
-
 @forks
 def test_the_same_number_of_processes_repeats_bit_for_bit(monkeypatch):
     """Losses, gradient and parameters of updates of several rounds, with dropout."""
@@ -150,13 +139,3 @@ def test_all_ranks_share_a_batch(monkeypatch):
     assert max(map(len, computed)) == 2
     sentences = sorted(np.concatenate(computed).tolist())
     assert sentences == sorted(2 * batch.source.tolist())
-
-
-@forks
-def test_tokens_at_once_are_those_of_all_processes(monkeypatch):
-    model = small_model()  # of width 8
-    for tokens_times_width, tokens in ((87, 30), (7, 3)):  # 7 is less than the width
-        monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", tokens_times_width)
-        computed = CpuModel(model, ParameterBuffer(model), 3)
-        assert computed.tokens_at_once == tokens
-        computed.close()

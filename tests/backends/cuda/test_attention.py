@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitransformer.backends.cuda import attention, device
+from minitransformer.backends.cuda import attention
 from minitransformer.backends.cuda.philox import PhiloxStream, draw_mask
 from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.engine.backend import to_host
@@ -205,10 +205,3 @@ def test_tensor_cores_that_disagree_are_not_used(host_gpu, monkeypatch, fault):
     ):
         assert attend(host_gpu)[-1] is False
     assert attend(host_gpu) == [False]
-
-
-def test_the_tiles_of_python_are_those_of_the_kernels():
-    assert (attention.TILE_THREADS, attention.WIDTHS) == (128, (64, 128))
-    source = device.kernel_source()
-    assert "constexpr int TILE_THREADS = 128" in source
-    assert "SIZE = (WIDTH == 64 ? 4 : 2) * VECTOR" in source

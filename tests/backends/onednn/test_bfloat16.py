@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 
 import numpy as np
 import pytest
@@ -190,62 +189,6 @@ def test_the_loss_of_large_logits_is_finite(kernels):
     dx, dweight = vjp(np.float32(1))[:2]
     assert dx.tolist() == [[1], [0]]
     assert dweight.tolist() == [[200], [-200], [0]]
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_numbers_that_are_held_exactly(kernels, smoothing):
-    rng = np.random.default_rng(1)
-    weight = rounded(rng.standard_normal(240)).astype(np.float32).reshape(30, 8)
-    x = rounded(rng.standard_normal((12, 8))).astype(np.float32)
-    targets = rng.integers(1, 30, 12)
-    options = {"label_smoothing": smoothing, "padding_id": 0}
-    loss, _ = loss_of(x, weight, targets, **options)
-    logits = x.astype(float) @ weight.T.astype(float)
-    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    q = np.full((12, 30), smoothing / 30)
-    q[np.arange(12), targets] += 1 - smoothing
-    assert loss == pytest.approx(-(q * log_probs).sum(), rel=1e-6)
-
-
-def watch_roundings(kernels, monkeypatch):
-    """Return a list to which the shape of each array that is rounded will be added."""
-    shapes, round_numbers = [], kernels.rounded
-
-    def watched(x, out=None):
-        shapes.append(x.shape)
-        return round_numbers(x, out)
-
-    monkeypatch.setattr(kernels, "rounded", watched)
-    return shapes
-
-
-def test_an_array_is_rounded_once_while_it_lives(kernels, monkeypatch):
-    rng = np.random.default_rng(0)
-    first, second, third = parameters(rng, (6, 9), (9, 6), (9, 6))
-    linear(np.ones((1, 6), np.float32), first)  # rounds the parameters
-    shapes = watch_roundings(kernels, monkeypatch)
-    x = rng.standard_normal((4, 6)).astype(np.float32)
-    hidden, _ = linear(x, first, relu=True)  # rounded for the two that follow
-    for weight in (second, third):
-        out, _ = linear(hidden, weight)
-        assert_near(out, rounded(hidden) @ rounded(weight))
-    linear(x, first)
-    assert shapes == [(4, 6), (4, 9)]
-    assert len(kernels._thread.inputs.by_owner) == 2
-    del x, hidden
-    assert not kernels._thread.inputs.by_owner
-
-
-def test_all_matrices_are_views_of_one_rounded_copy(kernels, monkeypatch):
-    rng = np.random.default_rng(0)
-    weight, table = parameters(rng, (6, 9), (20, 6))
-    shapes = watch_roundings(kernels, monkeypatch)
-    x = rng.standard_normal((4, 6)).astype(np.float32)
-    blocks = [table[first : first + n].T for n in (3, 7, 20) for first in (0, n // 2)]
-    for matrix in (weight, table.T, *blocks):  # as beam search multiplies by blocks
-        out, _ = linear(x, matrix)
-        assert_near(out, rounded(x) @ rounded(matrix))
-    assert sorted(map(math.prod, shapes)) == [x.size, weight.base.size]
 
 
 def test_what_was_rounded_follows_the_parameters_and_goes_with_them(kernels):
