@@ -591,23 +591,6 @@ def unlucky(text, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", ["step-00000004", "best", "averaged"])
-def test_a_full_disk_ends_a_run_that_goes_on_later(start, whole, monkeypatch, name):
-    def save(path, saved, replace, real=checkpoint.save):
-        if path.stem == name:
-            raise OSError(ENOSPC, "No space left on device", str(path))
-        real(path, saved, replace=replace)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_directory, "save", save)
-        error = start("--steps", 7, "--run", "run", code=1)
-    path = Path("run", f"{name}.safetensors")
-    advice = "; --run names another folder, --resume goes on in this one"
-    assert error == f"train.py: error: {path}: No space left on device{advice}\n"
-    assert "done " in start("--resume", "run")
-    assert_same_results(whole[0], "run")
-
-
 def fail(monkeypatch, owner, name, call, error):
     """Let a function raise an error at its `call`-th call, counted from 1."""
     real, calls = getattr(owner, name), itertools.count(1)

@@ -44,20 +44,3 @@ def test_the_last_checkpoints_are_averaged(run, tmp_path, capsys, named):
     each = [load_file(path)[name].astype(float) for path in paths]
     assert_close(found[name], np.mean(each, axis=0), "float32")
     assert "adam.mean" not in found
-
-
-def test_a_checkpoint_is_not_replaced_by_the_mean_of_one_other(run, tmp_path, capsys):
-    """`average A B` reads as the mean of A and B; `average A RUN` as a part of it."""
-    first, last = (str(run.checkpoint(n)) for n in (100, 1000))
-    before = run.checkpoint(100).read_bytes()
-    assert main([first, last]) == 1
-    assert f"{first}: it exists with another content" in capsys.readouterr().err
-    assert main([str(tmp_path / "mean"), first, last]) == 0
-    assert main([str(tmp_path / "mean"), first, last]) == 0  # the same once more
-    run.config.write_text("settings")
-    for own in (first, str(run.config), str(run.averaged)):
-        assert main([own, str(run.path), "--last", "2"]) == 2
-        assert "expected a file to write, got one " in capsys.readouterr().err
-    assert run.config.read_text() == "settings"
-    assert run.checkpoint(100).read_bytes() == before
-    assert main([str(tmp_path / "new"), last]) == 0
