@@ -31,6 +31,7 @@ from minitransformer.runs.models import described, language_codes
 from minitransformer.settings import VERSION
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import UsageError
+from minitransformer.system.workers import limit_threads
 from minitransformer.translation.translator import (
     Translator,
     as_list_of_str,
@@ -364,7 +365,9 @@ def serve(
     except (OSError, UnicodeError) as error:  # a name may be no possible host
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
-    with server, suppress(KeyboardInterrupt):
+    # Small products wait longer for threads than they take. OpenBLAS obeys this thread
+    # and not the worker.
+    with server, limit_threads(1), suppress(KeyboardInterrupt):
         say(f"translate.py: open {server.address} (Ctrl-C ends)")
         server.serve_forever()
     # A thread in C++ code cannot be ended safely: its answer is waited for.

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from threadpoolctl import threadpool_info
 
 from minitransformer import DecodingConfig, load
 from minitransformer.commands import serve
@@ -469,10 +470,15 @@ def test_text_comes_from_files_and_goes_to_files_and_the_clipboard(shipped, tmp_
 
 
 def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):
+    """Until then, products have one thread, as those of the command line have."""
+    libraries = []
+
     def interrupted(self):
+        libraries.extend(threadpool_info())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Server, "serve_forever", interrupted)
     code, _, err = run_translate(capfd, "--model", model_path, "--serve", "54321")
     assert (code, err.count("\n")) == (0, 1)
     assert err.endswith("(Ctrl-C ends)\n")
+    assert {x["num_threads"] for x in libraries if x["user_api"] == "blas"} == {1}
