@@ -105,11 +105,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, message):
         ("--resume", 1, "expected a training run in"),
         ("--max-positions 99", 2, "--max-positions; did you mean --config?"),
         ("--beam 0", 2, "--beam: expected at least 1, got 0"),
-        (
-            "--device cpu --precision fp16",
-            2,
-            "fp32 or bf16 with --device cpu",
-        ),
+        ("--device cpu --precision fp16", 2, "fp32 or bf16 with --device cpu"),
         ("--device tpu", 2, "--device: expected cpu, cuda or cuda:N, got 'tpu'"),
         ("--ranks 2 --data no --source en --target de", 1, "expected a folder"),
     ],

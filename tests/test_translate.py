@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 import translate
 from minitransformer.runs import checkpoint, shipped
-from minitransformer.translation import (
-    batch_translation,
-)
+from minitransformer.translation import batch_translation
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
 from support.scripts import SHORT, TRANSLATE
@@ -279,11 +277,7 @@ def test_the_newest_run_is_used_and_named(tmp_path):
             2,
             "--device: expected cpu, cuda or cuda:N",
         ),
-        (
-            "--model MODEL --precision fp16 x",
-            2,
-            "fp32 or bf16 with",
-        ),
+        ("--model MODEL --precision fp16 x", 2, "fp32 or bf16 with"),
         (
             "--model LEARNED --split never --input long",
             1,
@@ -323,10 +317,7 @@ def test_bad_input_gets_one_line(
             "--attention x.html",
             "--output f,--score f,--nbest 2,--split never,--alignment",
         ),
-        (
-            "--score f",
-            "--reference f,--json,--beam 2,--sample,--min-len 2",
-        ),
+        ("--score f", "--reference f,--json,--beam 2,--sample,--min-len 2"),
     ],
 )
 def test_flags_that_a_mode_leaves_without_effect_are_refused(capfd, mode, useless):

@@ -101,30 +101,3 @@ def test_the_deadline_bounds_all_stages(gpu_sh):
     assert codes(output)["tests"] == 124
     assert "== env: no time is left" in output
     assert seconds < 6
-
-
-def test_text_of_folders_and_files_is_put_together(gpu_sh, tmp_path):
-    first, second = tmp_path / "multi30k", tmp_path / "second"
-    for folder, splits in ((first, ["train", "val", "test_2016"]), (second, ["train"])):
-        folder.mkdir()
-        for split in splits:
-            for language in ("en", "de"):
-                line = f"{folder.name} {split} {language}\n".encode()
-                (folder / f"{split}.{language}.gz").write_bytes(gzip.compress(line))
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("one\teins\twho wrote it\n")
-    code, output, _ = gpu_sh("prepare", str(first), str(second), str(pairs))
-    assert code == 0, output
-    assert "--config base --data .gpu/text --source en --target de" in output
-    assert "--config multi30k --data .gpu/multi30k" in output
-    read = {
-        path.name: gzip.decompress(path.read_bytes()).decode()
-        for path in (tmp_path / ".gpu/text").iterdir()
-    }
-    assert read["train.de.gz"] == "multi30k train de\nsecond train de\neins\n"
-    assert read["train.en.gz"] == "multi30k train en\nsecond train en\none\n"
-    assert read["test.de.gz"] == "multi30k test_2016 de\n"
-    assert len(read) == 6
-    code, output, _ = gpu_sh("prepare", str(second))
-    assert code == 1
-    assert "expected val*.en or val*.en.gz in" in output

@@ -5,12 +5,10 @@ import importlib
 import pytest
 
 from minitransformer.backends.cuda import device
-from minitransformer.settings.config import ModelConfig
+from support.models import tiny_config
 from support.scripts import ROOT
 
-SMALL = ModelConfig(
-    vocab_size=40, d_model=16, d_ff=24, num_heads=2, encoder_layers=2, decoder_layers=1
-)
+SMALL = tiny_config((2, 1), vocab_size=40, d_model=16, d_ff=24)
 
 
 @pytest.fixture

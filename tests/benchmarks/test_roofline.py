@@ -7,13 +7,11 @@ import sys
 import pytest
 
 from minitransformer.backends.cuda import device
-from minitransformer.settings.config import ModelConfig
 from minitransformer.training.cost import training_flops
+from support.models import tiny_config
 from support.scripts import ROOT, with_tests_on_path
 
-SMALL = ModelConfig(
-    vocab_size=37, d_model=24, d_ff=40, num_heads=3, encoder_layers=2, decoder_layers=1
-)
+SMALL = tiny_config((2, 1), vocab_size=37, d_model=24, d_ff=40, num_heads=3)
 
 
 @pytest.fixture

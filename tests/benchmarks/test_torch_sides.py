@@ -7,23 +7,18 @@ import pytest
 
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids
+from support.models import tiny_config
 from support.scripts import ROOT
 
 torch = pytest.importorskip("torch")
 
-CONFIG = ModelConfig(
-    vocab_size=40,
-    encoder_layers=2,
-    decoder_layers=2,
-    d_model=16,
-    d_ff=24,
-    num_heads=4,
-    dropout=0.0,
+CONFIG = tiny_config(
+    (2, 2), vocab_size=40, d_model=16, d_ff=24, num_heads=4, dropout=0.0
 )
 
 

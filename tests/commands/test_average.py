@@ -11,13 +11,11 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import ModelConfig
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close
+from support.models import tiny_config
 
-CONFIG = ModelConfig(
-    vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
-)
+CONFIG = tiny_config(vocab_size=40)
 
 
 @pytest.fixture

@@ -8,22 +8,14 @@ import pytest
 import train
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import FORMAT, MOMENTS, TOKENIZER
-from minitransformer.settings.config import ModelConfig
 from support.in_process import run_main
+from support.models import tiny_config
 from support.scripts import ROOT
 
 WEIGHTS = "weight", "bias"
 SPLITS = "train", "val", "test"
 PAGE = (ROOT / "docs" / "run-files.md").read_text(encoding="utf-8")
-CONFIG = ModelConfig(
-    vocab_size=30,
-    d_model=8,
-    d_ff=12,
-    num_heads=2,
-    encoder_layers=2,
-    decoder_layers=2,
-    positions="learned",
-)
+CONFIG = tiny_config((2, 2), vocab_size=30, d_ff=12, positions="learned")
 
 
 def names(cell):

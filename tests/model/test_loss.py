@@ -11,13 +11,12 @@ from minitransformer.model.transformer import (
     token_log_probs,
     training_loss,
 )
-from minitransformer.settings.config import PAD_ID, ModelConfig
+from minitransformer.settings.config import PAD_ID
 from minitransformer.training.evaluation import token_statistics
 from support.closeness import assert_close
+from support.models import tiny_config
 
-CONFIG = ModelConfig(
-    vocab_size=12, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
-)
+CONFIG = tiny_config(vocab_size=12)
 
 
 def test_statistics_are_those_of_the_softmax(monkeypatch):

@@ -5,11 +5,7 @@ import pytest
 
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import register_kernels
-from minitransformer.model.parameters import (
-    Initializer,
-    Module,
-    ParameterBuffer,
-)
+from minitransformer.model.parameters import Initializer, Module, ParameterBuffer
 from support import elementary
 from support.closeness import assert_close
 

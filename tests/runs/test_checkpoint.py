@@ -15,20 +15,14 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import mean_of
 from support.damage import rewrite_checkpoint
+from support.models import tiny_config
 
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
-CONFIG = ModelConfig(
-    vocab_size=40,
-    encoder_layers=1,
-    decoder_layers=1,
-    d_model=8,
-    d_ff=16,
-    num_heads=2,
-)
+CONFIG = tiny_config(vocab_size=40, d_ff=16)
 
 
 @pytest.fixture(scope="module")

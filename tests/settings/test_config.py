@@ -68,11 +68,7 @@ def test_every_field_has_a_flag(cls):
         (ModelConfig, {"positions": "rotary"}, "sinusoidal, learned, got rotary"),
         (ModelConfig, {"dropout": float("nan")}, "dropout: expected a number"),
         (TrainingConfig, {"steps": 10**400}, r"steps: expected a number below 2\^63"),
-        (
-            DecodingConfig,
-            {"beam": 10**9},
-            "beam: expected at most 1000, got 10000",
-        ),
+        (DecodingConfig, {"beam": 10**9}, "beam: expected at most 1000, got 10000"),
         (TrainingConfig, {"label_smoothing": -0.1}, "expected at least 0, got -0.1"),
         # With these, Adam or the learning rate would divide by zero.
         (TrainingConfig, {"epsilon": 0.0}, "epsilon: expected above 0, got 0.0"),

@@ -6,11 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
-from minitransformer.settings.config import ModelConfig
+from support.models import tiny_config
 
-CONFIG = ModelConfig(
-    vocab_size=90, encoder_layers=1, decoder_layers=1, d_model=16, d_ff=40, num_heads=2
-)
+CONFIG = tiny_config(vocab_size=90, d_model=16, d_ff=40)
 
 # A training on the corpus below, but for its length and where it is kept.
 FLAGS = (

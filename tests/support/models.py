@@ -27,17 +27,16 @@ from support.closeness import assert_close
 CAT_LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)]
 
 
+def tiny_config(layers=(1, 1), **settings):
+    """The settings of a model that computes in milliseconds, but for those given."""
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2}
+    both = {"encoder_layers": layers[0], "decoder_layers": layers[1]}
+    return ModelConfig(**{**sizes, **both, **settings})
+
+
 def small_model(dropout=0.0, dtype="float64"):
     """A model of two layers on each side, for the ids of `small_batch`."""
-    config = ModelConfig(
-        vocab_size=20,
-        encoder_layers=2,
-        decoder_layers=2,
-        d_model=8,
-        d_ff=8,
-        num_heads=2,
-        dropout=dropout,
-    )
+    config = tiny_config((2, 2), vocab_size=20, dropout=dropout)
     return Transformer(config, dtype=dtype)
 
 
@@ -55,15 +54,7 @@ def small_batch(seed, sentences):
 
 def save_small_model(path, state=None, **settings):
     """Save an untrained model whose vocabulary is that of CAT_LINES."""
-    config = ModelConfig(
-        vocab_size=50,
-        encoder_layers=2,
-        decoder_layers=3,
-        d_model=8,
-        d_ff=8,
-        num_heads=2,
-        **settings,
-    )
+    config = tiny_config((2, 3), vocab_size=50, **settings)
     model = Transformer(config, seed=4)
     parameters = ParameterBuffer(model)
     tokenizer = Tokenizer.train(CAT_LINES, 50)
@@ -102,10 +93,9 @@ def save_run(path, states, text=OWN, age=0, **training):
 
 def model_with_random_biases(**settings):
     """A model whose every parameter matters: gains and biases are random too."""
-    config = ModelConfig(
-        vocab_size=64, encoder_layers=2, decoder_layers=3, d_model=32, d_ff=48,
-        num_heads=4, **settings,
-    )  # fmt: skip
+    config = tiny_config(
+        (2, 3), vocab_size=64, d_model=32, d_ff=48, num_heads=4, **settings
+    )
     model, rng = Transformer(config, seed=3), np.random.default_rng(5)
     for name, parameter in model.named_parameters():
         if name.endswith(("gain", "bias", "bias_1", "bias_2")):
@@ -118,14 +108,7 @@ def confident_models(count, vocab_size=9):
     """Models of different widths, whose probabilities are far from uniform."""
     found = []
     for seed in range(count):
-        config = ModelConfig(
-            vocab_size=vocab_size,
-            d_model=8 + 2 * seed,
-            encoder_layers=1,
-            decoder_layers=1,
-            d_ff=8,
-            num_heads=2,
-        )
+        config = tiny_config(vocab_size=vocab_size, d_model=8 + 2 * seed)
         model = Transformer(config, seed=seed + 1, dtype="float64")
         model.embedding.table.data *= 3
         found.append(model)

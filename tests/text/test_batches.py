@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
-from minitransformer.text.batches import (
-    Batch,
-    BatchStream,
-    ParallelCorpus,
-)
+from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair

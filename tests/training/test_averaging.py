@@ -12,7 +12,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.config import RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
@@ -21,13 +21,11 @@ from minitransformer.training.averaging import average_last
 from minitransformer.training.distributed import Communicator
 from minitransformer.training.evaluation import validate
 from minitransformer.training.parallel import CpuModel
-from support.models import CAT_LINES
+from support.models import CAT_LINES, tiny_config
 from support.ranks import run_ranks
 from support.reference import ReferenceTransformer
 
-CONFIG = ModelConfig(
-    vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
-)
+CONFIG = tiny_config(vocab_size=40)
 # How far the checkpoints are from one point, and in which of two directions: the mean
 # of the last three is nearest to it, and no checkpoint is near.
 PLACES = [(9, 4), (2, -3), (-1, 2), (-1, 1)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.training import evaluation, parallel
@@ -17,10 +17,9 @@ from minitransformer.training.evaluation import (
 )
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
+from support.models import tiny_config
 
-CONFIG = ModelConfig(
-    vocab_size=40, encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, num_heads=2
-)
+CONFIG = tiny_config(vocab_size=40)
 
 
 def test_validation_is_the_sum_over_sentences_that_are_short_enough():

@@ -5,20 +5,11 @@ import pytest
 
 from minitransformer.engine import ops
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import ModelConfig
 from minitransformer.training.cost import parameters_by_block, training_flops
+from support.models import tiny_config
 
-CONFIG = ModelConfig(
-    vocab_size=20,
-    encoder_layers=2,
-    decoder_layers=3,
-    d_model=8,
-    d_ff=12,
-    num_heads=2,
-    d_k=3,
-    d_v=5,
-    positions="learned",
-    max_positions=9,
+CONFIG = tiny_config(
+    (2, 3), vocab_size=20, d_ff=12, d_k=3, d_v=5, positions="learned", max_positions=9
 )
 
 

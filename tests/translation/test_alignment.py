@@ -10,11 +10,7 @@ from minitransformer import load
 from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.alignment import (
-    align_words,
-    pharaoh,
-    piece_weights,
-)
+from minitransformer.translation.alignment import align_words, pharaoh, piece_weights
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close

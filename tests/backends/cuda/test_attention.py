@@ -12,11 +12,7 @@ from support.philox import HostPhilox
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
-DTYPES = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-}
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # Heads, queries, keys, d_k, d_v, rate of dropout, the mask's shape.
 CASES = {
     "one tile": (2, 28, 28, 64, 64, 0.0, "padding"),

@@ -12,11 +12,7 @@ from support.host_blas import HostBlas, HostBlasLt, finish
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
-DTYPES = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-}
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # N, D, F, and by how many elements the weight is shifted in its buffer: by whole
 # vectors, or in the first shape not.
 SHAPES = [(3, 5, 7, 1), (1, 1, 1, 0), (37, 40, 19, 8), (130, 264, 131, 0)]

@@ -24,13 +24,7 @@ from minitransformer.engine.autograd import PRIMITIVES, Tensor, no_grad
 from minitransformer.engine.backend import to_host
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
-from minitransformer.settings.config import (
-    BOS_ID,
-    PAD_ID,
-    UNK_ID,
-    ModelConfig,
-    TrainingConfig,
-)
+from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID, TrainingConfig
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
@@ -41,6 +35,7 @@ from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
 from support.cuda import kernels_for
 from support.gradients import as_array
+from support.models import tiny_config
 from support.philox import HostPhilox
 from support.scripted_decoder import (
     ScriptedDecoder,
@@ -51,11 +46,7 @@ from support.scripts import ROOT
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
-DTYPES = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-}
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def case(name, seed):
@@ -345,13 +336,12 @@ def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
         assert_close(to_host(a), to_host(b), "float32")
 
 
-TINY = ModelConfig(
+TINY = tiny_config(
+    (2, 2),
     vocab_size=23,
     d_model=24,
     d_ff=40,
     num_heads=3,
-    encoder_layers=2,
-    decoder_layers=2,
     dropout=0.1,
     attention_dropout=0.1,
     relu_dropout=0.1,

@@ -25,18 +25,10 @@ from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
-from support.models import small_batch
+from support.models import small_batch, tiny_config
 from support.scripts import SMALL_RUN
 
-CONFIG = ModelConfig(
-    vocab_size=20,
-    encoder_layers=1,
-    decoder_layers=1,
-    d_model=64,
-    d_ff=128,
-    num_heads=4,
-    dropout=0.0,
-)
+CONFIG = tiny_config(vocab_size=20, d_model=64, d_ff=128, num_heads=4, dropout=0.0)
 # |got - expected| <= tolerance * |expected|, in Euclidean norms of whole gradients,
 # where no ReLU is near zero: rounding turns some over, and each changes a gradient by
 # more than this. In a small model of six layers on each side the gradients differ by
