@@ -84,22 +84,13 @@ def test_base_and_big_have_the_papers_sizes():
     assert count("big", vocab_size=37_000) == 214_171_648
 
 
-@pytest.mark.parametrize(
-    ("preset", "millions"),
-    [
-        ("base", 65),
-        ("base-b-dk16", 58),
-        ("base-b-dk32", 60),
-        ("base-c-n2", 36),
-        ("base-c-n4", 50),
-        ("base-c-n8", 80),
-        ("base-c-d256", 28),
-        ("base-c-d1024", 168),
-        ("base-c-ff1024", 53),
-        ("base-c-ff4096", 90),
-    ],
-)
-def test_table_3_parameter_counts(preset, millions):
+ROWS = "base b-dk16 b-dk32 c-n2 c-n4 c-n8 c-d256 c-d1024 c-ff1024 c-ff4096".split()
+MILLIONS = 65, 58, 60, 36, 50, 80, 28, 168, 53, 90
+
+
+@pytest.mark.parametrize(("row", "millions"), [*zip(ROWS, MILLIONS, strict=True)])
+def test_table_3_parameter_counts(row, millions):
+    preset = row if row == "base" else f"base-{row}"
     assert round(count(preset, vocab_size=41_100) / 1e6) == millions
 
 

@@ -7,22 +7,11 @@ from minitransformer.backends import devices
 from minitransformer.backends.devices import Device
 from minitransformer.backends.onednn.kernels import with_more_rows
 
+ROWS = 0, 1, 16, 17, 250, 256, 257, 500, 513, 5000
+ROUNDED = 0, 16, 16, 32, 256, 256, 288, 512, 576, 5056
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (0, 0),
-        (1, 16),
-        (16, 16),
-        (17, 32),
-        (250, 256),
-        (256, 256),
-        (257, 288),
-        (500, 512),
-        (513, 576),
-        (5000, 5056),
-    ],
-)
+
+@pytest.mark.parametrize(("rows", "expected"), [*zip(ROWS, ROUNDED, strict=True)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_there_are_few_numbers_of_rows(rows, expected, dtype):
     """Multiples of 16, of 32 from 256 on, and of 64 from 512 on."""
