@@ -48,6 +48,7 @@ from minitransformer.training.lifecycle import TrainingRun, locked_directory
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.progress import Update, run_summary
 from minitransformer.translation import quality
+from minitransformer.translation.confidence import quantiles
 from minitransformer.translation.translator import Translator
 
 EXAMPLES = (
@@ -270,7 +271,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     total = evaluation.validate(model, data.corpora["val"], training)
     values = {"seconds": round(run.state.seconds, 3), **total.metrics("validation")}
     text, bleu = "", -1.0
-    if training.validate_bleu:
+    if data.samples:
         bleu = translate(run, model, data.samples).bleu
         text, values["validation_bleu"] = f"  BLEU {bleu:.2f}", bleu
     run.record(**values)
@@ -289,14 +290,18 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 def translate(
     run: TrainingRun, model: ParallelModel, pairs: Sequence[tuple[str, str]]
 ) -> quality.TranslationQuality:
-    """Translate the sources of some pairs, and compare with the targets."""
+    """Compare translations with the targets; keep how sure the model was of them."""
     rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
     given = model.model, run.start.tokenizer, model.num_processes
     translator = Translator(*given, usual_sentences=run.state.usual_sentences)
     announce(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99)
-    mine = translator.translate([s for s, _ in pairs[rank::size]], settings.decoding)
-    parts = [json.loads(x) for x in run.ranks.all_gather(json.dumps(mine).encode())]
-    lines = [parts[i % size][i // size] for i in range(len(pairs))]
+    sources = [source for source, _ in pairs[rank::size]]
+    found = translator.hypotheses(sources, settings.decoding)
+    mine = json.dumps([(best.text, best.mean_log_prob) for best, *_ in found])
+    parts = [json.loads(x) for x in run.ranks.all_gather(mine.encode())]
+    each = (parts[i % size][i // size] for i in range(len(pairs)))
+    lines, means = zip(*each, strict=True)
+    run.progress.change(log_prob_quantiles=quantiles(means))
     how = settings.training.bleu_tokenizer
     return quality.translation_quality(lines, [target for _, target in pairs], how)
 
@@ -317,6 +322,8 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     places = run.directory, training, model
     lowest = average_last(*places, cost if chooses else None, run.log)
     if lowest is not None:
+        if data.samples:  # the mean is surer of its translations
+            translate(run, model, data.samples)
         run.save_average(lowest)
     if "test" in data.text:
         test = translate(run, model, list(data.text["test"].lines()))

@@ -35,6 +35,7 @@ from minitransformer.text.lines import (
 from minitransformer.text.pairs import check_files
 from minitransformer.translation import quality
 from minitransformer.translation.alignment import pharaoh
+from minitransformer.translation.confidence import UNSURE
 from minitransformer.translation.translator import Translator, written
 
 EXAMPLES = (
@@ -64,14 +65,18 @@ adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0.
 # What each of these flags leaves without effect.
 IGNORED = {
     "serve": "input output score attention reference json buffer prefix sample "
-    "temperature top_k top_p seed alignment nbest",
+    "temperature top_k top_p seed alignment words nbest",
     "attention": "input output score reference json buffer nbest split max_input "
-    "prefix alignment glossary",
-    "score": "reference json beam alpha nbest max_len_a max_len_b split prefix "
+    "prefix alignment words glossary",
+    "score": "reference json words beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed min_len no_repeat_ngram glossary",
 }
 # What has an effect beside each of these flags only.
-NEEDED = {"serve": "host api_key", "reference": "compound_split bleu_tokenizer compare"}
+NEEDED = {
+    "serve": "host api_key",
+    "reference": "compound_split bleu_tokenizer compare",
+    "json": "words",
+}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -172,9 +177,8 @@ def load_model(args: argparse.Namespace) -> Translator:
 
 
 def write_translations(args: argparse.Namespace, translator: Translator) -> None:
-    outputs, number = list[str](), 0
+    outputs, number, unsure = list[str](), 0, 0
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
-    how = args.json, getattr(args, "nbest", 1) > 1, "alignment" in args
     unseen = args.output or args.quiet
     with open_output(args.output) as out, progress_bar(args.input, unseen) as done:
         for lines, prefixes in zip_lines(source, args.prefix):
@@ -184,10 +188,15 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
                 if args.reference:
                     outputs.append(found[0].text)
                 if not args.quiet:
-                    out.write(written(number, found, *how))
+                    out.write(written(number, found, config, args.json))
+                share = found[0].confidence
+                unsure += share is not None and share < UNSURE
                 number += 1
             out.flush()
             done(len(lines))
+    if unsure:
+        surer = f"the model was surer of {1 - UNSURE:.0%} of its validation sentences"
+        say(f"translate.py: {unsure} of {number} lines are unsure: {surer}")
     if args.reference:
         references = list(read_lines(args.reference))
         other = list(read_lines(args.compare)) if args.compare else None

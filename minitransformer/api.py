@@ -70,8 +70,8 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    rest = state.decoding, tag, state.usual_sentences, glossary
-    return Translator(model, tokenizer, opened.num_threads, *rest)
+    rest = tag, state.usual_sentences, glossary, state.log_prob_quantiles
+    return Translator(model, tokenizer, opened.num_threads, state.decoding, *rest)
 
 
 def translate(

@@ -337,6 +337,19 @@ def translations(model, lines):
     return out.splitlines()
 
 
+def check_quantiles(model, sources, found):
+    """A model knows those of the mean log-probabilities that --score gives."""
+    Path("found").write_text("".join(f"{line}\n" for line in found))
+    given = "--model", model, "--score", "found", "--threads", 1, *sources
+    code, out, error = run_main(translate.main, *given)
+    assert code == 0, error
+    scored = [map(float, line.split("\t")) for line in out.splitlines()]
+    means = [log_prob / length for log_prob, length in scored]
+    expected = np.percentile(means, range(0, 101, 5))
+    known = checkpoint.recorded_state(Path(model)).log_prob_quantiles
+    np.testing.assert_allclose(known, expected, rtol=1e-3)
+
+
 def test_bleu_is_that_of_what_translate_prints(start, text):
     flags = "--learning-rate 0.03 --validate-bleu 4 --max-tokens 80".split()
     often = "--steps 30 --validate-every 30 --save-every 15 --run run".split()
@@ -344,10 +357,13 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
     folder = Path(text[1])
     sources = (folder / "val.en").read_text().splitlines()[:4]
     found = translations("run/step-00000030.safetensors", sources)
+    check_quantiles("run/best.safetensors", sources, found)
     bleu = sacrebleu.corpus_bleu(found, [VAL[:4]]).score
     assert 5 < bleu < 100
     assert values("run", "validation_bleu") == {30: pytest.approx(bleu)}
     assert f"  BLEU {bleu:.2f}  best\n" in out
+    averaged = translations("run/averaged.safetensors", sources)
+    check_quantiles("run/averaged.safetensors", sources, averaged)
     sources = (folder / "test.en").read_text().splitlines()
     found = translations("run/averaged.safetensors", sources)
     bleu = sacrebleu.corpus_bleu(found, [TEST]).score
@@ -409,7 +425,7 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
 
         def translated(run, model, pairs):
             assert len(pairs) in (4, 3)  # of validation text, and all test text
-            bleu = next(bleus) if len(pairs) == 4 else 0.0
+            bleu = next(bleus, 0.0) if len(pairs) == 4 else 0.0
             return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
 
         def validate(*arguments):

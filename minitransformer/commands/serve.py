@@ -198,7 +198,7 @@ class Server(ThreadingHTTPServer):
             if request["source"] == "auto":
                 [answer["detectedLanguage"]] = self.detect(request)
             if alignment:
-                answer["lines"] = [json_objects(x, alignment) for x in best]
+                answer["lines"] = [json_objects(x, config) for x in best]
             answers.append(answer)
         if isinstance(request["q"], str):
             return answers[0]

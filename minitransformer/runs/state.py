@@ -35,8 +35,9 @@ class RunState:
     validation of this step is pending if the state was saved before it. `best_loss` and
     `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
     `loss_scale` is fp16's factor with its number of finite steps. `usual_sentences` is
-    how many sentences nine in ten lines of the training text have at most. `decoding`
-    are the settings that translations of the model begin with.
+    how many sentences nine in ten lines of the training text have at most.
+    `log_prob_quantiles` has those of `confidence.quantiles` for the last validation.
+    `decoding` are the settings that translations of the model begin with.
 
     The names of all fields are part of the checkpoint format.
     """
@@ -55,6 +56,7 @@ class RunState:
     gradient_norm: float = math.nan
     loss_scale: tuple[float, int] | None = None
     usual_sentences: int = 1
+    log_prob_quantiles: tuple[float, ...] = ()
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     window: Window = field(default_factory=Window)
 
@@ -79,8 +81,8 @@ class RunState:
             values.pop("decoding", None)
         if "window" in values:
             values["window"] = from_dict(Window, values["window"])
-        if "loss_scale" in values:
-            values["loss_scale"] = tuple(values["loss_scale"])
+        for name in {"loss_scale", "log_prob_quantiles"} & values.keys():
+            values[name] = tuple(values[name])
         return from_dict(cls, {**vars(cls()), **values})
 
     def used_up(self, training: TrainingConfig) -> str | None:

@@ -69,7 +69,7 @@ class DecodingConfig(Config):
 class TranslationConfig(DecodingConfig):
     """How to translate: beam search, and what goes beyond the paper.
 
-    That is constraints, which every translation meets, samples, and word alignments.
+    That is constraints, which every translation meets, samples, and figures of words.
     Training does not need them, so they are not stored with a run.
     """
 
@@ -108,6 +108,9 @@ class TranslationConfig(DecodingConfig):
     )
     alignment: bool = option(
         False, "write which words were made from which, as pairs `source-target`"
+    )
+    words: bool = option(
+        False, "with --json: write each word's mean log-probability (nats a token)"
     )
 
     @classmethod

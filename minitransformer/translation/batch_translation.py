@@ -140,36 +140,38 @@ def _batch_size(lengths: np.ndarray, max_tokens: int, in_work: int) -> int:
 
 
 def score_targets(
-    model: Transformer,
+    model: Transformer | Ensemble,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     max_tokens: int = 4096,
     num_threads: int = 1,
-) -> list[tuple[float, int]]:
-    """Return the log-probability and the length of given translations, EOS counted.
+) -> list[np.ndarray]:
+    """Return the log-probability of each token of given translations and of EOS.
 
-    A pair whose sides are both empty has log-probability 0 and length 0, because the
-    model predicts nothing there.
+    A pair whose sides are both empty has none, because the model predicts nothing
+    there. The probabilities of an ensemble are the means of its models'.
 
-    Units: nats; perplexity is exp(-sum of log-probabilities / sum of lengths)
+    Units: nats; perplexity is exp(-mean of the log-probabilities)
     Raises: ValueError if a log-probability is not finite.
     """
     source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
+    members = model.members if isinstance(model, Ensemble) else [model]
     xp = array_module(model.embedding.table.data)
 
-    def score_batch(batch: np.ndarray) -> list[float]:
-        ids = source.pad(batch), target.pad(batch, BOS_ID)
+    def score_batch(batch: np.ndarray) -> Iterator[np.ndarray]:
+        ids = [xp.asarray(x) for x in (source.pad(batch), target.pad(batch, BOS_ID))]
         with np.errstate(all="ignore"):
-            log_probs, _ = token_log_probs(model, *map(xp.asarray, ids))
-        totals = to_host(log_probs).sum(axis=1, dtype=np.float64)
-        if not np.isfinite(totals).all():
+            each = [to_host(token_log_probs(member, *ids)[0]) for member in members]
+            means = np.logaddexp.reduce(each, dtype=np.float64) - math.log(len(each))
+        if not np.isfinite(means).all():
             raise ValueError(NOT_FINITE)
-        return totals.tolist()
+        for row, length in zip(means, target.lengths[batch], strict=True):
+            yield row[: length + 1]
 
-    results = [(0.0, 0)] * len(sources)
+    results = [np.zeros(0)] * len(sources)
     lengths = np.maximum(source.lengths, target.lengths)
-    for pair, log_prob in map_batches(score_batch, lengths, max_tokens, num_threads):
-        results[pair] = log_prob, len(targets[pair]) + 1
+    for pair, log_probs in map_batches(score_batch, lengths, max_tokens, num_threads):
+        results[pair] = log_probs
     return results
 
 

@@ -31,8 +31,11 @@ class Hypothesis:
 
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
     was cut off, EOS; `score` is log_prob / ((5 + n) / 6)^alpha for n of these.
-    `text` is what the tokens say, once a `Translator` has written it, and `alignment`
-    has pairs of a source word and a target word, if it was asked for.
+    What follows is added by a `Translator`. `text` is what the tokens say, `alignment`
+    has pairs of a source word and a target word, and `words` has each word with the
+    mean log-probability of its tokens or, if it was copied, None. `mean_log_prob` is
+    that of all tokens, and `confidence` the share of validation sentences of which the
+    model was less sure; of a line in parts, both are those of its least sure part.
 
     Units: nats
     """
@@ -42,6 +45,9 @@ class Hypothesis:
     log_prob: float
     alignment: tuple[tuple[int, int], ...] = ()
     text: str = ""
+    words: tuple[tuple[str, float | None], ...] = ()
+    mean_log_prob: float = 0.0
+    confidence: float | None = None
 
 
 def length_penalty(length: Array, alpha: float) -> Array:

@@ -39,6 +39,7 @@ from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import Encoded, Links, align_words, pharaoh
 from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.confidence import SHARES, sure_words, with_copies
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
@@ -50,8 +51,9 @@ class Translator:
     It translates on `num_threads` workers; `decoding` is how it decodes by default.
     `tag` is a symbol of the vocabulary that is put before every source line,
     `usual_sentences` is how many sentences the model learned to translate at once, and
-    `glossary` has the translations of terms. Where a method takes `first_line`, that is
-    the number by which errors call the first of its lines.
+    `glossary` has the translations of terms, and `quantiles` are the state's
+    `log_prob_quantiles`. Where a method takes `first_line`, that is the number by which
+    errors call the first of its lines.
 
     Raises: UsageError if the tag is no symbol of the vocabulary.
     """
@@ -65,13 +67,15 @@ class Translator:
         tag: str | None = None,
         usual_sentences: int = 1,
         glossary: Mapping[str, str] | None = None,
+        quantiles: Sequence[float] = (),
     ) -> None:
         if tag is not None and not tokenizer.keeps_whole(tag):
             raise UsageError(f"--tag: expected a symbol of the vocabulary, got {tag!r}")
         self.model, self.tokenizer = model, tokenizer
         self.tag = tokenizer.encode([tag])[0] if tag else []
-        self.num_threads, self.decoding = num_threads, decoding or DecodingConfig()
-        self.usual_sentences = usual_sentences
+        self.num_threads = num_threads
+        self.decoding = TranslationConfig(**vars(decoding or DecodingConfig()))
+        self.usual_sentences, self.quantiles = usual_sentences, quantiles
         self._items = Finder(tokenizer, glossary or {})
 
     def use_device(self) -> None:
@@ -226,7 +230,8 @@ class Translator:
                 for h in hypotheses:
                     text = restore(own, place(parts[n], own, h.text, h.alignment))
                     if is_last or holds(text, items[n], prefixes[n]):
-                        found[n].append(replace(h, text=text or h.text))
+                        h = replace(h, text=text or h.text)
+                        found[n].append(with_copies(h) if h.words else h)
 
         kinds = [{x.kind for x in own} for own in items]
         attempt({n: [] for n, own in enumerate(kinds) if own <= {"number"}})
@@ -269,6 +274,15 @@ class Translator:
         written = list(map(self._written, found, prefixes))
         for best in itertools.compress(written, small):
             best[:] = [replace(h, text=h.text.upper()) for h in best]
+        if config.words:
+            repeated = [x for x, y in zip(sources, written, strict=True) for _ in y]
+            tokens = [h.tokens for best in written for h in best]
+            given = repeated, tokens, config.decode_tokens // config.beam
+            scores = iter(score_targets(self.model, *given, self.num_threads))
+            written = [
+                [sure_words(self.tokenizer, h, next(scores)) for h in best]
+                for best in written
+            ]
         if not config.alignment:
             return written
         each = zip(parts, sources, written, strict=True)
@@ -301,7 +315,14 @@ class Translator:
         lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
         start = self._finder.find(prefix) if prefix else None
         texts = [start.restore(x, prefix) if start else prefix + x for x in lines]
-        return [replace(h, text=x) for h, x in zip(found, texts, strict=True)]
+        result = []
+        for h, text in zip(found, texts, strict=True):
+            mean, share = h.log_prob / (len(h.tokens) + 1), None  # EOS counted
+            if self.quantiles:
+                share = float(np.interp(mean, self.quantiles, SHARES))
+            h = replace(h, text=text, mean_log_prob=mean, confidence=share)
+            result.append(h)
+        return result
 
     # Prefixes
 
@@ -342,16 +363,17 @@ class Translator:
     ) -> list[tuple[float, int]]:
         """Return the log-probability in nats and the length of given translations.
 
-        Raises: ValueError if there are several models, if a line is too long, or if
-        there is not one translation for each.
+        Raises: ValueError if a line is too long, or if there is not one translation for
+        each.
         """
-        model, numbers = self.single_model, itertools.count(first_line)
+        numbers = itertools.count(first_line)
         lines = as_list_of_str("lines", lines)
         translations = as_list_of_str("translations", translations, len(lines))
         sources = self.encode(lines, config, numbers)
         targets = self.encode(translations, config, itertools.count(first_line), True)
         max_tokens = config.decode_tokens // config.beam
-        return score_targets(model, sources, targets, max_tokens, self.num_threads)
+        given = self.model, sources, targets, max_tokens, self.num_threads
+        return [(float(scores.sum()), len(scores)) for scores in score_targets(*given)]
 
     def align(
         self,
@@ -381,21 +403,24 @@ class Translator:
         return align_words(*given, self.num_threads)
 
 
-def json_objects(found: list[Hypothesis], alignment: bool) -> list[dict[str, Any]]:
+def json_objects(
+    found: list[Hypothesis], config: TranslationConfig
+) -> list[dict[str, Any]]:
     """Return a line's translations as what is written in JSON for each of them."""
-    names = ("text", "score", "log_prob", "alignment")[: 3 + alignment]
+    names = ["text", "score", "log_prob", "confidence"]
+    names += [name for name in ("alignment", "words") if getattr(config, name)]
     return [{name: getattr(h, name) for name in names} for h in found]
 
 
 def written(
-    number: int, found: list[Hypothesis], as_json: bool, nbest: bool, alignment: bool
+    number: int, found: list[Hypothesis], config: TranslationConfig, as_json: bool
 ) -> str:
     """Return what is written for line `number`: JSON, an n-best list, or its best."""
     if as_json:
-        whole = {"line": number, "translations": json_objects(found, alignment)}
+        whole = {"line": number, "translations": json_objects(found, config)}
         return json.dumps(whole, ensure_ascii=False) + "\n"
-    links = [f" ||| {pharaoh(h.alignment)}" if alignment else "" for h in found]
-    if not nbest:
+    links = [f" ||| {pharaoh(h.alignment)}" if config.alignment else "" for h in found]
+    if config.nbest == 1:
         return f"{found[0].text}{links[0]}\n"
     ranked = zip(found, links, strict=True)
     return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
@@ -443,12 +468,14 @@ def _joined(split: list[str], parts: list[list[Hypothesis]]) -> list[Hypothesis]
             for (m, n), h in zip(words, ranked, strict=True)
             for i, j in h.alignment
         )
-        joined = Hypothesis(
-            tuple(itertools.chain.from_iterable(h.tokens for h in ranked)),
-            sum(h.score for h in ranked),
-            sum(h.log_prob for h in ranked),
-            tuple(links),
-            "".join([begin, *texts, ranked[-1].text, end]),
+        joined = replace(
+            min(ranked, key=lambda h: h.mean_log_prob),
+            tokens=tuple(itertools.chain.from_iterable(h.tokens for h in ranked)),
+            score=sum(h.score for h in ranked),
+            log_prob=sum(h.log_prob for h in ranked),
+            alignment=tuple(links),
+            text="".join([begin, *texts, ranked[-1].text, end]),
+            words=tuple(itertools.chain.from_iterable(h.words for h in ranked)),
         )
         result.append(joined)
     return result

@@ -298,8 +298,8 @@ def test_scores_of_translations_equal_those_of_the_search():
     scores = score_targets(net, sources, [h.tokens for h in found])
     for i in range(len(sources)):
         if i in ended:
-            assert_close(scores[i][0], found[i].log_prob)
-        assert scores[i][1] == len(found[i].tokens) + 1
+            assert_close(scores[i].sum(), found[i].log_prob)
+        assert len(scores[i]) == len(found[i].tokens) + 1
 
 
 def test_the_longest_output_is_the_input_length_plus_50_tokens():

@@ -7,7 +7,7 @@ from minitransformer import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import length_penalty
 from minitransformer.translation.incremental_decoding import (
     Ensemble,
@@ -45,6 +45,16 @@ def test_greedy_search_follows_the_mean(count):
     assert found.score == pytest.approx(log_prob / length_penalty(length, 0.6))
 
 
+def test_given_translations_are_scored_by_the_mean():
+    members, pairs = confident_models(3), [([5, 6, 7], [4, 8]), ([6], [5, 4, 7])]
+    scores = score_targets(Ensemble(members), *zip(*pairs, strict=True))
+    for found, (source, target) in zip(scores, pairs, strict=True):
+        steps = [target[:n] for n in range(len(target) + 1)]
+        each = [mean_next_probabilities(members, source, x) for x in steps]
+        expected = [np.log(p[y]) for p, y in zip(each, [*target, EOS_ID], strict=True)]
+        assert_close(found, expected)
+
+
 def test_different_vocabularies_are_refused():
     with pytest.raises(ValueError, match="models of one vocabulary, got sizes 9, 10"):
         Ensemble([*confident_models(1), *confident_models(1, vocab_size=10)])
@@ -59,11 +69,10 @@ def test_the_command_translates_with_several_models(tmp_path, capfd):
     with pytest.raises(ValueError, match="expected one --model, got 2"):
         _ = load(*paths).single_model
     (tmp_path / "x.html").write_text("a\n")
-    for mode in ("attention", "score"):
-        file = str(tmp_path / "x.html")
-        code, _, err = run_translate(capfd, *flags, f"--{mode}", file, "the cat")
-        assert code == 2
-        assert "translate.py: error: expected one --model, got 2" in err
+    file = str(tmp_path / "x.html")
+    code, _, err = run_translate(capfd, *flags, "--attention", file, "the cat")
+    assert code == 2
+    assert "translate.py: error: expected one --model, got 2" in err
 
 
 def test_an_ensemble_returns_the_mean_of_the_probabilities():

@@ -183,9 +183,9 @@ def test_log_probabilities_are_those_of_forced_decoding(translator):
     ended = [n for n, h in enumerate(found) if len(h.tokens) < 60]
     assert ended
     for n in ended:
-        assert_close(found[n].log_prob, scores[n][0], "float32")
+        assert_close(found[n].log_prob, scores[n].sum(), "float32")
         penalty = ((5 + len(found[n].tokens) + 1) / 6) ** 0.6
-        assert_close(found[n].score, scores[n][0] / penalty, "float32")
+        assert_close(found[n].score, scores[n].sum() / penalty, "float32")
 
 
 def test_samples_meet_constraints(translator):

@@ -1,0 +1,47 @@
+"""How sure a model is of its translations and of each word (beyond the paper).
+
+The confidence of a translation is the share of validation sentences of which the model
+was less sure, by the mean log-probability of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from minitransformer.text.tokenizer import Tokenizer
+from minitransformer.translation.alignment import words_of_pieces
+from minitransformer.translation.beam_search import Hypothesis
+
+# A translation is unsure if its confidence is lower: one in 20 of validation sentences.
+UNSURE = 0.05
+
+# The shares of sentences below each of a state's quantiles: 0%, 5%, ..., 100%.
+SHARES = np.linspace(0, 1, 21)
+
+
+def quantiles(means: Sequence[float]) -> tuple[float, ...]:
+    """Return what a run's state keeps of mean log-probabilities."""
+    return tuple(np.quantile(means, SHARES).tolist())
+
+
+def sure_words(
+    tokenizer: Tokenizer, h: Hypothesis, log_probs: np.ndarray
+) -> Hypothesis:
+    """Return the hypothesis with `words`, from the log-probabilities of its tokens."""
+    words, owners = h.text.split(), words_of_pieces(tokenizer, h.text, h.tokens)
+    sums = np.bincount(owners, log_probs[: len(owners)], len(words))
+    means = sums / np.maximum(np.bincount(owners, minlength=len(words)), 1)
+    return replace(h, words=tuple(zip(words, means.tolist(), strict=False)))
+
+
+def with_copies(h: Hypothesis) -> Hypothesis:
+    """Return the hypothesis with the words of its text, of which some were copied."""
+    words, found = h.text.split(), dict[int, float | None]()
+    same = SequenceMatcher(None, [word for word, _ in h.words], words, autojunk=False)
+    for i, j, size in same.get_matching_blocks():
+        found |= {j + n: h.words[i + n][1] for n in range(size)}
+    return replace(h, words=tuple((x, found.get(n)) for n, x in enumerate(words)))

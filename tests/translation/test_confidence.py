@@ -1,0 +1,110 @@
+"""How sure a model is: of each word by hand, and of a line among validation text."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minitransformer import load
+from minitransformer.runs.state import RunState
+from minitransformer.settings.config import BOS_ID, EOS_ID
+from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.translation.confidence import quantiles
+from support.in_process import run_translate
+from support.models import save_small_model
+from support.reference import ReferenceTransformer
+from support.scripts import SHORT
+
+SENTENCES = ["Where is the station?", "The cat saw an unbelievably old tree."]
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load("en-de", threads=1)
+
+
+def log_probs_by_hand(model, source, target):
+    """The log-probability of each target token, in float64 and without the package."""
+    config, weights = model.config, model.named_parameters()
+    parameters = {name: x.data.astype(np.float64) for name, x in weights}
+    layers = config.encoder_layers, config.decoder_layers
+    reference = ReferenceTransformer(parameters, layers, config.num_heads)
+    fed = np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *target]])
+    logits = reference.logits(*fed)[0, :-1]
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return log_probs[np.arange(len(target)), list(target)]
+
+
+def test_each_word_has_the_mean_of_its_tokens(shipped):
+    config = TranslationConfig(words=True, nbest=2)
+    paragraph = f" {SENTENCES[0]}  {SENTENCES[1]}"
+    *apart, both, blank = shipped.hypotheses([*SENTENCES, paragraph, ""], config)
+    tokenizer = shipped.tokenizer
+    for source, found in zip(tokenizer.encode(SENTENCES), apart, strict=True):
+        for h in found:
+            by_hand = log_probs_by_hand(shipped.single_model, source, h.tokens)
+            begins = [x.startswith("\u2581") for x in tokenizer.pieces(h.tokens)]
+            words = np.cumsum(begins) - 1
+            assert [word for word, _ in h.words] == h.text.split()
+            for n, (_, mean) in enumerate(h.words):
+                assert mean == pytest.approx(by_hand[words == n].mean(), rel=1e-3)
+    assert max(len(h.tokens) - len(h.words) for x in apart for h in x) > 2
+    for n, h in enumerate(both):
+        assert [w for w, _ in h.words] == h.text.split()
+        means = [mean for _, mean in apart[0][n].words + apart[1][n].words]
+        np.testing.assert_allclose([mean for _, mean in h.words], means, rtol=1e-3)
+    assert blank[0].words == ()
+    [[copy]] = shipped.hypotheses(
+        ["Visit https://a.org/x now."], replace(config, nbest=1)
+    )
+    found = dict(copy.words)
+    assert [*found] == copy.text.split()
+    assert [x for x in found if found[x] is None] == ["https://a.org/x."]
+
+
+def test_confidence_is_a_share_of_the_sentences_that_are_known(shipped):
+    config, known = TranslationConfig(), np.linspace(-2, 0, 21).tolist()
+    lines = [*SENTENCES, " ".join(SENTENCES), "asdf qwer zxcv"]
+    calibrated = load("en-de", threads=1)
+    calibrated.quantiles = known
+    found = [best for best, *_ in calibrated.hypotheses(lines, config)]
+    for line, h in zip(lines, found, strict=True):
+        if line in SENTENCES:  # --score: the end of the sentence is a token, too
+            [(log_prob, length)] = shipped.score([line], [h.text], config)
+            assert h.confidence == pytest.approx(1 + log_prob / length / 2, abs=1e-3)
+    sure = [h.confidence for h in found]
+    assert sure[2] == pytest.approx(min(sure[:2]), abs=1e-3)
+    assert sure[3] < min(sure[:2])
+    shipped.quantiles = ()
+    assert shipped.hypotheses(lines[:1], config)[0][0].confidence is None
+
+
+@pytest.mark.parametrize(
+    ("known", "confidence", "said"),
+    [
+        ((), None, ""),
+        (np.linspace(-99, -98, 21), 1.0, ""),
+        (
+            np.linspace(-1e-9, 0, 21),
+            0.0,
+            "2 of 3 lines are unsure: the model was surer",
+        ),
+    ],
+)
+def test_lines_of_which_the_model_is_unsure_are_counted(
+    tmp_path, capfd, known, confidence, said
+):
+    state = RunState(log_prob_quantiles=quantiles(known) if len(known) else ())
+    path = save_small_model(tmp_path / "x.safetensors", state)
+    flags = ("--model", path, *SHORT, "the cat", "", "a mat")
+    code, _, error = run_translate(capfd, *flags)
+    assert (code, error.count("\n")) == (0, bool(said)), error
+    assert said in error
+    _, out, _ = run_translate(capfd, "--json", *flags)
+    found = [json.loads(line)["translations"][0] for line in out.splitlines()]
+    assert [x["confidence"] for x in found[::2]] == [confidence] * 2
+    assert "words" not in found[0]
+    _, out, _ = run_translate(capfd, "--json", "--words", *flags)
+    [best] = json.loads(out.splitlines()[0])["translations"]
+    assert [word for word, _ in best["words"]] == best["text"].split()
