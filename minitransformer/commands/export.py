@@ -1,4 +1,4 @@
-"""Export of a trained model: in fewer bits, or to CTranslate2, an inference engine.
+"""Export of a trained model: in fewer bits, for CTranslate2 or for Argos Translate.
 
 Greedy output is the same in CTranslate2: a bias of the logits makes the tokens
 impossible that beam search here never produces, and they have no part in probabilities.
@@ -8,29 +8,40 @@ differ and long sentences may come out differently.
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
+from minitransformer.api import load
 from minitransformer.cli import Parser, exit_code
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
-from minitransformer.runs.models import find_checkpoint
+from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.models import find_checkpoint, language_codes
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
-from minitransformer.system.files import atomic_folder
+from minitransformer.settings.options import UsageError
+from minitransformer.system.files import atomic_folder, atomic_write
+from minitransformer.system.machine import num_cores
+from minitransformer.text.lines import read_lines
+from minitransformer.translation.confidence import quantiles
 
 NOTES = """\
 For float16 and int8, the output is a checkpoint of a half or a quarter of the size,
 which translate.py reads and from which train.py --from begins. CTranslate2 reads DIR.
 The file tokenizer.model in it, for SentencePiece, cuts text into the word pieces that
-the model expects. Greedy output is the same as here; beam search divides scores by
-length^p instead of the paper's penalty."""
+the model expects. Argos Translate and LibreTranslate install FILE.argosmodel. Greedy
+output of these is the same as here; beam search divides scores by length^p instead of
+the paper's penalty."""
 
 # The bias of logits that never win. A float16 can hold it.
 NEVER = -30_000.0
@@ -137,40 +148,83 @@ def to_ctranslate2(
             (folder / "tokenizer.model").write_bytes(tokenizer)
 
 
+def to_argos(
+    trained: Checkpoint, path: Path, codes: Sequence[str], quantization: str
+) -> None:
+    """Write a package for Argos Translate. Raises: as `ctranslate2_spec`."""
+    source, target = codes
+    about = {"type": "translate", "package_version": "1.0", "argos_version": "1.9"}
+    about |= {"from_code": source, "from_name": source}
+    about |= {"to_code": target, "to_name": target}
+    pieces = trained.tokenizer.all_pieces()
+    with tempfile.TemporaryDirectory() as place, atomic_write(path) as file:
+        folder = Path(place) / f"minitransformer-{source}_{target}"
+        to_ctranslate2(trained.model, pieces, folder / "model", quantization)
+        (folder / "sentencepiece.model").write_bytes(trained.tokenizer.model)
+        (folder / "metadata.json").write_text(json.dumps(about))
+        (folder / "README.md").write_text(f"# {source} to {target}\n")
+        with ZipFile(file, "w", ZIP_DEFLATED) as archive:
+            for name in folder.rglob("*"):
+                archive.write(name, name.relative_to(place))
+
+
+def calibrated(source: Path, text: Path) -> tuple[float, ...]:
+    """Return quantiles of how sure the model is of translations of a text."""
+    translator = load(source, threads=num_cores())
+    found = translator.hypotheses(list(read_lines(text)), translator.decoding)
+    if means := [best.mean_log_prob for best, *_ in found if best.tokens]:
+        return quantiles(means)
+    raise ValueError(f"{text}: expected lines to translate, found none")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer export",
-        "Export a trained model in float16 or int8, or for CTranslate2.",
+        "Export a trained model in float16 or int8, or for other programs.",
         (
             "minitransformer export ctranslate2 runs/NAME DIR --quantization int8",
+            "minitransformer export argos runs/NAME en_de.argosmodel",
             "minitransformer export int8 runs/NAME small.safetensors",
         ),
         NOTES,
     )
-    parser.add_argument("kind", choices=("ctranslate2", "float16", "int8"))
+    parser.add_argument("kind", choices=("ctranslate2", "argos", "float16", "int8"))
     parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
     output = "a file; for ctranslate2, a new or empty directory"
     parser.add_argument("output", type=Path, help=output)
     kinds = ("float32", "int8", "int16", "float16")
     help = "number format of CTranslate2's weights (default float32)"
     parser.add_argument("--quantization", choices=kinds, help=help)
+    help = "codes such as en de, for argos (default by the names of the run's files)"
+    parser.add_argument("--languages", nargs=2, metavar="LANG", help=help)
+    help = "text by whose translations the model knows how sure it is of others"
+    parser.add_argument("--calibrate", type=Path, metavar="FILE", help=help)
     args = parser.parse_args(arguments)
-    if args.quantization and args.kind != "ctranslate2":
-        parser.error(f"--quantization does nothing with {args.kind}")
+    useless = {"argos": "calibrate", "ctranslate2": "calibrate languages"}
+    for name in useless.get(args.kind, "quantization languages").split():
+        if getattr(args, name):
+            parser.error(f"--{name} does nothing with {args.kind}")
 
     def work() -> None:
         check_output(args.output, args)
         source = find_checkpoint(args.run)
         trained = checkpoint.load(source)
-        if args.kind != "ctranslate2":
+        if args.kind in ("float16", "int8"):
+            if args.calibrate:
+                measured = calibrated(source, args.calibrate)
+                trained.state = replace(trained.state, log_prob_quantiles=measured)
             checkpoint.save(args.output, trained, args.kind)
             print(f"wrote {source} to {args.output} in {args.kind}")
             return
         quantization = args.quantization or "float32"
-        pieces = trained.tokenizer.all_pieces()
-        to_ctranslate2(
-            trained.model, pieces, args.output, quantization, trained.tokenizer.model
-        )
+        if args.kind == "argos":
+            codes = args.languages or language_codes(source)
+            if codes == ("source", "target"):
+                raise UsageError("expected --languages, such as en de")
+            to_argos(trained, args.output, codes, quantization)
+        else:
+            pieces, tokenizer = trained.tokenizer.all_pieces(), trained.tokenizer.model
+            to_ctranslate2(trained.model, pieces, args.output, quantization, tokenizer)
         print(f"wrote {source} to {args.output} in {quantization}")
 
     return exit_code(parser.prog, work)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
+from sentencepiece import SentencePieceProcessor
 
-from minitransformer.commands import export
+from minitransformer import load, translate
+from minitransformer.commands import average, export
 from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
@@ -14,6 +24,7 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.batch_translation import translate_ids
+from support.in_process import run_translate
 from support.models import model_with_random_biases
 
 LINES = [
@@ -92,3 +103,104 @@ def test_a_full_directory_and_unusual_head_widths_are_refused(
     assert export.main(["ctranslate2", str(path), str(tmp_path / "new")]) == 1
     assert "d_model / num_heads = 8, got 4 and 8" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+# A package for Argos Translate
+
+ARGOS = """
+import sys
+from pathlib import Path
+from argostranslate import package, translate
+
+package.install_from_path(Path(sys.argv[1]))
+found = translate.get_translation_from_codes("en", "de")
+whole = type("Whole", (), {"split_sentences": lambda self, text: [text]})
+found.underlying.sentencizer = whole()  # its own needs a download
+print(*map(found.translate, sys.argv[2:]), sep="\\n")
+"""
+SENTENCES = [
+    "Where is the station?",
+    "The old man gave the small child a red apple.",
+    "I don't think it's a café; Tom's “friend” never paid.",
+]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    pytest.importorskip("ctranslate2")
+    path = tmp_path_factory.mktemp("argos") / "en_de.argosmodel"
+    assert export.main(["argos", "en-de", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def greedy():
+    return translate(load("en-de", threads=1), SENTENCES, beam=1, split="never")
+
+
+def test_a_package_is_laid_out_as_argos_reads_it(package, greedy, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    zipfile.ZipFile(package).extractall(tmp_path)
+    [folder] = tmp_path.iterdir()
+    about = json.loads((folder / "metadata.json").read_text())
+    assert (about["from_code"], about["to_code"]) == ("en", "de")
+    assert {"package_version", "argos_version", "from_name", "to_name"} < about.keys()
+    assert (folder / "README.md").read_text().startswith("# en to de")
+    file = str(folder / "sentencepiece.model")
+    pieces = SentencePieceProcessor(model_file=file)
+    translator = ctranslate2.Translator(str(folder / "model"), compute_type="float32")
+    encoded = pieces.encode(SENTENCES, out_type=str)
+    results = translator.translate_batch(encoded, beam_size=1)
+    assert [pieces.decode_pieces(x.hypotheses[0]) for x in results] == greedy
+
+
+def test_argos_translate_installs_a_package_and_translates(package, greedy, tmp_path):
+    if importlib.util.find_spec("argostranslate") is None:
+        pytest.skip("argostranslate is not installed")
+    folders = ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
+    theirs = dict.fromkeys(folders, str(tmp_path))
+    theirs |= {"ARGOS_BEAM_SIZE": "1", "ARGOS_COMPUTE_TYPE": "float32"}
+    command = [sys.executable, "-c", ARGOS, str(package), *SENTENCES]
+    found = subprocess.run(
+        command, env={**os.environ, **theirs}, capture_output=True, text=True
+    )
+    assert found.stdout.splitlines() == greedy, found.stderr
+
+
+def test_a_package_has_the_languages_of_the_run_or_of_flags(
+    model_path, tmp_path, capsys
+):
+    pytest.importorskip("ctranslate2")
+    path = tmp_path / "x.argosmodel"
+    given = ["argos", model_path, str(path)]
+    assert export.main(given) == 2
+    assert "expected --languages, such as en de" in capsys.readouterr().err
+    assert not path.exists()
+    assert export.main([*given, "--languages", "fr", "it"]) == 0
+    about = zipfile.ZipFile(path).read("minitransformer-fr_it/metadata.json")
+    assert json.loads(about)["to_code"] == "it"
+
+
+# How sure a model is
+
+
+def test_a_model_is_calibrated_by_text(model_path, tmp_path, capfd):
+    text, path, mean = (tmp_path / x for x in ("text", "new", "mean"))
+    text.write_text("the cat sat\n\non the mat\nthe mat\n")
+    known = checkpoint.recorded_state(Path(model_path)).log_prob_quantiles
+    given = ["float16", model_path, str(path), "--calibrate", str(text)]
+    assert (export.main(given), known) == (0, ())
+    assert average.main([str(mean), str(path), str(path)]) == 0
+    capfd.readouterr()
+    flags = "--json", "--model", str(mean), "--input", str(text), "--threads", "1"
+    _, out, _ = run_translate(capfd, *flags)
+    found = [json.loads(line)["translations"][0] for line in out.splitlines()]
+    sure = sorted(x["confidence"] for x in found if x["text"])
+    np.testing.assert_allclose(sure, [0, 0.5, 1], atol=0.02)
+    text.write_text("\n")
+    given[2] = str(tmp_path / "other")
+    assert export.main(given) == 1
+    assert "expected lines to translate, found none" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        export.main(["int8", *given[1:3], "--languages", "en", "de"])
+    assert "--languages does nothing with int8" in capfd.readouterr().err
