@@ -379,20 +379,16 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
 @pytest.mark.parametrize(
     ("target", "flags", "name", "told"),
     [
-        (
-            "\u5b66\u6821 \u597d\u3002",
-            [],
-            "zh",
-            "words are what ",
-        ),
-        (
-            "\u0e01\u0e02 \u0e01",
-            [],
-            "char",
-            "words are what ",
-        ),
+        ("\u5b66\u6821 \u597d\u3002", [], "zh", "words are what "),
         ("\u0e01\u0e02 \u0e01", ["--bleu-tokenizer", "13a"], "13a", ""),
-        ("ab c ba .", [], "13a", "references look tokenised: "),
+        # By the run; test_quality.py and test_scripts.py have them by the function.
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("\u0e01\u0e02 \u0e01", [], "char", "words are what "),
+                ("ab c ba .", [], "13a", "references look tokenised: "),
+            )
+        ),
     ],
     ids=ascii,
 )
