@@ -872,10 +872,7 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     start("--resume", "run", "--steps", 4)
     assert state("run", 4).step == 4
     (place / "none").write_text("no vocabulary")
-    for file, message in (
-        ("none", "none: expected a Sente"),
-        ("gone", "No such file"),
-    ):
+    for file, message in (("none", "none: expected a Sente"), ("gone", "No such file")):
         code, _, error = run_main(train.main, *flags, "--vocabulary", file)
         assert (code, error.count("\n"), message in error) == (1, 1, True)
     error = start("--vocabulary", own, code=2)

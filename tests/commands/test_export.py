@@ -71,12 +71,7 @@ def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, position
     pieces = [tokenizer.pieces(line) for line in sources]
     theirs = ctranslate2.Translator(
         str(tmp_path / "out"), inter_threads=1, intra_threads=1
-    ).translate_batch(
-        pieces,
-        beam_size=1,
-        max_decoding_length=21,
-        return_scores=True,
-    )
+    ).translate_batch(pieces, beam_size=1, max_decoding_length=21, return_scores=True)
     for source, mine, other in zip(sources, ours, theirs, strict=True):
         expected = tokenizer.pieces(mine[0].tokens)
         assert other.hypotheses[0][: len(expected)] == expected

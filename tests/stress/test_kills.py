@@ -70,12 +70,7 @@ def survive(folder: Path, steps: int, kills: int) -> int:
         found = int(paths[-1].stem.split("-")[1]) if paths else 0
         assert found >= newest, "a checkpoint was lost"
         newest = found
-    subprocess.run(
-        start_or_resume(),
-        cwd=folder,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    subprocess.run(start_or_resume(), cwd=folder, check=True, stdout=subprocess.DEVNULL)
     final = whole.checkpoint(steps).name
     ours, theirs = (load_file(run.path / final) for run in (broken, whole))
     assert ours.keys() == theirs.keys()

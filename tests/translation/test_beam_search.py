@@ -16,14 +16,8 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
-from minitransformer.translation.batch_translation import (
-    score_targets,
-    translate_ids,
-)
-from minitransformer.translation.beam_search import (
-    BeamSearch,
-    length_penalty,
-)
+from minitransformer.translation.batch_translation import score_targets, translate_ids
+from minitransformer.translation.beam_search import BeamSearch, length_penalty
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close

@@ -16,10 +16,7 @@ from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.batch_translation import score_targets
-from minitransformer.translation.constraints import (
-    Constraints,
-    PrefixFinder,
-)
+from minitransformer.translation.constraints import Constraints, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
