@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minitransformer.api import load
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from minitransformer.translation.beam_search import BeamSearch, length_penalty
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
-from support.models import check_cached_decoder
+from support.models import check_cached_decoder, tiny_config
 from support.scripted_decoder import (
     VOCAB,
     ScriptedDecoder,
@@ -226,17 +226,8 @@ def test_finished_sentences_leave_the_batch():
 
 
 def model(positions="sinusoidal", dtype="float64"):
-    config = ModelConfig(
-        vocab_size=20,
-        encoder_layers=2,
-        decoder_layers=2,
-        d_model=16,
-        d_ff=24,
-        num_heads=4,
-        d_v=3,
-        positions=positions,
-        max_positions=40,
-    )
+    sizes = {"vocab_size": 20, "d_model": 16, "d_ff": 24, "num_heads": 4, "d_v": 3}
+    config = tiny_config((2, 2), **sizes, positions=positions, max_positions=40)
     return Transformer(config, seed=5, dtype=dtype)
 
 
