@@ -318,7 +318,7 @@ class Translator:
         result = []
         for h, text in zip(found, texts, strict=True):
             mean, share = h.log_prob / (len(h.tokens) + 1), None  # EOS counted
-            if self.quantiles:
+            if self.quantiles and h.tokens:  # else all was copied
                 share = float(np.interp(mean, self.quantiles, SHARES))
             h = replace(h, text=text, mean_log_prob=mean, confidence=share)
             result.append(h)
