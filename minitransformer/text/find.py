@@ -14,8 +14,7 @@ from minitransformer.text.pairs import TextPair, text_pairs
 def find_text(config: TextConfig) -> dict[str, TextPair]:
     """Find the pairs of files that settings name, or that are in the folder they name.
 
-    Raises: ValueError if there is no training text or a side of a split is missing,
-    FileNotFoundError if a file that is named does not exist.
+    Raises: as `require_file` and `find_splits`.
     """
     if config.data is None or config.source is None or config.target is None:
         return text_pairs(config.files)

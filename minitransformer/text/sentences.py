@@ -1,4 +1,4 @@
-"""Lines divided into their sentences, by rules, and joined again.
+"""Lines divided into their sentences, by rules, and text in capitals only.
 
 A stop before white space ends a sentence, unless a word in lower case follows, or what
 comes before it is an abbreviation, an initial, or the number of a date or a list. The
@@ -47,6 +47,9 @@ DAY = re.compile(r"\d{1,3}")
 ITEM = r"(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)"
 LIST = re.compile(rf"\W*{ITEM}[.)]")
 FIRST, LATER = re.compile(rf"(?:^|:)\W*{ITEM}$"), re.compile(rf"(?<!\w){ITEM}$")
+
+# A word whose capitals are put aside.
+WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 
 # How many characters before a stop are looked at, and around the middle of a long text.
 CONTEXT, REACH = 40, 1000
@@ -122,6 +125,29 @@ def space_after(translation: str, space: str) -> str:
     if space.strip(" ") or len(space) > 1:
         return space
     return "" if ENDS_WIDE.search(translation[-CONTEXT:]) else " "
+
+
+def without_capitals(
+    text: str, encode: Callable[[list[str]], list[list[int]]]
+) -> str | None:
+    """Return text in capitals as it usually is, None if it is not in capitals.
+
+    Of each word in small letters, with a capital and in capitals, that is taken which
+    has fewest word pieces, or the more frequent ones, which have lower ids. So names
+    keep a capital, and text stays that has no word of one piece, as abbreviations do.
+    """
+    if not all(letter.isupper() for letter in text if letter.isalpha()):
+        return None
+    usual = []
+    for word in WORD.findall(text):
+        forms = [word.lower(), word.capitalize(), word]
+        sizes = [(len(ids), ids) for ids in encode(forms)]
+        usual.append(min(zip(sizes, forms, strict=True)))
+    if not any(n == 1 < len(word) and not word.isupper() for (n, _), word in usual):
+        return None
+    words = (word for _, word in usual)
+    small = WORD.sub(lambda found: next(words), text)
+    return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), small, count=1)
 
 
 def _ends(

@@ -15,7 +15,6 @@ import numpy as np
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
-from minitransformer.text.capitals import without_capitals
 from minitransformer.text.clean import clean
 from minitransformer.text.placeholders import (
     NUMBERS,
@@ -34,6 +33,7 @@ from minitransformer.text.sentences import (
     halved,
     space_after,
     split_sentences,
+    without_capitals,
 )
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import Encoded, Links, align_words, pharaoh
@@ -124,7 +124,8 @@ class Translator:
             config = TranslationConfig(**vars(config))
         # Layout is kept, but not what other programs may take for the end of a line.
         lines = [" ".join(x.splitlines()) for x in as_list_of_str("lines", lines)]
-        prefixes = _prefix_of_each(prefixes, lines)
+        given = [""] * len(lines) if prefixes is None else prefixes
+        prefixes = as_list_of_str("prefixes", given, len(lines))
         divided = [*self.divide(lines, config, prefixes)]
         parts = [part for split in divided for part in split[1::2]]
         numbers = [n for n, x in enumerate(divided, first_line) for _ in x[1::2]]
@@ -212,8 +213,8 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Translate parts around their items, and put these into the translations.
 
-        If the name of an item gets lost, a part is translated with other names, then
-        without any, and at last as it is.
+        If the name of an item gets lost, a part is translated without any, and at last
+        as it is.
         """
         parts = list(map(clean, parts))
         items = list(map(self._items.find, parts))
@@ -235,9 +236,7 @@ class Translator:
 
         kinds = [{x.kind for x in own} for own in items]
         attempt({n: [] for n, own in enumerate(kinds) if own <= {"number"}})
-        for names in (SYMBOLS, NUMBERS, NUMBERS[::-1], ())[
-            not self._items.has_symbols :
-        ]:
+        for names in (SYMBOLS if self._items.has_symbols else NUMBERS, ()):
             left = [n for n, best in enumerate(found) if not best]
             each = {n: named(parts[n], items[n], names) for n in left}
             blank = {
@@ -266,7 +265,13 @@ class Translator:
         read = [new or part for new, part in zip(small, parts, strict=True)]
         sources = self.encode(read, config, numbers)
         starts = self._prefixes(prefixes, sources, config, numbers)
-        found = self._search(sources, config, starts)
+        search = self.model, sources, config, self.num_threads
+        if config.sample:
+            found = sample_ids(*search, starts)
+        else:
+            asked = config.min_len or config.no_repeat_ngram or any(starts)
+            constraints = Constraints(config, starts) if asked else None
+            found = translate_ids(*search, constraints)
         for number, best in zip(numbers, found, strict=True):
             if not best:
                 expected = "expected a translation within the constraints, found none"
@@ -289,20 +294,6 @@ class Translator:
         pairs = [((x, ids), (h.text, h.tokens)) for x, ids, y in each for h in y]
         links = iter(self._align(pairs, config))
         return [[replace(h, alignment=next(links)) for h in best] for best in written]
-
-    def _search(
-        self,
-        sources: Sequence[list[int]],
-        config: TranslationConfig,
-        starts: Sequence[Prefix | None],
-    ) -> list[list[Hypothesis]]:
-        """Translate ids, of which some begin with a prefix."""
-        given = self.model, sources, config, self.num_threads
-        if config.sample:
-            return sample_ids(*given, starts)
-        asked = config.min_len or config.no_repeat_ngram or any(starts)
-        constraints = Constraints(config, starts) if asked else None
-        return translate_ids(*given, constraints)
 
     def _written(self, found: Sequence[Hypothesis], prefix: str) -> list[Hypothesis]:
         """Detokenise. A line feed within a translation becomes a space.
@@ -441,13 +432,6 @@ def as_list_of_str(
     if count is not None and len(found) != count:
         raise ValueError(f"expected {name} for {count} lines, got {len(found)}")
     return found
-
-
-def _prefix_of_each(prefixes: Iterable[str] | None, lines: Sequence[str]) -> list[str]:
-    """Return the prefix of each line, empty ones if there are none."""
-    if prefixes is None:
-        return [""] * len(lines)
-    return as_list_of_str("prefixes", prefixes, len(lines))
 
 
 def _joined(split: list[str], parts: list[list[Hypothesis]]) -> list[Hypothesis]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minitransformer.text.capitals import without_capitals
+from minitransformer.text.sentences import without_capitals
 
 # From the most frequent on; what is no word of these is read letter by letter.
 WORDS = ["the", "I", "is", "The", "a", "Tom", "don't", "tv", "TV", "straße", "i"]

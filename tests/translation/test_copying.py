@@ -165,6 +165,14 @@ def test_a_model_learns_to_copy_symbols(learned, monkeypatch):
     assert exact >= 95
 
 
+def test_prefixes_stand_beside_what_is_copied(shipped):
+    lines = ["Please write to a.b@example.com today \N{GRINNING FACE}", "Hello {name}!"]
+    mail, greeting = translate(shipped, lines, prefix=["Bitte", "Hallo"])
+    assert mail.startswith("Bitte")
+    assert in_order(["a.b@example.com", "\N{GRINNING FACE}"], mail)
+    assert greeting.startswith("Hallo {name}")
+
+
 TERMS = "dog\tKöter\nold man\tGreis\nApple\tApple\n\n"
 
 
@@ -191,10 +199,10 @@ def test_the_shipped_model_heeds_a_glossary(tmp_path, shipped, line, expected):
     [
         (lambda text: text, 1, "a {x} <b>b</b> %s c {x}!"),
         (lambda text: text.replace("58", "47"), 2, "a {x} <b>b</b> %s c {x}!"),
-        (lambda text: re.sub("47|38", "58", text), 3, "a {x} <b>b</b> %s c {x}!"),
-        (lambda text: " ".join(reversed(text.split())), 3, "! {x} <b>c</b> %s b a {x}"),
-        (lambda text: text + " ⟦1⟧", 4, "a {x} <b>b</b> %s c {x}! ⟦1⟧"),
-        (lambda text: "", 3, "{x} <b></b> %s {x}"),
+        (lambda text: re.sub("47|38", "58", text), 2, "a {x} <b>b</b> %s c {x}!"),
+        (lambda text: " ".join(reversed(text.split())), 2, "! {x} <b>c</b> %s b a {x}"),
+        (lambda text: text + " ⟦1⟧", 3, "a {x} <b>b</b> %s c {x}! ⟦1⟧"),
+        (lambda text: "", 2, "{x} <b></b> %s {x}"),
     ],
     ids=["kept", "doubled", "lost", "swapped", "invented", "silent"],
 )
@@ -214,12 +222,12 @@ def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
     assert best.text == expected
     assert len(read) == attempts
     assert read[0] == "a 47 b 58 c 36!"
-    assert attempts < 3 or read[2] == "a b c !"
+    assert attempts < 2 or read[1] == "a b c !"
 
 
 @pytest.mark.parametrize(
     ("written", "attempts"),
-    [("Im Jahr 2.004", 1), ("zweitausendvier", 1), ("2005", 4), ("20 04", 4)],
+    [("Im Jahr 2.004", 1), ("zweitausendvier", 1), ("2005", 3), ("20 04", 3)],
 )
 def test_a_number_is_copied_if_the_model_writes_other_digits(written, attempts):
     read = []
@@ -231,7 +239,7 @@ def test_a_number_is_copied_if_the_model_writes_other_digits(written, attempts):
     scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
     translate_around = Translator._translate_around_items
     [[best]] = translate_around(scripted, ["In 2004"], SHORT_OUTPUT, [1], [""])
-    assert read == ["In 2004", "In 47", "In 97", "In "][:attempts]
+    assert read == ["In 2004", "In 47", "In "][:attempts]
     assert best.text == (written if attempts == 1 else f"{written} 2004")
 
 
