@@ -207,7 +207,9 @@ def prepare(
     if not (args.dry_run or args.profile):
         run.log(f"run         {directory.path}")
     summary = run_summary(data.batches, text, data.corpora, model, settings.decoding)
-    summary += quality.about_references(text, training.bleu_tokenizer)
+    targets = [target for _, target in data.samples]
+    notes = quality.looks_tokenised(targets, training.bleu_tokenizer)
+    summary += [f"BLEU        {note}" for note in notes]
     run.describe(device.description, summary)
     return run, data, model, adam
 

@@ -31,36 +31,17 @@ NUMBERS = {int: "a whole number", float: "a number"}
 
 # Flags of other toolkits, and those that do here what they do there.
 ELSEWHERE = {
-    "--arch": "--config",
     **dict.fromkeys(map(flag_name, ONLY_IN_FILES), "--config"),
     "--batch-size": "--max-tokens --decode-tokens",
-    "--beam-size": "--beam",
-    "--bpe-size": "--vocab-size",
     "--checkpoint": "--model --resume",
     "--early-stopping": "--patience",
     "--epochs": "--steps",
-    "--finetune-from-model": "--from",
     "--fp16": "--precision",
     "--gpu": "--device",
     "--length-penalty": "--alpha",
-    "--log-interval": "--log-every",
     "--lr": "--learning-rate",
-    "--max-epoch": "--steps",
     "--max-update": "--steps",
-    "--mini-batch": "--max-tokens --decode-tokens",
-    "--no-repeat-ngram-size": "--no-repeat-ngram",
-    "--normalize": "--alpha",
-    "--path": "--model",
-    "--restore-file": "--resume",
-    "--save-dir": "--run",
-    "--save-interval-updates": "--save-every",
-    "--score-reference": "--score",
     "--tokenizer": "--vocabulary",
-    "--train-steps": "--steps",
-    "--update-freq": "--accumulate",
-    "--valid-sets": "--val-source",
-    "--validate-interval-updates": "--validate-every",
-    "--warmup-updates": "--warmup",
 }
 
 

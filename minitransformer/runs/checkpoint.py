@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,18 +179,6 @@ def recorded_state(path: Path) -> RunState:
             return RunState.from_json(json.loads(file.metadata()["state"]))
     except Exception as error:  # whatever a damaged or malicious file may cause
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
-
-
-def recorded_cost(path: Path, best_by: str | None) -> float:
-    """Return how bad a run's best or averaged model is, as its state says.
-
-    That is its validation loss, or the negative of its BLEU where that decides. It is
-    NaN if the file cannot be read: `load` says what is wrong with it.
-    """
-    try:
-        return recorded_state(path).best_cost(best_by)
-    except ValueError:
-        return math.nan
 
 
 def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:

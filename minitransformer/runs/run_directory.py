@@ -18,7 +18,6 @@ from minitransformer.runs.checkpoint import (
     Checkpoint,
     has_moments,
     load,
-    recorded_cost,
     save,
 )
 from minitransformer.runs.state import json_of
@@ -39,13 +38,12 @@ OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
 # So many of a run's last checkpoints have Adam's moments, should one be damaged.
 WITH_MOMENTS = 2
 
-# Of the processes that train: a mark that there is no checkpoint to resume from yet,
-# their ids, and a lock, which is the last to be deleted.
-HIDDEN = ".unsaved", ".processes", ".training.lock"
+# The ids of the processes that train, and a lock, which is the last to be deleted.
+HIDDEN = ".processes", ".training.lock"
 
 # What all files of a run are called, and what they are called while they are written,
-# as regular expressions. The lock of earlier versions was `.lock`.
-NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock")))
+# as regular expressions. Earlier versions wrote `.lock` and `.unsaved`.
+NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock", ".unsaved")))
 NAMES += rf"|step-\d{{8,}}{re.escape(SUFFIX)}"
 UNFINISHED = unfinished(NAMES)
 
@@ -59,7 +57,7 @@ class RunDirectory:
         self.best, self.averaged = (path / x for x in OWN[3:])
         self.log = path / "train.log"
         self._hidden = [path / name for name in HIDDEN]
-        self._unsaved, self._process_ids, self._lock = self._hidden
+        self._process_ids, self._lock = self._hidden
         self._claim: BinaryIO | None = None  # the ids that this training wrote
 
     @contextmanager
@@ -135,8 +133,6 @@ class RunDirectory:
     def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
         """Write config.json and tokenizer.model, unless a resumed run has the same."""
         self._check()
-        if not resumes:
-            self._unsaved.touch()
         if not resumes or self.read_config() != settings:
             self.write(self.config, settings.to_json().encode())
         if not self.tokenizer.is_file() or self.tokenizer.read_bytes() != tokenizer:
@@ -153,10 +149,6 @@ class RunDirectory:
         return sorted(
             (x for x in found if x.name not in HIDDEN), key=lambda x: x == self.config
         )
-
-    def is_unsaved(self) -> bool:
-        """Whether the run began, but never saved a checkpoint to resume from."""
-        return self._unsaved.exists()
 
     def read_config(self) -> RunConfig:
         """Read config.json. Raises: ValueError if it is missing or unusable."""
@@ -247,23 +239,17 @@ class RunDirectory:
         return [p for step in steps if (p := self.checkpoint(step)).is_file()]
 
     def load_to_resume(self, path: Path) -> Checkpoint:
-        """Load a checkpoint of this run to resume from.
+        """Load the last checkpoint, to resume from it.
 
         Raises: ValueError, which says what can be done if the file is damaged.
         """
         try:
             return load(path, with_moments=True)
         except ValueError as error:
-            checkpoints = self.checkpoints()
-            found = checkpoints[: checkpoints.index(path)][-1:]
-            with suppress(ValueError):
-                load(path)
-                found = [path]  # of which the moments alone are missing
-            if not found:
-                raise
-            advice = f"delete it, and --resume goes on from {found[0].name}"
-            if not has_moments(found[0]):
-                advice = f"train.py --from {found[0]} begins a run with its parameters"
+            older = [x for x in self.checkpoints() if x != path and has_moments(x)]
+            advice = "train.py --from begins a run with the parameters of another"
+            if older:
+                advice = f"delete it, and --resume goes on from {older[-1].name}"
             raise ValueError(f"{error}; {advice}") from error
 
     def prune(self, training: TrainingConfig) -> None:
@@ -283,26 +269,16 @@ class RunDirectory:
             with suppress(OSError, ValueError):  # it is damaged, or the disk is full
                 if has_moments(path):
                     self.save(path, load(path))
-        if checkpoints:
-            self.remove(self._unsaved)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.
 
-        If the run was resumed after it had been averaged, the older average is not
-        preferred once the best checkpoint has a lower validation loss, or a higher BLEU
-        in a run that goes by BLEU.
-
         Raises: FileNotFoundError if there is none.
         """
-        if not (found := self._by_preference()):
-            raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
-        if found[:2] == [self.averaged, self.best]:
-            best_by = None
-            with suppress(OSError, ValueError):  # a copy without a usable config.json
-                best_by = self.read_config().training.best_by
-            found[:2] = sorted(found[:2], key=lambda x: recorded_cost(x, best_by))
-        return found[0]
+        for path in (self.averaged, self.best, *self.checkpoints()[::-1]):
+            if path.is_file():
+                return path
+        raise FileNotFoundError(f"expected a checkpoint in {self.path}, found none")
 
     def is_run(self) -> bool:
         """Whether there is a run's directory, with a config.json of its kind."""
@@ -318,11 +294,9 @@ class RunDirectory:
         return ended and self.has_checkpoint() and self.is_run()
 
     def has_checkpoint(self) -> bool:
-        return bool(self._by_preference())
-
-    def _by_preference(self) -> list[Path]:
-        named = [path for path in (self.averaged, self.best) if path.is_file()]
-        return named + self.checkpoints()[-1:]
+        with suppress(FileNotFoundError):
+            return bool(self.preferred_checkpoint())
+        return False
 
 
 def new_directory(preset: str, runs: Path = Path("runs")) -> Path:

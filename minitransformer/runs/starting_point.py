@@ -31,7 +31,6 @@ from minitransformer.settings.options import (
 )
 from minitransformer.settings.presets import (
     MANY_PAIRS,
-    PRESETS,
     find_preset,
     preset_for,
     read_experiment,
@@ -102,7 +101,7 @@ def options_of_file(
     Flags that name text replace all text of the file.
     """
     try:
-        said = {} if args.config in PRESETS else read_experiment(args.config)[1]
+        _, said = read_experiment(args.config)
     except UsageError as error:
         refuse(str(error))
     text = [f.name for f in dataclasses.fields(TextConfig)]

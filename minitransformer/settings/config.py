@@ -214,10 +214,7 @@ class TrainingConfig(Config):
         return before // interval < after // interval
 
     def is_regular(self, step: int) -> bool:
-        """Whether a checkpoint of `step` was due, as far as its number tells.
-
-        One that was not has been saved because the run stopped or ended there.
-        """
+        """Whether a checkpoint was due, not saved because the run stopped or ended."""
         return self.checkpoint_minutes is not None or step % self.save_every == 0
 
     @property

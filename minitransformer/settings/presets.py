@@ -195,23 +195,21 @@ def preset_for(pairs: int) -> tuple[str, dict[str, Any]]:
 def find_preset(name: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a preset, or of a JSON file.
 
-    A file may name a preset as `config` or `preset`, and override it.
+    Raises: as `read_experiment`.
+    """
+    return Path(name).stem, read_experiment(name)[0]
+
+
+def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a preset, or of a JSON file and what else it says.
+
+    A file may name a preset as `config` or `preset`, and override it. The config.json
+    of a run can be such a file: its text becomes that of single files.
 
     Raises: UsageError if there is no such preset or file, or a setting is unknown.
     """
     if name in PRESETS:
-        return name, PRESETS[name]
-    values, _ = read_experiment(name)
-    return Path(name).stem, values
-
-
-def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read a JSON file for --config: settings, and what else it says (EXPERIMENT).
-
-    The config.json of a run can be such a file: its text becomes that of single files.
-
-    Raises: as `find_preset`.
-    """
+        return PRESETS[name], {}
     path = Path(name)
     if path.suffix != ".json":
         hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from minitransformer.engine.backend import array_module
-from minitransformer.runs.checkpoint import Checkpoint, load, recorded_cost
+from minitransformer.runs.checkpoint import Checkpoint, load, recorded_state
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.parallel import ParallelModel
@@ -45,10 +46,7 @@ def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
 
 
 def mean_of(paths: Sequence[Path]) -> Checkpoint:
-    """Return the last checkpoint, with the mean of the parameters of all.
-
-    Raises: as `running_means`.
-    """
+    """Return the last checkpoint, with the mean of the parameters of all."""
     return deque(running_means(paths), maxlen=1).pop()
 
 
@@ -112,21 +110,15 @@ def average_last(
         log(f"averaged    none is better than {best.name}, validation {shown(lowest)}")
     set_parameters(chosen)
     if not number:
-        if cost is None and paths:
-            _remove_older_average(run, paths[-1])
+        stale = best not in (None, run.averaged)
+        if cost is None and paths and run.averaged.exists():  # that of this end stays
+            made, last = map(recorded_state, (run.averaged, paths[-1]))
+            stale = made.step < last.step
+        if stale:  # it would be preferred to what is better or newer
+            run.remove(run.averaged)
         return None
     log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
     return math.nan if cost is None else lowest
-
-
-def _remove_older_average(run: RunDirectory, last: Path) -> None:
-    """Remove an average of an earlier end than the last checkpoint.
-
-    Otherwise it would be preferred to what is newer.
-    """
-    average = run.averaged
-    if average.exists() and load(average).state.step < load(last).state.step:
-        run.remove(average)
 
 
 def _best_model(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:
@@ -134,8 +126,10 @@ def _best_model(run: RunDirectory, best_by: str | None) -> tuple[float, Path | N
 
     Without any, the cost is infinite, and the model is the last checkpoint, if any.
     """
-    costs = {path: recorded_cost(path, best_by) for path in (run.best, run.averaged)}
-    costs = {path: cost for path, cost in costs.items() if not math.isnan(cost)}
+    costs = dict[Path, float]()
+    for path in (run.best, run.averaged):
+        with suppress(ValueError):  # it is missing or damaged
+            costs[path] = recorded_state(path).best_cost(best_by)
     if not costs:
         return math.inf, next(reversed(run.checkpoints()), None)
     best = min(costs, key=lambda path: costs[path])

@@ -109,11 +109,7 @@ class Communicator:
         return [data]
 
     def num_cores(self) -> int:
-        """Return how many cores this rank has, or its share of those of its machine.
-
-        A launcher may have bound each rank to cores of its own; ranks that may use the
-        same cores divide these.
-        """
+        """Return how many cores this rank has; ranks of the same cores divide these."""
         place = json.dumps([platform.node(), sorted(cores())]).encode()
         return max(num_cores() // self.all_gather(place).count(place), 1)
 
@@ -197,8 +193,5 @@ def find_mpi(environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def checksum(array: Array) -> int:
-    """Return the sum of an array's bits as integers, by which ranks are compared.
-
-    It is computed where the array lies, and modulo 2^64.
-    """
+    """Return the sum of an array's bits, modulo 2^64, by which ranks are compared."""
     return int(array.view(np.uint32).sum(dtype=np.uint64))

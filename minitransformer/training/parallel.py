@@ -183,10 +183,8 @@ class CpuModel(ParallelModel):
             first[share] += gradient[share]
 
     def map(self, function: Callable[[int], None], items: Iterable[int]) -> list[None]:
-        """Call `function(item)` for each item, on as many threads as there are cores.
-
-        It is for work on large arrays, such as Adam's: NumPy lets threads compute these
-        at the same time.
+        """Call `function(item)` for each item, such as a part of Adam's arrays, on as
+        many threads as there are cores.
         """
         return list(self._pool.map(function, items))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
-from minitransformer.text.pairs import TextPair
 
 # Letters of scripts that put no space between words: those within whose words Unicode
 # may break a line (Chinese, Japanese, Thai, Khmer, ...), and of three more scripts.
@@ -72,17 +71,6 @@ def bleu_metric(references: Sequence[str], tokenizer: str | None) -> Any:
     if all(len(bleu.tokenizer(line).split()) < 4 for line in references):
         bleu = BLEU(tokenize=name, force=True, effective_order=True)
     return bleu
-
-
-def about_references(text: Mapping[str, TextPair], tokenizer: str | None) -> list[str]:
-    """Return lines for the log on BLEU of the validation text, if it is unusual."""
-    pair = text.get("val", text.get("test"))
-    references = [target for _, target in pair.lines()] if pair else []
-    name = tokenizer or choose_tokenizer(references)
-    notes = looks_tokenised(references, name)
-    if name != "13a":
-        notes.append(f"words are what sacreBLEU's tokeniser {name} finds")
-    return [f"BLEU        {note}" for note in notes]
 
 
 def looks_tokenised(references: Sequence[str], tokenizer: str | None) -> list[str]:
@@ -152,12 +140,7 @@ def report(
         raise ValueError(
             f"expected as many lines to compare as references, got {found}"
         )
-    lines = [
-        f"BLEU {quality.bleu:.2f}  {quality.bleu_signature}",
-        f"chrF {quality.chrf:.2f}  {quality.chrf_signature}",
-        f"length {quality.length:.1%} of the references, "
-        f"exact matches {quality.exact:.1%}",
-    ]
+    lines = str(quality).splitlines()
     if (samples := min(1000, MOST_RESAMPLED // len(references))) >= 100:
         systems = [x for x in (other, translations) if x is not None]
         resampled = _resample(systems, references, tokenizer, samples)

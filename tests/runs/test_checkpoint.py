@@ -62,8 +62,8 @@ def test_a_state_that_is_not_finite_is_json_and_the_worst(tmp_path, tokenizer):
     with safe_open(path, "np") as file:
         text = file.metadata()["state"]
     assert text.count(": null") == 3  # with loss_scale
-    assert checkpoint.recorded_cost(path, "loss") == math.inf
-    assert checkpoint.recorded_cost(path, "bleu") == -4
+    recorded = checkpoint.recorded_state(path)
+    assert [recorded.best_cost(x) for x in ("loss", "bleu")] == [math.inf, -4]
 
 
 TABLE = "embedding.table"
@@ -172,16 +172,12 @@ def test_older_checkpoints_keep_their_parameters_alone(tmp_path, tokenizer):
             np.testing.assert_array_equal(tensor, tensors[name])
     before, after = paths[2].stat().st_size, paths[1].stat().st_size
     assert before - after == pytest.approx(2 * 4 * len(tensors["adam.mean"]), abs=400)
-    helps = f"train.py --from {paths[1]} begins a run with its parameters"
     for path in paths[2:]:
         assert run.load_to_resume(path).moments is not None
-    with pytest.raises(ValueError, match="expected Adam's moments") as error:
+        path.unlink()
+    helps = "train.py --from begins a run with the parameters of another"
+    with pytest.raises(ValueError, match=f"expected Adam's moments.*{helps}"):
         run.load_to_resume(paths[1])
-    assert str(error.value).endswith(helps)
-    paths[2].write_bytes(b"")
-    with pytest.raises(ValueError, match="not a usable checkpoint") as error:
-        run.load_to_resume(paths[2])
-    assert str(error.value).endswith(helps)
 
 
 def test_weights_without_moments_cannot_be_resumed(tmp_path, tokenizer):

@@ -9,9 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from minitransformer.runs import run_directory
 from minitransformer.runs.run_directory import RunDirectory, new_directory
@@ -32,9 +30,7 @@ def test_a_run_directory_is_never_reused(tmp_path):
     with run.lock([7, 8]):
         assert run.processes() == [7, 8]
         (run.path / ".config.json.partial").write_text("cut off by a crash")
-        assert not run.is_unsaved()
         run.begin(RUN, b"", False)
-        assert run.is_unsaved()
         assert run.read_config() == RUN
         hidden = {*run_directory.HIDDEN, ".config.json.partial"}
         assert {path.name for path in run.path.iterdir()} == {
@@ -80,7 +76,7 @@ def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
         with run.lock([7], resumes=True):
             left = {path.name for path in run.path.iterdir()}
     [partial] = (name for name in left if name.startswith(".translations"))
-    assert left == {*kept, partial, *run_directory.HIDDEN[1:]}
+    assert left == {*kept, partial, *run_directory.HIDDEN}
     assert (run.path / "translations").read_bytes() == b"whole"
 
 
@@ -113,7 +109,7 @@ def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(tmp_path, m
     if made:
         run.path.mkdir()
     with run.lock([7]):
-        run._unsaved.touch()
+        assert {path.name for path in run.path.iterdir()} == {*run_directory.HIDDEN}
     assert run.path.exists() == made
     if made:
         assert list(run.path.iterdir()) == []
@@ -260,26 +256,6 @@ def test_a_run_has_no_metrics_at_first(tmp_path):
         run.read_metrics()
     run.config.write_text("{}")
     assert run.read_metrics() == []
-
-
-@pytest.mark.parametrize("by_bleu", [False, True])
-@pytest.mark.parametrize("is_better", [False, True])
-def test_an_older_average_gives_way_to_a_better_model(tmp_path, by_bleu, is_better):
-    """By what the run goes by; the other measure says the opposite."""
-    run = RunDirectory(tmp_path)
-    training = TrainingConfig(best_by="bleu" if by_bleu else None)
-    text = {**TEXT, "val": ("val.en", "val.de")}
-    settings = RunConfig("tiny", ModelConfig(), training, DECODING, text)
-    run.config.write_text(settings.to_json())
-    better, worse = {"best_loss": 1.0}, {"best_loss": 2.0}
-    if by_bleu:
-        better, worse = {**worse, "best_bleu": 9.0}, {**better, "best_bleu": 8.0}
-    states = (better, worse) if is_better else (worse, better)
-    for path, state in zip((run.best, run.averaged), states, strict=True):
-        save_file({"x": np.zeros(1)}, path, {"state": json.dumps(state)})
-    run.checkpoint(3).write_bytes(b"")
-    expected = run.best if is_better else run.averaged
-    assert run.preferred_checkpoint() == expected
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):

@@ -164,10 +164,9 @@ def test_an_average_of_an_earlier_end_stays_while_it_is_the_best(ended):
     np.testing.assert_array_equal(parameters, ended.saved[1])
     assert lines[4].startswith("averaged    none is better than averaged.safetensors")
     assert ended.run.preferred_checkpoint() == ended.run.averaged
-    ended.save(ended.run.best, ended.saved[0], lower - 0.001)  # of a run that goes on
+    ended.save(ended.run.best, ended.saved[0], lower - 0.001)
+    assert ended.end()[0] is None
     assert ended.run.preferred_checkpoint() == ended.run.best
-    ended.save(ended.run.best, ended.saved[0], lower)
-    assert ended.run.preferred_checkpoint() == ended.run.averaged
 
 
 def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
@@ -190,6 +189,7 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     assert (cost, lines[4:]) == (None, [f"averaged    none {named}"])
     for bleu, preferred in ((9.4, run.best), (9.6, run.averaged)):
         ended.save(run.averaged, ended.saved[1], loss=10.5 - bleu, bleu=bleu)
+        assert ended.end(bleus=[5, 9, 9, 7], **by_bleu)[0] is None
         assert run.preferred_checkpoint() == preferred
 
 
