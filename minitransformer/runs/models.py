@@ -1,16 +1,26 @@
-"""Which run or model is meant, and what it has learned from."""
+"""Which run or model is meant, and what it has learned from.
+
+Trained models come with the package, each with a card that describes it.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from minitransformer.runs.checkpoint import recorded_state
+from minitransformer.runs.checkpoint import SUFFIX, recorded_state
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.runs.shipped import DEFAULT, card_title, shipped_model
 from minitransformer.settings.config import RunConfig
 from minitransformer.text.grammar.corpus import FOLDER
 
 RUNS = Path("runs")
+
+# A folder for each shipped model, by its name: the checkpoint and its card, README.md,
+# whose title is the name, a colon, and what the model does.
+SHIPPED = Path(__file__).parents[1] / "models"
+
+# The model that is used where there is no run.
+DEFAULT = "en-de"
 
 
 def all_runs(folder: Path = RUNS) -> list[RunDirectory]:
@@ -50,6 +60,20 @@ def find_checkpoint(path: Path | None) -> Path:
         expected = f"a run, a checkpoint or a shipped model ({DEFAULT})"
         raise FileNotFoundError(f"{path}: expected {expected}, found nothing")
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
+
+
+def shipped_model(name: str) -> Path | None:
+    """Return the checkpoint of the model of this name, or None if there is none."""
+    path = SHIPPED / name / f"model{SUFFIX}"
+    return path if path.parent.parent == SHIPPED and os.path.isfile(path) else None
+
+
+def card_title(checkpoint: Path) -> str:
+    """Return the title of a shipped model's card, or "" for another checkpoint."""
+    if checkpoint.parent.parent != SHIPPED:
+        return ""
+    card = checkpoint.with_name("README.md").read_text(encoding="utf-8")
+    return card.partition("\n")[0].removeprefix("# ")
 
 
 def is_built_in(settings: RunConfig) -> bool:

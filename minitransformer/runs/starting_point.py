@@ -17,9 +17,8 @@ from zlib import crc32
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import Checkpoint, load
-from minitransformer.runs.models import find_checkpoint, newest_run
+from minitransformer.runs.models import find_checkpoint, newest_run, shipped_model
 from minitransformer.runs.run_directory import RunDirectory, new_directory
-from minitransformer.runs.shipped import shipped_model
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 from minitransformer import DecodingConfig, load
 from minitransformer.commands import serve
 from minitransformer.commands.serve import Server
-from minitransformer.runs.shipped import shipped_model
+from minitransformer.runs.models import shipped_model
 from support.browser import needs_browser, open_tab
 from support.in_process import run_translate
 from support.models import save_run

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import minitransformer
-from minitransformer.runs import shipped
+from minitransformer.runs import models
 from minitransformer.runs.models import (
     described,
     find_checkpoint,
@@ -20,7 +20,7 @@ from support.models import BUILT_IN, OWN, save_run, save_small_model
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """An empty folder, and a package whose model is small."""
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    monkeypatch.setattr(models, "SHIPPED", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "models" / "en-de"
     folder.mkdir(parents=True)

@@ -10,19 +10,19 @@ from safetensors.numpy import load_file, save_file
 
 import minitransformer
 from minitransformer.commands import export
-from minitransformer.runs import checkpoint, shipped
+from minitransformer.runs import checkpoint, models
 from minitransformer.runs.models import find_checkpoint
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_run
 from support.scripts import SHORT
 
-REAL = shipped.FOLDER / "en-de"
+REAL = models.SHIPPED / "en-de"
 
 
 @pytest.fixture
 def box(tmp_path, monkeypatch, model_path):
     """A package with a small model, seen from an empty folder."""
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    monkeypatch.setattr(models, "SHIPPED", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "models" / "en-de"
     folder.mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_a_run_of_its_name_comes_first(box, capfd):
 
 def test_only_its_name_is_its_name(box):
     names = "en-fr", "", ".", "..", "../models/en-de", "en-de/", "\0"
-    assert [x for x in names if shipped.shipped_model(x)] == ["en-de/"]
+    assert [x for x in names if models.shipped_model(x)] == ["en-de/"]
     for name in ("en-fr", "no/where"):
         with pytest.raises(FileNotFoundError, match=f"^{name}: expected a run, "):
             minitransformer.load(name)
