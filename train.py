@@ -8,8 +8,6 @@ keeps a run safe is in `training/lifecycle.py`.
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -151,11 +149,7 @@ def encode(
     run.progress.change(usual_sentences=usual_sentences(some))
     training = run.settings.training
     batches = BatchStream(corpora["train"], training, state.epoch, state.position)
-    samples = list[tuple[str, str]]()
-    if "val" in text:
-        tokens = ((max(map(len, tokenizer.encode(p))), p) for p in text["val"].lines())
-        short = (pair for length, pair in tokens if length < training.max_length)
-        samples += itertools.islice(short, training.validate_bleu)
+    samples = evaluation.samples(text.get("val"), tokenizer, training)
     return Data(text, corpora, batches, samples)
 
 
@@ -299,10 +293,8 @@ def translate(
     announce(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99)
     sources = [source for source, _ in pairs[rank::size]]
     found = translator.hypotheses(sources, settings.decoding)
-    mine = json.dumps([(best.text, best.mean_log_prob) for best, *_ in found])
-    parts = [json.loads(x) for x in run.ranks.all_gather(mine.encode())]
-    each = (parts[i % size][i // size] for i in range(len(pairs)))
-    lines, means = zip(*each, strict=True)
+    mine = [(best.text, best.mean_log_prob) for best, *_ in found]
+    lines, means = zip(*run.ranks.gather_in_turn(mine), strict=True)
     run.progress.change(log_prob_quantiles=quantiles(means))
     how = settings.training.bleu_tokenizer
     return quality.translation_quality(lines, [target for _, target in pairs], how)

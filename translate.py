@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from minitransformer.api import load
@@ -42,10 +43,7 @@ EXAMPLES = (
     'python translate.py "The old man gives the small child a red apple."',
     "python translate.py --model runs/NAME --input new.en --output new.de",
     "python translate.py --input test.en --reference test.de --output test.out",
-    "python translate.py --input test.en --score test.de",
-    "python translate.py --input mono.de --sample --output synthetic.en",
     'python translate.py --attention heads.html "The old man sees a dog."',
-    "python translate.py --serve",
 )
 USUAL = tuple(
     "--input --output --model --reference --score --prefix --attention --serve --json "
@@ -85,17 +83,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     source = "text to translate, plain or .gz (default standard input)"
-    add("--input", "-i", type=path_or_standard, metavar="FILE", help=source)
+    add_text = partial(add, type=path_or_standard, metavar="FILE")
+    add_text("--input", "-i", help=source)
     path = "file of the translations, plain or .gz (default -, which is standard "
     path += "output; with --reference none)"
-    add(
-        "--output",
-        "-o",
-        type=path_or_standard,
-        default=False,
-        metavar="FILE",
-        help=path,
-    )
+    add_text("--output", "-o", default=False, help=path)
     model = "run, checkpoint or shipped model (default newest ended run, or en-de); "
     model += "repeat for an ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
@@ -162,8 +154,7 @@ def load_model(args: argparse.Namespace) -> Translator:
     """Load what --model names, or what is newest; flags say how it decodes."""
     if not args.model:
         args.model = [find_checkpoint(None)]
-        chosen = f"using {described(args.model[0])}; --model names another"
-        say(f"translate.py: {chosen}")
+        say(f"translate.py: using {described(args.model[0])}; --model names another")
     names = "device", "precision", "tag", "glossary"
     options = {name: getattr(args, name) for name in names}
     threads = 1 if args.serve else args.threads  # a server's threads must not fork
@@ -195,8 +186,8 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
             out.flush()
             done(len(lines))
     if unsure:
-        surer = f"the model was surer of {1 - UNSURE:.0%} of its validation sentences"
-        say(f"translate.py: {unsure} of {number} lines are unsure: {surer}")
+        surer = f"it was surer of {1 - UNSURE:.0%} of its validation sentences"
+        say(f"translate.py: the model is unsure of {unsure} of {number} lines: {surer}")
     if args.reference:
         references = list(read_lines(args.reference))
         other = list(read_lines(args.compare)) if args.compare else None

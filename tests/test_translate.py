@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import translate
-from minitransformer.runs import checkpoint, shipped
+from minitransformer.runs import checkpoint, models
 from minitransformer.translation import batch_translation
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
@@ -289,7 +289,7 @@ def test_bad_input_gets_one_line(
     model_path, tmp_path, monkeypatch, capfd, flags, code, message
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(models, "SHIPPED", tmp_path)
     Path("bad").write_bytes(b"fine\n\xff\n")
     Path("one").write_bytes(b"a\n")
     Path("two").write_bytes(b"a\nb\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -13,7 +14,20 @@ from minitransformer.settings.config import PAD_ID, TrainingConfig
 from minitransformer.system.waiting import announce
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus
+from minitransformer.text.pairs import TextPair
+from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.parallel import ParallelModel
+
+
+def samples(
+    text: TextPair | None, tokenizer: Tokenizer, training: TrainingConfig
+) -> list[tuple[str, str]]:
+    """Return the pairs of validation text that are translated: the first short ones."""
+    if text is None:
+        return []
+    lengths = ((max(map(len, tokenizer.encode(p))), p) for p in text.lines())
+    short = (pair for length, pair in lengths if length < training.max_length)
+    return list(itertools.islice(short, training.validate_bleu))
 
 
 class TokenStatistics(NamedTuple):

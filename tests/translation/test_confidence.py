@@ -88,7 +88,7 @@ def test_confidence_is_a_share_of_the_sentences_that_are_known(shipped):
         (
             np.linspace(-1e-9, 0, 21),
             0.0,
-            "2 of 3 lines are unsure: the model was surer",
+            "the model is unsure of 2 of 3 lines: it was surer",
         ),
     ],
 )

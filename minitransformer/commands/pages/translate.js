@@ -1,5 +1,6 @@
 "use strict";
 
+const UNSURE = 0.05; // as in translation/confidence.py
 const element = (id) => document.getElementById(id);
 const { source, target, limit } = document.querySelector("main").dataset;
 const api_key = new URLSearchParams(location.search).get("api_key") ?? "";
@@ -34,7 +35,9 @@ function mark(line = -1, words = []) {
   });
   element("marks").replaceChildren(...marked);
   element("translation").querySelectorAll("p").forEach((shown, i) => {
-    shown.className = i === state.line ? "current" : "";
+    const unsure = (state.lines[i]?.confidence ?? 1) < UNSURE;
+    shown.className = `${i === state.line ? "current" : ""} ${unsure ? "unsure" : ""}`.trim();
+    shown.title = unsure ? "The model is unsure of this line." : "";
   });
 }
 
@@ -85,8 +88,9 @@ async function explain() {
   const q = text.value.split("\n")[line];
   const place = element("attention");
   if (!element("details").open || !state.lines[line] || !q.trim()) return place.replaceChildren();
-  const { score, log_prob } = state.lines[line];
-  const numbers = `score ${score.toFixed(2)}, log-probability ${log_prob.toFixed(2)}`;
+  const { score, log_prob, confidence } = state.lines[line];
+  const sure = confidence === null ? "" : `, surer than of ${Math.round(confidence * 100)}%`;
+  const numbers = `score ${score.toFixed(2)}, log-probability ${log_prob.toFixed(2)}${sure}`;
   element("numbers").textContent = `Line ${line + 1}: ${numbers}. Point at a word.`;
   try { // some lines have no maps: long ones, and those of an ensemble
     const maps = await ask("attention", { q });
