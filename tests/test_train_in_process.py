@@ -304,6 +304,7 @@ def test_a_run_begins_from_another_and_is_resumed(start, whole):
     # One that was killed before its first save begins again, and from the same.
     Path("killed").mkdir()
     shutil.copy("tuned/config.json", "killed")
+    Path("killed/.unsaved").touch()
     assert news in start("--resume", "killed").splitlines()
     assert_same_results("tuned", "killed")
     shutil.copy(whole[0] / "best.safetensors", source)
@@ -865,8 +866,9 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     assert Path("run", "tokenizer.model").read_bytes() == own.read_bytes()
     assert json.loads(Path("run", "config.json").read_text())["vocabulary"] == str(own)
     own.unlink()  # it is not needed again, even without a checkpoint
-    for path in (Path("run", "metrics.jsonl"), *Path("run").glob("*.safetensors")):
+    for path in Path("run").glob("*.safetensors"):
         path.unlink()
+    Path("run", ".unsaved").touch()
     start("--resume", "run", "--steps", 4)
     assert state("run", 4).step == 4
     (place / "none").write_text("no vocabulary")

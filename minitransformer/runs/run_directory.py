@@ -38,12 +38,13 @@ OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
 # So many of a run's last checkpoints have Adam's moments, should one be damaged.
 WITH_MOMENTS = 2
 
-# The ids of the processes that train, and a lock, which is the last to be deleted.
-HIDDEN = ".processes", ".training.lock"
+# A mark that there is no checkpoint to resume from yet, the ids of the processes that
+# train, and a lock, which is the last to be deleted.
+HIDDEN = ".unsaved", ".processes", ".training.lock"
 
 # What all files of a run are called, and what they are called while they are written,
-# as regular expressions. Earlier versions wrote `.lock` and `.unsaved`.
-NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock", ".unsaved")))
+# as regular expressions. The lock of earlier versions was `.lock`.
+NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock")))
 NAMES += rf"|step-\d{{8,}}{re.escape(SUFFIX)}"
 UNFINISHED = unfinished(NAMES)
 
@@ -57,7 +58,7 @@ class RunDirectory:
         self.best, self.averaged = (path / x for x in OWN[3:])
         self.log = path / "train.log"
         self._hidden = [path / name for name in HIDDEN]
-        self._process_ids, self._lock = self._hidden
+        self._unsaved, self._process_ids, self._lock = self._hidden
         self._claim: BinaryIO | None = None  # the ids that this training wrote
 
     @contextmanager
@@ -133,6 +134,8 @@ class RunDirectory:
     def begin(self, settings: RunConfig, tokenizer: bytes, resumes: bool) -> None:
         """Write config.json and tokenizer.model, unless a resumed run has the same."""
         self._check()
+        if not resumes:
+            self._unsaved.touch()
         if not resumes or self.read_config() != settings:
             self.write(self.config, settings.to_json().encode())
         if not self.tokenizer.is_file() or self.tokenizer.read_bytes() != tokenizer:
@@ -149,6 +152,10 @@ class RunDirectory:
         return sorted(
             (x for x in found if x.name not in HIDDEN), key=lambda x: x == self.config
         )
+
+    def is_unsaved(self) -> bool:
+        """Whether the run began, but never saved a checkpoint to resume from."""
+        return self._unsaved.exists()
 
     def read_config(self) -> RunConfig:
         """Read config.json. Raises: ValueError if it is missing or unusable."""
@@ -269,6 +276,8 @@ class RunDirectory:
             with suppress(OSError, ValueError):  # it is damaged, or the disk is full
                 if has_moments(path):
                     self.save(path, load(path))
+        if checkpoints:
+            self.remove(self._unsaved)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.

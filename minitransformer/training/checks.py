@@ -27,10 +27,9 @@ def last_checkpoint(run: RunDirectory, settings: RunConfig) -> Checkpoint | None
     has other settings of the model.
     """
     if not (paths := run.checkpoints()):
-        found = [path.name for path in (run.best, run.averaged) if path.exists()]
-        if any("validation_loss" in record for record in run.read_metrics()):
-            found.append(run.metrics.name)
-        if found:  # all of this came after a checkpoint
+        results = run.best, run.averaged, run.metrics
+        found = [path.name for path in results if path.exists()]
+        if found and not run.is_unsaved():
             raise ValueError(
                 f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "
                 f"found only {', '.join(found)}, which a new beginning would replace: "

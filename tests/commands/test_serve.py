@@ -376,6 +376,7 @@ def page_of(server, **options):
     """The page in a browser, and its translation's lines and words."""
     with open_tab(**options) as tab:
         tab.goto(server.address)
+        tab.wait_for_function("document.activeElement.id === 'text'")
         words = tab.locator("#translation [role=button]")
         yield tab, tab.locator("#translation p"), words
 

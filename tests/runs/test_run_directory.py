@@ -30,7 +30,9 @@ def test_a_run_directory_is_never_reused(tmp_path):
     with run.lock([7, 8]):
         assert run.processes() == [7, 8]
         (run.path / ".config.json.partial").write_text("cut off by a crash")
+        assert not run.is_unsaved()
         run.begin(RUN, b"", False)
+        assert run.is_unsaved()
         assert run.read_config() == RUN
         hidden = {*run_directory.HIDDEN, ".config.json.partial"}
         assert {path.name for path in run.path.iterdir()} == {
@@ -76,7 +78,7 @@ def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
         with run.lock([7], resumes=True):
             left = {path.name for path in run.path.iterdir()}
     [partial] = (name for name in left if name.startswith(".translations"))
-    assert left == {*kept, partial, *run_directory.HIDDEN}
+    assert left == {*kept, partial, *run_directory.HIDDEN[1:]}
     assert (run.path / "translations").read_bytes() == b"whole"
 
 
@@ -109,7 +111,7 @@ def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(tmp_path, m
     if made:
         run.path.mkdir()
     with run.lock([7]):
-        assert {path.name for path in run.path.iterdir()} == {*run_directory.HIDDEN}
+        run._unsaved.touch()
     assert run.path.exists() == made
     if made:
         assert list(run.path.iterdir()) == []
