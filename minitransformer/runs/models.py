@@ -10,8 +10,7 @@ from pathlib import Path
 
 from minitransformer.runs.checkpoint import SUFFIX, recorded_state
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import RunConfig
-from minitransformer.text.grammar.corpus import FOLDER
+from minitransformer.text.grammar import are_built_in
 
 RUNS = Path("runs")
 
@@ -51,7 +50,7 @@ def find_checkpoint(path: Path | None) -> Path:
     """
     if path is None:
         for run in all_runs():
-            if run.has_ended() and not is_built_in(run.read_config()):
+            if run.has_ended() and not are_built_in(run.read_config().text["train"]):
                 return run.preferred_checkpoint()
         path = Path(DEFAULT)
     if not (path.is_file() or RunDirectory(path).has_checkpoint()):
@@ -74,11 +73,6 @@ def card_title(checkpoint: Path) -> str:
         return ""
     card = checkpoint.with_name("README.md").read_text(encoding="utf-8")
     return card.partition("\n")[0].removeprefix("# ")
-
-
-def is_built_in(settings: RunConfig) -> bool:
-    """Whether a run learns from the built-in corpus."""
-    return {Path(path).parent.name for path in settings.text["train"]} == {FOLDER}
 
 
 def language_codes(checkpoint: Path) -> tuple[str, str]:
@@ -110,7 +104,7 @@ def described(checkpoint: Path) -> str:
     if state.best_bleu >= 0:
         about.append(f"validation BLEU {state.best_bleu:.2f}")
     if run.config.is_file():
-        settings = run.read_config()
-        text = " to ".join("/".join(Path(x).parts[-2:]) for x in settings.text["train"])
-        about = ["the built-in corpus" if is_built_in(settings) else text, *about]
+        files = run.read_config().text["train"]
+        text = " to ".join("/".join(Path(x).parts[-2:]) for x in files)
+        about = ["the built-in corpus" if are_built_in(files) else text, *about]
     return f"{checkpoint} ({', '.join(about)})"

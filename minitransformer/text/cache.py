@@ -19,7 +19,7 @@ import numpy as np
 from minitransformer.system.files import build_once
 from minitransformer.system.waiting import announce
 from minitransformer.text.batches import ParallelCorpus
-from minitransformer.text.grammar.corpus import FOLDER
+from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.placeholders import Finder, symbols_for
@@ -56,7 +56,7 @@ def cached_tokenizer(
                 made = Tokenizer.train(lines, vocab_size, num_threads, **options)
                 model = made.model
         except VocabularyError as error:
-            built_in = text.source.parent.name == FOLDER
+            built_in = are_built_in([text.source])
             other = "; --data or --train-source names other text" * built_in
             raise ValueError(f"{text}: {error}{other}") from error
         _expect_unchanged(text, digest)

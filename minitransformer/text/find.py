@@ -6,7 +6,8 @@ from pathlib import Path
 
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.text_config import TextConfig
-from minitransformer.text.grammar.corpus import FOLDER, built_in_corpus
+from minitransformer.text.grammar import are_built_in
+from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.lines import require_file
 from minitransformer.text.pairs import TextPair, text_pairs
 
@@ -85,8 +86,7 @@ def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
     try:
         return text_pairs(settings.text)
     except FileNotFoundError as error:
-        paths = (Path(path) for pair in settings.text.values() for path in pair)
-        if {path.parent.name for path in paths} != {FOLDER}:
+        if not are_built_in(path for pair in settings.text.values() for path in pair):
             where = "if a run's text was moved, change its place in config.json"
             raise FileNotFoundError(f"{error}; {where}") from error
         return built_in_corpus(cache)

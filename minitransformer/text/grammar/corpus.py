@@ -7,12 +7,10 @@ import random
 from pathlib import Path
 
 from minitransformer.system.files import build_once
-from minitransformer.text.grammar import numbers, words
+from minitransformer.text.grammar import FOLDER, numbers, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
 from minitransformer.text.pairs import TextPair, text_pairs
 
-VERSION = 1
-FOLDER = f"built-in-{VERSION}"
 SIZES = {"train": 200_000, "val": 1000, "test": 1000}
 
 DETERMINERS = "the the the a a this my his our".split()
