@@ -32,6 +32,7 @@ from minitransformer.settings import VERSION
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.system.workers import limit_threads
+from minitransformer.translation.confidence import UNSURE
 from minitransformer.translation.translator import (
     Translator,
     as_list_of_str,
@@ -144,7 +145,7 @@ class Server(ThreadingHTTPServer):
         limit = MAX_TOKENS // self.config.beam
         values = {"SOURCE": self.source, "TARGET": self.target, "MODEL": self.model}
         escaped = {key: html.escape(text) for key, text in values.items()}
-        return page("translate.html", LIMIT=limit, **escaped)
+        return page("translate.html", LIMIT=limit, UNSURE=UNSURE, **escaped)
 
     def languages(self, request: Request) -> list[Request]:
         targets = {self.source: [self.target], self.target: []}

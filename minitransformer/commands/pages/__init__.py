@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 
-def page(name: str, **values: str | int) -> str:
+def page(name: str, **values: str | float) -> str:
     """Return a page of this folder as one document that loads nothing else.
 
     Comments such as /*style.css*/ become the file that they name, those such as

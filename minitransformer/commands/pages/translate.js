@@ -1,8 +1,7 @@
 "use strict";
 
-const UNSURE = 0.05; // as in translation/confidence.py
 const element = (id) => document.getElementById(id);
-const { source, target, limit } = document.querySelector("main").dataset;
+const { source, target, limit, unsure } = document.querySelector("main").dataset;
 const api_key = new URLSearchParams(location.search).get("api_key") ?? "";
 const text = element("text");
 const state = { updates: 0, lines: [], line: 0, timer: null }; // line: that of the cursor
@@ -35,9 +34,9 @@ function mark(line = -1, words = []) {
   });
   element("marks").replaceChildren(...marked);
   element("translation").querySelectorAll("p").forEach((shown, i) => {
-    const unsure = (state.lines[i]?.confidence ?? 1) < UNSURE;
-    shown.className = `${i === state.line ? "current" : ""} ${unsure ? "unsure" : ""}`.trim();
-    shown.title = unsure ? "The model is unsure of this line." : "";
+    const isUnsure = (state.lines[i]?.confidence ?? 1) < Number(unsure);
+    shown.className = `${i === state.line ? "current" : ""} ${isUnsure ? "unsure" : ""}`.trim();
+    shown.title = isUnsure ? "The model is unsure of this line." : "";
   });
 }
 
