@@ -110,9 +110,8 @@ def price(rng: random.Random) -> Pair:
     if rng.random() < 0.3:
         number += f".{rng.randint(1, 99):02}"
     german = in_german(number)
-    word, symbol = rng.choice(["euros/Euro", "dollars/Dollar", "pounds/Pfund"]), "€$£"
-    english_word, german_word = word.split("/")
-    symbol = symbol["edp".index(word[0])]
+    kinds = ("euros", "Euro", "€"), ("dollars", "Dollar", "$"), ("pounds", "Pfund", "£")
+    english_word, german_word, symbol = rng.choice(kinds)
     if rng.random() < 0.5:
         return f"{number} {english_word}", f"{german} {german_word}"
     return f"{symbol}{number}", f"{german} {symbol}"

@@ -203,10 +203,8 @@ def named(line: str, items: Iterable[Item], names: Sequence[str]) -> list[Item]:
             return []
         read, output = item.read, item.output
         if item.kind in kinds:  # letters that touch the item do not touch the name
-            before, behind = (
-                line[item.start - 1 : item.start].isalnum(),
-                item.touches[1],
-            )
+            before = line[item.start - 1 : item.start].isalnum()
+            behind = item.touches[1]
             read = " " * before + name + " " * behind
             output = "\b" * before + output + "\b" * behind
         elif item.kind == "term":
