@@ -64,7 +64,7 @@ from minitransformer.text.grammar.corpus import built_in_corpus
 built_in_corpus(pathlib.Path(".gpu/built-in"))
 '
     set -- .gpu/built-in/*/
-    flags="--vocab-size 4000" # it has not enough words for the 37,000 of base
+    flags="--vocab-size 2500" # it has not enough words for the 37,000 of base
   fi
   collect .gpu/text "$@"
   rm -rf .gpu/built-in

@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_heads": 4,
         "dropout": 0.0,
         "max_tokens": 1024,
-        "steps": 2500,
+        "steps": 1000,
         "minutes": 3.0,
         "learning_rate": 3e-3,
         "warmup": 400,

@@ -73,7 +73,7 @@ def save_small_run(folder, **decoding):
     return str(folder)
 
 
-# Text of the user, and the built-in corpus.
+# Text of the user, and the built-in corpus of an earlier version.
 OWN = "/home/me/talks/train.en.gz", "/home/me/talks/train.de"
 BUILT_IN = "cache/built-in-1/train.en", "cache/built-in-1/train.de"
 

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from minitransformer.system.files import build_once
-from minitransformer.text.grammar import FOLDER, numbers, words
+from minitransformer.text.grammar import FOLDER, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
 from minitransformer.text.pairs import TextPair, text_pairs
 
@@ -96,96 +96,6 @@ def _scene(rng: random.Random) -> tuple[str, str]:
     return f"{english} {because[0]}", f"{german} , {because[1]}"
 
 
-def _number(rng: random.Random, low: int = 1, digits: int = 6) -> int:
-    """Draw a number with any count of digits equally likely."""
-    size = rng.randint(1, digits)
-    return max(low, rng.randrange(10 ** (size - 1), 10**size))
-
-
-def _countable(rng: random.Random, digits: int) -> int:
-    """Draw a number of at least 2 that does not end in 01, which would be singular."""
-    while (n := _number(rng, 2, digits)) % 100 == 1:
-        pass
-    return n
-
-
-def _counting(rng: random.Random) -> tuple[str, str]:
-    n, noun = _countable(rng, 6), rng.choice(words.PEOPLE + words.OBJECTS)
-    many = NounPhrase("a", noun, plural=True)
-    return (
-        f"I count {numbers.cardinal_en(n)} {many.english}",
-        f"ich zähle {numbers.cardinal_de(n)} {many.german('accusative')}",
-    )
-
-
-def _numeral(rng: random.Random) -> tuple[str, str]:
-    n = _number(rng)
-    english, german = numbers.cardinal_en(n), numbers.cardinal_de(n)
-    return f"the number is {english}", f"die Zahl ist {german}"
-
-
-def _ranking(rng: random.Random) -> tuple[str, str]:
-    n = _number(rng)
-    adjective = numbers.ordinal_en(n), numbers.ordinal_de(n)
-    phrase = NounPhrase("the", rng.choice(words.PEOPLE + words.OBJECTS), adjective)
-    return f"this is {phrase.english}", f"das ist {phrase.german('nominative')}"
-
-
-def _date(rng: random.Random) -> tuple[str, str]:
-    day, year = rng.randint(1, 31), rng.randint(1100, 2099)
-    english, german = rng.choice(list(words.MONTHS.items()))
-    if rng.random() < 0.3:
-        return (
-            f"today is the {numbers.ordinal_en(day)} of {english}",
-            f"heute ist der {numbers.ordinal_de(day)}e {german}",
-        )
-    determiner = rng.choice(["the", "my", "his", "our"])
-    person = NounPhrase(determiner, rng.choice(words.PEOPLE))
-    english = f"the {numbers.ordinal_en(day)} of {english} {numbers.year_en(year)}"
-    german = f"{numbers.ordinal_de(day)}en {german} {numbers.year_de(year)}"
-    return (
-        f"{person.english} was born on {english}",
-        f"{person.german('nominative')} wurde am {german} geboren",
-    )
-
-
-def _clock(rng: random.Random) -> tuple[str, str]:
-    hour, minute = rng.randint(1, 12), rng.randrange(0, 60, 5)
-    english, german = numbers.clock_en(hour, minute), numbers.clock_de(hour, minute)
-    if rng.random() < 0.1:
-        return f"it is {english}", f"es ist {german}"
-    verb, addition = rng.choice(words.INTRANSITIVE), (f"at {english}", f"um {german}")
-    return Clause(_person(rng), verb, addition=addition).statement()
-
-
-def _price(rng: random.Random) -> tuple[str, str]:
-    phrase = _thing(rng, "the this my his our".split())
-    euros = _countable(rng, 4)
-    cents = rng.choice([0, rng.randint(2, 99)])
-    cost = ("cost", "kosten") if phrase.plural else ("costs", "kostet")
-    english = f"{numbers.cardinal_en(euros)} euros"
-    german = f"{numbers.cardinal_de(euros)} Euro"
-    if cents:
-        english += f" and {numbers.cardinal_en(cents)} cents"
-        german += f" und {numbers.cardinal_de(cents)} Cent"
-    return (
-        f"{phrase.english} {cost[0]} {english}",
-        f"{phrase.german('nominative')} {cost[1]} {german}",
-    )
-
-
-# What sentences are about, and how often each is drawn (percent)
-KINDS = {
-    _scene: 60,
-    _counting: 6,
-    _numeral: 6,
-    _ranking: 6,
-    _date: 7,
-    _clock: 7,
-    _price: 8,
-}
-
-
 def split_of(english: str) -> str:
     """Return the split that a sentence always belongs to: train, val or test."""
     byte = hashlib.blake2b(english.encode(), digest_size=1).digest()[0]
@@ -197,11 +107,10 @@ def generate(count: int, split: str = "train", seed: int = 1) -> list[tuple[str,
     rng = random.Random(f"{seed} {split}")
     pairs: dict[str, str] = {}
     while len(pairs) < count:
-        for kind in rng.choices(list(KINDS), list(KINDS.values()), k=1000):
-            english, german = kind(rng)
-            if split_of(english := _finish(english)) == split:
-                pairs[english] = _finish(german)
-    return list(pairs.items())[:count]
+        english, german = (_finish(text) for text in _scene(rng))
+        if split_of(english) == split:
+            pairs[english] = german
+    return list(pairs.items())
 
 
 def _finish(text: str) -> str:

@@ -174,12 +174,3 @@ PLACES = {
     "at school": "in der Schule",
     "at the station": "am Bahnhof",
 }
-MONTHS = dict(
-    zip(
-        "January February March April May June July August September October "
-        "November December".split(),
-        "Januar Februar März April Mai Juni Juli August September Oktober "
-        "November Dezember".split(),
-        strict=True,
-    )
-)
