@@ -1,7 +1,7 @@
 """Constituency parsing as translation (section 6.3, Table 4): the command `parse`.
 
 Trees become lines of text that a model learns to write, and lines become trees again,
-which are scored as EVALB does. docs/parsing.md shows all the steps.
+which are scored by their labelled brackets. docs/parsing.md shows all the steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from minitransformer.cli import CommandParser, Parser, exit_code, positive
+from minitransformer.cli import CommandParser, Parser, exit_code
 from minitransformer.commands.trees import (
     Leaf,
     Span,
@@ -35,10 +35,9 @@ from minitransformer.system.files import make_folder, write_bytes
 from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
 
-# The tags of words that are removed before spans are counted (EVALB's COLLINS.prm).
+# The tags of words that no span counts, and labels that count as another one, as in the
+# parameters of EVALB that parsers are compared with (COLLINS.prm).
 PUNCTUATION = (",", ":", "``", "''", ".")
-
-# Labels that count as another one (COLLINS.prm).
 SAME_LABELS = {"PRT": "ADVP"}
 
 
@@ -116,77 +115,46 @@ def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree
 
 
 class Score(NamedTuple):
-    """The counts of EVALB, without crossing brackets, for one sentence or several."""
+    """The constituents of the right trees, of those that are scored, and of both."""
 
-    sentences: int = 0
-    errors: int = 0  # sentences whose words differ, punctuation left out
-    skipped: int = 0  # sentences of punctuation only
-    gold: int = 0  # constituents of the right tree
-    test: int = 0  # constituents of the tree that is scored
-    matched: int = 0  # constituents of both
-    exact: int = 0  # sentences
-    words: int = 0
-    tags: int = 0  # words with the right tag
-
-    def plus(self, other: Score) -> Score:
-        return Score(*map(operator.add, self, other))
+    gold: int = 0
+    test: int = 0
+    matched: int = 0
 
     def summary(self) -> dict[str, float]:
-        """Return rows of EVALB's summary. Units: counts and percent"""
-        valid = max(self.sentences - self.errors - self.skipped, 1)
+        """Return labelled recall, precision and F1. Units: percent"""
         return {
-            "sentences": self.sentences,
-            "errors": self.errors,
-            "skipped": self.skipped,
             "labelled recall": 100 * self.matched / max(self.gold, 1),
             "labelled precision": 100 * self.matched / max(self.test, 1),
             "F1": 200 * self.matched / max(self.gold + self.test, 1),
-            "exact match": 100 * self.exact / valid,
-            "tagging accuracy": 100 * self.tags / max(self.words, 1),
         }
 
 
 def score(gold: Tree, test: Tree) -> Score:
-    """Compare a normalised tree with the right one, as EVALB does with COLLINS.prm.
+    """Compare a normalised tree with the right one over the same words (COLLINS.prm).
 
-    Words that a tree tags as punctuation are removed from it first. If the remaining
-    words of both trees differ, the sentence is an error and nothing else is counted.
+    Words that the right tree tags as punctuation are left out of the spans.
     """
-    gold, test = (
-        [x for x in tree if not isinstance(x, Leaf) or x.tag not in PUNCTUATION]
+    tags = [node.tag for node in gold if isinstance(node, Leaf)]
+    kept = itertools.accumulate((tag not in PUNCTUATION for tag in tags), initial=0)
+    before = list(kept)
+    right, found = (
+        Counter(
+            Span(SAME_LABELS.get(label, label), before[start], before[end])
+            for (label, start, end), _, _ in spans(tree)
+            if before[start] < before[end]
+        )
         for tree in (gold, test)
     )
-    if not words(test):
-        return Score(sentences=1, skipped=1)
-    if words(gold) != words(test):
-        return Score(sentences=1, errors=1)
-    right, found = _constituents(gold), _constituents(test)
-    tags = [[x.tag for x in tree if isinstance(x, Leaf)] for tree in (gold, test)]
-    return Score(
-        sentences=1,
-        gold=right.total(),
-        test=found.total(),
-        matched=(right & found).total(),
-        exact=right == found,
-        words=len(tags[0]),
-        tags=sum(map(operator.eq, *tags)),
-    )
+    return Score(right.total(), found.total(), (right & found).total())
 
 
-def _constituents(tree: Tree) -> Counter[Span]:
-    return Counter(
-        span._replace(label=SAME_LABELS.get(span.label, span.label))
-        for span, _, _ in spans(tree)
-        if span.start < span.end
-    )
+def score_files(gold: Path, test: Path) -> Score:
+    """Score all trees of a file.
 
-
-def score_files(gold: Path, test: Path, cutoff: int) -> tuple[Score, Score]:
-    """Score all sentences, and those of at most `cutoff` words, punctuation included.
-
-    Raises: ValueError if one file has more trees.
+    Raises: ValueError if one file has more trees, or two trees have different words.
     """
-    everything = shorter = Score()
+    total = Score()
     pairs = itertools.zip_longest(read_trees(gold), read_trees(test))
     for number, (right, found) in enumerate(pairs):
         if right is None or found is None:
@@ -194,12 +162,14 @@ def score_files(gold: Path, test: Path, cutoff: int) -> tuple[Score, Score]:
             raise ValueError(
                 f"{short}: expected as many trees as in {long}, got {number:,}"
             )
-        right = normalise_tree(right)
-        result = score(right, normalise_tree(found))
-        everything = everything.plus(result)
-        if len(words(right)) <= cutoff:
-            shorter = shorter.plus(result)
-    return everything, shorter
+        right, found = normalise_tree(right), normalise_tree(found)
+        if words(right) != words(found):
+            raise ValueError(
+                f"{test}, tree {number + 1}: expected the words of the tree in {gold}, "
+                "got others"
+            )
+        total = Score(*map(operator.add, total, score(right, found)))
+    return total
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -235,12 +205,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("sequences", type=Path, help="model output")
     add("words", type=Path, help="model input")
     add("--output", "-o", type=Path, metavar="FILE", help="default standard output")
-    what = "print recall, precision and F1, as EVALB counts"
-    add = command("score", what).add_argument
+    add = command("score", "print labelled recall, precision and F1").add_argument
     add("gold", type=Path, help="reference trees")
     add("trees", type=Path, help="the trees to score")
-    short = "also score sentences of at most N words separately (default 40)"
-    add("--cutoff", type=positive, default=40, metavar="N", help=short)
     return parser.parse_args(arguments)
 
 
@@ -254,12 +221,8 @@ def run(args: argparse.Namespace) -> None:
         with open_output(args.output) as out:
             out.writelines(f"{line}\n" for line in lines)
     else:
-        everything, shorter = score_files(args.gold, args.trees, args.cutoff)
-        print(f"{'words':<20}{'any':>10}{f'<= {args.cutoff}':>10}")
-        columns = everything.summary().items(), shorter.summary().values()
-        for (name, value), short in zip(*columns, strict=True):
-            form = "10," if isinstance(value, int) else "10.2f"
-            print(f"{name:<20}{value:>{form}}{short:>{form}}")
+        for name, value in score_files(args.gold, args.trees).summary().items():
+            print(f"{name:<20}{value:>10.2f}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

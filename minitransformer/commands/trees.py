@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -42,20 +41,6 @@ ROOT_LABELS = ("", "TOP", "ROOT")
 
 # The tag of traces and of other leaves that are no words.
 TRACE_TAG = "-NONE-"
-
-# The punctuation marks of the Penn Treebank, each with the one tag that it has there.
-MARK_TAGS = {
-    **{word: word for word in ", . : `` '' -LRB- -RRB-".split()},
-    **dict.fromkeys("? !".split(), "."),
-    **dict.fromkeys("; - -- ...".split(), ":"),
-    "`": "``",
-    "-LCB-": "-LRB-",
-    "-RCB-": "-RRB-",
-}
-
-# How often a label may occur over the same words. Removing traces leaves some twice, as
-# in (NP (NP ...)); a model that writes more of them is in a loop.
-MAX_REPEATS = 2
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
@@ -194,66 +179,23 @@ def number_words(sentence: Sequence[str]) -> str:
 def restore_tree(sequence: str, sentence: Sequence[str]) -> Tree:
     """Make a tree over exactly these words from any sequence that a model may write.
 
-    `align_words` gives each word its tag. An end bracket closes the innermost open
+    Each word gets the next tag. Tags without a word are dropped, and words without a
+    tag become NN beside the last one. An end bracket closes the innermost open
     constituent of its label, with all inside it. End brackets without a beginning,
-    empty constituents, loops and numbers are left out.
+    empty constituents and numbers are left out.
     """
     nodes: Tree = []
+    left = list(reversed(sentence))
+    end = 0  # of the last leaf
     for symbol in sequence.split():
         kind, label = symbol[0], symbol[1:]
         if kind in "be" and label:
             nodes.append(Open(label) if kind == "b" else Close(label))
-        elif not symbol.isdecimal():
-            nodes.append(Leaf(symbol, ""))
-    tags = [node.tag for node in nodes if isinstance(node, Leaf)]
-    if not tags:
-        return [*align_words(["NN"], sentence)[0]]
-    leaves = iter(align_words(tags, sentence))
-    with_words = [next(leaves) if isinstance(node, Leaf) else [node] for node in nodes]
-    return _remove_loops(_balance(itertools.chain.from_iterable(with_words)))
-
-
-def align_words(tags: Sequence[str], sentence: Sequence[str]) -> list[list[Leaf]]:
-    """Return the leaves that each tag becomes: its word, and words without a tag.
-
-    As many tags as words are paired in order, if at most one punctuation mark has a tag
-    other than its own (MARK_TAGS). Otherwise the fewest tags are dropped, or added (NN
-    or the mark's own), that make all marks and tags agree (minimal edit distance).
-    """
-    n, m = len(sentence), len(tags)
-    pairs = list(zip(tags, sentence, strict=False))
-    if n == m and sum(not _agree(*pair) for pair in pairs) <= 1:
-        return [[Leaf(*pair)] for pair in pairs]
-    cost = [[n - i + m - j for j in range(m + 1)] for i in range(n + 1)]
-    for i in reversed(range(n)):
-        for j in reversed(range(m)):
-            cost[i][j] = 1 + min(cost[i + 1][j], cost[i][j + 1])
-            if _agree(tags[j], sentence[i]):
-                cost[i][j] = min(cost[i][j], cost[i + 1][j + 1])
-    leaves: list[list[Leaf]] = [[] for _ in tags]
-    i = j = last = 0
-    while i < n:
-        agree = j < m and _agree(tags[j], sentence[i])
-        if agree and cost[i][j] == cost[i + 1][j + 1]:
-            leaves[j].append(Leaf(tags[j], sentence[i]))
-            i, j, last = i + 1, j + 1, j
-        elif j == m or cost[i][j] == 1 + cost[i + 1][j]:
-            leaves[last].append(Leaf(MARK_TAGS.get(sentence[i], "NN"), sentence[i]))
-            i += 1
-        else:
-            j += 1
-    return leaves
-
-
-def _agree(tag: str, word: str) -> bool:
-    """Whether a tag suits a word: a mark has its own, other words have no mark's.
-
-    The word ' may have any, because it is an apostrophe or a quotation mark.
-    """
-    return (
-        MARK_TAGS.get(word) == (tag if tag in MARK_TAGS.values() else None)
-        or word == "'"
-    )
+        elif left and not symbol.isdecimal():
+            nodes.append(Leaf(symbol, left.pop()))
+            end = len(nodes)
+    nodes[end:end] = [Leaf("NN", word) for word in reversed(left)]
+    return _balance(nodes)
 
 
 def _balance(nodes: Iterable[Open | Leaf | Close]) -> Tree:
@@ -280,13 +222,3 @@ def _balance(nodes: Iterable[Open | Leaf | Close]) -> Tree:
     while inside:
         close()
     return result
-
-
-def _remove_loops(tree: Tree) -> Tree:
-    """Keep at most MAX_REPEATS constituents of one label over the same words."""
-    seen, dropped = Counter[Span](), set[int]()
-    for span, left, right in spans(tree):
-        seen[span] += 1
-        if seen[span] > MAX_REPEATS:
-            dropped |= {left, right}
-    return [node for i, node in enumerate(tree) if i not in dropped]
