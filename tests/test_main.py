@@ -198,7 +198,6 @@ def test_output_that_cannot_be_written(
         ("parse score penn penn --cutof 3", 2, "unrecognized argument --cutof"),
         ("plot none", 1, "expected a run directory, found no none/metrics.jsonl"),
         ("plot x -o x.pdf", 2, "expected .png or .svg, got x.pdf"),
-        ("plot x --tensorboard y -o x.png", 2, "--output does not go with --tensor"),
         ("split penn out --source a --target b", 1, "expected source TAB target"),
         ("split pairs out --source a --target b", 1, "expected more than 4,000 diff"),
         ("split pairs out --source a --target a", 2, "expected two different endings"),

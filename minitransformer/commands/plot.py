@@ -1,8 +1,4 @@
-"""Plot the metrics of runs, as pictures or for TensorBoard.
-
-PNG and SVG need matplotlib (extra `plot`), event files need tensorboardX (extra
-`tensorboard`).
-"""
+"""Pictures of the metrics of runs, which need matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -143,23 +139,6 @@ def _line_style(name: str, alone: bool) -> dict[str, Any]:
     return {"linewidth": 1.0, "alpha": 1.0 if alone else 0.6, "linestyle": dashes}
 
 
-def write_events(runs: Sequence[RunDirectory], folder: Path) -> None:
-    """Write TensorBoard event files, a folder for each run."""
-    need = "event files need tensorboardX"
-    writer = import_extra("tensorboardX", "tensorboard", need).SummaryWriter
-    names = [_name(run) for run in runs]
-    if len({*names}) < len(names):
-        expected = "--tensorboard: expected runs of different names"
-        raise UsageError(f"{expected}, got {', '.join(names)}")
-    for run in runs:
-        with writer(str(folder / _name(run))) as events:
-            for record in run.read_metrics():
-                step = record.pop("step")
-                for name, value in record.items():
-                    if is_finite_number(value):
-                        events.add_scalar(name, value, step)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         "minitransformer plot",
@@ -167,35 +146,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (
             "minitransformer plot runs/a runs/b --output runs.svg",
             "minitransformer plot runs/a --against minutes --what loss bleu",
-            "minitransformer plot runs/a --tensorboard events",
         ),
-        "Pictures need matplotlib, event files tensorboardX.",
+        "It needs matplotlib.",
     )
     add = parser.add_argument
     add("run", nargs="+", type=Path, help="run directories")
     name = "PNG or SVG by its ending (default metrics.png)"
-    add("--output", "-o", type=Path, metavar="FILE", help=name)
+    default = Path("metrics.png")
+    add("--output", "-o", type=Path, default=default, metavar="FILE", help=name)
     names = list(QUANTITIES)
     every = f"any of {', '.join(names)} (default all)"
     add("--what", nargs="+", choices=names, default=names, metavar="NAME", help=every)
     axis = "horizontal axis (default steps)"
     add("--against", choices=AXES, default="steps", help=axis)
-    events = "write TensorBoard event files to this folder instead"
-    add("--tensorboard", type=Path, metavar="DIR", help=events)
     args = parser.parse_args(arguments)
     runs = [RunDirectory(path) for path in args.run]
 
     def work() -> None:
-        if args.output and args.tensorboard:
-            raise UsageError("--output does not go with --tensorboard")
-        if args.tensorboard:
-            write_events(runs, args.tensorboard)
-        else:
-            output = args.output or Path("metrics.png")
-            if output.suffix not in (".png", ".svg"):
-                raise UsageError(f"--output: expected .png or .svg, got {output}")
-            check_output(output, args, replace=True)
-            draw(runs, args.what, args.against, output)
-            print(output)
+        if args.output.suffix not in (".png", ".svg"):
+            raise UsageError(f"--output: expected .png or .svg, got {args.output}")
+        check_output(args.output, args, replace=True)
+        draw(runs, args.what, args.against, args.output)
+        print(args.output)
 
     return exit_code(parser.prog, work)

@@ -86,14 +86,3 @@ def test_plots_are_dark_on_dark_pages(run, tmp_path):
             shown = image.imread(tmp_path / "shown.png")[..., :3]
             assert np.allclose(np.median(shown, axis=(0, 1)), paper, atol=0.01)
             assert np.abs(shown - paper).max() > 0.7  # text can be read
-
-
-@pytest.mark.skipif(find_spec("tensorboardX") is None, reason="needs tensorboardX")
-def test_event_files_are_written(run, tmp_path, capsys):
-    assert plot.main([str(run.path), "--tensorboard", str(tmp_path / "events")]) == 0
-    [events] = (tmp_path / "events" / "first").iterdir()
-    assert b"validation_bleu" in events.read_bytes()
-    twice = [str(run.path), str(run.path), "--tensorboard", str(tmp_path / "other")]
-    assert plot.main(twice) == 2
-    assert "of different names, got first, first" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
