@@ -11,7 +11,7 @@ float32 parameters; PyTorch runs eagerly under autocast, or compiled (`torch.com
 without CUDA graphs and with them. Every side repeats one batch of random tokens without
 padding, with the update of Adam; PyTorch's batch stays on the GPU, ours is copied there
 at each step.
-TFLOP/s counts the matrix products (`python -m minitransformer cost`), and its share is
+TFLOP/s counts the matrix products (`training_flops`), and its share is
 of the rate that PyTorch reaches in a large bfloat16 product in the same run. Memory is
 all memory in use on the GPU. Decoding runs the preset multi30k with random weights on
 sources of 5 to 25 tokens; outputs are as long as sources, and their tokens are counted.
@@ -34,7 +34,6 @@ from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.training import GpuModel
 from minitransformer.backends.devices import open_device
 from minitransformer.cli import exit_code
-from minitransformer.commands.cost import SECONDS_PER_STEP, paper_flops
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID, ModelConfig, TrainingConfig
@@ -60,7 +59,9 @@ TRAINING = ("ours", "ours-eager", "pytorch", "compiled", "compiled-graphs")
 COMPILED = {"compiled": "default", "compiled-graphs": "reduce-overhead"}
 DECODING = ("ours-decoding", "pytorch-decoding")
 VOCAB_SIZE = 37_000
-STEPS = {"base": 100_000, "big": 300_000}  # of the paper's models (5.2)
+
+# Of the paper's models on eight P100: updates, hours (5.2) and operations (Table 2).
+PAPER = {"base": (100_000, 12, 3.3e18), "big": (300_000, 84, 2.3e19)}
 
 Step = Callable[[int], object]
 Wait = Callable[[], object]
@@ -232,15 +233,14 @@ def papers_runs(shape: str, milliseconds: float) -> dict[str, float]:
     """What the paper's run would take at this speed, beside what it took (5.2)."""
     preset, sentences, length = SHAPES[shape]
     config, _ = workload(shape)
-    steps = STEPS[preset]
+    steps, hours, operations = PAPER[preset]
     flops = training_flops(config, length, length) * sentences * steps
-    hours = SECONDS_PER_STEP[preset] * steps / 3600
     return {
         "steps": steps,
         "hours": round(milliseconds * steps / 3.6e6, 2),
         "flops_counted": float(f"{flops:.3g}"),
         "paper_hours": hours,
-        "paper_flops": float(f"{paper_flops(3600 * hours, '8xP100'):.3g}"),
+        "paper_flops": operations,
     }
 
 

@@ -22,7 +22,6 @@ COMMANDS = {
     "mix": ("commands.mix", "make one corpus of several"),
     "split": ("commands.split", "split sentence pairs into train, val and test"),
     "vocabulary": ("commands.vocabulary", "learn a vocabulary by SentencePiece"),
-    "cost": ("commands.cost", "parameters, operations and hours of a model"),
     "plot": ("commands.plot", "plot loss, BLEU and speed of runs"),
     "export": ("commands.export", "write a model in 16 bits or for CTranslate2"),
     "parse": ("commands.parse", "trees to text and back, and their scores"),

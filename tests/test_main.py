@@ -84,7 +84,7 @@ def test_every_command_is_listed_in_a_line(capsys, arguments):
     found = {match[1]: match[2] for match in listed if match}
     assert found == {name: what for name, (_, what) in COMMANDS.items()}
     assert found.keys() >= {"train", "translate", "average", "corpora", "split"}
-    assert found.keys() >= {"cost", "plot", "export", "parse"}
+    assert found.keys() >= {"plot", "export", "parse"}
     assert max(map(len, lines)) <= 80
 
 
@@ -167,7 +167,7 @@ def pipe_without_reader():
     ids=["full disk", "closed pipe"],
 )
 @pytest.mark.parametrize("unbuffered", [False, True])
-@pytest.mark.parametrize("command", [["--help"], ["cost", "--steps", "9"]])
+@pytest.mark.parametrize("command", [["--help"], ["runs"]])
 def test_output_that_cannot_be_written(
     capsys, monkeypatch, command, unbuffered, output, code, error
 ):
@@ -190,7 +190,6 @@ def test_output_that_cannot_be_written(
     [
         ("average mean none", 1, "found no file"),
         ("corpora wmt99 x", 2, "argument corpus: invalid choice: 'wmt99'"),
-        ("cost --steps 0", 2, "argument --steps: expected at least 1"),
         ("export float16 none out", 1, "none"),
         ("parse linearise out penn --split a=9", 2, "a=9: expected more trees, got 1"),
         ("parse linearise out none", 1, "none"),

@@ -5,6 +5,9 @@ import pytest
 
 from minitransformer.engine import ops
 from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import ModelConfig
+from minitransformer.settings.options import make_config
+from minitransformer.settings.presets import PRESETS
 from minitransformer.training.cost import parameters_by_block, training_flops
 from support.models import tiny_config
 
@@ -20,6 +23,17 @@ def test_blocks_add_up_to_the_model():
     sizes = [parameter.data.size for _, parameter in model.named_parameters()]
     assert sum(blocks.values()) == sum(sizes) == CONFIG.num_parameters
     assert (blocks["embedding"], blocks["positions"]) == (160, 72)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "published"),
+    [("base", 100_000, 3.3e18), ("big", 300_000, 2.3e19)],
+)
+def test_table_2_training_cost(name, steps, published):
+    """The paper counts what eight P100 could do in that time, which no GPU reaches."""
+    config = make_config(ModelConfig, PRESETS[name], {})
+    counted = training_flops(config, 25, 25) / 25 * 25_000 * steps
+    assert 0.2 < counted / published < 0.6
 
 
 def test_counted_operations_are_those_of_the_matrix_products(monkeypatch):
