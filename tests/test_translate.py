@@ -189,7 +189,8 @@ def test_the_attention_of_a_sentence_is_that_of_one_line(model_path, tmp_path, c
     page = tmp_path / "x.html"
     flags = ("--model", model_path, *SHORT, "--attention", str(page))
     assert run_translate(capfd, *flags, "the\ncat") == (0, "", "")
-    assert '"source_words": ["the", "cat"]' in page.read_text()
+    [source] = re.findall(r'"source": (\[.*?\]),', page.read_text())
+    assert "".join(json.loads(source)) == "\u2581the\u2581catend"
 
 
 def test_a_pipe_is_answered_line_by_line(model_path):

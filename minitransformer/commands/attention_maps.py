@@ -15,12 +15,7 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.system.workers import limit_threads
-from minitransformer.translation.alignment import (
-    attention_weights,
-    first_aligning_layer,
-    word_weights,
-    words_of_pieces,
-)
+from minitransformer.translation.alignment import attention_weights
 from minitransformer.translation.translator import Translator
 
 MAX_PIECES = 256  # of a sentence: a map of more would be too small to read
@@ -32,11 +27,8 @@ class AttentionMaps:
 
     `source`, `read` and `written` are word pieces: of the sentence, of the decoder's
     input and of its output. The input begins with BOS and lags behind by one piece.
-    `words` is how much each of `target_words` was made from each of `source_words`: the
-    word alignment (`alignment.py`), as if it were one layer of one head.
 
-    Shapes: encoder [N, H, S, S], decoder [L, H, T, T], cross [L, H, T, S],
-    words [1, 1, target_words, source_words]
+    Shapes: encoder [N, H, S, S], decoder [L, H, T, T], cross [L, H, T, S]
     """
 
     source: list[str]
@@ -45,15 +37,12 @@ class AttentionMaps:
     encoder: np.ndarray
     decoder: np.ndarray
     cross: np.ndarray
-    source_words: list[str]
-    target_words: list[str]
-    words: np.ndarray
 
     def to_json(self) -> str:
         """Return what `pages/attention.js` shows, with weights in thousandths."""
         values = vars(self) | {
             name: np.rint(getattr(self, name) * 1000).astype(int).tolist()
-            for name in ("encoder", "decoder", "cross", "words")
+            for name in ("encoder", "decoder", "cross")
         }
         # "<" would let a word piece such as "</script>" end the page's data.
         return json.dumps(values).replace("<", "\\u003c")
@@ -89,21 +78,13 @@ def attention_maps(
     with limit_threads(1):
         weights = [to_host(w[0]) for w in attention_weights(model, *ids, every)]
     names = [*tokenizer.pieces(target), "end"][: len(fed)]
-    cross = np.stack(weights[layers + 1 :: 2])
-    in_source = words_of_pieces(tokenizer, line, source, len(translator.tag))
-    in_target = words_of_pieces(tokenizer, best.text, target)
-    upper = cross[first_aligning_layer(len(cross)) :].mean(axis=(0, 1))
-    words = word_weights(upper[: len(target), :-1], in_source, in_target)
     return AttentionMaps(
         source=[*tokenizer.pieces(source), "end"],
         read=["begin", *names[:-1]],
         written=names,
         encoder=np.stack(weights[:layers]),
         decoder=np.stack(weights[layers::2]),
-        cross=cross,
-        source_words=line.split(),
-        target_words=best.text.split(),
-        words=words[None, None],
+        cross=np.stack(weights[layers + 1 :: 2]),
     )
 
 

@@ -11,7 +11,6 @@ const KINDS = {
   cross: ["decoder to encoder", "read", "source"],
   encoder: ["encoder, self", "source", "source"],
   decoder: ["decoder, self", "read", "read"],
-  words: ["word alignment", "target_words", "source_words"],
 };
 
 function make(tag, attributes = {}, ...children) {
