@@ -280,7 +280,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
     assert (code, error.count("\n"), advice in error) == (1, 1, True), error
 
 
-@pytest.mark.parametrize("flag", ["--patience", "--validate-every"])
+@pytest.mark.parametrize("flag", ["--patience", "--validate-every", "--validate-bleu"])
 def test_flags_of_validation_expect_text_for_it(place, flag):
     flags, files = named_text(place)
     assert "val" in files

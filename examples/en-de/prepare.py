@@ -1,6 +1,7 @@
 """Make more training text of the same pairs, so that a model copies names and numbers.
 
     python prepare.py data/en-de data/en-de-more
+    python prepare.py data/en-de data/de-en-more --source de
 
 The first folder has train.en.gz, train.de.gz and the like, as `minitransformer split`
 writes them. Of its training pairs come, besides the pairs in the spelling of 1996:
@@ -8,7 +9,8 @@ writes them. Of its training pairs come, besides the pairs in the spelling of 19
 - names and numbers exchanged for others, the same on both sides;
 - addresses, markup, program placeholders and emoji in places of names, before or after;
 - sentences of frames.txt, with names, numbers, dates, times and prices;
-- pairs joined to two to five sentences, in lower case, and without the full stop.
+- pairs joined to two to five sentences, without the full stop, and with the source in
+  lower case.
 
 Validation and test text is copied in the new spelling, and otherwise unchanged.
 """
@@ -204,8 +206,11 @@ def german_quotes(line: str) -> str:
     return re.sub(r'"([^"]*)"', r"„\1“", line)
 
 
-def more(pairs: list[Pair], rng: random.Random) -> Iterator[Pair]:
-    """Yield the pairs in random order, and what is made of them."""
+def more(pairs: list[Pair], source: int, rng: random.Random) -> Iterator[Pair]:
+    """Yield the pairs in random order, and what is made of them.
+
+    `source` is the side that is put into lower case.
+    """
     pairs = rng.sample(pairs, len(pairs))
     for pair in pairs:
         draw = rng.random()
@@ -218,14 +223,15 @@ def more(pairs: list[Pair], rng: random.Random) -> Iterator[Pair]:
             yield exchange_numbers(pair, rng)
             pair = numbered
         draw = rng.random()
-        source, target = pair
+        english, german = pair
         if draw < 0.04:
-            source = source.lower()
-        elif draw < 0.08 and source.endswith(".") and target.endswith("."):
-            source, target = source[:-1], target[:-1]
+            lower = english.lower(), german.lower()
+            pair = (lower[0], german) if source == 0 else (english, lower[1])
+        elif draw < 0.08 and english.endswith(".") and german.endswith("."):
+            pair = english[:-1], german[:-1]
         elif draw < 0.16:
-            source, target = with_things(pair, rng)
-        yield source, target
+            pair = with_things(pair, rng)
+        yield pair
     for _ in range(len(pairs) // 8):
         yield frame(rng)
     short = [pair for pair in pairs if len(pair[0]) < 100]
@@ -239,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path, help="a folder that `split` made")
     parser.add_argument("output", type=Path, help="a new folder")
+    parser.add_argument("--source", choices=("en", "de"), default="en")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     args.output.mkdir(parents=True)
@@ -250,7 +257,8 @@ def main() -> None:
         german = [german_quotes(new_spelling(line)) for line in german]
         pairs = list(zip(english, german, strict=True))
         if split == "train":
-            pairs = list(more(pairs, random.Random(args.seed)))
+            side = int(args.source == "de")
+            pairs = list(more(pairs, side, random.Random(args.seed)))
         for i, x in enumerate(names):
             with gzip.open(args.output / x, "wt", encoding="utf-8") as file:
                 file.writelines(pair[i] + "\n" for pair in pairs)

@@ -271,8 +271,9 @@ class RunConfig:
         """
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")
-        for name in ("patience", "validate_every"):
-            if name in namespace and "val" not in self.text:
+        for name in ("patience", "validate_every", "validate_bleu"):
+            asked = name in namespace and getattr(self.training, name)
+            if asked and "val" not in self.text:
                 raise UsageError(
                     f"{flag_name(name)} expects validation text, found none"
                 )

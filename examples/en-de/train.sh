@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The models in the box: English to German and German to English.
+#
+#   bash examples/en-de/train.sh data/en-de runs/en-de
+#
+# The first folder is what `minitransformer split` made of Tatoeba's list and of Europarl
+# (minitransformer/models/en-de/README.md has the command). What is there already is kept:
+# after an interruption, the same command goes on. The last lines are BLEU on test text, and
+# the files of the models. FLAGS go to every training, such as FLAGS="--steps 20" to try it.
+set -euo pipefail
+data=$1 runs=$2
+here=$(dirname "$0")
+mkdir -p "$runs/both"
+train() { # train RUN FLAGS...: from the start, or on from where it stopped
+  run=$1
+  shift
+  [ -e "$run/averaged.safetensors" ] && return
+  if [ -e "$run/last" ] || compgen -G "$run/step-*.safetensors" >/dev/null; then
+    python train.py --resume "$run"
+  else
+    # shellcheck disable=SC2086
+    python train.py --max-tokens 4096 --precision bf16 --validate-every 1000 \
+      --save-every 250 --validate-bleu 0 --run "$run" "$@" ${FLAGS:-}
+  fi
+}
+
+echo "1. more text of the same pairs, and a vocabulary"
+for source in en de; do
+  [ -e "$runs/$source" ] || python "$here/prepare.py" --source $source "$data" "$runs/$source"
+done
+# Both directions learn from the pairs without addresses, markup, code and emoji.
+things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
+pairs() { # pairs LANG LANG: lines of two columns
+  paste <(gzip -cd "$runs/en/train.$1.gz") <(gzip -cd "$runs/en/train.$2.gz") |
+    LC_ALL=C.UTF-8 grep -vP "$things"
+}
+{ pairs en de && pairs de en; } | tee >(cut -f 2 >"$runs/both/train.de") |
+  cut -f 1 >"$runs/both/train.en"
+for side in en de; do gzip -cd "$runs/en/val.$side.gz" >"$runs/both/val.$side"; done
+[ -e "$runs/en-de.model" ] ||
+  python -m minitransformer vocabulary "$runs/en-de.model" "$runs/both/train.en" \
+    --vocab-size 6000 --user-symbols ⟦{1..9}⟧ --option split_digits=true \
+    character_coverage=0.99995 required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
+
+echo "2. both directions at once"
+train "$runs/both-1" --config small --decoder-layers 2 --d-model 320 --d-ff 1280 \
+  --encoder-layers 4 --num-heads 5 --vocabulary "$runs/en-de.model" --data "$runs/both" \
+  --source en --target de --learning-rate 1.5e-3 --warmup 1000 --steps PRE
+
+for direction in en-de de-en; do
+  echo "3. $direction"
+  source=${direction%-*} target=${direction#*-}
+  train "$runs/$direction" --from "$runs/both-1" --data "$runs/$source" --source "$source" \
+    --target "$target" --learning-rate 1e-3 --warmup 1500 --steps STEPS --decay DECAY \
+    --average 8 --keep-last 10 --patience 100 --alpha 1.0
+  [ -e "$runs/$direction.safetensors" ] ||
+    python -m minitransformer export int8 "$runs/$direction" "$runs/$direction.safetensors" \
+      --calibrate "$runs/$source/val.$source.gz"
+  python translate.py --model "$runs/$direction.safetensors" \
+    --input "$runs/$source/test.$source.gz" --reference "$runs/$source/test.$target.gz"
+done
