@@ -30,7 +30,6 @@ from minitransformer.cli import (
     exit_code,
     positive,
 )
-from minitransformer.commands.profiling import profile_updates
 from minitransformer.runs import starting_point
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
@@ -93,8 +92,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     last = "continue a run from its last checkpoint (default the newest run)"
     add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
     add("--dry-run", action="store_true", help="say what would be trained, and end")
-    profile = "time N updates by operation and keep no run (default 20)"
-    add("--profile", nargs="?", const=20, type=positive, metavar="N", help=profile)
     kept = "where vocabularies and encoded text are kept (default cache)"
     add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
     pieces = "SentencePiece model to take as the vocabulary; none is learned"
@@ -106,8 +103,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.set_defaults(**starting_point.options_of_file(args, parser.error))
         args = parser.parse_args(arguments)
     new_only = args.run or args.config or args.start or args.vocabulary
-    if args.resume is not None and (new_only or args.profile or args.dry_run):
-        names = "--run, --config, --from, --vocabulary, --profile and --dry-run"
+    if args.resume is not None and (new_only or args.dry_run):
+        names = "--run, --config, --from, --vocabulary and --dry-run"
         parser.error(f"{names} are for a new run, not --resume")
     if args.eager and args.device == "cpu":
         parser.error("--eager does nothing with --device cpu")
@@ -116,9 +113,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.gpus > 1 and args.device != "cuda":
         parser.error(f"--gpus expects --device cuda, got {args.device}")
     args.processes = max(args.ranks, args.gpus)
-    if args.processes > 1 and (args.profile or args.dry_run):
-        alone = "--profile and --dry-run run in one process: leave out"
-        parser.error(f"{alone} --ranks and --gpus")
+    if args.processes > 1 and args.dry_run:
+        parser.error("--dry-run runs in one process: leave out --ranks and --gpus")
     return args
 
 
@@ -184,8 +180,7 @@ def prepare(
     scale = device.loss_scale(start.state.loss_scale)
     run = TrainingRun(directory, settings, ranks, start, scale)
     data = encode(run, text, args.cache, cores)
-    graphs = not (args.eager or args.profile)
-    rest = training, scale, ranks, graphs, run.log
+    rest = training, scale, ranks, not args.eager, run.log
     model, adam = parallel_model(device, start, *rest)
     if start.moments is not None:
         adam.restore(run.state.step - run.state.skipped, *start.moments)
@@ -198,7 +193,7 @@ def prepare(
         directory.prune(training)
     if news:
         run.log(news)
-    if not (args.dry_run or args.profile):
+    if not args.dry_run:
         run.log(f"run         {directory.path}")
     summary = run_summary(data.batches, text, data.corpora, model, settings.decoding)
     targets = [target for _, target in data.samples]
@@ -347,17 +342,14 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
         return 128 + run.stopped_by
 
 
-def try_out(args: argparse.Namespace) -> int:
-    """Print what would be trained and, with --profile, where the time goes."""
+def preview(args: argparse.Namespace) -> int:
+    """Print what would be trained."""
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
         settings = starting_point.new_settings(args)
-        started = prepare(args, directory, settings, False, distributed.Communicator())
-        _, data, model, adam = started
-        with closing(model):
-            if args.profile:
-                step = partial(update, 1, settings, data.batches, model, adam)
-                print(profile_updates(step, adam, model, args.profile))
+        alone = distributed.Communicator()
+        _, _, model, _ = prepare(args, directory, settings, False, alone)
+        model.close()
     return 0
 
 
@@ -373,8 +365,8 @@ def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
 
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
-    if args.profile or args.dry_run:
-        return try_out(args)
+    if args.dry_run:
+        return preview(args)
     if args.processes > 1 and not distributed.started_by_mpi():
         launch(args, arguments)
     drop_failed_output()

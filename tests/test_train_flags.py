@@ -39,10 +39,8 @@ def parse(*flags):
 
 # The command line
 
-NEW_ONLY = (
-    "--run, --config, --from, --vocabulary, --profile and --dry-run are for a new"
-)
-ALONE = "--profile and --dry-run run in one process: leave out --ranks and --gpus"
+NEW_ONLY = "--run, --config, --from, --vocabulary and --dry-run are for a new"
+ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
 
 
 @pytest.mark.parametrize(
@@ -50,18 +48,17 @@ ALONE = "--profile and --dry-run run in one process: leave out --ranks and --gpu
     [
         ("--resume x --run y", 2, NEW_ONLY),
         ("--resume x --config tiny", 2, NEW_ONLY),
-        ("--resume x --profile", 2, NEW_ONLY),
+        ("--resume x --dry-run", 2, NEW_ONLY),
         ("--resume x --from y", 2, NEW_ONLY),
         ("--resume --dry-run", 2, NEW_ONLY),
         ("--ranks 2 --device cuda", 2, "--ranks starts processes on CPUs"),
         ("--gpus 2", 2, "--gpus expects --device cuda, got cpu"),
         ("--gpus 2 --device cuda:1", 2, "--gpus expects --device cuda, got cuda:1"),
         ("--eager", 2, "--eager does nothing with --device cpu"),
-        ("--profile --ranks 2", 2, ALONE),
+        ("--dry-run --ranks 2", 2, ALONE),
         ("--dry-run --gpus 2 --device cuda", 2, ALONE),
         ("--ranks 0", 2, "--ranks: expected a whole number of at least 1"),
         ("--threads 0", 2, "--threads: expected a whole number of at least 1"),
-        ("--profile 0", 2, "--profile: expected a whole number of at least 1"),
         ("--dropout none", 2, "--dropout: expected a number, got 'none'"),
         ("--nbest 2", 2, "unrecognized argument --nbest"),
         ("--thread 2", 2, "unrecognized argument --thread; did you mean --threads?"),
