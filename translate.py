@@ -67,7 +67,7 @@ IGNORED = {
     "attention": "input output score reference json buffer nbest split max_input "
     "prefix alignment words glossary",
     "score": "reference json words beam alpha nbest max_len_a max_len_b split prefix "
-    "sample temperature top_k top_p seed min_len no_repeat_ngram glossary",
+    "sample temperature top_k top_p seed glossary",
 }
 # What has an effect beside each of these flags only.
 NEEDED = {

@@ -318,7 +318,7 @@ def test_bad_input_gets_one_line(
             "--attention x.html",
             "--output f,--score f,--nbest 2,--split never,--alignment",
         ),
-        ("--score f", "--reference f,--json,--beam 2,--sample,--min-len 2"),
+        ("--score f", "--reference f,--json,--beam 2,--sample"),
     ],
 )
 def test_flags_that_a_mode_leaves_without_effect_are_refused(capfd, mode, useless):

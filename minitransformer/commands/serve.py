@@ -212,7 +212,7 @@ class Server(ThreadingHTTPServer):
         texts = [*job.lines, *filter(None, job.prefixes)]
         beam = (job.config or self.config).beam
         tokens = sum(map(len, self.translator.tokenizer.encode(texts)))
-        tokens += len(texts) * (self.config.min_len or 1)
+        tokens += len(texts)
         if tokens * beam > MAX_TOKENS:
             limit = f"text limit ({MAX_TOKENS // beam:,} tokens)"
             raise ValueError(f"Invalid request: request ({tokens:,}) exceeds {limit}")

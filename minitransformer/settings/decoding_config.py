@@ -69,24 +69,12 @@ class DecodingConfig(Config):
 class TranslationConfig(DecodingConfig):
     """How to translate: beam search, and what goes beyond the paper.
 
-    That is constraints, which every translation meets, samples, and figures of words.
-    Training does not need them, so they are not stored with a run.
+    That is samples, and figures of words. Training does not need them, so they are not
+    stored with a run.
     """
 
-    help_group: ClassVar[str] = "constraints, samples, alignments (beyond the paper)"
+    help_group: ClassVar[str] = "samples and alignments (beyond the paper)"
 
-    min_len: int | None = option(
-        None,
-        "fewest tokens of a translation, EOS not counted",
-        at_least=1,
-        at_most=10_000,
-    )
-    no_repeat_ngram: int | None = option(
-        None,
-        "never write the same N tokens in a row twice in a translation of a line, or "
-        "of a part of a long one",
-        at_least=1,
-    )
     sample: bool = option(
         False,
         "sample translations instead of searching; --nbest says how many per line",

@@ -48,11 +48,6 @@ def translate_ids(
     xp, search = array_module(table), fused_kernel("beam_search", (table,), BeamSearch)
     if constraints is not None:
         search = BeamSearch  # a fused one asks the model for its logits itself
-        if constraints.min_len >= positions:
-            raise ValueError(
-                f"min_len: expected less than the model's {positions} positions, "
-                f"got {constraints.min_len}"
-            )
 
     def start(batch: np.ndarray) -> BeamSearch:
         """Encode a batch of sentences, and prepare to search for their translations."""

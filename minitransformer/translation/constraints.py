@@ -1,4 +1,4 @@
-"""Constraints on translations: which tokens may follow (beyond the paper).
+"""Constraints on translations: the text that they begin with (beyond the paper).
 
 A constraint stands between the model and the search, as an `IncrementalDecoder` that
 sets the weights of tokens to 0, but not their sum. So the search need not know of
@@ -18,8 +18,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from minitransformer.engine.backend import array_module
-from minitransformer.settings.config import EOS_ID, UNK_ID
-from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.settings.config import UNK_ID
 from minitransformer.text.clean import clean
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.incremental_decoding import (
@@ -140,48 +139,34 @@ class PrefixFinder:
 
 
 class Constraints:
-    """What the translations of some sentences must meet.
+    """The prefix with which the translation of each sentence begins, or None."""
 
-    `prefixes` has the prefix of each sentence, or None. They are met before all else:
-    n-grams within a prefix may occur twice.
-    """
-
-    def __init__(
-        self, config: TranslationConfig, prefixes: Sequence[Prefix | None] = ()
-    ) -> None:
-        self.min_len, self.ngram = config.min_len or 0, config.no_repeat_ngram or 0
-        self.prefixes = prefixes if any(prefixes) else ()
-
-    def prefixes_of(self, batch: np.ndarray) -> list[Prefix | None]:
-        return [self.prefixes[i] if self.prefixes else None for i in batch]
+    def __init__(self, prefixes: Sequence[Prefix | None]) -> None:
+        self.prefixes = prefixes
 
     def limits(self, limits: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        """Return the longest outputs, which need room for prefixes and `min_len`.
+        """Return the longest outputs, in which prefixes do not count.
 
-        A prefix does not count. Shapes: limits, batch [B] -> [B]
+        Shapes: limits, batch [B] -> [B]
         """
-        extra = [p.most_tokens if p else 0 for p in self.prefixes_of(batch)]
-        return np.maximum(limits + extra, self.min_len + 1)
+        found = [self.prefixes[i] for i in batch]
+        return limits + [prefix.most_tokens if prefix else 0 for prefix in found]
 
     def decoder(
         self, decoder: IncrementalDecoder, batch: np.ndarray
     ) -> IncrementalDecoder:
         """Return a decoder that constrains another one of the sentences `batch`."""
-        return ConstrainedDecoder(decoder, self, batch)
+        return ConstrainedDecoder(decoder, [self.prefixes[i] for i in batch])
 
 
 class ConstrainedDecoder(IncrementalDecoder):
-    """A decoder whose tokens meet constraints.
-
-    Source: `--no-repeat-ngram-size` and `--min-len` as in fairseq (Ott et al., 2019).
-    """
+    """A decoder whose tokens first write prefixes."""
 
     def __init__(
-        self, decoder: IncrementalDecoder, constraints: Constraints, batch: np.ndarray
+        self, decoder: IncrementalDecoder, prefixes: list[Prefix | None]
     ) -> None:
-        self._decoder, self._constraints = decoder, constraints
-        self._histories = np.empty((len(batch), 0), dtype=int)  # [B K, length]
-        self._prefixes = constraints.prefixes_of(batch)
+        self._decoder, self._prefixes = decoder, prefixes
+        self._histories = np.empty((len(prefixes), 0), dtype=int)  # [B K, length]
 
     def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
         self._histories = np.concatenate([self._histories, tokens[:, None]], axis=1)
@@ -204,33 +189,15 @@ class ConstrainedDecoder(IncrementalDecoder):
 
     def _excluded(self, rows: slice, size: int) -> np.ndarray:
         """Return which of `size` tokens must not follow. Shapes: -> [any, size] bool"""
-        histories, prefixes = self._histories[rows], self._prefixes[rows]
+        histories, prefixes = self._histories[rows, 1:], self._prefixes[rows]  # no BOS
         result = np.zeros((len(prefixes), size), dtype=bool)
-        if self._constraints.ngram:
-            exclude_repetitions(result, histories, self._constraints.ngram)
-        result[:, EOS_ID] |= histories.shape[1] <= self._constraints.min_len
         for row, prefix in enumerate(prefixes):
-            if prefix and histories.shape[1] <= prefix.most_tokens:
-                written = histories[row, 1:].tolist()  # without BOS
-                if following := prefix.following(written):
-                    result[row] = True
-                    result[row, [*following]] = False
+            if not prefix or histories.shape[1] >= prefix.most_tokens:
+                continue
+            if following := prefix.following(histories[row].tolist()):
+                result[row] = True
+                result[row, [*following]] = False
         return result
-
-
-def exclude_repetitions(
-    excluded: np.ndarray, histories: np.ndarray, ngram: int
-) -> None:
-    """Exclude tokens that would complete an n-gram that has occurred before.
-
-    Shapes: excluded [N, V] bool, histories [N, length]
-    """
-    if histories.shape[1] < ngram:
-        return
-    windows = np.lib.stride_tricks.sliding_window_view(histories, ngram, axis=1)
-    newest = histories[:, None, histories.shape[1] - ngram + 1 :]
-    row, place = np.nonzero((windows[:, :, :-1] == newest).all(axis=2))
-    excluded[row, windows[row, place, -1]] = True
 
 
 def exclude(weights: TokenWeights, excluded: np.ndarray) -> TokenWeights:

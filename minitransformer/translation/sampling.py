@@ -44,12 +44,13 @@ def sample_ids(
     """Draw `config.nbest` translations of each sentence, in the order of drawing.
 
     Their log-probabilities and scores are those of the model, as in beam search.
-    Constraints are met by drawing among the tokens that meet them.
+    Prefixes are met by drawing among the tokens that write them.
     """
     count, seed = config.nbest, 1 if config.seed is None else config.seed
     repeated = [source for source in sources for _ in range(count)]
     keys = [(seed, n, _digest(s)) for s in sources for n in range(count)]
-    each = [prefix for prefix in prefixes for _ in range(count)]
+    given = prefixes or [None] * len(sources)
+    each = [prefix for prefix in given for _ in range(count)]
     search = replace(config, beam=1, nbest=1)
     draws = Draws(config, each, keys)
     found = iter(translate_ids(model, repeated, search, num_threads, draws))
@@ -62,7 +63,7 @@ def _digest(source: Sequence[int]) -> int:
 
 
 class Draws(Constraints):
-    """Constraints, and the random draws of some samples."""
+    """The prefixes of some samples, and their random draws."""
 
     def __init__(
         self,
@@ -70,13 +71,13 @@ class Draws(Constraints):
         prefixes: Sequence[Prefix | None],
         keys: Sequence[tuple[int, ...]],
     ) -> None:
-        super().__init__(config, prefixes)
+        super().__init__(prefixes)
         self._config, self._keys = config, keys
 
     def decoder(
         self, decoder: IncrementalDecoder, batch: np.ndarray
     ) -> SamplingDecoder:
-        if self.min_len or self.ngram or self.prefixes:
+        if any(self.prefixes):
             decoder = super().decoder(decoder, batch)
         return SamplingDecoder(decoder, self._config, [self._keys[i] for i in batch])
 

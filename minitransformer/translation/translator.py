@@ -116,9 +116,9 @@ class Translator:
         The n-th best translation of a line in several parts (`divide`) consists of the
         n-th best of each, whose scores are added. `prefixes` has what the translation
         of each line begins with; an empty one asks for nothing. A `TranslationConfig`
-        may ask for other constraints, samples or word alignments.
+        may ask for samples or word alignments.
 
-        Raises: ValueError naming a line that has no translation within its constraints.
+        Raises: ValueError naming a line that has no translation with its prefix.
         """
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
@@ -153,8 +153,8 @@ class Translator:
         """Yield white space and what is translated at once by turns, for each line.
 
         `config.split` says whether that is a line or a sentence. A line whose
-        translation has a prefix or a least length is divided only if it is too long,
-        and a sentence that is too long by itself in halves.
+        translation has a prefix is divided only if it is too long, and a sentence that
+        is too long by itself in halves.
         """
         usual = {"always": 1, "never": math.inf}.get(config.split, self.usual_sentences)
         limit = max(self._limit(config) - len(self.tag), 1)
@@ -169,7 +169,7 @@ class Translator:
             if len(ids) > limit and config.split != "never":
                 cut = (halved(part, fits) for part in split)
                 split = [*itertools.chain.from_iterable(cut)]
-            elif prefix or config.min_len or len(split) // 2 <= usual:
+            elif prefix or len(split) // 2 <= usual:
                 split = as_one_sentence("".join(split))
             yield split
 
@@ -269,12 +269,11 @@ class Translator:
         if config.sample:
             found = sample_ids(*search, starts)
         else:
-            asked = config.min_len or config.no_repeat_ngram or any(starts)
-            constraints = Constraints(config, starts) if asked else None
+            constraints = Constraints(starts) if any(starts) else None
             found = translate_ids(*search, constraints)
         for number, best in zip(numbers, found, strict=True):
             if not best:
-                expected = "expected a translation within the constraints, found none"
+                expected = "expected a translation with this prefix, found none"
                 raise ValueError(f"line {number}: {expected}")
         written = list(map(self._written, found, prefixes))
         for best in itertools.compress(written, small):

@@ -27,7 +27,7 @@ def translations(path: Path, lines: list[str]) -> dict[str, list[str]]:
     """Return the three best translations of each line."""
     translator: Translator = load(path, "other", device="cpu", threads=2)
     first: list[str] = translate(translator, lines, beam=5, length_penalty=0.6)
-    config = TranslationConfig(**vars(DecodingConfig(beam=4, nbest=3)), min_len=2)
+    config = TranslationConfig(**vars(DecodingConfig(beam=4, nbest=3)))
     found = {}
     for line, hypotheses in zip(
         lines, translator.hypotheses(lines, config), strict=True

@@ -49,7 +49,6 @@ def test_a_paragraph_comes_back_with_all_its_sentences(shipped):
         ({}, 3, "", [1, 1, 1]),
         ({"split": "always"}, 3, "", [1, 2, 3]),
         ({"split": "never"}, 1, "", [1, 1, 1]),
-        ({"min_len": 2}, 1, "", [1, 1, 1]),
         ({"split": "always"}, 1, "the", [1, 1, 1]),
         ({"max_input": 12}, 3, "", [1, 2, 3]),
         ({"max_input": 12}, 3, "the", [1, 2, 3]),

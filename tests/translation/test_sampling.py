@@ -188,13 +188,12 @@ def test_log_probabilities_are_those_of_forced_decoding(translator):
         assert_close(found[n].score, scores[n].sum() / penalty, "float32")
 
 
-def test_samples_meet_constraints(translator):
-    config = replace(SAMPLE, nbest=20, no_repeat_ngram=1, min_len=3)
+def test_samples_begin_with_prefixes(translator):
+    config = replace(SAMPLE, nbest=20)
     [found] = translator.hypotheses(["the cat"], config, 1, ["sat"])
     assert len({h.tokens for h in found}) > 5
     for h in found:
         assert h.text.startswith("sat")
-        assert len(h.tokens) >= 3
 
 
 def test_the_command_draws_samples(model_path, capfd):

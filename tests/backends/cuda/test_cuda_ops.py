@@ -29,7 +29,7 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.constraints import Constraints
+from minitransformer.translation.constraints import Constraints, Prefix
 from minitransformer.translation.incremental_decoding import CachedDecoder
 from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
@@ -525,13 +525,13 @@ def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
 def test_translations_are_those_of_the_reference(gpu, name):
     sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
     config = TranslationConfig(beam=3, nbest=2, max_len_b=6)
-    limits = TranslationConfig(no_repeat_ngram=1, min_len=3)
+    prefixes = [Prefix("", [5, n], [[6], [7, 8]]) for n in range(4, 9)]
     model = Transformer(TINY, seed=2)
 
     def translations():
         if name == "sampled":
             return sample_ids(model, sources, replace(config, sample=True))
-        constraints = None if name == "plain" else Constraints(limits)
+        constraints = None if name == "plain" else Constraints(prefixes)
         return translate_ids(model, sources, config, constraints=constraints)
 
     expected = translations()
