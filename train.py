@@ -39,7 +39,7 @@ from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.sentences import usual_sentences
-from minitransformer.training import checks, distributed, evaluation, optimizer
+from minitransformer.training import distributed, evaluation, optimizer
 from minitransformer.training.averaging import average_last
 from minitransformer.training.lifecycle import TrainingRun, locked_directory
 from minitransformer.training.parallel import ParallelModel
@@ -140,7 +140,6 @@ def encode(
         split: encoded_corpus(pair, tokenizer, cache, cores)
         for split, pair in text.items()
     }
-    checks.check_positions(run.settings, corpora)
     some = tokenizer.decode(corpora["train"].source.sample(10_000))
     run.progress.change(usual_sentences=usual_sentences(some))
     training = run.settings.training
@@ -166,19 +165,19 @@ def prepare(
     text = text_of(settings, args.cache)
 
     # The model and its vocabulary: from the run's last checkpoint, or new.
-    start, news = checks.last_checkpoint(directory, settings) if resumes else None, ""
+    start, news = starting_point.last_checkpoint(directory) if resumes else None, ""
     if start is None:
         begin = directory, settings, text["train"], args.cache, cores
         start, news = starting_point.first_checkpoint(*begin)
-    checks.remember_text(start, text)
-    checks.check_ranks(ranks, settings, start, cores, device.precision)
+    starting_point.remember_text(start, text)
+    scale = device.loss_scale(start.state.loss_scale)
+    run = TrainingRun(directory, settings, ranks, start, scale)
+    run.check_ranks(cores, device.precision)
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
     start.parameters.data_changed()
 
     # The text in its word pieces, what computes gradients of it, and the optimizer.
-    scale = device.loss_scale(start.state.loss_scale)
-    run = TrainingRun(directory, settings, ranks, start, scale)
     data = encode(run, text, args.cache, cores)
     rest = training, scale, ranks, not args.eager, run.log
     model, adam = parallel_model(device, start, *rest)

@@ -202,7 +202,7 @@ def test_the_settings_of_a_run_describe_the_same_run(place, model_path):
     (place / "config.json").write_text(run.to_json())
     again = new_settings(parse("--config", "config.json"))
     assert again == replace(run, preset="config")
-    assert again.start[0] == model_path
+    assert again.start == model_path
     older = json.loads(run.to_json())
     del older["training"]["average_by"]
     older |= {

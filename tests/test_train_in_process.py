@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import sacrebleu
 import sentencepiece
-from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import train
@@ -294,7 +293,7 @@ def test_a_run_begins_from_another_and_is_resumed(start, whole):
     news = f"from        {source}, with the embeddings of 12 of 12 word pieces"
     assert news in out.splitlines()
     config = json.loads(Path("tuned/config.json").read_text())
-    assert config["start"][0] == str(source)
+    assert config["start"] == str(source)
     assert config["model"]["dropout"] == 0.4
     start(*fine, "part", "--steps", 2)
     out = start("--resume", "part", "--steps", 4)
@@ -307,13 +306,10 @@ def test_a_run_begins_from_another_and_is_resumed(start, whole):
     Path("killed/.unsaved").touch()
     assert news in start("--resume", "killed").splitlines()
     assert_same_results("tuned", "killed")
-    shutil.copy(whole[0] / "best.safetensors", source)
-    Path("changed").mkdir()
-    shutil.copy("tuned/config.json", "changed")
-    error = start("--resume", "changed", code=1)
-    assert f"{source}: it has changed since this run began from it" in error
     source.unlink()
-    assert f"{source}: expected a run" in start("--resume", "changed", code=1)
+    Path("other").mkdir()
+    shutil.copy("tuned/config.json", "other")
+    assert f"{source}: expected a run" in start("--resume", "other", code=1)
     start("--resume", "tuned", "--steps", 5)  # which does not need it any more
 
 
@@ -570,26 +566,6 @@ def test_a_gradient_that_is_not_finite_stops_a_run(start, monkeypatch):
     assert steps("run") == [2]
 
 
-def test_skipped_updates_are_logged_and_counted(start, monkeypatch):
-    skip = ("--on-nonfinite", "skip")
-    poison(monkeypatch, [2])
-    out = start("--steps", 5, "--run", "unbroken", *skip)
-    [line] = [x for x in out.splitlines() if x.endswith("; skipped")]
-    assert line.startswith("step 2, epoch ")
-    assert out.index(line) < out.index("step      2/5  ")
-    assert [state("unbroken", step).skipped for step in (2, 5)] == [1, 1]
-    assert [values("unbroken", "loss")[step] is None for step in (1, 2, 3)] == [
-        *(False, True, False)
-    ]
-    with safe_open(Path("unbroken", "step-00000002.safetensors"), "np") as file:
-        found = json.loads(file.metadata()["state"], parse_constant=no_json)
-    assert (found["best_loss"], found["gradient_norm"]) == (None, None)
-    poison(monkeypatch, [2])
-    start("--steps", 4, "--run", "run", *skip)
-    start("--resume", "run", "--steps", 5)
-    assert_same_results("unbroken", "run")
-
-
 # It validates after 5 and 7, and saves after 2, 4, 6 and 7.
 UNLUCKY = "--steps 7 --validate-bleu 4 --validate-every 5 --save-every 2".split()
 
@@ -751,8 +727,7 @@ def test_results_without_a_checkpoint_are_not_begun_anew(start, whole, left):
             path.unlink()
     before = {path.name: path.read_bytes() for path in run.glob("[!.]*")}
     error = start("--resume", run, "--minutes", "1e-300", code=1)
-    found = ", ".join(filter(None, (left, "metrics.jsonl")))
-    assert f"found only {found}, which a new beginning would replace" in error
+    assert "found none, and a new beginning would replace what is here" in error
     assert before == {path.name: path.read_bytes() for path in run.glob("[!.]*")}
 
 
@@ -762,13 +737,6 @@ def edited(run, change):
     config = json.loads((copy / "config.json").read_text())
     change(config)
     (copy / "config.json").write_text(json.dumps(config))
-
-
-def test_sizes_edited_in_the_configuration_are_refused(start, whole):
-    edited(whole[0], lambda config: config["model"].update(d_ff=64))
-    error = start("--resume", "run", "--steps", 50, code=1)
-    assert "expected d_ff 8, as in step-00000007.safetensors, got 64" in error
-    assert "config.json" in error
 
 
 @pytest.mark.parametrize(
@@ -789,40 +757,13 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
     assert f"the {name} text has changed" in error
 
 
-@pytest.mark.parametrize(
-    ("longer", "flags", "message"),
-    [
-        (
-            "train",
-            [],
-            "of the training text, EOS counted (of those up to --max-length 256), got",
-        ),
-        ("train", ["--max-length", "10"], None),
-        ("val", [], "of the validation text, EOS counted (of those"),
-        ("val", ["--max-length", "10"], None),
-        ("test", [], None),  # translated in parts
-    ],
-)
-def test_text_beyond_the_positions_is_refused_before_training(
-    place, longer, flags, message
-):
-    for split in ("train", "val", "test"):
-        extra = ["one two three four " * 6] * (split == longer)
-        text = "\n".join(["one two", "three four", "two one"] * 20 + extra) + "\n"
-        for side in ("en", "de"):
-            (place / f"{split}.{side}").write_text(text)
-    data = ["--data", ".", "--source", "en", "--target", "de", *MODEL, "--steps", 1]
-    limits = {**SHORT, "max_positions": 20}
+def test_fewer_positions_than_tokens_are_refused_before_training(place):
+    limits = {**SHORT, "max_positions": 20, "positions": "learned"}
     (place / "limits.json").write_text(json.dumps(limits))
-    limits = "--positions learned --config limits.json --vocab-size 24".split()
-    flags = [*data, *limits, "--run", "run", "--beam", 1, "--threads", 2, *flags]
+    flags = [*MODEL, "--config", "limits.json", "--run", "run", "--steps", 1]
     code, _, error = run_main(train.main, *flags)
-    if message is None:
-        assert (code, error) == (0, "")
-        return
     assert (code, error.count("\n")) == (2, 1), error
-    assert "max_positions: expected at least " in error
-    assert message in error
+    assert "at most the learned positions (max_positions), 20, got 256" in error
     assert not (place / "run").exists()
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
-from zlib import crc32
 
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -44,6 +44,9 @@ from minitransformer.text.tokenizer import Tokenizer
 
 # What need not be as in the model that a run begins from.
 MAY_DIFFER = {"vocab_size", "dropout", "attention_dropout", "relu_dropout"}
+
+# How messages name the splits of the text.
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
 def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bool]:
@@ -110,20 +113,19 @@ def options_of_file(
 
 def choose_model(
     place: Path | None, preset: dict[str, Any], named: dict[str, Any]
-) -> tuple[ModelConfig, tuple[str, str] | None]:
+) -> tuple[ModelConfig, str | None]:
     """Return the settings of the model to train, and what it begins as, if anything.
 
-    That is the place of another model (a path, or the name of a shipped one) and a
-    digest of its content. `named` are the settings that flags name. If the model begins
-    as another one, only the dropout is taken from `preset`.
+    That is the place of another model: a path, or the name of a shipped one. `named`
+    are the settings that flags name. If the model begins as another one, only the
+    dropout is taken from `preset`.
 
     Raises: UsageError if a flag names another shape, or as `load`.
     """
     if place is None:
         return make_config(ModelConfig, preset, named), None
     path = find_checkpoint(place)
-    start = load(path)
-    config = start.model.config
+    config = load(path).model.config
     for name, value in named.items():
         if name not in MAY_DIFFER and value != (own := getattr(config, name)):
             expected = f"expected {own}, as in {place}, or nothing"
@@ -131,7 +133,23 @@ def choose_model(
     of_preset = preset.keys() & MAY_DIFFER - {"vocab_size"}
     settings = {**vars(config), **{name: preset[name] for name in of_preset}}
     name = str(place) if path == shipped_model(str(place)) else str(path.absolute())
-    return make_config(ModelConfig, settings, named), (name, _digest(start))
+    return make_config(ModelConfig, settings, named), name
+
+
+def last_checkpoint(run: RunDirectory) -> Checkpoint | None:
+    """Load the checkpoint to resume from, or return None if none was ever saved.
+
+    Raises: ValueError if the run's checkpoints are gone or damaged.
+    """
+    if paths := run.checkpoints():
+        return run.load_to_resume(paths[-1])
+    if run.metrics.exists() and not run.is_unsaved():
+        raise ValueError(
+            f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "
+            "found none, and a new beginning would replace what is here: train with "
+            "another --run, or delete this"
+        )
+    return None
 
 
 def first_checkpoint(
@@ -172,15 +190,11 @@ def copy_weights(
 
     Returns: the vocabulary, and a line that says what was taken over
 
-    Raises: ValueError if the other model has changed, or as `load`.
+    Raises: as `load`.
     """
     if settings.start is None:
         return learn(), ""
-    place, digest = settings.start
-    path = find_checkpoint(Path(place))
-    other = load(path)
-    if _digest(other) != digest:
-        raise ValueError(f"{place}: it has changed since this run began from it")
+    other = load(find_checkpoint(Path(settings.start)))
     size = settings.model.vocab_size
     rows = {p: i for i, p in enumerate(other.tokenizer.all_pieces())}
     keeps = settings.vocabulary is None and size == other.tokenizer.vocab_size
@@ -195,9 +209,19 @@ def copy_weights(
         else:
             parameter.data[...] = values[name]
     taken = f"with the embeddings of {len(mine):,} of {size:,} word pieces"
-    return tokenizer, f"from        {place}, {taken}"
+    return tokenizer, f"from        {settings.start}, {taken}"
 
 
-def _digest(start: Checkpoint) -> str:
-    data = start.parameters.data.data
-    return f"{crc32(start.tokenizer.model, crc32(data)):08x}"
+def remember_text(start: Checkpoint, text: Mapping[str, TextPair]) -> None:
+    """Compare each split with the text that the run began with, or remember it.
+
+    Raises: ValueError if a split has changed.
+    """
+    found = {split: pair.digest() for split, pair in text.items()}
+    for split, pair in text.items():
+        if start.state.text.get(split, found[split]) != found[split]:
+            raise ValueError(
+                f"{pair}: the {SPLITS[split]} text has changed since this "
+                "run began, so the run cannot be resumed"
+            )
+    start.state = replace(start.state, text={**start.state.text, **found})

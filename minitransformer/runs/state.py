@@ -69,21 +69,14 @@ class RunState:
         Raises: ValueError or TypeError if it is not the state of a run.
         """
         values = {name: value for name, value in stored.items() if value is not None}
-        for name in ("lowest_cost", "tags"):  # of older runs
-            values.pop(name, None)
         if isinstance(values.get("text"), str):  # that of the training text alone
             values["text"] = {"train": values["text"]}
-        if values.get("decoding"):
-            decoding = {"split": "auto", **values["decoding"], "nbest": 1}
-            decoding.pop("long_input", None)
-            values["decoding"] = from_dict(DecodingConfig, decoding)
-        else:
-            values.pop("decoding", None)
-        if "window" in values:
-            values["window"] = from_dict(Window, values["window"])
+        decoding = {**values.get("decoding", {}), "nbest": 1}
+        values["decoding"] = from_dict(DecodingConfig, decoding)
+        values["window"] = from_dict(Window, values.get("window", {}))
         for name in {"loss_scale", "log_prob_quantiles"} & values.keys():
             values[name] = tuple(values[name])
-        return from_dict(cls, {**vars(cls()), **values})
+        return from_dict(cls, values)
 
     def used_up(self, training: TrainingConfig) -> str | None:
         """Return the limit that ends the run, if one is reached, resumes included."""

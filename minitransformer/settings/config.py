@@ -184,11 +184,6 @@ class TrainingConfig(Config):
         "average as many as validate best (default), or exactly --average",
         choices=("validation", "number"),
     )
-    on_nonfinite: str = option(
-        "stop",
-        "what to do if a loss or gradient is not finite",
-        choices=("stop", "skip"),
-    )
     log_every: int = option(50, "updates between progress lines", at_least=1)
     precision: str | None = option(
         None,
@@ -232,11 +227,10 @@ ONLY_IN_FILES = tuple(
 # All settings that flags and files may name.
 SETTINGS = TextConfig, ModelConfig, TrainingConfig, DecodingConfig
 
-# What may change when a run is resumed: when it ends, what it reports and keeps, how it
-# treats errors, and its precision.
+# What may change when a run is resumed: when it ends, what it reports and keeps, and in
+# which precision it computes.
 RESUMABLE = (
-    "steps decay minutes patience keep_last average average_by log_every precision "
-    "on_nonfinite"
+    "steps decay minutes patience keep_last average average_by log_every precision"
 ).split()
 
 
@@ -246,9 +240,9 @@ class RunConfig:
 
     `text` has the source and the target file of each split (train, val, test), and
     `vocabulary` a file whose word pieces were taken, if none were learned. `start`
-    names the checkpoint that the run began with, if any, and has a digest of it. In
-    `is_mixture` it is read whether an older version mixed several corpora; such a run
-    translates, but cannot be resumed.
+    names the checkpoint that the run began with, if any. In `is_mixture` it is read
+    whether an older version mixed several corpora; such a run translates, but cannot be
+    resumed.
     """
 
     preset: str
@@ -257,7 +251,7 @@ class RunConfig:
     decoding: DecodingConfig
     text: dict[str, tuple[str, str]]
     vocabulary: str | None = None
-    start: tuple[str, str] | None = None
+    start: str | None = None
     is_mixture: bool = False
 
     def __post_init__(self) -> None:
@@ -265,12 +259,16 @@ class RunConfig:
             raise UsageError("--best-by expects validation text, found none")
 
     def refuse_useless(self, namespace: argparse.Namespace) -> None:
-        """Refuse flags that have no effect with these settings.
+        """Refuse flags that have no effect with these settings, and too few positions.
 
         A preset may have such settings, since it is made for more than one run.
         """
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")
+        limit, longest = self.model.position_limit, self.training.max_length
+        if limit is not None and longest > limit:
+            learned = f"the learned positions (max_positions), {limit}"
+            raise UsageError(f"--max-length: expected at most {learned}, got {longest}")
         for name in ("patience", "validate_every", "validate_bleu"):
             asked = name in namespace and getattr(self.training, name)
             if asked and "val" not in self.text:
@@ -308,24 +306,24 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        """Raises: ValueError if something is missing, unknown or out of range."""
+        """Raises: ValueError if something is missing or out of range."""
         try:
             stored = json.loads(text)
             files, start = stored["text"], stored.get("start")
             pairs = {"train": files["train"], **files}.items()
             vocabulary = stored.get("vocabulary")
-            stored["decoding"].pop("long_input", None)  # of an older run, as these:
-            stored["training"].pop("on_save_error", None)
-            if isinstance(vocabulary, dict):
+            if isinstance(vocabulary, dict):  # of an older run, as the next one
                 vocabulary = vocabulary["tokenizer"]
+            if isinstance(start, list):
+                start = start[0]
             return cls(
                 stored["preset"],
                 from_dict(ModelConfig, stored["model"]),
-                from_dict(TrainingConfig, {"decay": 0, **stored["training"]}),
-                from_dict(DecodingConfig, {"split": "auto", **stored["decoding"]}),
+                from_dict(TrainingConfig, stored["training"]),
+                from_dict(DecodingConfig, stored["decoding"]),
                 {split: (source, target) for split, (source, target) in pairs},
                 vocabulary,
-                start and (start[0], start[1]),
+                start,
                 "train 2" in files or bool(stored.get("tags")),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -96,10 +96,8 @@ def make_config(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) ->
 
     Values of other classes are ignored. Raises: UsageError if one is out of range.
     """
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    settings = merged(preset, values)
     try:
-        return cls(**{k: v for k, v in settings.items() if k in names})
+        return from_dict(cls, merged(preset, values))
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -133,18 +131,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
-    """Make a config from a JSON object that has its fields and no others.
+    """Make a config of a JSON object. What is missing has its default.
 
-    Fields whose default is None may be missing, as some are in older files.
-
-    Raises: ValueError naming the fields that are unknown or missing.
+    Values that are not its own, such as those of another version, are left out.
     """
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    needed = {f.name for f in fields if f.default is not None}
-    unknown = values.keys() - {f.name for f in fields}
-    if wrong := sorted(unknown | (needed - values.keys())):
-        raise ValueError(f"{cls.__name__}: unknown or missing {', '.join(wrong)}")
-    return cls(**values)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in values.items() if name in names})
 
 
 def flag_name(field_name: str) -> str:

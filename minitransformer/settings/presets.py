@@ -227,8 +227,6 @@ def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
     for split in ("train", "val", "test"):
         if isinstance(pair := values.pop(split, None), list) and len(pair) == 2:
             values |= {f"{split}_source": pair[0], f"{split}_target": pair[1]}
-    if isinstance(start := values.get("start"), list):
-        values["start"] = start[0]  # its digest follows
     said = {x: values.pop(x) for x in EXPERIMENT if x in values}
     unknown = sorted(values.keys() - known)
     if unknown and not is_run:

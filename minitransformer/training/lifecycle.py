@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -80,6 +80,14 @@ class TrainingRun:
     @property
     def state(self) -> RunState:
         return self.progress.state
+
+    def check_ranks(self, cores: int, precision: str) -> None:
+        """Raises: DivergedError if ranks would not train the same in the same way."""
+        shared = {"threads": cores, "precision": precision, "state": asdict(self.state)}
+        shared["vocabulary"] = self.start.tokenizer.checksum
+        for part in (self.settings.model, self.settings.training):
+            shared |= vars(part)
+        self.ranks.assert_equal({**shared, **vars(self.settings.decoding)})
 
     def log(self, line: str) -> None:
         """Print a line, above the progress bar, and append it to the run's log."""
@@ -195,21 +203,19 @@ class TrainingRun:
 
         A processor is never behind; a GPU is waited for before a report, a validation
         or a checkpoint. Updates whose loss or gradient was not finite have been
-        skipped; they end the run or are logged (--on-nonfinite).
+        skipped.
+
+        Raises: DivergedError if there were any, unless fp16 may do with a lower scale
         """
         if not (skipped := self.progress.synchronize()):
             return
         state, where = self.state, self.start.parameters.first_nonfinite_gradient()
-        found = (
+        last = f" (the last: in {where})" if where else ""
+        raise DivergedError(
             f"step {state.step:,}, epoch {state.epoch}, batch {state.position}: "
-            f"expected finite losses and gradients, got {skipped} not finite"
+            f"expected finite losses and gradients, got {skipped} not finite{last}; "
+            "checkpoints are untouched, try a lower --learning-rate or --clip-norm"
         )
-        if where:
-            found += f" (the last: in {where})"
-        if self.settings.training.on_nonfinite == "stop":
-            advice = "a lower --learning-rate, --clip-norm or --on-nonfinite skip"
-            raise DivergedError(f"{found}; checkpoints are untouched, try {advice}")
-        self.log(f"{found}; skipped")
 
     def report(self) -> None:
         """Record the mean loss and the speed since the last report."""

@@ -56,11 +56,8 @@ def test_a_state_says_how_its_run_decodes_with_one_translation_a_line():
     "wrong",
     [
         {"window": 5},
-        {"window": {"loss": 1.0}},
         {"loss_scale": 5},
-        {"decoding": {"beam": 4}},
         {"decoding": {**vars(DecodingConfig()), "beam": 0}},
-        {"unknown": 1},
     ],
     ids=str,
 )

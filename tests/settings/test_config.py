@@ -113,10 +113,11 @@ def test_a_positive_argument_has_at_most_nine_digits():
             cli.positive(text)
 
 
-def test_a_run_config_may_have_the_name_and_the_digest_of_a_start():
+def test_a_run_config_may_have_the_name_of_a_start():
     stored = json.loads(run_config().to_json())
-    good = RunConfig.from_json(json.dumps({**stored, "start": ["a", "1f"]}))
-    assert good.start == ("a", "1f")
+    older = RunConfig.from_json(json.dumps({**stored, "start": ["a", "1f"]}))
+    good = RunConfig.from_json(json.dumps({**stored, "start": "a"}))
+    assert older.start == good.start == "a"
     assert RunConfig.from_json(good.to_json()) == good
     del stored["start"]  # as in older files
     assert RunConfig.from_json(json.dumps(stored)).start is None
@@ -130,8 +131,8 @@ def run_config():
 @pytest.mark.parametrize("part", ["model", "training", "decoding", "text"])
 def test_a_damaged_run_config_is_refused(part):
     stored = json.loads(run_config().to_json())
-    for damage in ({}, {"x": 1}, None, [1]):
-        with pytest.raises(ValueError, match=r"expected|unknown or missing"):
+    for damage in (None, [1]):
+        with pytest.raises(ValueError, match="expected a run's configuration"):
             RunConfig.from_json(json.dumps({**stored, part: damage}))
     with pytest.raises(ValueError, match="Expecting value"):
         RunConfig.from_json("")
@@ -185,7 +186,6 @@ def test_a_run_that_mixed_corpora_is_read_but_gives_no_text_to_train_on(
         ("steps", 123_456),
         ("keep_last", 77),
         ("precision", "bf16"),
-        ("on_nonfinite", "skip"),
     ],
 )
 def test_a_resumed_run_may_end_report_and_keep_otherwise(name, value):

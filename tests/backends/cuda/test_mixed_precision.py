@@ -261,10 +261,6 @@ def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
     assert "losses and gradients, got 1 not finite (the last: in" in line
     tensors = load_file(sorted((tmp_path / "run").glob("step-*"))[-1])
     assert all(np.isfinite(tensor).all() for tensor in tensors.values())
-    run("--run other --steps 8 --device cuda --on-nonfinite skip")
-    log = (tmp_path / "other" / "train.log").read_text()
-    assert log.count("step 4, epoch") == 1
-    assert "got 1 not finite; skipped" in log
 
 
 @pytest.mark.slow
