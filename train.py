@@ -26,7 +26,6 @@ from minitransformer.backends.devices import (
 from minitransformer.cli import (
     Parser,
     add_arguments,
-    drop_failed_output,
     exit_code,
     positive,
 )
@@ -368,7 +367,6 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
         return preview(args)
     if args.processes > 1 and not distributed.started_by_mpi():
         launch(args, arguments)
-    drop_failed_output()
     ranks = connect_ranks(args.device)
     if ranks.size == 1:
         return run_training(args, ranks)

@@ -10,9 +10,8 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn
 
 from minitransformer.settings import VERSION
 from minitransformer.settings.config import ONLY_IN_FILES
@@ -231,24 +230,22 @@ def exit_code(
     `who`, such as a rank, is put before the message, and `advice` after it if the
     file that cannot be written is in the folder that the advice is for.
     """
-    _occupy_standard_streams()
-    code, stdout = 1, sys.stdout
-    if isinstance(stdout, io.TextIOWrapper):  # names of files may be no UTF-8
-        stdout.reconfigure(errors="backslashreplace")
-    if stdout is not None:  # else it is closed
-        sys.stdout = cast(TextIO, OutputStream(stdout, "standard output"))
+    _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
+    message, code = "", 1
     try:
         result = work() or 0
-        print(end="", flush=True)
+        sys.stdout.flush()
         return result
     except KeyboardInterrupt:
         message, code = "interrupted", 130
     except (ValueError, RuntimeError, OverflowError) as error:
         message = str(error)
         code = 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        code = 141
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and error.filename:  # no socket
-            return 141
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
         for folder, helps in (advice or {}).items():
@@ -258,67 +255,23 @@ def exit_code(
     except MemoryError as error:
         helps = "try a lower --max-tokens to train, --decode-tokens to translate"
         message = f"out of memory, {helps}: {error}"
-    finally:
-        sys.stdout = stdout
-    say(f"{prog}: error: {who}{printable(message)}")
+    try:
+        sys.stdout.flush()
+    except OSError:  # at its exit, Python would fail to write the rest once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if message:
+        say(f"{prog}: error: {who}{printable(message)}")
     return code
 
 
-def _occupy_standard_streams() -> None:
+def _open_closed_streams() -> None:
     """Open the null device for each standard stream that is closed.
 
-    Otherwise the next file to be opened would get its number, and what libraries print;
-    and `print` would write to standard output what is meant for standard error.
+    Otherwise the next file to be opened would get its number, and what libraries print.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-
-
-class OutputStream:
-    """A standard stream whose writes fail with its `name` in the error.
-
-    Without a name, what cannot be written is dropped: a closed terminal, or a full
-    disk, then costs lines and not the training.
-    """
-
-    def __init__(self, stream: TextIO, name: str = "") -> None:
-        self._stream, self._name = stream, name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._stream, attribute)
-
-    def write(self, text: str) -> int:
-        with self._failing():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._failing():
-            self._stream.flush()
-
-    @contextmanager
-    def _failing(self) -> typing.Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._name:
-                return
-            # At its exit, Python would fail to write the rest once more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            error.filename = self._name
-            raise
-
-
-def drop_failed_output() -> None:
-    """Let no print to standard output or standard error fail from now on."""
-    if sys.stdout is not None:  # else it was closed
-        sys.stdout = cast(TextIO, OutputStream(sys.stdout))
-    sys.stderr = cast(TextIO, OutputStream(sys.stderr))
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def say(line: str) -> None:

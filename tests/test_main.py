@@ -161,7 +161,7 @@ def pipe_without_reader():
 @pytest.mark.parametrize(
     ("output", "code", "error"),
     [
-        (lambda: "/dev/full", 1, "standard output: No space left on device\n"),
+        (lambda: "/dev/full", 1, "error: No space left on device\n"),
         (pipe_without_reader, 141, ""),
     ],
     ids=["full disk", "closed pipe"],

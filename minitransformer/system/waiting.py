@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 
 def announce(what: str, is_long: bool) -> None:
     """Say what is about to be done, if it may take more than two seconds."""
-    if is_long and sys.stderr is not None:
+    if is_long:
         from tqdm import tqdm  # here, since most commands are to start without delay
 
-        tqdm.write(f"{what} ...", file=sys.stderr)  # above any progress bar
+        with suppress(OSError):  # the terminal may be gone
+            tqdm.write(f"{what} ...", file=sys.stderr)  # above any progress bar

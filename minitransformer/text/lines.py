@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from minitransformer.system.files import atomic_write
+from minitransformer.system.files import atomic_write, name_errors
 
 # The longest line that is read, in bytes. To cut it into word pieces takes 60 to 120
 # times as much memory.
@@ -84,69 +84,41 @@ def source_lines(
     A list ends earlier after MAX_LINE characters, and where a terminal or a pipe has no
     more for now.
     """
-    if sentences or path:
-        each = (sentence.replace("\n", " ") for sentence in sentences)
-        lines = read_lines(path) if path else each
-        yield from iter(lambda: _next_lines(lines, limit), [])
-    elif sys.stdin is None:
-        raise ValueError("standard input: expected an open file, it is closed")
-    else:
-        yield from read_available_lines(sys.stdin.fileno(), limit)
-
-
-def _next_lines(lines: Iterator[str], limit: int) -> list[str]:
+    lines: Iterable[str | None] = (
+        sentence.replace("\n", " ") for sentence in sentences
+    )
+    if not sentences:
+        lines = read_lines(path) if path else read_open_file(sys.stdin.fileno())
     taken, size = list[str](), 0
-    for line in itertools.islice(lines, limit):
-        taken.append(line)
-        if (size := size + len(line)) > MAX_LINE:
-            break
-    return taken
+    for line in lines:
+        if line is not None:
+            taken.append(line)
+            size += len(line)
+        if taken and (line is None or len(taken) == limit or size > MAX_LINE):
+            yield taken
+            taken, size = [], 0
+    if taken:
+        yield taken
 
 
-def read_available_lines(descriptor: int, limit: int) -> Iterator[list[str]]:
-    """Yield lists of at most `limit` lines from an open file, terminal or pipe.
+def read_open_file(descriptor: int) -> Iterator[str | None]:
+    """Yield the lines of an open file, and None whenever it has no more for now.
 
-    A list ends when there is nothing more to read for now, so that whoever types, or a
-    program at the other end of a pipe, gets an answer to each line.
-
-    Raises: ValueError as `read_lines`.
+    So whoever types, or a program at the other end of a pipe, gets an answer to each
+    line. Raises: ValueError as `read_lines`.
     """
-    lines, number, place = list[str](), 0, "standard input"
+    place, numbers = "standard input", itertools.count(1)
     rest = b""  # a line whose end has not been read yet
-    while block := _read_block(descriptor, place):
-        *complete, rest = (rest + block).split(b"\n")
-        for raw in complete:
-            number += 1
-            lines.append(decode_line(raw, number, place))
-        if len(rest) > MAX_LINE:
-            break
-        size = sum(map(len, lines))
-        while len(lines) >= limit or (
-            lines and (size > MAX_LINE or not _more_is_waiting(descriptor))
-        ):
-            yield lines[:limit]
-            lines = lines[limit:]
+    with name_errors(Path(place)):
+        while (block := os.read(descriptor, 1 << 16)) and len(rest) <= MAX_LINE:
+            *complete, rest = (rest + block).split(b"\n")
+            for raw in complete:
+                yield decode_line(raw, next(numbers), place)
+            # Windows cannot tell.
+            if os.name == "nt" or not select.select([descriptor], [], [], 0)[0]:
+                yield None
     if rest:
-        lines.append(decode_line(rest, number + 1, place))
-    while lines:
-        yield lines[:limit]
-        lines = lines[limit:]
-
-
-def _more_is_waiting(descriptor: int) -> bool:
-    """Whether a read would return at once; False on Windows, which cannot tell."""
-    try:
-        return bool(select.select([descriptor], [], [], 0)[0])
-    except OSError:
-        return False
-
-
-def _read_block(descriptor: int, place: str) -> bytes:
-    try:
-        return os.read(descriptor, 1 << 16)
-    except OSError as error:
-        error.filename = place
-        raise
+        yield decode_line(rest, next(numbers), place)
 
 
 def zip_lines(
@@ -177,8 +149,7 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
 
     It is compressed if its name ends in .gz, always to the same bytes.
 
-    Raises: ValueError if standard output is closed, OSError naming what cannot be
-    written.
+    Raises: OSError naming a file that cannot be written.
     """
     if path is not None:
         with ExitStack() as stack:
@@ -190,8 +161,6 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
             yield text
             text.detach()
         return
-    if sys.stdout is None:
-        raise ValueError("standard output: expected an open file, it is closed")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     yield sys.stdout
     sys.stdout.flush()
@@ -206,9 +175,7 @@ def progress_bar(
     The bar is for people who wait: there is none unless standard error is a terminal,
     nor where the output is seen on the terminal or the source is no file.
     """
-    waits = sys.stderr is not None and sys.stderr.isatty()
-    if not unseen and sys.stdout is not None and sys.stdout.isatty():
-        waits = False
+    waits = sys.stderr.isatty() and (unseen or not sys.stdout.isatty())
     if not waits or source is None or not source.is_file():
         yield lambda lines: None
         return

@@ -93,7 +93,7 @@ class TrainingRun:
         """Print a line, above the progress bar, and append it to the run's log."""
         if self.writes:
             line = as_installed(line)
-            if sys.stdout is not None:  # None if it was closed
+            with suppress(OSError):  # a terminal that is gone ends no training
                 tqdm.write(line, file=sys.stdout)
                 sys.stdout.flush()
             self.directory.append(self.directory.log, line)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from minitransformer.cli import OutputStream
 from minitransformer.text import lines as text
 from minitransformer.text import pairs
-from minitransformer.text.lines import read_available_lines, read_lines, source_lines
+from minitransformer.text.lines import read_lines, read_open_file, source_lines
 from minitransformer.text.pairs import TextPair
 
 
@@ -34,30 +33,29 @@ def test_a_file_that_is_not_gzip_is_named(tmp_path, data):
             read()
 
 
-def test_a_pipe_gives_its_lines_as_they_come():
+def test_a_pipe_gives_its_lines_as_they_come(monkeypatch):
     reading, writing = os.pipe()
-    os.write(writing, b"one\ntwo\nth")
-    lines = read_available_lines(reading, 10)
-    assert next(lines) == ["one", "two"]
-    os.write(writing, b"ree\r\n\n")
-    assert next(lines) == ["three", ""]
-    os.write(writing, b"a\nb\nc\nlast")
-    os.close(writing)
-    assert list(lines) == [["a", "b", "c", "last"]]
-    os.close(reading)
+    with open(reading) as file:
+        monkeypatch.setattr("sys.stdin", file)
+        os.write(writing, b"one\ntwo\nth")
+        lines = source_lines((), None, 10)
+        assert next(lines) == ["one", "two"]
+        os.write(writing, b"ree\r\n\n")
+        assert next(lines) == ["three", ""]
+        os.write(writing, b"a\nb\nc\nlast")
+        os.close(writing)
+        assert list(lines) == [["a", "b", "c", "last"]]
 
 
 def test_a_list_of_long_lines_is_short(tmp_path, monkeypatch):
     """However many lines a list may have, it has few characters."""
     monkeypatch.setattr(text, "MAX_LINE", 100_000)
     (tmp_path / "long").write_text(f"{'x' * 30_000}\n" * 11)
-    lists = [source_lines((), tmp_path / "long", 2000)]
-    reading = os.open(tmp_path / "long", os.O_RDONLY)
-    lists.append(read_available_lines(reading, 2000))
-    for found in lists:
-        sizes = [len(lines) for lines in found]
-        assert (sum(sizes), max(sizes) <= 6) == (11, True)
-    os.close(reading)
+    with open(tmp_path / "long") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        for path in (tmp_path / "long", None):
+            sizes = [len(lines) for lines in source_lines((), path, 2000)]
+            assert (sum(sizes), max(sizes) <= 6) == (11, True)
 
 
 @pytest.mark.parametrize("read", ["file", "pipe"])
@@ -67,7 +65,7 @@ def test_a_line_without_end_is_refused(monkeypatch, read):
     with open("/dev/zero", "rb") as zeros:
         lines = {
             "file": lambda: read_lines(Path("/dev/zero")),
-            "pipe": lambda: read_available_lines(zeros.fileno(), 2),
+            "pipe": lambda: read_open_file(zeros.fileno()),
         }[read]()
         message = "line 1: expected at most 131,072 bytes before a line feed, got more"
         with pytest.raises(ValueError, match=message):
@@ -76,16 +74,15 @@ def test_a_line_without_end_is_refused(monkeypatch, read):
 
 def test_errors_of_reading_and_writing_name_the_file(tmp_path, monkeypatch, capfd):
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
-        list(read_available_lines(1 << 20, 1))
+        list(read_open_file(1 << 20))
     assert caught.value.filename == "standard input"
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         text.open_output(tmp_path).__enter__()
     with open("/dev/full", "w") as full, monkeypatch.context() as patches:
-        patches.setattr("sys.stdout", OutputStream(full, "standard output"))
-        failing = pytest.raises(OSError, match="No space")
-        with failing as caught, text.open_output(None) as out:
+        patches.setattr("sys.stdout", full)
+        with pytest.raises(OSError, match="No space"), text.open_output(None) as out:
             out.write("x")
-    assert caught.value.filename == "standard output"
+        full.buffer.raw.close()
 
 
 def test_output_of_that_name_is_compressed_always_to_the_same_bytes(tmp_path):

@@ -1,14 +1,11 @@
 """What is counted and said of a run while it is trained."""
 
-import io
 import types
-from errno import EIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from minitransformer.cli import OutputStream
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import TrainingConfig
@@ -21,24 +18,6 @@ from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
 from minitransformer.training.progress import Progress, Update, run_summary
 from support.models import small_model
-
-
-class Closing(io.StringIO):
-    def write(self, text):
-        if "broken" in text:
-            raise OSError(EIO, "the terminal is gone")
-        return super().write(text)
-
-    def flush(self):
-        raise OSError(EIO, "the terminal is gone")
-
-
-def test_a_lossy_stream_drops_what_fails_and_goes_on():
-    inner = Closing()
-    stream = OutputStream(inner)
-    for line in ("one", "broken", "two"):
-        print(line, file=stream, flush=True)
-    assert inner.getvalue() == "one\n\ntwo\n"
 
 
 def test_the_start_says_what_an_update_costs():
