@@ -61,8 +61,8 @@ def average_last(
 
     `cost` validates them: the loss, or the negative of BLEU. n is the number up to
     `average` of the lowest cost, or a larger one whose cost is within `TIE` of it. If
-    a model in the run's directory is better still, the parameters are that model's.
-    Without `cost`, n is `average`.
+    the best checkpoint is better still, the parameters are its. Without `cost`, n is
+    `average`.
 
     Returns: the lowest cost (NaN without `cost`), or None if there is no new mean
 
@@ -84,10 +84,12 @@ def average_last(
         )
 
     # Rank 0 alone has files.
-    paths = [] if ranks.rank else run.checkpoints()[-training.average :]
-    least, best = 0.0, None
-    if cost is not None and not ranks.rank:
-        least, best = _best_model(run, training.best_by)
+    paths, least, best = list[Path](), 0.0, None
+    if not ranks.rank:
+        paths = run.checkpoints()[-training.average :]
+        least, best = math.inf, next(reversed(paths), None)
+        with suppress(ValueError):  # it is missing or damaged
+            least, best = recorded_state(run.best).best_cost(training.best_by), run.best
     count, lowest = ranks.all_reduce_numbers([float(len(paths)), least])
 
     # Of each mean, find the cost.
@@ -95,7 +97,7 @@ def average_last(
     for n in range(1, int(count) + 1):
         mean = None if ranks.rank else next(means).parameters.data
         if cost is None:
-            chosen, number = mean, n if n > 1 else 0
+            chosen, number = mean, n
             continue
         set_parameters(mean)
         found = cost()
@@ -106,31 +108,11 @@ def average_last(
 
     # Take the best.
     if not number and best is not None:
+        run.remove(run.averaged)  # that of an earlier end, which would be preferred
         chosen = load(best).parameters.data
         log(f"averaged    none is better than {best.name}, validation {shown(lowest)}")
     set_parameters(chosen)
     if not number:
-        stale = best not in (None, run.averaged)
-        if cost is None and paths and run.averaged.exists():  # that of this end stays
-            made, last = map(recorded_state, (run.averaged, paths[-1]))
-            stale = made.step < last.step
-        if stale:  # it would be preferred to what is better or newer
-            run.remove(run.averaged)
         return None
     log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
     return math.nan if cost is None else lowest
-
-
-def _best_model(run: RunDirectory, best_by: str | None) -> tuple[float, Path | None]:
-    """Return the recorded cost of the best model in the directory, and the model.
-
-    Without any, the cost is infinite, and the model is the last checkpoint, if any.
-    """
-    costs = dict[Path, float]()
-    for path in (run.best, run.averaged):
-        with suppress(ValueError):  # it is missing or damaged
-            costs[path] = recorded_state(path).best_cost(best_by)
-    if not costs:
-        return math.inf, next(reversed(run.checkpoints()), None)
-    best = min(costs, key=lambda path: costs[path])
-    return costs[best], best
