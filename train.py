@@ -37,7 +37,6 @@ from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
-from minitransformer.text.sentences import usual_sentences
 from minitransformer.training import distributed, evaluation, optimizer
 from minitransformer.training.averaging import average_last
 from minitransformer.training.lifecycle import TrainingRun, locked_directory
@@ -139,8 +138,7 @@ def encode(
         split: encoded_corpus(pair, tokenizer, cache, cores)
         for split, pair in text.items()
     }
-    some = tokenizer.decode(corpora["train"].source.sample(10_000))
-    run.progress.change(usual_sentences=usual_sentences(some))
+    run.progress.change(usual_sentences=corpora["train"].usual_sentences)
     training = run.settings.training
     batches = BatchStream(corpora["train"], training, state.epoch, state.position)
     samples = evaluation.samples(text.get("val"), tokenizer, training)

@@ -14,7 +14,6 @@ from minitransformer.text.clean import clean
 from minitransformer.text.find import find_splits
 from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
-from minitransformer.text.tokenizer import check_symbols
 
 Part = tuple[TextPair, int, str]  # how often it is repeated, and its tag
 
@@ -62,7 +61,6 @@ def mix(
     named = {"CORPUS": corpora, "--source": sources, "--target": targets}
     named |= {"--repeat": repeats, "--tag": tags}
     each = [one_for_each(flag, values, count) for flag, values in named.items()]
-    check_symbols("--tag", filter(None, tags))
     languages = ["-".join(dict.fromkeys(side)) for side in (sources, targets)]
     if languages[0] == languages[1]:
         expected = "--source and --target: expected two languages"

@@ -15,7 +15,7 @@ from minitransformer.system.files import write_bytes
 from minitransformer.text.clean import clean
 from minitransformer.text.lines import read_lines
 from minitransformer.text.placeholders import symbols_for
-from minitransformer.text.tokenizer import Tokenizer, check_symbols, ended_by_interrupt
+from minitransformer.text.tokenizer import Tokenizer, ended_by_interrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         check_output(args.file, args)
-        check_symbols("--user-symbols", args.user_symbols)
         own, copies = map(clean, args.user_symbols), tuple[str, ...]()
         if len(args.text) == 2:
             source, target = map(read_lines, args.text)

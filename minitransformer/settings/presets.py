@@ -113,30 +113,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "alpha": 0.3,
         "max_len_b": 300,
     },
-    # 3,396 trees and their parts (docs/parsing.md). With small batches and little
-    # dropout the decoder soon learns to attend to one word after the other.
-    "parsing-small": {
-        "split": "never",
-        "vocab_size": 3000,
-        "encoder_layers": 3,
-        "decoder_layers": 2,
-        "d_model": 128,
-        "d_ff": 512,
-        "num_heads": 4,
-        "max_tokens": 1024,
-        "max_length": 300,
-        "learning_rate": 2e-3,
-        "warmup": 1000,
-        "steps": 16_000,
-        "validate_every": 400,
-        "validate_bleu": 0,
-        "save_every": 400,
-        "keep_last": 12,
-        "average": 10,
-        "beam": 21,
-        "alpha": 0.3,
-        "max_len_b": 300,
-    },
 }
 
 # How the rows of Table 3 between base and big differ from base; steps are the same.

@@ -25,7 +25,7 @@ SILENT_SECONDS = 2.0
 LEFTOVER_AGE = 24 * 3600.0
 
 # Errors of file systems without locks (Lustre, NFS), and of folders that cannot be
-# synced: by nobody (CIFS, Windows), or by none who may not read them.
+# synced: by nobody (CIFS), or by none who may not read them.
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 
@@ -161,10 +161,9 @@ def write_bytes(path: Path, data: bytes, replace: bool = False) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder where that can be, are on disk."""
-    flags = os.O_RDWR if os.name == "nt" else os.O_RDONLY  # as Windows wants it
     with name_errors(path):
         try:
-            descriptor = os.open(path, flags)
+            descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:

@@ -23,6 +23,7 @@ from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.placeholders import Finder, symbols_for
+from minitransformer.text.sentences import usual_sentences
 from minitransformer.text.tokenizer import (
     Tokenizer,
     VocabularyError,
@@ -32,8 +33,8 @@ from minitransformer.text.tokenizer import (
 # How much text is encoded at a time, in characters with line ends.
 CHUNK = 4_000_000
 
-# Part of the names of files; another one whenever `clean` or `Finder` changes.
-CLEANED = "-clean-copied"
+# Part of the names of files, which changes with `clean`, `Finder` or the format.
+CLEANED = "-clean-copied-2"
 
 
 def cached_tokenizer(
@@ -117,7 +118,7 @@ def read_corpus(folder: Path) -> ParallelCorpus:
             dtype = header["dtype"]
             sides.append(Ragged(_mapped(ids, dtype), _mapped(starts, "int64")))
         corpus = ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
-        corpus.notes = header["notes"]
+        corpus.notes, corpus.usual_sentences = header["notes"], header["sentences"]
         return corpus
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: a damaged cache ({error})") from error
@@ -145,6 +146,7 @@ def _encode(
     pairs = blank = 0
     checksums: dict[str, int] = {}
     unknown, characters = {"source": 0, "target": 0}, Counter[str]()  # of the targets
+    some = list[str]()  # of the source
     no_text = [i for i, text in enumerate(tokenizer.written()) if not text]
 
     def append(name: str, values: np.ndarray) -> None:
@@ -158,6 +160,7 @@ def _encode(
     if finder.has_symbols:
         read = itertools.starmap(finder.hide_pair, read)
     for chunk in _chunks(read):
+        some += [source for source, _ in chunk[:: len(chunk) // 1000 + 1]]
         characters.update("".join(target for _, target in chunk))
         sides = (
             tokenizer.encode([pair[column] for pair in chunk], num_threads)
@@ -179,6 +182,7 @@ def _encode(
         found = f"{blank:,} with a blank line each" if blank else "none"
         raise ValueError(f"{text}: expected sentence pairs, found {found}")
     header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
+    header["sentences"] = usual_sentences(some)
     shares = [unknown[side] / ends[side] for side in ends]
     header["notes"] = _notes(shares, characters, tokenizer)
     (folder / "corpus.json").write_bytes(json.dumps(header).encode())

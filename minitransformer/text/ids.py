@@ -32,11 +32,6 @@ class Ragged:
         """The number of ids in each sequence. Shapes: -> [sequences]"""
         return np.diff(self.starts).astype(np.int32)
 
-    def sample(self, most: int) -> list[list[int]]:
-        """Return at most so many sequences, from the first to the last."""
-        chosen = range(0, len(self), -(-len(self) // most) or 1)
-        return [self.ids[self.starts[i] : self.starts[i + 1]].tolist() for i in chosen]
-
     def concatenate(self, chosen: np.ndarray) -> np.ndarray:
         """Return the ids of the chosen sequences. Shapes: chosen [B] -> [total]"""
         starts = self.starts[chosen]

@@ -114,8 +114,7 @@ def read_open_file(descriptor: int) -> Iterator[str | None]:
             *complete, rest = (rest + block).split(b"\n")
             for raw in complete:
                 yield decode_line(raw, next(numbers), place)
-            # Windows cannot tell.
-            if os.name == "nt" or not select.select([descriptor], [], [], 0)[0]:
+            if not select.select([descriptor], [], [], 0)[0]:
                 yield None
     if rest:
         yield decode_line(rest, next(numbers), place)

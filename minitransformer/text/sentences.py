@@ -34,7 +34,7 @@ LAST = re.compile(r"(?:\b[^\W\d_]\.[\s-]?)*[\w’'§.-]*$")
 
 # Words of languages, which the file explains.
 LISTS = Path(__file__).with_name("abbreviations.txt").read_text(encoding="utf-8")
-NEVER, BEFORE_NUMBER, SELDOM, BEGINNINGS, BEFORE_ORDINAL, AFTER_ORDINAL = (
+NEVER, BEFORE_NUMBER, SELDOM, BEGINNINGS, BEFORE_ORDINAL = (
     frozenset(found.partition("]")[2].split()) for found in LISTS.split("[")[1:]
 )
 
@@ -42,11 +42,8 @@ NEVER, BEFORE_NUMBER, SELDOM, BEGINNINGS, BEFORE_ORDINAL, AFTER_ORDINAL = (
 INITIAL = re.compile(r"(?:\w\.)*[^\W\d_]|[IVXLC]+|\w+str")
 DAY = re.compile(r"\d{1,3}")
 
-# The number of an item, at the start or after a colon. A line that is a list, which
-# begins with one, may have more of them anywhere.
-ITEM = r"(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)"
-LIST = re.compile(rf"\W*{ITEM}[.)]")
-FIRST, LATER = re.compile(rf"(?:^|:)\W*{ITEM}$"), re.compile(rf"(?<!\w){ITEM}$")
+# The number of an item, at the start or after a colon.
+ITEM = re.compile(r"(?:^|:)\W*(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)$")
 
 # A word whose capitals are put aside.
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
@@ -69,11 +66,11 @@ def split_sentences(text: str) -> list[str]:
     """
     lead, core, tail = as_one_sentence(text)
     split, start, end = [lead], len(lead), len(lead) + len(core)
-    kind = core.islower(), LIST.match(core) is not None
+    is_lower = core.islower()
     for stop in STOP.finditer(text, start, end):
         following = NEXT.match(text, stop.end(), end)
         before = text[max(start, stop.start() - CONTEXT) : stop.start()]
-        if following and _ends(before, stop["stop"], following["word"], *kind):
+        if following and _ends(before, stop["stop"], following["word"], is_lower):
             split += [text[start : stop.end()], following["space"]]
             start = following.end("space")
     return [*split, text[start:end], tail]
@@ -150,12 +147,10 @@ def without_capitals(
     return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), small, count=1)
 
 
-def _ends(
-    before: str, stops: str | None, word: str, is_lower: bool, is_list: bool
-) -> bool:
+def _ends(before: str, stops: str | None, word: str, is_lower: bool) -> bool:
     """Whether stops end the sentence whose last characters are given.
 
-    `word` follows. The text may be in lower case, or be a list.
+    `word` follows. The text may be in lower case.
     """
     if stops is None:  # wide ones, which stand nowhere else
         return True
@@ -168,7 +163,7 @@ def _ends(
         return len(before.split()) > 1 and not re.fullmatch("I(['’].*)?", word)
     if stops != ".":
         return True
-    if (LATER if is_list else FIRST).search(before):
+    if ITEM.search(before):
         return False
     last = re.sub(r"[\s-]", "", LAST.findall(before)[0])
     tail = last.rpartition(".")[2]
@@ -176,7 +171,7 @@ def _ends(
     if names & NEVER or (names & BEFORE_NUMBER and first.isdigit()):
         return False
     previous = "".join(before.split()[-2:-1]).lower()
-    around = previous in BEFORE_ORDINAL or previous[-1:] == "," or word in AFTER_ORDINAL
+    around = previous in BEFORE_ORDINAL or previous[-1:] == ","
     if (around and DAY.fullmatch(last)) or names & SELDOM or INITIAL.fullmatch(last):
         return (word.capitalize() if len(word) > 1 else word) in BEGINNINGS
     return True

@@ -15,7 +15,6 @@ from zlib import crc32
 import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
 
 # The names of the special symbols in their order, for models that lack some.
@@ -24,19 +23,9 @@ SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
-# What no symbol of a user may be: the special pieces, bytes, nothing, or what has a
-# space (U+2581 in SentencePiece) or a comma in it.
-RESERVED = re.compile(
-    r"<pad>|<unk>|</?s>|<0x[0-9A-Fa-f]{2}>||.*[\s\u2581,].*", re.DOTALL
-)
-
 # Vocabularies of at least this size include the 256 bytes as pieces, which would take
 # too large a share of a smaller one.
 BYTES_FROM_SIZE = 1024
-
-# The threads that learn a unigram vocabulary, whatever the machine has: their number
-# decides in which order probabilities are summed, and so how they are rounded.
-UNIGRAM_THREADS = 8
 
 # From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
@@ -127,8 +116,6 @@ class Tokenizer:
                 failures.append(error)  # of which SentencePiece keeps the message only
                 raise
 
-        if options.get("model_type") == "unigram":
-            num_threads = UNIGRAM_THREADS
         usual = {"model_type": "bpe", "character_coverage": 1.0}
         usual["normalization_rule_name"] = "identity"
         try:
@@ -239,16 +226,6 @@ def ended_by_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def check_symbols(flag: str, symbols: Iterable[str]) -> None:
-    """Raises: UsageError if a symbol cannot be a piece of the vocabulary."""
-    for symbol in symbols:
-        if RESERVED.fullmatch(symbol) or not symbol.isprintable():
-            raise UsageError(
-                f"{flag}: expected a symbol without space or comma, none of <pad>, "
-                f"<unk>, <s>, </s> and bytes such as <0x41>, got {symbol!r}"
-            )
 
 
 def _surrogate_error(lines: Sequence[str]) -> ValueError:

@@ -30,10 +30,8 @@ from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Optimizer
 from minitransformer.training.progress import Progress, Update
 
-# The signals that ask a training to save and stop. SIGHUP says that a terminal closed;
-# Windows has none.
-HANGUP = getattr(signal, "SIGHUP", None)
-STOP_SIGNALS = tuple(s for s in (HANGUP, signal.SIGINT, signal.SIGTERM) if s)
+# The signals that ask a training to save and stop. SIGHUP says that a terminal closed.
+STOP_SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 
 # The update after which the time that is left is said for the first time.
 SOON = 20
@@ -129,12 +127,12 @@ class TrainingRun:
         def stop(number: int, frame: FrameType | None) -> None:
             self.signal = number
             for other in before:
-                ignored = other == HANGUP
+                ignored = other == signal.SIGHUP
                 signal.signal(other, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
         before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        if HANGUP and before[HANGUP] == signal.SIG_IGN:
-            del before[HANGUP]
+        if before[signal.SIGHUP] == signal.SIG_IGN:
+            del before[signal.SIGHUP]
         for number in before:
             signal.signal(number, stop)
         try:

@@ -166,8 +166,8 @@ def run_summary(
     return [
         f"parameters  {sum(blocks.values()):,}: {parts}",
         f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "
-        f"{stream.padding_share():.1%} padding; left out: {corpus.dropped_blank:,} "
-        f"blank, {len(corpus) - len(stream.pairs):,} longer than {limit} tokens",
+        f"left out: {corpus.dropped_blank:,} blank, "
+        f"{len(corpus) - len(stream.pairs):,} longer than {limit} tokens",
         *corpus.notes,
         f"held out    for validation {_files(text, corpora, 'val')}{ignored}; "
         f"for the test {_files(text, corpora, 'test')}",

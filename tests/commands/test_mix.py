@@ -65,7 +65,6 @@ def test_one_folder_stands_for_both_directions(place):
     [
         ("both a b --source en --target de fr xx", 2, "CORPUS: expected 1 or 3, one"),
         ("both a --source en --target de --repeat 0", 2, "--repeat"),
-        ("both a --source en --target de --tag a,b", 2, "--tag: expected a symbol "),
         ("both a --source en --target en", 2, "expected two languages, got en for"),
         ("both a gone --source en --target de", 1, "text, found none at gone"),
         ("both a b --source en --target de", 1, "expected train*.de beside b/train.en"),

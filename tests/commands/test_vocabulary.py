@@ -70,10 +70,6 @@ def test_a_vocabulary_changes_text_only_if_it_is_asked_to(learn, flags, read):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--user-symbols", "a b"], 2, "--user-symbols: expected a symbol "),
-        (["--user-symbols", "</s>"], 2, "expected a symbol .* got '</s>'"),
-        (["--user-symbols", "<0x4A>"], 2, "got '<0x4A>'"),
-        (["--user-symbols", "\u2581a"], 2, "expected a symbol"),
         (["--option", "split"], 2, "--option: expected NAME=VALUE, got split"),
         (["--option", "nothing=1"], 1, "nothing"),
         (["--vocab-size", 9000], 1, "vocab_size: expected at most"),

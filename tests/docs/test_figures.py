@@ -7,7 +7,7 @@ import pytest
 from minitransformer.commands import serve
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import make_config
-from minitransformer.settings.presets import PRESETS
+from minitransformer.settings.presets import find_preset
 from minitransformer.text import lines, tokenizer
 from support.scripts import ROOT
 
@@ -38,11 +38,12 @@ def test_limits_are_those_of_the_pages(name, text, value, expected):
         ("results", "multi30k", {}),
         ("results", "small", {}),
         ("results", "small", {"decoder_layers": 2, "vocab_size": 5000}),
-        ("parsing", "parsing-small", {}),
+        ("parsing", "examples/parsing-small.json", {}),
     ],
 )
 def test_results_are_of_models_that_the_presets_make(name, preset, changes):
-    count = make_config(ModelConfig, PRESETS[preset], changes).num_parameters
+    _, settings = find_preset(preset)
+    count = make_config(ModelConfig, settings, changes).num_parameters
     assert f"{count:,} parameters" in page(f"docs/{name}.md")
 
 
