@@ -18,12 +18,10 @@ line of another function, and a method without a line has that of its base class
 import ast
 import builtins
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
 import numbers
 import re
-import sys
+from importlib.machinery import SourceFileLoader
 from typing import NamedTuple
 
 END = r"\n\s*\n|\n\s*(?=(?:Units|Raises|Returns|Yields|Differs|Elsewhere|Example):)"
@@ -32,13 +30,16 @@ ITEM = re.compile(
     r"(?:\[(?P<axes>[^]]*)\]|scalar)(?: (?P<dtype>[a-z]+\d*))?(?:, |$)"
 )
 
+CALLS = {}  # how often each line was checked
+MISTAKES = []  # also where something caught the error
+
 
 class Axis(NamedTuple):
-    """One axis: its text, the symbols in it, and what computes it from their values."""
+    """One axis: its text, and the expression in it with its symbols, if any."""
 
     text: str
+    plain: str = ""
     symbols: tuple[str, ...] = ()
-    code: object = None
 
 
 class Claim(NamedTuple):
@@ -56,23 +57,19 @@ def line_of(docstring):
     return " ".join(re.split(END, rest)[0].split()) if found else None
 
 
-def parse(line):
-    """Return the claims of a line: on what goes in, and on what comes out."""
-    both = []
-    for part in line.split("->") if "->" in line else (line, ""):
-        claims, rest = [], part.strip()
-        while rest:
-            item = ITEM.match(rest)
-            if not item:
-                raise ValueError(f"expected names and [axes], got {rest!r}")
-            texts = re.split(r", (?![^(]*\))", item["axes"]) if item["axes"] else []
-            kind, axes = (item["kind"] or "").strip(), tuple(map(_axis, texts))
-            for name in (item["names"] or "").strip().split(", "):
-                claims.append(Claim(name, kind, axes, item["dtype"]))
-            rest = rest[item.end() :]
-        both.append(claims)
-    inside, outside = both
-    return inside, outside
+def parse(part):
+    """Return the claims of what stands on one side of the arrow."""
+    claims, rest = [], part.strip()
+    while rest:
+        item = ITEM.match(rest)
+        if not item:
+            raise ValueError(f"expected names and [axes], got {rest!r}")
+        texts = re.split(r", (?![^(]*\))", item["axes"]) if item["axes"] else []
+        kind, axes = (item["kind"] or "").strip(), tuple(map(_axis, texts))
+        for name in (item["names"] or "").strip().split(", "):
+            claims.append(Claim(name, kind, axes, item["dtype"]))
+        rest = rest[item.end() :]
+    return claims
 
 
 def _axis(text):
@@ -83,88 +80,58 @@ def _axis(text):
     plain = re.sub(r"(?<=[\w)]) +(?=[\w(])", " * ", plain)
     nodes = ast.walk(ast.parse(plain, mode="eval"))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return Axis(text, tuple(sorted(names)), compile(plain, text, "eval"))
+    return Axis(text, plain, tuple(sorted(names)))
 
 
-def mistake(claims, shapes, scope):
-    """Return how some shapes contradict their claims, or None.
+def mistake(found, known):
+    """Return how the shapes found contradict their claims, or None.
 
-    `scope(symbol)` is what a name stands for beside the arrays, or None.
+    `known` has the values of names.
     """
-    known, left = {}, []
-    for claim, shape in zip(claims, shapes, strict=True):
+    left, known = [], dict(known)
+    for claim, shape, _ in found:
         axes, texts = list(claim.axes), [axis.text for axis in claim.axes]
         if "..." in texts:
-            place = texts.index("...")
-            end = max(place + len(shape) - len(axes) + 1, place)
-            free = shape[place:end]
+            start = texts.index("...")
+            end = max(start + len(shape) - len(axes) + 1, start)
+            free = shape[start:end]
             if known.setdefault("...", free) != free:
                 return f"... is {list(known['...'])} and {list(free)}"
-            shape = (*shape[:place], *shape[end:])
-            del axes[place]
+            del axes[start]
+            shape = (*shape[:start], *shape[end:])
         elif claim.kind == "broadcasting to":
             axes = axes[max(len(axes) - len(shape), 0) :]
         if len(axes) != len(shape):
             return f"{claim.name or 'the result'} has {len(shape)} axes"
-        stretches = claim.kind == "broadcasting to"
-        left += [
-            pair
-            for pair in zip(axes, shape, strict=True)
-            if pair[0].code
-            and not ((stretches or pair[0].text.startswith("1 or ")) and pair[1] == 1)
-        ]
+        for axis, size in zip(axes, shape, strict=True):
+            may_be_1 = claim.kind == "broadcasting to" or axis.text.startswith("1 or ")
+            if axis.plain and not (may_be_1 and size == 1):
+                left.append((axis, size))
 
-    # Symbols that stand alone come first, then what has one unknown symbol.
-    left.sort(key=lambda pair: len(pair[0].text))
-    while left:
-        waiting = []
-        for axis, size in left:
-            values = {s: known.get(s, scope(s)) for s in axis.symbols}
-            unknown = [symbol for symbol, value in values.items() if value is None]
-            least = axis.text.startswith("at least ")
-            if len(unknown) == 1 and not least:
-                value = _solve(axis.code, values, unknown[0], size)
-                if value is not None:
-                    known[unknown[0]] = value
-                    continue
-            if unknown:
-                waiting.append((axis, size))
-            else:
-                expected = eval(axis.code, values)
-                if size < expected if least else size != expected:
-                    return f"expected {axis.text} = {expected}, got {size}"
-        if len(waiting) == len(left):
-            break
-        left = waiting
-    for axis, size in left:  # A product of unknown symbols is the same everywhere.
-        if known.setdefault(axis.text, size) != size:
-            return f"{axis.text} is {known[axis.text]} and {size}"
+    # Symbols that stand alone come first. A product with one that has no value yet is
+    # the same everywhere.
+    for axis, size in sorted(left, key=lambda pair: len(pair[0].text)):
+        if known.keys() >= {*axis.symbols}:
+            expected = eval(axis.plain, {}, known)
+        else:
+            expected = known.setdefault(axis.plain, size)
+        least = axis.text.startswith("at least ")
+        if size < expected if least else size != expected:
+            return f"expected {axis.text} = {expected}, got {size}"
     return None
-
-
-def _solve(code, values, symbol, size):
-    """Return the whole number for which a linear expression has a value, or None."""
-    at = [eval(code, {**values, symbol: x}) for x in (0, 1, 2)]
-    slope = at[1] - at[0]
-    if not slope or at[2] - at[1] != slope or (size - at[0]) % slope:
-        return None
-    return (size - at[0]) // slope
 
 
 # Watching the package
 
 
-CALLS = {}  # how often each line was checked
-MISTAKES = []  # also where something caught the error
-
-
 def _shape(value):
-    return () if isinstance(value, numbers.Number) else getattr(value, "shape", None)
+    shape = getattr(value, "shape", None)
+    return () if shape is None and isinstance(value, numbers.Number) else shape
 
 
 def _dtype(value):
-    array = value if hasattr(value, "dtype") else value.data  # of a Tensor
-    return str(array.dtype)
+    array = value if hasattr(value, "dtype") else getattr(value, "data", None)
+    return str(getattr(array, "dtype", None))  # of an array or a Tensor
 
 
 def _number(value):
@@ -174,11 +141,9 @@ def _number(value):
     return len(value) if hasattr(value, "__len__") else None
 
 
-def _arrays(claims, values):
-    """Yield each claim with each array that it is about."""
-    for claim, value in zip(claims, values, strict=True):
-        several = value if claim.kind == "each" and value is not None else (value,)
-        yield from ((claim, x) for x in several if _shape(x) is not None)
+def _find(name, given):
+    """Return a parameter, an attribute of `self`, or None."""
+    return given[name] if name in given else getattr(given.get("self"), name, None)
 
 
 class Line:
@@ -186,116 +151,76 @@ class Line:
 
     def __init__(self, name, line, module):
         self.name, self.line, self.true = name, line, set()
-        self.inside, self.outside = parse(line)
-        claims = (*self.inside, *self.outside)
-        symbols = {s for c in claims for axis in c.axes for s in axis.symbols}
+        inside, _, outside = line.partition("->")
+        self.inside, self.outside = parse(inside), parse(outside)
+        self.claims = (*self.inside, *self.outside)
+        self.names = [claim.name for claim in self.inside]
+        numbered = enumerate(self.claims)  # those of which more than a shape matters
+        self.special = [(i, c) for i, c in numbered if c.dtype or c.kind == "each"]
+        symbols = {s for c in self.claims for axis in c.axes for s in axis.symbols}
         found = {s: module.get(s, getattr(builtins, s, None)) for s in symbols}
         self.functions = {s: value for s, value in found.items() if callable(value)}
         # Longer ones than N and d_k may be names of numbers.
         symbols -= self.functions.keys()
         self.symbols = [symbol for symbol in symbols if len(symbol) > 3]
-        self.names = {claim.name for claim in self.inside}
         CALLS[name] = 0
 
     def require(self, names):
         """Fail unless all names of the line are among those that exist."""
-        if unknown := self.names - set(names):
+        if unknown := set(self.names).difference(names):
             self.fail(f"what is {unknown}?")
 
     def fail(self, reason):
         MISTAKES.append(f"{self.name}: Shapes: {self.line}: {reason}")
         raise AssertionError(MISTAKES[-1])
 
-    def check(self, find, result, key):
-        """Compare a call: `find(name)` returns a parameter or attribute, or None.
-
-        `key` stands for its shapes, unless it is None.
-        """
-        pairs = list(_arrays(self.inside, [find(claim.name) for claim in self.inside]))
-        if self.outside and result is not None:
-            results = result if len(self.outside) > 1 else (result,)
-            pairs += _arrays(self.outside, results)
-        claims, shapes = [claim for claim, _ in pairs], [_shape(x) for _, x in pairs]
-        sizes = {s: _number(find(s)) for s in self.symbols} | self.functions
-        wrong = mistake(claims, shapes, sizes.get)
-        for claim, value in pairs:
-            if claim.dtype and claim.dtype != _dtype(value):
-                wrong = f"the type of {claim.name or 'the result'} is {_dtype(value)}"
+    def check(self, given, result=None):
+        """Compare a call with these arguments, or an object that is given as `self`."""
+        CALLS[self.name] += 1
+        values = [*map(given.get, self.names)]
+        several = len(self.outside) > 1 and result is not None
+        values += result if several else [result] * len(self.outside)
+        sizes = [_number(_find(symbol, given)) for symbol in self.symbols]
+        key = [getattr(value, "shape", value is None) for value in values]
+        for place, claim in self.special:
+            several = claim.kind == "each" and values[place] is not None
+            value = values[place]
+            key.append(tuple(map(_shape, value)) if several else _dtype(value))
+        if (key := (*key, *sizes)) in self.true:  # as nearly always
+            return
+        found = []
+        for claim, value in zip(self.claims, values, strict=True):
+            several = claim.kind == "each" and value is not None
+            arrays = [
+                x for x in (value if several else [value]) if _shape(x) is not None
+            ]
+            found += [(claim, _shape(x), claim.dtype and _dtype(x)) for x in arrays]
+        known = zip(self.symbols, sizes, strict=True)
+        known = {symbol: size for symbol, size in known if size is not None}
+        wrong = mistake(found, self.functions | known)
+        for claim, _, dtype in found:
+            if claim.dtype != dtype:
+                wrong = f"the type of {claim.name or 'the result'} is {dtype}"
         if wrong:
-            got = zip(claims, shapes, strict=True)
-            got = ", ".join(f"{c.name} {list(shape)}".strip() for c, shape in got)
-            self.fail(f"{wrong}; got {got}")
+            got = [f"{claim.name} {list(shape)}".strip() for claim, shape, _ in found]
+            self.fail(f"{wrong}; got {', '.join(got)}")
         self.true.add(key)
-        self.true.discard(None)
-
-
-# What is seldom new is recognised quickly: `key` has all that a line speaks of.
-WRAPPER = """
-def wrapper({declared}):
-    result = _function({passed})
-    _calls[_name] += 1
-    try:
-        _key = {key}
-    except (AttributeError, TypeError):
-        _key = None
-    if _key not in _true:
-        given = {given}
-        _check(lambda name: _find(name, given), result, _key)
-    return result
-"""
-
-
-def _find(name, given):
-    return given[name] if name in given else getattr(given.get("self"), name, None)
 
 
 def _watched(function, name, line, module):
     """Return a function whose calls are checked."""
     line, parameters = Line(name, line, module), inspect.signature(function).parameters
     line.require(parameters)
-    context = {"_function": function, "_calls": CALLS, "_name": name}
-    context |= {"_true": line.true, "_check": line.check, "_find": _find}
-    context |= {"_shape": _shape, "_number": _number, "_dtype": _dtype}
+    names, defaults = [*parameters], {k: p.default for k, p in parameters.items()}
 
-    declared, passed = [], []
-    for key, p in parameters.items():
-        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        only_by_name = p.kind is p.KEYWORD_ONLY
-        if only_by_name and not any(text.startswith("*") for text in declared):
-            declared.append("*")
-        context[f"_of_{key}"] = p.default
-        declared.append(star + key + f"=_of_{key}" * (p.default is not p.empty))
-        passed.append(f"{key}={key}" if only_by_name else star + key)
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        result = function(*args, **kwargs)
+        given = zip(names, args, strict=False)
+        line.check({**defaults, **dict(given), **kwargs}, result)
+        return result
 
-    several = len(line.outside) > 1
-    values = [(claim, claim.name) for claim in line.inside]
-    values += [
-        (claim, f"result[{i}]" if several else "result")
-        for i, claim in enumerate(line.outside)
-    ]
-    parts = [
-        f"tuple(map(_shape, {x} or ()))"
-        if claim.kind == "each"
-        else f"_shape({x})"
-        if not claim.axes
-        else f"({x} if {x} is None else {x}.shape)"
-        for claim, x in values
-    ]
-    parts += [f"_dtype({x})" for claim, x in values if claim.dtype]
-    parts += [
-        f"_number({s})" if s in parameters else f"_number(getattr(self, {s!r}, None))"
-        for s in line.symbols
-        if s in parameters or "self" in parameters
-    ]
-    given = ", ".join(f"{key!r}: {key}" for key in parameters)
-    code = WRAPPER.format(
-        declared=", ".join(declared),
-        passed=", ".join(passed),
-        key=f"({', '.join(parts)},)",
-        given=f"{{{given}}}",
-    )
-    exec(code, context)
-    return functools.wraps(function)(context["wrapper"])
+    return wrapper
 
 
 def _watch_attributes(owner, name, line, module):
@@ -308,12 +233,11 @@ def _watch_attributes(owner, name, line, module):
         result = construct(*args, **kwargs)
         made = result or args[0]
         if type(made) is owner:
-            CALLS[name] += 1
-            key = tuple(_shape(getattr(made, n, None)) for n in line.names)
-            key += tuple(_number(getattr(made, n, None)) for n in line.symbols)
-            if key not in line.true:
-                line.require(filter(functools.partial(hasattr, made), line.names))
-                line.check(lambda n: getattr(made, n, None), None, key)
+            given = {
+                name: getattr(made, name) for name in line.names if hasattr(made, name)
+            }
+            line.require(given)
+            line.check({**given, "self": made})
         return result
 
     setattr(owner, construct.__name__, wrapper)
@@ -333,12 +257,11 @@ def watch(module):
     for key, value in list(names.items()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
-        name = f"{room}.{key}"
-        if inspect.isfunction(value):
-            if line := _line_of(names, [value.__doc__]):
-                setattr(module, key, _watched(value, name, line, names))
+        name, line = f"{room}.{key}", _line_of(names, [value.__doc__])
+        if inspect.isfunction(value) and line:
+            setattr(module, key, _watched(value, name, line, names))
         elif inspect.isclass(value):
-            if line := _line_of(names, [value.__doc__]):
+            if line:
                 _watch_attributes(value, name, line, names)
             _watch_methods(value, name, names)
 
@@ -358,22 +281,13 @@ def _watch_methods(owner, name, module):
             setattr(owner, key, kind(found) if decorated else found)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if not name.startswith("minitransformer."):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec and spec.loader and hasattr(spec.loader, "exec_module"):
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                execute(module)
-                watch(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
 def install():
     """Check all modules of the package that are imported from now on."""
-    sys.meta_path.insert(0, _Finder())
+    execute = SourceFileLoader.exec_module
+
+    def exec_module(loader, module):
+        execute(loader, module)
+        if module.__name__.startswith("minitransformer."):
+            watch(module)
+
+    SourceFileLoader.exec_module = exec_module
