@@ -4,6 +4,7 @@ Fixtures import what they need themselves, so that a fault in one room of the pa
 fails the tests of that room alone.
 """
 
+import importlib
 import shutil
 import signal
 from collections import Counter
@@ -74,6 +75,51 @@ def model_path(tmp_path_factory):
     from support.models import save_small_model
 
     return save_small_model(tmp_path_factory.mktemp("model") / "x.safetensors")
+
+
+@pytest.fixture(scope="session")
+def translator(model_path):
+    """The small untrained model, which no test changes."""
+    from minitransformer import load
+
+    return load(model_path, threads=1)
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """The model that comes with the package, which no test changes."""
+    from minitransformer import load
+
+    return load("en-de", threads=1)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def box(place, model_path, monkeypatch):
+    """A package whose model is small and in 16 bits, seen from an empty folder."""
+    from minitransformer.commands import export
+    from minitransformer.runs import models
+
+    monkeypatch.setattr(models, "SHIPPED", place / "models")
+    half = place / "models" / "en-de" / "model.safetensors"
+    half.parent.mkdir(parents=True)
+    card = half.with_name("README.md")
+    card.write_text("# en-de: English to German\n\nIts card.\n")
+    assert export.main(["float16", model_path, str(half)]) == 0
+    return half
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Import a script of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return importlib.import_module
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,8 @@
 """benchmarks/kernels.py, and what it says of attention's kernels."""
 
-import importlib
 import shutil
 
 import pytest
-
-from support.scripts import ROOT
 
 SASS = """
         /*0000*/                   S2R R0, SR_TID.X ;                /* 0x1 */
@@ -23,10 +20,9 @@ SASS = """
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels(benchmark):
     pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("kernels")
+    return benchmark("kernels")
 
 
 def test_a_warp_runs_what_any_of_its_threads_runs(kernels, monkeypatch, tmp_path):

@@ -1,12 +1,9 @@
 """benchmarks/measure.py makes the tables of docs/results.md from JSON files."""
 
-import importlib
 import json
 import re
 
 import pytest
-
-from support.scripts import ROOT
 
 RATIO = {"median": 1.5, "least": 1.25, "greatest": 1.75}
 SIDE = {"tokens_per_second": 1234.4, "peak_memory_mb": 99.6}
@@ -26,9 +23,8 @@ TRAINING = {
 
 
 @pytest.fixture
-def measure(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("measure")
+def measure(benchmark):
+    return benchmark("measure")
 
 
 def test_tables_are_made_between_the_markers(measure, tmp_path):
@@ -53,9 +49,9 @@ def test_the_page_has_the_tables_of_the_figures(measure):
     assert measure.with_tables(page) == page
 
 
-def test_the_charts_have_the_figures_of_today(measure, tmp_path):
+def test_the_charts_have_the_figures_of_today(measure, benchmark, tmp_path):
     pytest.importorskip("matplotlib")
-    charts = importlib.import_module("charts")
+    charts = benchmark("charts")
     charts.draw(tmp_path)
     for name in charts.CHARTS:
         drawn = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")

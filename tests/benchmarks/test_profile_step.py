@@ -1,24 +1,13 @@
 """benchmarks/profile_step.py: products on the stand-in, and a table of kernels."""
 
-import importlib
-
-import pytest
-
 from minitransformer.backends.cuda import device
 from support.models import tiny_config
-from support.scripts import ROOT
 
 SMALL = tiny_config((2, 1), vocab_size=40, d_model=16, d_ff=24)
 
 
-@pytest.fixture
-def profile_step(monkeypatch):
-    pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("profile_step")
-
-
-def test_each_product_is_timed(stand_in, profile_step, monkeypatch):
+def test_each_product_is_timed(stand_in, benchmark, monkeypatch):
+    profile_step = benchmark("profile_step")
     for name, value in {"REPEATS": 2, "BUSY": 8, "RANDOM": 100}.items():
         monkeypatch.setattr(profile_step, name, value)
     head, *lines, last = profile_step.measure_products(device.current(), SMALL, 24)

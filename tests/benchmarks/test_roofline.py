@@ -1,6 +1,5 @@
 """benchmarks/roofline.py counts what the formula of training's cost says."""
 
-import importlib
 import subprocess
 import sys
 
@@ -15,11 +14,10 @@ SMALL = tiny_config((2, 1), vocab_size=37, d_model=24, d_ff=40, num_heads=3)
 
 
 @pytest.fixture
-def roofline(monkeypatch):
+def roofline(benchmark, monkeypatch):
     pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(device, "current", device.current)  # which the benchmark sets
-    return importlib.import_module("roofline")
+    return benchmark("roofline")
 
 
 def test_the_operations_counted_are_those_of_the_formula(roofline):

@@ -1,7 +1,5 @@
 """The PyTorch sides of the benchmarks do the work that this engine does."""
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -13,19 +11,12 @@ from minitransformer.text.batches import Batch
 from minitransformer.training.optimizer import Adam
 from minitransformer.translation.batch_translation import translate_ids
 from support.models import tiny_config
-from support.scripts import ROOT
 
 torch = pytest.importorskip("torch")
 
 CONFIG = tiny_config(
     (2, 2), vocab_size=40, d_model=16, d_ff=24, num_heads=4, dropout=0.0
 )
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
 
 
 def random_batch(rng):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import minitransformer
-from minitransformer.runs import models
 from minitransformer.runs.models import (
     described,
     find_checkpoint,
@@ -15,19 +14,6 @@ from minitransformer.runs.models import (
 )
 from minitransformer.settings.decoding_config import DecodingConfig
 from support.models import BUILT_IN, OWN, save_run, save_small_model
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """An empty folder, and a package whose model is small."""
-    monkeypatch.setattr(models, "SHIPPED", tmp_path / "models")
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "models" / "en-de"
-    folder.mkdir(parents=True)
-    (folder / "README.md").write_text("# en-de: English to German\n\nIts card.\n")
-    save_small_model(folder / "model.safetensors")
-    return tmp_path
-
 
 BEST = {"best": {"step": 20}, "step-00000030": {"step": 30}}
 AVERAGED = {"averaged": {"step": 40}, "step-00000045": {"step": 45}}
@@ -49,7 +35,7 @@ AVERAGED = {"averaged": {"step": 40}, "step-00000045": {"step": 45}}
     ],
 )
 def test_without_a_name_it_is_the_newest_run_that_ended_on_own_text(
-    place, name, states, ended, text
+    box, name, states, ended, text
 ):
     run = save_run(Path("runs/newest"), states, text)
     for reason in ended:
@@ -57,8 +43,7 @@ def test_without_a_name_it_is_the_newest_run_that_ended_on_own_text(
             run.truncate_metrics(30)
         else:
             run.record(30, ended=reason)
-    shipped_model = place / "models" / "en-de" / "model.safetensors"
-    expected = shipped_model if name is None else run.path / f"{name}.safetensors"
+    expected = box if name is None else run.path / f"{name}.safetensors"
     assert find_checkpoint(None) == expected
     older = save_run(Path("runs/older"), AVERAGED, age=60)
     save_run(Path("runs/oldest"), AVERAGED, age=120)
@@ -66,7 +51,7 @@ def test_without_a_name_it_is_the_newest_run_that_ended_on_own_text(
     assert find_checkpoint(None) == expected
 
 
-def test_python_loads_the_same_model(place):
+def test_python_loads_the_same_model(box):
     assert minitransformer.load().decoding.beam == 4
     save_run(Path("runs/a"), {"averaged": {"decoding": DecodingConfig(beam=7)}})
     assert minitransformer.load().decoding.beam == 7
@@ -74,12 +59,12 @@ def test_python_loads_the_same_model(place):
     assert minitransformer.load().decoding.beam == 7
 
 
-def test_what_cannot_be_read_is_not_chosen(place):
+def test_what_cannot_be_read_is_not_chosen(box):
     save_run(Path("runs/b"), AVERAGED).config.write_text("{}")
     assert find_checkpoint(None).name == "model.safetensors"
 
 
-def test_the_preferred_checkpoint_of_a_run_is_averaged_then_best_then_newest(place):
+def test_the_preferred_checkpoint_of_a_run_is_averaged_then_best_then_newest(box):
     run = save_run(Path("runs/a"), {})
     with pytest.raises(FileNotFoundError, match="expected a checkpoint in"):
         find_checkpoint(run.path)
@@ -89,7 +74,7 @@ def test_the_preferred_checkpoint_of_a_run_is_averaged_then_best_then_newest(pla
     assert find_checkpoint(run.best) == run.best
 
 
-def test_the_newest_run_is_the_one_that_was_trained_last(place):
+def test_the_newest_run_is_the_one_that_was_trained_last(box):
     with pytest.raises(FileNotFoundError, match=r"found none: run train\.py first"):
         newest_run()
     older = save_run(Path("runs/b"), AVERAGED, age=60)
@@ -98,14 +83,14 @@ def test_the_newest_run_is_the_one_that_was_trained_last(place):
         (older.path / name).write_bytes(b"")
     os.utime(older.path, (2e9, 2e9))
     assert newest_run().path == newer.path
-    (place / "models" / "en-de" / "model.safetensors").unlink()
+    box.unlink()
     assert find_checkpoint(None) == older.averaged
     older.averaged.unlink()
     with pytest.raises(FileNotFoundError, match="en-de: expected a run, a checkpoint"):
         find_checkpoint(None)
 
 
-def test_a_model_is_said_with_its_text_updates_and_bleu(place):
+def test_a_model_is_said_with_its_text_updates_and_bleu(box):
     state = {"step": 8000, "best_bleu": 39.404}
     run = save_run(Path("runs/a"), {"averaged": state, "best": {"step": 3}})
     text = "talks/train.en.gz to talks/train.de"
@@ -132,12 +117,12 @@ def test_a_model_is_said_with_its_text_updates_and_bleu(place):
         (("train.en", "train.de-AT"), ("source", "target")),
     ],
 )
-def test_languages_are_the_suffixes_of_the_text(place, text, codes):
+def test_languages_are_the_suffixes_of_the_text(box, text, codes):
     run = save_run(Path("runs/mine"), {"averaged": {}}, text)
     assert language_codes(run.averaged) == codes
 
 
-def test_languages_without_a_run(place):
+def test_languages_without_a_run(box):
     assert language_codes(find_checkpoint(Path("en-de"))) == ("en", "de")
-    save_small_model(place / "copy.safetensors")
-    assert language_codes(place / "copy.safetensors") == ("source", "target")
+    save_small_model(Path("copy.safetensors"))
+    assert language_codes(Path("copy.safetensors")) == ("source", "target")

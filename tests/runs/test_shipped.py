@@ -19,19 +19,6 @@ from support.scripts import SHORT
 REAL = models.SHIPPED / "en-de"
 
 
-@pytest.fixture
-def box(tmp_path, monkeypatch, model_path):
-    """A package with a small model, seen from an empty folder."""
-    monkeypatch.setattr(models, "SHIPPED", tmp_path / "models")
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "models" / "en-de"
-    folder.mkdir(parents=True)
-    (folder / "README.md").write_text("# en-de: English to German\n\nIts card.\n")
-    half = folder / "model.safetensors"
-    assert export.main(["float16", model_path, str(half)]) == 0
-    return half
-
-
 def test_it_translates_where_there_is_no_run(box, model_path, capfd):
     for flags in ((), ("--model", "en-de")):
         found = run_translate(capfd, *SHORT, *flags, CAT_LINES[0])

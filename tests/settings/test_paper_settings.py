@@ -1,6 +1,5 @@
 """The presets against the numbers of the paper, which are written out here."""
 
-import importlib
 from dataclasses import asdict
 
 import pytest
@@ -9,7 +8,6 @@ from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import PRESETS
-from support.scripts import ROOT
 
 
 def settings(preset):
@@ -66,16 +64,11 @@ def test_the_training_of_base_is_that_of_section_5():
     check("base", **OPTIMIZER, **REGULARISATION)
 
 
-def test_base_saves_every_ten_minutes_and_averages_the_last_five_checkpoints():
-    for preset in ("base", "base-en-fr"):
-        check(preset, checkpoint_minutes=10.0, average=5, average_by="number")
-        assert settings(preset)["keep_last"] >= 5
-
-
-def test_big_saves_every_ten_minutes_and_averages_the_last_twenty_checkpoints():
-    for preset in ("big", "big-en-fr"):
-        check(preset, checkpoint_minutes=10.0, average=20, average_by="number")
-        assert settings(preset)["keep_last"] >= 20
+@pytest.mark.parametrize(("size", "count"), [("base", 5), ("big", 20)])
+def test_base_and_big_save_every_ten_minutes_and_average_the_last(size, count):
+    for preset in (size, f"{size}-en-fr"):
+        check(preset, checkpoint_minutes=10.0, average=count, average_by="number")
+        assert settings(preset)["keep_last"] >= count
 
 
 def test_big_is_trained_for_300_000_steps():
@@ -139,10 +132,9 @@ def test_every_row_of_table_3(row):
     check(row, max_tokens=25_000, vocab_size=37_000, beam=4, alpha=0.6, max_len_b=50)
 
 
-def test_table3_trains_big_for_three_times_the_steps(monkeypatch, tmp_path):
+def test_table3_trains_big_for_three_times_the_steps(benchmark, monkeypatch, tmp_path):
     """By the commands that the benchmark runs, without training."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    table3 = importlib.import_module("table3")
+    table3 = benchmark("table3")
     assert list(table3.PAPER) == list(TABLE_3)
     commands = []
 

@@ -22,11 +22,6 @@ ALIGN = TranslationConfig(max_len_a=0, max_len_b=12, alignment=True)
 
 
 @pytest.fixture(scope="module")
-def translator(model_path):
-    return load(model_path, threads=1)
-
-
-@pytest.fixture(scope="module")
 def ensemble(translator, tmp_path_factory):
     path = tmp_path_factory.mktemp("m") / "x.safetensors"
     models = [translator.model, load(save_small_model(path, d_k=6)).model]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.api import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
@@ -101,23 +100,6 @@ def test_an_early_end_changes_no_result(beam, alpha):
             expected = search_by_the_definition(table, limit, beam, alpha, nbest)
             assert [h.tokens for h in found] == [words for _, words in expected]
             assert_close([h.score for h in found], [score for score, _ in expected])
-
-
-@given(st.integers(0, 10_000), st.floats(0, 2))
-def test_beam_1_is_greedy(seed, alpha):
-    table, limit = random_log_probs(seed), 8
-    [[found]], _ = search(table, [limit], 1, alpha)
-    words, log_prob = [], 0.0
-    while len(words) < limit:
-        log_probs = table(0, tuple(words)).copy()
-        log_probs[[PAD_ID, UNK_ID, BOS_ID]] = -np.inf
-        token = int(log_probs.argmax())
-        log_prob += log_probs[token]
-        if token == EOS_ID:
-            break
-        words.append(token)
-    assert found.tokens == tuple(words)
-    assert_close(found.log_prob, log_prob)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 5))
@@ -333,7 +315,9 @@ def test_long_input_is_divided_between_words_or_refused(tokenizer):
     for rank in range(2):
         tokens = [t for part in each for t in part[rank].tokens]
         assert found[rank].tokens == tuple(tokens)
-        assert_close(found[rank].log_prob, sum(part[rank].log_prob for part in each))
+        for name in ("score", "log_prob"):
+            total = sum(getattr(part[rank], name) for part in each)
+            assert_close(getattr(found[rank], name), total)
 
     refused = TranslationConfig(**settings, split="never")
     with pytest.raises(ValueError, match=r"line 8: expected at most 25 word pieces"):
@@ -341,11 +325,6 @@ def test_long_input_is_divided_between_words_or_refused(tokenizer):
     [unbroken] = translator.divide(["c" * 200], config, [""])
     assert max(map(len, tokenizer.encode(unbroken))) <= 25
     assert "".join(unbroken) == "c" * 200
-
-
-@pytest.fixture(scope="module")
-def translator(model_path):
-    return load(model_path, threads=1)
 
 
 def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):

@@ -9,11 +9,11 @@ import pytest
 
 from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator
+from support.models import tiny_config
 
 EMOJI = "\N{SLIGHTLY SMILING FACE}"
 
@@ -23,9 +23,8 @@ def translator():
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(2000)]
     lines = [f"{a} {b}" for a, b in itertools.pairwise(words)]
-    sizes = {"vocab_size": 1024, "d_model": 8, "d_ff": 8, "num_heads": 2}
-    config = ModelConfig(encoder_layers=1, decoder_layers=1, **sizes)
-    return Translator(Transformer(config), Tokenizer.train(lines, 1024))
+    model = Transformer(tiny_config(vocab_size=1024))
+    return Translator(model, Tokenizer.train(lines, 1024))
 
 
 def text_of(translator, data):

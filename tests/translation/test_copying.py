@@ -28,16 +28,6 @@ ROWS = [
 SHORT_OUTPUT = TranslationConfig(beam=2, max_len_a=0, max_len_b=5)
 
 
-@pytest.fixture(scope="module")
-def shipped():
-    return load("en-de", threads=1)
-
-
-@pytest.fixture(scope="module")
-def untrained(model_path):
-    return load(model_path, threads=1)
-
-
 def in_order(things, text):
     """Whether things occur in this order, one behind the other."""
     for thing in things:
@@ -78,11 +68,11 @@ LINES = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
 
 
 @given(LINES, st.sampled_from(["", "the", "the cat "]))
-def test_what_an_untrained_model_loses_is_put_back(untrained, line, prefix):
-    if not untrained.tokenizer.encode([line])[0]:
+def test_what_an_untrained_model_loses_is_put_back(translator, line, prefix):
+    if not translator.tokenizer.encode([line])[0]:
         prefix = ""  # nothing can be asked of a blank line
     config = replace(SHORT_OUTPUT, nbest=2, split="never")
-    [found] = untrained.hypotheses([line], config, 1, [prefix])
+    [found] = translator.hypotheses([line], config, 1, [prefix])
     things = list(re.findall("|".join(map(re.escape, THINGS[:-2])), line))
     assert len(found) <= 2
     for best in found:

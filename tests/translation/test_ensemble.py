@@ -6,9 +6,7 @@ import pytest
 from minitransformer import load
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
-from minitransformer.settings.decoding_config import DecodingConfig
-from minitransformer.translation.batch_translation import score_targets, translate_ids
-from minitransformer.translation.beam_search import length_penalty
+from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.incremental_decoding import (
     Ensemble,
     incremental_decoder,
@@ -23,26 +21,6 @@ from support.models import (
     save_small_model,
 )
 from support.scripts import SHORT
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_greedy_search_follows_the_mean(count):
-    members, source = confident_models(count), [5, 6, 7]
-    config = DecodingConfig(beam=1, max_len_a=0, max_len_b=4)
-    [[found]] = translate_ids(Ensemble(members), [source], config)
-    prefix, log_prob = [], 0.0
-    for _ in range(5):
-        p = mean_next_probabilities(members, source, prefix)
-        p[[0, BOS_ID]] = 0  # neither padding nor BOS is ever produced
-        best = int(p.argmax())
-        log_prob += np.log(p[best])
-        if best == EOS_ID:
-            break
-        prefix.append(best)
-    assert list(found.tokens) == prefix
-    assert found.log_prob == pytest.approx(log_prob, rel=1e-9)
-    length = len(prefix) + (best == EOS_ID)
-    assert found.score == pytest.approx(log_prob / length_penalty(length, 0.6))
 
 
 def test_given_translations_are_scored_by_the_mean():

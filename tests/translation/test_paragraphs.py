@@ -6,25 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from minitransformer import load, translate
+from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.translator import Translator
-from support.closeness import assert_close
 
 TABLE = Path(__file__).with_name("paragraphs.txt").read_text(encoding="utf-8")
 PARAGRAPHS = [x.split("\t") for x in TABLE.split("\n")[1:-1]]
 TWO, THREE = "The cat sat. It looked!", "Oh! The cat sat. It looked."
 CONFIG = TranslationConfig(max_len_a=0, max_len_b=6)
-
-
-@pytest.fixture(scope="module")
-def translator(model_path):
-    return load(model_path, threads=1)
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    return load("en-de", threads=1)
 
 
 def num_sentences(text):
@@ -86,18 +75,6 @@ def test_layout_is_kept(translator, split, end):
     assert found == spaces[0] + "".join(
         map("".join, zip(texts, spaces[1:], strict=True))
     )
-
-
-def test_every_rank_joins_those_of_the_sentences(translator):
-    sentences, config = ["The cat sat.", "It looked!"], replace(CONFIG, nbest=3)
-    [found] = translator.hypotheses([" ".join(sentences)], config)
-    each = translator.hypotheses(sentences, config)
-    for joined, *ranked in zip(found, *each, strict=True):
-        assert joined.text == " ".join(h.text for h in ranked)
-        assert joined.tokens == ranked[0].tokens + ranked[1].tokens
-        for name in ("score", "log_prob"):
-            total = sum(getattr(h, name) for h in ranked)
-            assert_close(getattr(joined, name), total)
 
 
 def test_capitals_come_back_as_capitals(shipped):

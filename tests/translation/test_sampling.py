@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minitransformer import load
 from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import score_targets
@@ -125,11 +124,6 @@ def test_what_is_kept_is_what_a_full_sort_keeps(top_k, top_p):
         kept = order[:top_k][(before < (top_p or 2)) & (p > 0)]
         assert set(np.flatnonzero(found)) == {*kept.tolist()}
         assert_close(found[kept], np.exp(row[kept]), "float32")
-
-
-@pytest.fixture(scope="module")
-def translator(model_path):
-    return load(model_path, threads=1)
 
 
 def tokens_of(translator, lines, config):
