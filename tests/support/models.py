@@ -52,6 +52,19 @@ def small_batch(seed, sentences):
     return Batch(source, target)
 
 
+def gradient_of(batches, processes=1, dropout=0.0, ranks=None):
+    """Loss and gradient of a small model, computed twice: both begin at zero."""
+    from minitransformer.training.parallel import CpuModel
+
+    model = small_model(dropout)
+    parameters = ParameterBuffer(model)
+    computed = CpuModel(model, parameters, processes, communicator=ranks)
+    for _ in range(2):
+        loss = computed.forward_backward(batches, 0.1, (1, 1))
+    computed.close()
+    return loss, parameters.grad.copy()
+
+
 def save_small_model(path, state=None, **settings):
     """Save an untrained model whose vocabulary is that of CAT_LINES."""
     config = tiny_config((2, 3), vocab_size=50, **settings)

@@ -1,12 +1,29 @@
-"""Ranks that are threads of this process, with an all-reduce over shared memory."""
+"""Ranks by MPI, and ranks that are threads, with an all-reduce over shared memory."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import numpy as np
+import pytest
 
 from minitransformer.engine.backend import array_module, to_host
-from minitransformer.training.distributed import Communicator
+from minitransformer.training.distributed import Communicator, find_mpiexec
+
+
+def mpiexec() -> str | None:
+    """MPI's launcher, where there is one and mpi4py."""
+    if find_spec("mpi4py") is None:
+        return None
+    try:
+        return find_mpiexec()
+    except RuntimeError:
+        return None
+
+
+needs_mpi = pytest.mark.skipif(
+    mpiexec() is None, reason="needs mpi4py and an MPI: pip install '.[mpi]'"
+)
 
 
 class ThreadCommunicator(Communicator):

@@ -1,6 +1,7 @@
 """train.py and translate.py: how to run them, and small text to run them on."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,22 @@ LONG_RUN = (
 
 # What two equal runs differ in.
 TIMINGS = {"seconds", "source_tokens_per_second", "target_tokens_per_second"}
+
+
+def is_running(process):
+    """Whether a process, by its number, has not ended yet."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def memory_of(process, kind="VmRSS"):
+    """The memory of a process, resident or the peak of it, VmHWM. Units: bytes"""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(re.search(rf"{kind}:\s+(\d+)", status)[1]) * 1024
+
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "house"]
 

@@ -14,7 +14,6 @@ import ctypes
 import functools
 import importlib
 import math
-import multiprocessing
 import operator
 import os
 import sys
@@ -22,7 +21,6 @@ import threading
 import time
 import types
 from collections import Counter
-from mmap import mmap
 from weakref import WeakSet, WeakValueDictionary, finalize, ref
 
 import ml_dtypes
@@ -660,14 +658,10 @@ def functions():
         fill = filled(value)
         return lambda a, dtype=None: fill(a.shape, dtype or a.dtype)
 
-    def of_arrays(name):
-        def function(arrays, axis=0):
-            task = getattr(np, name)
-            if len(arrays) > 8:  # CuPy may copy a list of their addresses
-                gpu.may_not_capture("a copy from the host")
-            return compute(lambda *values: task(values, axis=axis), *arrays)
-
-        return function
+    def concatenate(arrays, axis=0):
+        if len(arrays) > 8:  # CuPy may copy a list of their addresses
+            gpu.may_not_capture("a copy from the host")
+        return compute(lambda *values: np.concatenate(values, axis), *arrays)
 
     def einsum(subscripts, *arrays):
         assert BFLOAT16 not in [a.dtype for a in arrays]
@@ -686,8 +680,8 @@ def functions():
     ufuncs = "add multiply maximum log exp sqrt isfinite less_equal".split()
     return {
         **{name: UFunc(name) for name in ufuncs},
-        **{name: full_host(getattr(np, name)) for name in ("arange", "tri", "eye")},
-        **{name: of_arrays(name) for name in ("concatenate", "stack")},
+        **{name: full_host(getattr(np, name)) for name in ("arange", "tri")},
+        "concatenate": concatenate,
         "ndarray": ndarray,
         "asarray": asarray,
         "ascontiguousarray": ascontiguousarray,
@@ -700,7 +694,6 @@ def functions():
         "where": where,
         "matmul": matmul,
         "einsum": einsum,
-        "tile": lambda a, reps: compute(lambda x: np.tile(x, reps), a),
         "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
         "RawModule": RawModule,
@@ -756,77 +749,16 @@ def install(monkeypatch, libraries, gpus=3):
     return gpu
 
 
-class SharedSums:
-    """What the ranks of a test share: a slot for each, and a barrier."""
-
-    def __init__(self, size, count):
-        context = multiprocessing.get_context("fork")
-        self.barrier = context.Barrier(size)
-        self.slots = [np.frombuffer(mmap(-1, count), np.uint8) for _ in range(size)]
-
-    def exchange(self, rank, array):
-        """Return the arrays of all ranks."""
-        slots = [slot[: array.nbytes].view(array.dtype) for slot in self.slots]
-        slots[rank][...] = array.reshape(-1)
-        self.barrier.wait(60)
-        found = [slot.reshape(array.shape).copy() for slot in slots]
-        self.barrier.wait(60)
-        return found
-
-
-class FakeMpi:
-    """What ranks use of the module mpi4py.MPI, over a memory that they share."""
-
-    IN_PLACE, COMM_TYPE_SHARED = object(), object()
-
-    def __init__(self, shared, rank):
-        self.shared, self.rank, self.COMM_WORLD = shared, rank, self
-
-    def Get_rank(self):  # noqa: N802
-        return self.rank
-
-    def Get_size(self):  # noqa: N802
-        return len(self.shared.slots)
-
-    def Split_type(self, kind):  # noqa: N802
-        assert kind is self.COMM_TYPE_SHARED
-        return self
-
-    def Barrier(self):  # noqa: N802
-        self.shared.barrier.wait(60)
-
-    def Iallreduce(self, place, array):  # noqa: N802
-        assert place is self.IN_PLACE
-        assert isinstance(array, np.ndarray)
-        array[...] = np.sum(self.shared.exchange(self.rank, array), axis=0)
-        return types.SimpleNamespace(Test=lambda: True)
-
-    def Ibarrier(self):  # noqa: N802
-        return types.SimpleNamespace(Test=lambda: True)
-
-    def allgather(self, value):
-        sizes = self.shared.exchange(self.rank, np.array([len(value)]))
-        sent = np.zeros(np.max(sizes), np.uint8)
-        sent[: len(value)] = np.frombuffer(value, np.uint8)
-        found = self.shared.exchange(self.rank, sent)
-        return [x[: n[0]].tobytes() for x, n in zip(found, sizes, strict=True)]
-
-    def bcast(self, value, root):
-        found = self.shared.exchange(self.rank, np.frombuffer(value, np.uint8))
-        return found[root].tobytes()
-
-    def Abort(self, code):  # noqa: N802
-        self.shared.barrier.abort()  # mpiexec ends the others
-        os._exit(code)
-
-
 class NcclRanks:
-    """The ranks as `cupy.cuda.nccl` connects them: arrays are addresses and types."""
+    """The ranks as `cupy.cuda.nccl` connects them: arrays are addresses and types.
+
+    MPI exchanges what is on this machine anyway.
+    """
 
     TYPES = (*7 * (None,), "float32", "float64")
 
-    def __init__(self, shared, rank):
-        self.shared, self.rank = shared, rank
+    def __init__(self, comm):
+        self.comm = comm
 
     def _exchange(self, place, count, kind, stream, combine):
         [block] = [b for b in BLOCKS if 0 <= place - b.bytes.ctypes.data < b.size]
@@ -837,7 +769,7 @@ class NcclRanks:
         assert queue.captured is None
 
         def task():
-            array[...] = combine(self.shared.exchange(self.rank, array))
+            array[...] = combine(self.comm.allgather(array))
 
         gpu.launch(task, [of_block], queue)
 
@@ -854,20 +786,17 @@ class NcclRanks:
 UNIQUE_ID = bytes(range(64, 192))
 
 
-def install_nccl(monkeypatch, shared, rank):
-    """Put stand-ins where NCCL and MPI are imported from, for one rank."""
+def install_nccl(monkeypatch):
+    """Put a stand-in where NCCL is imported from, of a rank that MPI has started."""
+    comm = importlib.import_module("mpi4py.MPI").COMM_WORLD.Dup()
 
-    def new_ranks(size, identity, asked_rank):
-        assert (size, asked_rank) == (len(shared.slots), rank)
-        assert identity == UNIQUE_ID
-        return NcclRanks(shared, rank)
+    def new_ranks(size, identity, rank):
+        assert (size, rank, identity) == (comm.size, comm.rank, UNIQUE_ID)
+        return NcclRanks(comm)
 
     nccl = types.ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NcclCommunicator = True, new_ranks
     nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_SUM = 7, 8, 0
     # Only the identity of rank 0 is that of the group.
-    nccl.get_unique_id = lambda: UNIQUE_ID if rank == 0 else bytes(len(UNIQUE_ID))
+    nccl.get_unique_id = lambda: UNIQUE_ID if comm.rank == 0 else bytes(128)
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", FakeMpi(shared, rank))
-    monkeypatch.setenv("PMI_RANK", str(rank))
-    monkeypatch.setenv("PMI_SIZE", str(len(shared.slots)))

@@ -9,8 +9,6 @@ import sys
 import threading
 import time
 import types
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,15 +16,12 @@ from safetensors.numpy import load_file
 
 from minitransformer.backends.devices import connect_ranks
 from minitransformer.backends.onednn import bfloat16
-from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training import distributed
-from minitransformer.training.distributed import Communicator
-from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
-from support.models import small_batch, small_model
-from support.ranks import run_ranks
-from support.scripts import TRAIN, with_tests_on_path, write_random_text
+from support.models import gradient_of, small_batch
+from support.ranks import mpiexec, needs_mpi, run_ranks
+from support.scripts import TRAIN, is_running, with_tests_on_path, write_random_text
 
 SMALL = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ff 16 --num-heads 2 "
@@ -34,20 +29,6 @@ SMALL = (
     "--validate-bleu 5 --save-every 10 --log-every 5 --average 1 --dropout 0"
 ).split()
 SLOW = ["--log-every", "1", "--save-every", "5", "--validate-every", "100000"]
-
-
-def mpiexec() -> str | None:
-    if find_spec("mpi4py") is None:
-        return None
-    try:
-        return distributed.find_mpiexec()
-    except RuntimeError:
-        return None
-
-
-needs_mpi = pytest.mark.skipif(
-    mpiexec() is None, reason="needs mpi4py and an MPI: pip install '.[mpi]'"
-)
 
 
 @pytest.mark.parametrize(
@@ -84,33 +65,22 @@ def test_ranks_that_differ_are_named():
     run_ranks(4, work)
 
 
-def gradient(ranks, batches, threads=1):
-    net = small_model()
-    parameters = ParameterBuffer(net)
-    threaded = CpuModel(net, parameters, threads, communicator=ranks)
-    for _ in range(2):  # the second starts from zero
-        loss = threaded.forward_backward(batches, 0.1, (1, 1))
-    threaded.close()
-    return loss, parameters.grad.copy()
-
-
 @pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 1), (5, 1), (2, 2)])
 def test_ranks_do_not_change_the_gradient(size, threads):
-    batches = [
-        small_batch(0, 7),
-        small_batch(1, 2),
-    ]  # fewer sentences than some have ranks
-    loss, expected = gradient(Communicator(), batches)
-    for other, found in run_ranks(size, lambda r: gradient(r, batches, threads)):
+    """Also where a batch has fewer sentences than there are ranks."""
+    batches = [small_batch(0, 7), small_batch(1, 2)]
+    loss, expected = gradient_of(batches)
+    for other, found in run_ranks(
+        size, lambda r: gradient_of(batches, threads, ranks=r)
+    ):
         assert_close(other, loss)
         assert_close(found, expected)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_random_text(
-        tmp_path_factory.mktemp("text"), validation=61
-    )  # odd, for two ranks
+    odd = 61  # for two ranks
+    return write_random_text(tmp_path_factory.mktemp("text"), validation=odd)
 
 
 def train(folder, *flags, code=0):
@@ -124,19 +94,8 @@ def train(folder, *flags, code=0):
 
 BY_FOUR = r"""
 from minitransformer.backends.devices import connect_ranks
-from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.training.distributed import Communicator
-from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
-from support.models import small_batch, small_model
-
-def gradient(ranks):
-    net = small_model()
-    parameters = ParameterBuffer(net)
-    threaded = CpuModel(net, parameters, 1, communicator=ranks)
-    loss = threaded.forward_backward([small_batch(0, 9)], 0.1, (1, 1))
-    threaded.close()
-    return loss, parameters.grad
+from support.models import gradient_of, small_batch
 
 ranks = connect_ranks("cpu")
 each = range(ranks.size)
@@ -144,7 +103,8 @@ assert ranks.size == 4
 assert ranks.all_gather(b"\x00x" * ranks.rank) == [b"\x00x" * rank for rank in each]
 exact = 2.0**40 * ranks.size + sum(each)  # more digits than a float32 has
 assert ranks.all_reduce_numbers([2.0**40 + ranks.rank]) == [exact]
-for found, expected in zip(gradient(ranks), gradient(Communicator())):
+batches = [small_batch(0, 9)]
+for found, expected in zip(gradient_of(batches, ranks=ranks), gradient_of(batches)):
     assert_close(found, expected)
 """
 
@@ -155,26 +115,6 @@ def test_four_ranks_agree_with_one_in_float64():
     more = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     command = [mpiexec(), "-n", "4", sys.executable, "-c", BY_FOUR]
     subprocess.run(command, check=True, env=with_tests_on_path() | more)
-
-
-@needs_mpi
-def test_training_on_two_ranks_equals_training_on_one(tmp_path, data):
-    train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "one")
-    done = train(tmp_path, *data, *SMALL, "--steps", "20", "--run", "two", "--ranks=2")
-    ids = ", ".join(map(str, RunDirectory(tmp_path / "two").processes()))
-    assert f"device      2 ranks (processes {ids}), each cpu, 1 worker" in done.stdout
-    one, two = (RunDirectory(tmp_path / x).read_metrics() for x in ("one", "two"))
-    assert [sorted(line) for line in one] == [sorted(line) for line in two]
-    names = ("loss", "gradient_norm", "validation_loss", "validation_bleu")
-    for a, b in zip(one, two, strict=True):
-        for name in {*names} & {*a}:
-            assert b[name] == pytest.approx(a[name], rel=1e-5), (a["step"], name)
-    ours, theirs = (
-        load_file(tmp_path / run / "step-00000020.safetensors")
-        for run in ("one", "two")
-    )
-    for name, tensor in ours.items():
-        np.testing.assert_allclose(theirs[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 # What an update consists of, in as many ways as there are settings for it.
@@ -193,7 +133,8 @@ MODES = {
 def test_two_ranks_compute_the_bits_of_two_processes(tmp_path, data, mode):
     """Both divide a batch into two parts, and a sum of two numbers has no order.
 
-    What one rank computes is compared with NumPy in test_train_reference.py.
+    What one process computes is compared with NumPy in test_train_reference.py, and
+    what two compute with that in test_parallel.py.
     """
     if mode == "bf16":
         try:
@@ -204,9 +145,11 @@ def test_two_ranks_compute_the_bits_of_two_processes(tmp_path, data, mode):
     more = "--encoder-layers 2 --decoder-layers 2 --validate-every 4 --save-every 4 "
     more += "--dropout 0.2 --average 3 --steps 9 --config own.json"
     flags = *SMALL, *more.split()
-    train(tmp_path, *data, *flags, "--run", "ranks", "--ranks=2")
+    done = train(tmp_path, *data, *flags, "--run", "ranks", "--ranks=2")
     train(tmp_path, *data, *flags, "--run", "processes", "--threads", "2")
     ranks, processes = (RunDirectory(tmp_path / x) for x in ("ranks", "processes"))
+    ids = ", ".join(map(str, ranks.processes()))
+    assert f"device      2 ranks (processes {ids}), each cpu, 1 worker" in done.stdout
     for a, b in zip(ranks.read_metrics(), processes.read_metrics(), strict=True):
         assert a.keys() == b.keys()
         for name in [key for key in a if "second" not in key and key != "ended"]:
@@ -241,17 +184,9 @@ def start(folder, data, *flags):
 def all_end(processes):
     """Whether none of some processes runs 5 s from now; their parents may be slow."""
     deadline = time.monotonic() + 5
-    left = set(processes)
-    while left and time.monotonic() < deadline:
-        for number in list(left):
-            try:
-                state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2]
-            except OSError:
-                state = " Z"
-            if state.split()[0] == "Z":
-                left.remove(number)
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not left
+    return not any(map(is_running, processes))
 
 
 @pytest.mark.slow

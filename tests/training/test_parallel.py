@@ -14,22 +14,10 @@ from minitransformer.training import parallel
 from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
-from support.models import small_batch, small_model
+from support.models import gradient_of, small_batch, small_model
 from support.ranks import run_ranks
 
 forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-
-
-def gradient(batches, processes, dropout=0.0, dtype="float64", ranks=None):
-    model = small_model(dropout, dtype)
-    parameters = ParameterBuffer(model)
-    computed = CpuModel(model, parameters, processes, communicator=ranks)
-    computed.forward_backward(batches, 0.1, (1, 1))
-    loss = computed.forward_backward(
-        batches, 0.1, (1, 1)
-    )  # the second starts from zero
-    computed.close()
-    return loss, parameters.grad.copy()
 
 
 def test_the_gradient_is_that_of_the_mean_loss():
@@ -44,7 +32,7 @@ def test_the_gradient_is_that_of_the_mean_loss():
         loss = training_loss(model, batch.source, batch.target, 0.1, noise)
         loss.backward(1.0)
         total += float(loss.data)
-    found, grad = gradient(batches, 1, 0.3)
+    found, grad = gradient_of(batches, 1, 0.3)
     assert 0 < total < np.inf
     assert_close(found, total / tokens)
     assert_close(grad, parameters.grad / tokens)
@@ -55,8 +43,8 @@ def test_the_gradient_is_that_of_the_mean_loss():
 def test_processes_do_not_change_the_gradient(processes):
     """Also where a batch has fewer sentences than there are processes."""
     batches = [small_batch(0, 7), small_batch(1, 2)]
-    loss, expected = gradient(batches, 1)
-    other, found = gradient(batches, processes)
+    loss, expected = gradient_of(batches)
+    other, found = gradient_of(batches, processes)
     assert_close(other, loss)
     assert_close(found, expected)
 
@@ -101,7 +89,7 @@ def test_an_error_in_a_process_is_raised(monkeypatch):
 
     monkeypatch.setattr(parallel, "training_loss", fail)
     with pytest.raises(ValueError, match="expected another batch"):
-        gradient([small_batch(0, 4)], 2)
+        gradient_of([small_batch(0, 4)], 2)
 
 
 @forks
@@ -123,7 +111,7 @@ def test_parameters_that_others_change_are_seen():
 def test_all_ranks_share_a_batch(monkeypatch):
     """Of 17 sentences of 6 tokens, each of 4 ranks takes at most 2 at once."""
     batch, computed = small_batch(0, 17), []
-    loss, expected = gradient([batch], 1)
+    loss, expected = gradient_of([batch])
     training_loss = parallel.training_loss
 
     def remember(model, source, *rest):
@@ -132,7 +120,7 @@ def test_all_ranks_share_a_batch(monkeypatch):
 
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * (2 * 6) + 7)
     monkeypatch.setattr(parallel, "training_loss", remember)
-    for other, found in run_ranks(4, lambda r: gradient([batch], 1, ranks=r)):
+    for other, found in run_ranks(4, lambda r: gradient_of([batch], ranks=r)):
         assert_close(other, loss)
         assert_close(found, expected)
     assert len(computed) == 2 * 4 * 3  # gradients, ranks, rounds

@@ -41,41 +41,52 @@ def inputs_of(case, dtype):
     return arrays, masks[kind], {"num_heads": heads, "rate": rate}
 
 
-def run(gpu, case, dtype, tensor_cores):
-    (*qkv, g), mask, options = inputs_of(case, DTYPES[dtype])
-    xp, heads = gpu.xp, options["num_heads"]
-    shape = (2, heads, case[1], case[2])
-    dropout = draw_mask(shape, options["rate"], PhiloxStream((5,), xp))
-    arrays = [xp.asarray(x) for x in qkv]
-    allowed = None if mask is None else xp.asarray(mask)
-    out, vjp = attention.in_one_kernel(*arrays, allowed, shape, dropout, tensor_cores)
-    found = [to_host(x).astype(float) for x in (out, *vjp(xp.asarray(g))[:3])]
-    wide = [x.astype(float) for x in qkv]
+def follow(gpu, case, dtype, tensor_cores=False):
+    """Compare a case with float64; return what was found."""
+    arrays, mask, options = inputs_of(case, DTYPES[dtype])
+    allowed = None if mask is None else gpu.xp.asarray(mask)
+    shape = (2, options["num_heads"], case[1], case[2])
+    dropout = draw_mask(shape, options["rate"], PhiloxStream((5,), gpu.xp))
+
+    def attend(*qkv):
+        return attention.in_one_kernel(*qkv, allowed, shape, dropout, tensor_cores)
+
+    given = [gpu.xp.asarray(x) for x in arrays]
     options["rng"] = HostPhilox((5,))
+    return compare(attend, given, arrays, mask, dtype, **options)
+
+
+def compare(attend, given, arrays, mask, dtype, **options):
+    """Compare `attend(q, k, v)` and its gradients with those of float64."""
+    *qkv, g = given
+    out, vjp = attend(*qkv)
+    found = [to_host(x).astype(float) for x in (out, *vjp(g)[:3])]
+    *wide, exact_g = (x.astype(float) for x in arrays)
     expected, expected_vjp = PRIMITIVES["attention"](*wide, mask, **options)
-    return found, [expected, *expected_vjp(g.astype(float))[:3]]
+    exact = expected, *expected_vjp(exact_g)[:3]
+    for got, wanted in zip(found, exact, strict=True):
+        assert_close(got, wanted, dtype)
+    return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_plain_body_follows_float64(gpu, case, dtype):
-    for got, expected in zip(*run(gpu, CASES[case], dtype, False), strict=True):
-        assert_close(got, expected, dtype)
+    follow(gpu, CASES[case], dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_body_for_tensor_cores_follows_float64(gpu, case, dtype):
     """On the host, with a product of fragments written after the manual of PTX."""
-    for got, expected in zip(*run(gpu, CASES[case], dtype, True), strict=True):
-        assert_close(got, expected, dtype)
+    follow(gpu, CASES[case], dtype, True)
 
 
 def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu):
     results = []
     for backwards in (False, True):
         stand_in.backwards = backwards
-        results.append(run(host_gpu, CASES["many tiles"], "bfloat16", True)[0])
+        results.append(follow(host_gpu, CASES["many tiles"], "bfloat16", True))
     for a, b in zip(*results, strict=True):
         assert a.tobytes() == b.tobytes()
 
@@ -86,30 +97,25 @@ def test_sentences_that_fill_tiles_and_that_do_not(host_gpu, length, width):
     """Only what exists of a tile is computed, in steps of 16 rows and keys."""
     case = 2, length, length, width, width, 0.0, "padding"
     for dtype, tensor_cores in [("float32", 0), ("bfloat16", 0), ("bfloat16", 1)]:
-        results = zip(*run(host_gpu, case, dtype, bool(tensor_cores)), strict=True)
-        for got, expected in results:
-            assert_close(got, expected, dtype)
+        follow(host_gpu, case, dtype, bool(tensor_cores))
 
 
-def test_rows_that_do_not_exist_are_not_read(host_gpu):
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_rows_that_do_not_exist_are_not_read(host_gpu, tensor_cores):
     """Beyond the sentences of 12 and 20 tokens lies NaN, of which nothing is seen."""
-    rng, xp = np.random.default_rng(1), host_gpu.xp
-    wide, found = [], []
+    rng, arrays, given = np.random.default_rng(1), [], []
     for length in (12, 20, 20, 12):
         x = np.full((2, 40, 2 * 64), np.nan, np.float16)
         x[:, :length] = rng.standard_normal((2, length, 128))
-        wide.append(x[:, :length].astype(float))
-        found.append(xp.asarray(x)[:, :length])
-    *qkv, g = found
-    for tensor_cores in (False, True):
-        dropout, shape = draw_mask((2, 2, 12, 20), 0.0, None), (2, 2, 12, 20)
-        out, vjp = attention.in_one_kernel(*qkv, None, shape, dropout, tensor_cores)
-        expected, expected_vjp = PRIMITIVES["attention"](*wide[:3], None, num_heads=2)
-        results = zip(
-            [out, *vjp(g)[:3]], [expected, *expected_vjp(wide[3])[:3]], strict=True
-        )
-        for got, exact in results:
-            assert_close(to_host(got).astype(float), exact, "float16")
+        arrays.append(x[:, :length])
+        given.append(host_gpu.xp.asarray(x)[:, :length])
+    shape = (2, 2, 12, 20)
+    rest = None, shape, draw_mask(shape, 0.0, None), tensor_cores
+
+    def attend(*qkv):
+        return attention.in_one_kernel(*qkv, *rest)
+
+    compare(attend, given, arrays, None, "float16", num_heads=2)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 9, 7), (1, 1, 9, 1), (9, 7), (2, 3, 1, 7)])
@@ -119,37 +125,30 @@ def test_masks_in_any_layout(host_gpu, shape):
     lengths = 9, 7, 7, 9
     arrays = [rng.standard_normal((2, n, 3 * 8)).astype(np.float32) for n in lengths]
     mask = rng.random((*shape[:-2], shape[-1], shape[-2])) < 0.7
-    dropout = draw_mask((2, 3, 9, 7), 0.0, None)
-    *qkv, g = map(xp.asarray, arrays)
     allowed = xp.asarray(mask).swapaxes(-1, -2)
-    out, vjp = attention.in_one_kernel(*qkv, allowed, (2, 3, 9, 7), dropout, False)
-    *wide, exact_g = (x.astype(float) for x in arrays)
-    options = {"num_heads": 3}
-    expected, expected_vjp = PRIMITIVES["attention"](
-        *wide, mask.swapaxes(-1, -2), **options
-    )
-    results = zip(
-        [out, *vjp(g)[:3]], [expected, *expected_vjp(exact_g)[:3]], strict=True
-    )
-    for got, exact in results:
-        assert_close(to_host(got).astype(float), exact, "float32")
+    shape = (2, 3, 9, 7)
+    rest = allowed, shape, draw_mask(shape, 0.0, None), False
+
+    def attend(*qkv):
+        return attention.in_one_kernel(*qkv, *rest)
+
+    given, mask = [*map(xp.asarray, arrays)], mask.swapaxes(-1, -2)
+    compare(attend, given, arrays, mask, "float32", num_heads=3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_wider_than_the_kernels_go_to_the_reference(gpu, dtype):
     case = 1, 5, 6, 130, 131, 0.2, "padding"
-    (*qkv, g), mask, options = inputs_of(case, DTYPES[dtype])
-    arrays = [gpu.xp.asarray(x) for x in (*qkv, mask)]
-    rng = PhiloxStream((5,), gpu.xp)
-    out, vjp = attention.attention(*arrays, **options, rng=rng)
-    assert out.dtype == DTYPES[dtype]
-    wide = [x.astype(float) for x in qkv]
-    options["rng"] = HostPhilox((5,))
-    expected, expected_vjp = PRIMITIVES["attention"](*wide, mask, **options)
-    assert_close(to_host(out).astype(float), expected, dtype)
-    gradients = vjp(gpu.xp.asarray(g))[:3]
-    for got, gradient in zip(gradients, expected_vjp(g.astype(float)), strict=False):
-        assert_close(to_host(got).astype(float), gradient, dtype)
+    arrays, mask, options = inputs_of(case, DTYPES[dtype])
+    allowed, rng = gpu.xp.asarray(mask), PhiloxStream((5,), gpu.xp)
+
+    def attend(*qkv):
+        return attention.attention(*qkv, allowed, **options, rng=rng)
+
+    given = [gpu.xp.asarray(x) for x in arrays]
+    assert attend(*given[:3])[0].dtype == DTYPES[dtype]
+    rng.reseed((5,))
+    compare(attend, given, arrays, mask, dtype, **options, rng=HostPhilox((5,)))
 
 
 def attend(gpu, dtype=np.float16):

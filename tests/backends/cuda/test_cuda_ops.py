@@ -4,7 +4,6 @@ Each test runs with kernels built for the host, and on a GPU where there is one.
 """
 
 import contextlib
-import importlib
 import inspect
 import math
 import re
@@ -42,7 +41,6 @@ from support.scripted_decoder import (
     random_log_probs,
     search_to_the_end,
 )
-from support.scripts import ROOT
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
@@ -123,6 +121,10 @@ def run_both(gpu, name, seed, dtype):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", fused.OPERATIONS)
 def test_kernels_follow_the_reference(gpu, name, seed, dtype):
+    check_kernel(gpu, name, seed, dtype)
+
+
+def check_kernel(gpu, name, seed, dtype):
     inputs, (out, gradients), (expected, wide) = run_both(
         gpu, name, seed, DTYPES[dtype]
     )
@@ -170,25 +172,6 @@ def test_layer_norm_of_odd_shapes(stand_in, host_gpu, rows, width, dtype):
     for got, again, gradient in zip(*found, expected, strict=True):
         assert_close(to_host(got).astype(float), gradient, dtype)
         assert to_host(got).tobytes() == to_host(again).tobytes()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_fused_dropout_draws_the_masks_of_its_stream(gpu, dtype):
-    xp = gpu.xp
-    x = xp.ones((3, 5, 21), DTYPES[dtype])
-    kept, out = [], []
-    stream, fused_stream = HostPhilox((5,)), PhiloxStream((5,), xp)
-    for _ in range(2):
-        y, vjp = fused.dropout(x, rate=0.3, rng=fused_stream)
-        out += [to_host(y), to_host(vjp(x)[0])]
-        kept.append(stream.keep_mask(x.shape, 0.3)[0])
-    assert (out[0] == out[1]).all()
-    assert ((out[0] > 0) == kept[0]).all()
-    assert ((out[2] > 0) == kept[1]).all()
-    assert (kept[0] != kept[1]).any()
-    fused_stream.reseed((5,))
-    again, _ = fused.dropout(x, rate=0.3, rng=fused_stream)
-    assert (to_host(again) == out[0]).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -326,14 +309,10 @@ def test_relu_passes_nan_on(gpu):
     assert np.isnan(to_host(out)).tolist() == [[True] * 3, [False] * 3]
 
 
-def test_the_loss_is_the_same_in_chunks(gpu, monkeypatch):
-    whole = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
+def test_the_loss_in_chunks_follows_the_reference(gpu, monkeypatch):
     monkeypatch.setattr(fused, "LOGITS_PER_CHUNK", 1)
     monkeypatch.setattr(fused, "ROWS_PER_TILE", 16)
-    parts = run_both(gpu, "projected_cross_entropy", 1, np.float32)[1]
-    assert_close(to_host(parts[0]), to_host(whole[0]), "float32")
-    for a, b in zip(parts[1][:2], whole[1][:2], strict=True):
-        assert_close(to_host(a), to_host(b), "float32")
+    check_kernel(gpu, "projected_cross_entropy", 1, "float32")
 
 
 TINY = tiny_config(
@@ -414,24 +393,36 @@ def test_the_best_tokens_of_rows(gpu, dtype):
     assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
 
 
+class DecoderOn(ScriptedDecoder):
+    """A scripted decoder with arrays of a library, and logits of float32."""
+
+    def __init__(self, xp, seed, sharpness, count):
+        super().__init__(random_log_probs(seed, sharpness), range(count))
+        self.xp = xp
+
+    def logits(self, tokens):
+        logits = super().logits(to_host(tokens))
+        return self.xp.asarray(logits.astype(np.float32))
+
+    def select(self, rows):
+        super().select(to_host(rows))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad):
     """A row of them or one NaN, in the first step or later."""
 
-    class Diverging(ScriptedDecoder):
+    class Diverging(DecoderOn):
         def logits(self, tokens):
-            logits = super().logits(to_host(tokens))
+            logits = super().logits(tokens)
             if len(self.counts) == when:
                 logits[-1, 4 if np.isnan(bad) else slice(None)] = bad
-            logits = logits.astype(np.float32)
-            return logits if search is search_to_the_end else gpu.xp.asarray(logits)
+            return logits
 
-        def select(self, rows):
-            super().select(to_host(rows))
-
+    both = (np, search_to_the_end), (gpu.xp, gpu_beam_search.beam_search)
     for when in (1, 3):
-        for search in (search_to_the_end, gpu_beam_search.beam_search):
-            decoder = Diverging(random_log_probs(1, 0.5), range(2))
+        for xp, search in both:
+            decoder = Diverging(xp, 1, 0.5, 2)
             with (
                 pytest.raises(ValueError, match="a model whose outputs are finite"),
                 np.errstate(all="ignore"),
@@ -442,20 +433,10 @@ def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad):
 
 @pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2)])
 def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
-    class Narrow(ScriptedDecoder):
-        def logits(self, tokens):
-            return xp.asarray(super().logits(to_host(tokens)).astype(np.float32))
-
-        def select(self, rows):
-            super().select(to_host(rows))
-
     limits = np.array([1, 2, 3, 5, 5, 7])
     for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
-        table = random_log_probs(seed, sharpness)
-        reference, decoder = Narrow(table, range(6)), Narrow(table, range(6))
-        xp = np
+        reference, decoder = (DecoderOn(x, seed, sharpness, 6) for x in (np, gpu.xp))
         expected = search_to_the_end(reference, limits, beam, 0.6, nbest)
-        xp = gpu.xp
         found = gpu_beam_search.beam_search(decoder, limits, beam, 0.6, nbest)
         assert len(decoder.counts) == len(reference.counts)
         for a, b in zip(found, expected, strict=True):
@@ -556,35 +537,36 @@ def test_kernels_have_the_names_and_signatures_of_the_reference(name):
 
 
 def test_arrays_that_kernels_do_not_take_go_to_the_reference():
-    def find(name, *arrays):
-        return fused.find_kernel(name, tuple(arrays))
-
     x, wide = np.ones((2, 4), np.float32), np.ones((2, 4))
-    low_precision = x.astype(np.float16)
-    row, half_row = x[0], low_precision[0]
-    assert find("linear", x, x.T, row) is fused.linear
-    assert find("linear", low_precision, low_precision.T, row) is fused.linear
-    assert find("linear", wide, wide.T) is None
-    assert find("linear", low_precision, x.T) is None
-    assert find("linear", low_precision, low_precision.T, half_row) is None
-    assert find("embedding", low_precision, np.ones(2, int), x) is fused.embedding
-    assert find("add", x, x) is None
-    assert find("transpose", low_precision) is None
-    assert find("add_layer_norm", x, x, row, row) is fused.add_layer_norm
-    broad = np.ones((1, fused.MAX_WIDTH + 1), np.float32)
-    assert find("add_layer_norm", broad, broad, broad[0], broad[0]) is None
-    assert find("add_arrays", x, x) is fused.add_arrays
-    assert find("add_arrays", wide, wide) is None
+    half, broad = x.astype(np.float16), np.ones((1, fused.MAX_WIDTH + 1), np.float32)
+    taken = (
+        ("linear", x, x.T, x[0]),
+        ("linear", half, half.T, x[0]),
+        ("embedding", half, np.ones(2, int), x),
+        ("add_layer_norm", x, x, x[0], x[0]),
+    )
+    for name, *arrays in taken:
+        assert fused.find_kernel(name, tuple(arrays)) is fused.OPERATIONS[name]
+    assert fused.find_kernel("add_arrays", (x, x)) is fused.add_arrays
+    for name, *arrays in (
+        ("linear", wide, wide.T),
+        ("linear", half, x.T),
+        ("linear", half, half.T, half[0]),
+        ("add_layer_norm", broad, broad, broad[0], broad[0]),
+        ("add", x, x),
+        ("transpose", half),
+        ("add_arrays", wide, wide),
+    ):
+        assert fused.find_kernel(name, tuple(arrays)) is None
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("nvcc") and shutil.which("ptxas")), reason="no nvcc, ptxas"
 )
-def test_kernels_compile_for_gpus(monkeypatch):
+def test_kernels_compile_for_gpus(benchmark):
     """As .ci/run does for every type and more GPUs; and to what they should."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    compiled = importlib.import_module("kernels").compile_kernels("sm_90", "bf16")
+    compiled = benchmark("kernels").compile_kernels("sm_90", "bf16")
     ptx, resources = compiled.ptx, compiled.resources
     assert {name for name, used in resources.items() if used.spilled} == set()
     # Two blocks of 256 threads share the 65,536 registers of a multiprocessor.

@@ -3,6 +3,8 @@
 import http.client
 import json
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,14 +14,12 @@ from safetensors.numpy import load_file
 
 import train
 from minitransformer.api import load
-from minitransformer.backends.cuda import nccl
 from minitransformer.commands.serve import Server
 from minitransformer.settings.decoding_config import DecodingConfig
-from support.forked import Forked
 from support.in_process import run_main, run_translate
 from support.models import save_small_model
-from support.scripts import SHORT, SMALL_RUN, write_random_text
-from support.strict_cupy import GpuState, SharedSums, install_nccl
+from support.ranks import mpiexec, needs_mpi
+from support.scripts import SHORT, SMALL_RUN, with_tests_on_path, write_random_text
 
 pytestmark = pytest.mark.slow  # seconds each on kernels of the host
 
@@ -119,28 +119,43 @@ def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch
     assert code == 0, err
 
 
-def run_two_gpus(flags):
-    """Two processes, as MPI starts them; NCCL sums in shared memory."""
-    shared = SharedSums(2, 1 << 20)
-    ended = []
-    for rank in range(2):
+RANK = """
+import shutil, sys
+from pathlib import Path
+import pytest
+from support import host_device, strict_cupy
 
-        def main(arguments, rank=rank):
-            with pytest.MonkeyPatch.context() as patch:
-                install_nccl(patch, shared, rank)
-                return train.main(arguments)
+compiler = shutil.which("g++") or shutil.which("clang++")
+libraries = host_device.build(compiler, Path(sys.argv[1]))
+strict_cupy.install(pytest.MonkeyPatch(), libraries)
+strict_cupy.install_nccl(pytest.MonkeyPatch())
+{more}
+import train
+sys.exit(train.main(sys.argv[2:]))
+"""
 
-        ended.append(Forked(main, [str(flag) for flag in flags]))
-    return [process.end() for process in ended]
+
+def run_two_gpus(libraries, *flags, more=""):
+    """Two ranks, each with the stand-in; `more` is done there before the training."""
+    kernels = Path(next(iter(libraries.values()))._name).parents[1]
+    command = [mpiexec(), "-n", 2, sys.executable, "-c", RANK.format(more=more)]
+    return subprocess.run(
+        [str(x) for x in (*command, kernels, *flags)],
+        env=with_tests_on_path(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
-def test_two_gpus_train_as_one(stand_in, tmp_path, monkeypatch):
+@needs_mpi
+def test_two_gpus_train_as_one(stand_in, host_libraries, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = gpu_run(tmp_path, "--dropout", 0, "--precision", "fp32")
     assert run_main(train.main, *flags, "--run", "one")[0] == 0
-    for ended in run_two_gpus([*flags, "--run", "two", "--gpus", 2]):
-        assert ended.code == 0, ended.err
-        assert "Traceback" not in ended.err
+    done = run_two_gpus(host_libraries, *flags, "--run", "two", "--gpus", 2)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
     found = [
         load_file(tmp_path / name / "step-00000004.safetensors")
         for name in ("one", "two")
@@ -150,20 +165,28 @@ def test_two_gpus_train_as_one(stand_in, tmp_path, monkeypatch):
             np.testing.assert_allclose(tensor, found[1][name], rtol=1e-3, atol=1e-5)
 
 
-def test_ranks_whose_parameters_differ_end_at_a_report(stand_in, tmp_path, monkeypatch):
+SPOILED = """
+from minitransformer.backends.cuda import nccl
+
+broadcast = nccl.NcclCommunicator.broadcast
+
+def spoiled(self, array):
+    broadcast(self, array)
+    if self.rank:
+        array[5] = 9.0
+
+nccl.NcclCommunicator.broadcast = spoiled
+strict_cupy.GpuState.largest_copy = 1 << 14
+"""
+
+
+@needs_mpi
+def test_ranks_whose_parameters_differ_end_at_a_report(
+    host_libraries, tmp_path, monkeypatch
+):
     """The checksum of the parameters is computed where they are."""
     monkeypatch.chdir(tmp_path)
-    broadcast = nccl.NcclCommunicator.broadcast
-
-    def spoiled(self, array):
-        broadcast(self, array)
-        if self.rank:
-            array[5] = 9.0
-
-    monkeypatch.setattr(nccl.NcclCommunicator, "broadcast", spoiled)
-    monkeypatch.setattr(GpuState, "largest_copy", 1 << 14)
-    options = "--run run --save-every 100 --precision fp32".split()
-    ended = run_two_gpus(gpu_run(tmp_path, *options))
-    assert 0 not in {process.code for process in ended}
-    errors = "".join(process.err for process in ended)
-    assert "expected all ranks to have the same parameters" in errors
+    flags = *gpu_run(tmp_path, "--run", "run"), "--save-every", 100
+    done = run_two_gpus(host_libraries, *flags, "--precision", "fp32", more=SPOILED)
+    assert done.returncode != 0
+    assert "expected all ranks to have the same parameters" in done.stderr
