@@ -26,13 +26,6 @@ from minitransformer.training import distributed
 from support.in_process import run_main
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """An empty folder, in which the test works."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def parse(*flags):
     return train.parse_arguments([str(flag) for flag in flags])
 
@@ -61,7 +54,7 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
         ("--threads 0", 2, "--threads: expected a whole number of at least 1"),
         ("--dropout none", 2, "--dropout: expected a number, got 'none'"),
         ("--nbest 2", 2, "unrecognized argument --nbest"),
-        ("--thread 2", 2, "unrecognized argument --thread; did you mean --threads?"),
+        ("--thread=2", 2, "unrecognized argument --thread; did you mean --threads?"),
         ("--d-model 15", 2, "d_model: expected an even number, got 15"),
         ("--dropout 1", 2, "argument --dropout: expected below 1, got 1.0"),
         ("--steps 0", 2, "--steps: expected at least 1, got 0"),
@@ -71,11 +64,7 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
         ("--data a b --source en --target de", 2, "unrecognized argument b"),
         ("--data .", 2, "--data expects --source and --target"),
         ("--data . --source en --target en", 2, "expected two languages, got en for"),
-        (
-            "--data none --source en --target de",
-            1,
-            "expected a folder of text, found none",
-        ),
+        ("--data none --source en --target de", 1, "a folder of text, found none"),
         ("--data . --source en --target de", 1, "expected train.en and train.de"),
         ("--train-source a", 2, "expected --train-source and --train-target"),
         ("--train-source a --train-target b", 1, "found none at"),
@@ -160,11 +149,7 @@ def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeyp
 def test_own_text_has_the_preset_for_its_number_of_pairs(place):
     flags, _ = named_text(place)
     few = new_settings(parse(*flags))
-    assert (few.preset, few.training.steps, few.model.vocab_size) == (
-        "multi30k",
-        8000,
-        1257,
-    )
+    assert (few.preset, few.model.vocab_size) == ("multi30k", 1257)
     for name in "ab":
         (place / name).write_text("x y\n" * 80_000)
     more = new_settings(parse(*flags, "--steps", 7, "--d-model", 64))

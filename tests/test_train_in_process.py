@@ -33,8 +33,7 @@ from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.lifecycle import TrainingRun
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
-from support.closeness import assert_close
-from support.in_process import run_main, run_translate, signals_put_back
+from support.in_process import run_main, run_translate
 from support.scripts import TIMINGS
 
 # A model of two layers that updates in milliseconds.
@@ -71,13 +70,6 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """An empty folder, in which the test works."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def start(text, place):
     """Run train.py on the text; return its output, or after a failure its error."""
 
@@ -92,6 +84,23 @@ def start(text, place):
 
     start.text = text
     return start
+
+
+@pytest.fixture
+def each_gradient(monkeypatch):
+    """Have `change(model, step)` called after the gradient of each update."""
+
+    def each_gradient(change):
+        real = CpuModel.forward_backward
+
+        def forward_backward(self, batches, smoothing, key):
+            loss = real(self, batches, smoothing, key)
+            change(self, key[1])
+            return loss
+
+        monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
+
+    return each_gradient
 
 
 def parse(*flags):
@@ -449,19 +458,17 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(each_gradient, monkeypatch):
     """A clock by which the gradient of an update takes ten seconds, all else nothing.
 
     The clock of a computer may show any number at first.
     """
     now = [1000.0]
-    real = CpuModel.forward_backward
 
-    def forward_backward(*arguments):
+    def pass_time(model, step):
         now[0] += 10.00049
-        return real(*arguments)
 
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
+    each_gradient(pass_time)
     for module in (progress, lifecycle):
         clock = SimpleNamespace(monotonic=lambda: now[0])
         monkeypatch.setattr(module, "time", clock)
@@ -498,62 +505,39 @@ def test_checkpoints_are_saved_by_the_clock(text, place, clock):
 
 
 def test_a_run_that_has_ended_is_not_trained_further(start, clock):
-    """However it ended, unless a larger value says so."""
-    start("--learning-rate", 1e-30, "--patience", 2, "--run", "patient")
-    start("--minutes", 0.5, "--run", "short")
-    ended = {run: (steps(run)[-1], records(run)) for run in ("patient", "short")}
-    for run, (step, metrics) in ended.items():
-        start("--resume", run)
+    """However it ended and although the steps are more, unless a value is larger."""
+    patient = "--learning-rate", 1e-30, "--patience", 2
+    for run, flags, more in (
+        ("patient", patient, ("--patience", 3)),
+        ("short", ("--minutes", 0.5), ("--minutes", 0.7)),
+    ):
+        out = start(*flags, "--steps", 90, "--run", run)
+        step, metrics = steps(run)[-1], records(run)
+        again = start("--resume", run, "--steps", 91)
+        for said in (out, again):
+            ended = f"ended       after step {step}: {' '.join(map(str, flags[-2:]))}"
+            assert f"\n{ended} used up\n" in said
         assert steps(run)[-1] == step
         assert [x | {"seconds": 0} for x in records(run)] == [
             x | {"seconds": 0} for x in metrics
         ]
-    start("--resume", "patient", "--patience", 3)
-    start("--resume", "short", "--minutes", 0.7)
-    for run, (step, _) in ended.items():
+        start("--resume", run, *more)
         assert steps(run)[-1] > step
-
-
-def test_the_test_text_is_translated_by_the_mean(start, monkeypatch):
-    """The model that translates has the parameters of averaged.safetensors."""
-    used, real = [], train.translate
-
-    def watched(run, model, pairs):
-        used.append(model.parameters.data.copy())
-        return real(run, model, pairs)
-
-    monkeypatch.setattr(train, "translate", watched)
-    start("--steps", 6, "--run", "run")
-    saved = [f"step-0000000{n}" for n in (4, 6)]
-    before, last, mean = (
-        checkpoint.load(Path("run", f"{name}.safetensors")).parameters.data
-        for name in (*saved, "averaged")
-    )
-    [found] = used
-    np.testing.assert_array_equal(found, mean)
-    assert_close(mean, (before + last) / 2, "float32")
-    assert abs(mean - last).max() > 1e-3
+        config = json.loads(Path(run, "config.json").read_text())
+        assert config["training"]["steps"] == 91  # as was asked for before
 
 
 # What may go wrong
 
 
-def poison(monkeypatch, calls, name="decoder.0.feed_forward.bias_1"):
-    """Put a NaN into the gradient of some updates, which are counted from 1."""
-    real, count = CpuModel.forward_backward, [0]
+def test_a_gradient_that_is_not_finite_stops_a_run(start, each_gradient):
+    name = "decoder.0.feed_forward.bias_1"
 
-    def forward_backward(self, *arguments):
-        loss = real(self, *arguments)
-        count[0] += 1
-        if count[0] in calls:
-            self.parameters.views(self.parameters.grad)[name][3] = np.nan
-        return loss
+    def spoil(model, step):
+        if step == 3:
+            model.parameters.views(model.parameters.grad)[name][3] = np.nan
 
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-
-
-def test_a_gradient_that_is_not_finite_stops_a_run(start, monkeypatch):
-    poison(monkeypatch, [3])
+    each_gradient(spoil)
     error = start("--steps", 4, "--run", "run", code=1)
     assert re.search(r"step 3, epoch \d, batch \d: expected finite losses", error)
     assert error.count("\n") == 1
@@ -621,23 +605,20 @@ def test_an_error_costs_no_update(
         assert_same_results(unlucky, "run")
 
 
-def test_validation_text_is_read_once(start, whole, text, place, monkeypatch):
+def test_validation_text_is_read_once(start, text, place, each_gradient):
     """It is gone after the first update, and so is the cache."""
+    flags = "--validate-bleu", 4, "--steps", 7, "--run"
+    start(*flags, "expected")
     copy = shutil.copytree(text[1], place / "text")
-    real = CpuModel.forward_backward
 
-    def forward_backward(self, batches, smoothing, key):
+    def remove(model, step):
         for path in copy.glob("val.*"):
             path.unlink()
         shutil.rmtree(place / "cache", ignore_errors=True)
-        return real(self, batches, smoothing, key)
 
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    flags = "--validate-bleu", 4, "--steps", 7, "--run"
+    each_gradient(remove)
     start(*flags, "run", "--data", copy, "--cache", place / "cache")
     assert not (copy / "val.en").exists()
-    monkeypatch.setattr(CpuModel, "forward_backward", real)
-    start(*flags, "expected")
     assert_same_results("expected", "run")
 
 
@@ -660,22 +641,30 @@ def test_long_validation_pairs_are_left_out_and_counted(start, text, place):
     assert "expected pairs of at most 15 tokens a side (--max-length)" in error
 
 
+@pytest.fixture
+def stopped(start, each_gradient):
+    """Start or resume a run that is told to stop in these steps."""
+    steps = set()
+
+    def stop(model, step):
+        if step in steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stopped(*flags, at):
+        steps.update(at)
+        start(*flags, code=128 + signal.SIGTERM)
+
+    each_gradient(stop)
+    return stopped
+
+
 @pytest.mark.parametrize(
     ("more", "last"), [([], 6), (["--learning-rate", 1e-30, "--patience", 1], 4)]
 )
-def test_a_stopped_run_makes_up_for_its_validation(start, monkeypatch, more, last):
-    real = CpuModel.forward_backward
-
-    def forward_backward(self, batches, smoothing, key):
-        if key[1] == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, smoothing, key)
-
+def test_a_stopped_run_makes_up_for_its_validation(start, stopped, more, last):
     flags = ("--steps", 6, "--validate-every", 2, "--save-every", 9, *more)
     start(*flags, "--run", "whole")
-    with monkeypatch.context() as patch, signals_put_back():
-        patch.setattr(CpuModel, "forward_backward", forward_backward)
-        start(*flags, "--run", "run", code=128 + signal.SIGTERM)
+    stopped(*flags, "--run", "run", at=[4])
     assert steps("run") == [4]
     assert list(values("run", "validation_loss")) == [2]
     start("--resume", "run")
@@ -683,22 +672,13 @@ def test_a_stopped_run_makes_up_for_its_validation(start, monkeypatch, more, las
     assert values("run", "validation_loss") == values("whole", "validation_loss")
 
 
-def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, monkeypatch):
+def test_where_a_run_was_stopped_makes_no_difference_to_its_average(start, stopped):
     """Of an unbroken run, the checkpoints 4, 6 and 7 are averaged."""
     flags = ["--average", 3, "--keep-last", 3, "--steps", 7, "--run"]
     start(*flags, "unbroken")
-    real = CpuModel.forward_backward
-
-    def forward_backward(self, batches, smoothing, key):
-        if key[1] in (3, 5):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, batches, smoothing, key)
-
-    stopped = 128 + signal.SIGTERM
-    monkeypatch.setattr(CpuModel, "forward_backward", forward_backward)
-    start(*flags, "run", code=stopped)
+    stopped(*flags, "run", at=[3, 5])
     assert steps("run") == [2, 3]
-    start("--resume", "run", code=stopped)
+    stopped("--resume", "run", at=[5])
     assert steps("run") == [2, 4, 5]
     start("--resume", "run")
     assert steps("run") == steps("unbroken") == [4, 6, 7]
@@ -813,16 +793,3 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
         assert (code, error.count("\n"), message in error) == (1, 1, True)
     error = start("--vocabulary", own, code=2)
     assert "--vocab-size does nothing with --vocabulary" in error
-
-
-def test_a_run_says_what_ended_it_and_goes_on_with_flags_of_a_resume(start):
-    flags = "--run", "run", "--validate-bleu", 0, "--patience", 1, "--validate-every", 1
-    out = start(*flags, "--learning-rate", 1e-30, "--steps", 9)
-    assert "\nended       after step 2: --patience 1 used up\n" in out
-    out = start("--resume", "run", "--steps", 12)
-    assert "\nended       after step 2: --patience 1 used up\n" in out
-    out = start("--resume", "run", "--patience", 9, "--steps", 4)
-    assert "ended" not in out  # all steps were made
-    out = start("--resume", "run")  # with the patience and the steps given before
-    assert "ended" not in out
-    assert json.loads(Path("run", "config.json").read_text())["training"]["steps"] == 4

@@ -223,36 +223,17 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
     assert result.stdout.count(b"\n") == 1
 
 
-def test_the_newest_run_is_used_and_named(tmp_path):
-    for name in ("old", "new"):
-        folder = tmp_path / "runs" / name
-        save_small_run(folder)
-        (folder / "best.safetensors").rename(folder / "averaged.safetensors")
-    result = run(*SHORT, "the cat", cwd=tmp_path)
-    assert result.returncode == 0
-    said = rb"translate.py: using runs/\w+/averaged.safetensors \(a to b, 0 updates\);"
-    assert re.match(said, result.stderr)
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
         ("--model none x", 1, "none: expected a run, a checkpoint or a shipped model"),
         ("x", 1, "en-de: expected a run, a checkpoint or a shipped model (en-de)"),
         ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),
-        (
-            "--model MODEL --threads 0 x",
-            2,
-            "--threads: expected a whole number of at least 1",
-        ),
+        ("--model MODEL --threads 0 x", 2, "--threads: expected a whole number of at "),
         ("--model MODEL --compound-split de x", 2, "nothing without --reference"),
         ("--attention x.html", 2, "--attention expects one sentence, got 0"),
         ("--reference one --json x", 2, "--json and --alignment expect --output"),
-        (
-            "--model MODEL --reference one --compare two x",
-            1,
-            "as many lines to compare",
-        ),
+        ("--model MODEL --reference one --compare two x", 1, "many lines to compare"),
         ("--model MODEL --compare one x", 2, "--compare does nothing without --ref"),
         ("--model MODEL --attention x.txt x", 2, "--attention: expected .html, got"),
         ("--model none --input two --prefix one", 1, "in one as in two, got 1 and 2"),
@@ -266,24 +247,12 @@ def test_the_newest_run_is_used_and_named(tmp_path):
         ("--sample --temperature 0 x", 2, "--beam 1 always takes the likeliest token"),
         ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
         ("--model MODEL --reference two x", 1, "as many references as translations"),
-        (
-            "--model MODEL --score two x",
-            1,
-            "two: expected a line for each source line, got more than 1",
-        ),
+        ("--model MODEL --score two x", 1, "each source line, got more than 1"),
         ("--model MODEL --output no/where x", 1, "no/where: No such file"),
         ("--model bad x", 1, "bad: not a usable checkpoint"),
-        (
-            "--model MODEL --device cuda:x x",
-            2,
-            "--device: expected cpu, cuda or cuda:N",
-        ),
+        ("--model MODEL --device cuda:x x", 2, "expected cpu, cuda or cuda:N"),
         ("--model MODEL --precision fp16 x", 2, "fp32 or bf16 with"),
-        (
-            "--model LEARNED --split never --input long",
-            1,
-            "line 2: expected at most 5 word pieces",
-        ),
+        ("--model LEARNED --split never --input long", 1, "at most 5 word pieces"),
     ],
 )
 def test_bad_input_gets_one_line(
@@ -310,14 +279,10 @@ def test_bad_input_gets_one_line(
 @pytest.mark.parametrize(
     ("mode", "useless"),
     [
-        (
-            "--serve",
-            "--input f,--attention x.html,--json,--prefix f,--top-p 0.5,--alignment",
-        ),
-        (
-            "--attention x.html",
-            "--output f,--score f,--nbest 2,--split never,--alignment",
-        ),
+        ("--serve", "--input f,--json,--prefix f,--top-p 0.5,--alignment"),
+        ("--serve", "--attention x.html"),
+        ("--attention x.html", "--output f,--score f,--nbest 2,--split never"),
+        ("--attention x.html", "--alignment"),
         ("--score f", "--reference f,--json,--beam 2,--sample"),
     ],
 )
@@ -434,13 +399,3 @@ def test_optimised_python_translates(model_path):
     command.insert(1, "-OO")
     optimised = subprocess.run(command, capture_output=True, check=True)
     assert (optimised.stdout, optimised.stderr) == (plain.stdout, b"")
-
-
-def test_an_incomplete_output_is_not_left(model_path, tmp_path):
-    (tmp_path / "in").write_bytes(b"fine\n\xff\n")
-    before = "what was there"
-    (tmp_path / "out").write_text(before)
-    flags = ("-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--buffer", "1")
-    assert run("--model", model_path, *SHORT, *flags).returncode == 1
-    assert (tmp_path / "out").read_text() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]

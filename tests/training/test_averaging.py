@@ -194,19 +194,14 @@ def test_what_has_no_finite_loss_is_not_averaged(ended):
     assert ended.end()[0] is None
 
 
-@pytest.mark.parametrize("best", [None, 0.0])
-def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best):
+@pytest.mark.parametrize(
+    ("best", "settings"),
+    [(None, {}), (0.0, {}), (None, {"average": 2, "number": True})],
+)
+def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best, settings):
     """The others have no files."""
     if best is not None:
         ended.save(ended.run.best, ended.saved[0], best)
-    alone = ended.end(ranks=Communicator())
-    for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks)):
-        np.testing.assert_array_equal(found[1], alone[1])
-
-
-def test_a_fixed_number_is_averaged_on_all_ranks(ended):
-    """Rank 0 alone has the checkpoints."""
-    settings = {"average": 2, "number": True}
+    alone = ended.end(ranks=Communicator(), **settings)
     for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks, **settings)):
-        assert math.isnan(found[0])
-        np.testing.assert_array_equal(found[1], mean_of_last(ended, 2))
+        np.testing.assert_array_equal(found[1], alone[1])

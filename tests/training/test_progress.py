@@ -20,56 +20,59 @@ from minitransformer.training.progress import Progress, Update, run_summary
 from support.models import small_model
 
 
+def summary(stream, text=(), processes=1):
+    """What a run says at its start; corpora of validation and test are its own."""
+    model = small_model()
+    computed = CpuModel(model, ParameterBuffer(model), processes)
+    corpora = dict.fromkeys(text, stream.corpus)
+    lines = run_summary(stream, dict(text), corpora, computed, DecodingConfig())
+    computed.close()
+    return model.config, lines
+
+
 def test_the_start_says_what_an_update_costs():
     """Two batches of 12 pairs make an update; tokens are counted with EOS."""
     sides = [Ragged.from_lists([[5] * n] * 12) for n in (3, 5)]
     settings = TrainingConfig(max_tokens=1000, accumulate=2)
     stream = BatchStream(ParallelCorpus(*sides), settings)
     assert len(stream) == 1
-    model = small_model()
-    threaded = CpuModel(model, ParameterBuffer(model), 1)
-    lines = run_summary(stream, {}, {}, threaded, DecodingConfig())
-    flops = training_flops(model.config, 4.0, 6.0) * 24  # 0.0 GFLOP
+    config, lines = summary(stream)
+    flops = training_flops(config, 4.0, 6.0) * 24  # 0.0 GFLOP
     tokens = f"update      {24 * 4} source + {24 * 6} target tokens, "
     assert f"{tokens}{flops / 1e9:,.1f} GFLOP" in lines
-    memory = training_memory(model.config, 1000, 1, 6)
+    memory = training_memory(config, 1000, 1, 6)
     assert lines[-1].startswith(f"memory      about {memory / 1e6:,.0f} MB, at most ")
-    threaded.close()
 
 
 def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
     sides = [Ragged.from_lists([[5] * 9] * 1000)] * 2
     stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=10_000))
-    model = small_model()
     monkeypatch.setattr("minitransformer.training.parallel.TOKENS_TIMES_WIDTH", 8000)
-    threaded = CpuModel(model, ParameterBuffer(model), 2)
-    memory, more = (
-        training_memory(model.config, n, 2, 10) / 1e6 for n in (2000, 10_000)
-    )
+    config, [*_, last] = summary(stream, processes=2)
+    memory, more = (training_memory(config, n, 2, 10) / 1e6 for n in (2000, 10_000))
     assert f"{memory:,.0f}" != f"{more:,.0f}"
-    last = run_summary(stream, {}, {}, threaded, DecodingConfig())[-1]
     assert last.startswith(f"memory      about {memory:,.0f} MB, at most ")
-    threaded.close()
 
 
-def test_the_start_says_what_validation_and_test_text_there_is():
+PAIR = TextPair(Path("a/val.en"), Path("a/val.de"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ({}, ("none", "none")),
+        ({"val": PAIR}, ("a/val.en, a/val.de, 2 pairs", "none")),
+        ({"test": PAIR}, ("none", "a/val.en, a/val.de, 2 pairs")),
+    ],
+)
+def test_the_start_says_what_validation_and_test_text_there_is(text, told):
     sides = [Ragged.from_lists([[5] * 3] * 2)] * 2
     stream = BatchStream(ParallelCorpus(*sides), TrainingConfig())
     stream.corpus.notes = ["changed     x"]
-    model = small_model()
-    threaded = CpuModel(model, ParameterBuffer(model), 1)
-    pair = TextPair(Path("a/val.en"), Path("a/val.de"))
-    for text, told in (
-        ({}, ("none", "none")),
-        ({"val": pair}, ("a/val.en, a/val.de, 2 pairs", "none")),
-        ({"test": pair}, ("none", "a/val.en, a/val.de, 2 pairs")),
-    ):
-        corpora = dict.fromkeys(text, stream.corpus)
-        lines = run_summary(stream, text, corpora, threaded, DecodingConfig())
-        expected = "held out    for validation {}; for the test {}"
-        assert expected.format(*told) in lines
-        assert "changed     x" in lines
-    threaded.close()
+    _, lines = summary(stream, text)
+    expected = "held out    for validation {}; for the test {}"
+    assert expected.format(*told) in lines
+    assert "changed     x" in lines
 
 
 @pytest.mark.parametrize(("factor", "reported"), [(2.0, 0), (1.0, 0), (0.5, 3)])
