@@ -1,13 +1,12 @@
 """The command that lists runs and deletes some."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from minitransformer.commands.runs import main
 from minitransformer.runs.run_directory import RunDirectory
+from support.locks import held_elsewhere
 from support.models import BUILT_IN, save_run
 
 
@@ -92,20 +91,10 @@ def test_what_is_no_run_or_might_be_another_is_refused(place, capsys, names, mes
 
 def test_a_run_in_progress_is_refused(place, capsys):
     before = files()
-    hold = (
-        "import sys; from pathlib import Path;"
-        "from minitransformer.runs.run_directory import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).lock([7], True):\n"
-        "    print('held', flush=True); input()"
-    )
-    command = [sys.executable, "-c", hold, "runs/talks"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as other:
-        assert other.stdout.readline() == b"held\n"
+    with held_elsewhere("RunDirectory(Path('runs/talks')).lock([7], True)"):
         assert main(["--delete", "toy", "talks"]) == 1
         error = capsys.readouterr().err
         assert error.endswith("talks: another training is running here, process 7\n")
         assert set(before) <= set(files())
-        other.communicate(b"\n")
     assert main(["--delete", "toy", "talks"]) == 0
     assert not RunDirectory(Path("runs/talks")).path.exists()

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +14,7 @@ from minitransformer.runs.run_directory import RunDirectory, new_directory
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.system import files
+from support.locks import held_elsewhere
 
 TEXT = {"train": ("train.en", "train.de")}
 DECODING = DecodingConfig(beam=7, nbest=3)
@@ -47,16 +46,10 @@ def test_a_run_directory_is_never_reused(tmp_path):
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    hold = (
-        "import sys, time; from pathlib import Path;"
-        "from minitransformer.runs.run_directory import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).lock([7, 12]):\n"
-        "    Path(sys.argv[1], 'config.json').write_text('{}')\n"
-        "    print('held', flush=True); time.sleep(60)"
-    )
-    command = [sys.executable, "-c", hold, str(run.path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
+    with held_elsewhere(
+        f"RunDirectory(Path({str(run.path)!r})).lock([7, 12])"
+    ) as other:
+        run.config.write_text("{}")
         with pytest.raises(ValueError, match=r"another training is.*process 7, 12$"):
             run.lock([8], resumes=True).__enter__()
         other.kill()
@@ -192,24 +185,23 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
     assert sorted(folder.iterdir()) == [runs[0], runs[2]]
 
 
-def test_pruning_keeps_the_newest(tmp_path):
-    run = RunDirectory(tmp_path)
-    for step in (5, 100_000_000, 20, 15, 10):
-        run.checkpoint(step).write_bytes(b"")
-    run.prune(TrainingConfig(keep_last=2, average=1, save_every=5))
-    assert run.checkpoints() == [run.checkpoint(20), run.checkpoint(100_000_000)]
-
-
 @pytest.mark.parametrize(
-    ("minutes", "kept"), [(None, [10, 20, 23]), (5.0, [20, 21, 23])]
+    ("steps", "number", "minutes", "kept"),
+    [
+        ((5, 100_000_000, 20, 15, 10), 2, None, [20, 100_000_000]),
+        ((10, 14, 20, 21, 23), 3, None, [10, 20, 23]),
+        ((10, 14, 20, 21, 23), 3, 5.0, [20, 21, 23]),
+    ],
 )
-def test_pruning_drops_where_a_run_was_stopped(tmp_path, minutes, kept):
+def test_pruning_keeps_the_newest_but_those_where_a_run_was_stopped(
+    tmp_path, steps, number, minutes, kept
+):
     """If the clock says when to save, any step may have been due."""
     run = RunDirectory(tmp_path)
-    for step in (10, 14, 20, 21, 23):
+    for step in steps:
         run.checkpoint(step).write_bytes(b"")
     settings = {"save_every": 10, "checkpoint_minutes": minutes}
-    run.prune(TrainingConfig(keep_last=3, average=3, **settings))
+    run.prune(TrainingConfig(keep_last=number, average=number, **settings))
     assert run.checkpoints() == [run.checkpoint(step) for step in kept]
 
 
@@ -280,16 +272,6 @@ def test_lines_that_are_no_metrics_are_skipped(tmp_path):
     run.record(7)
     run.append(run.metrics, "[" * 100_000)
     assert run.read_metrics() == [{"step": 7}]
-
-
-def test_metrics_are_on_the_disk_before_a_checkpoint(tmp_path, monkeypatch):
-    run, done = RunDirectory(tmp_path), []
-    monkeypatch.setattr(run_directory, "sync", done.append)
-    monkeypatch.setattr(run_directory, "save", lambda path, *_, **__: done.append(path))
-    run.save(run.best, None)
-    run.record(1)
-    run.save(run.best, None)
-    assert done == [run.best, run.metrics, run.best]
 
 
 def test_a_resumed_run_keeps_its_new_settings_and_writes_nothing_twice(

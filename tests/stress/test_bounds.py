@@ -14,7 +14,6 @@ import sys
 import time
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from minitransformer.runs import checkpoint
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.lines import MAX_LINE
 from minitransformer.training.cost import PROCESS_MEMORY, translation_memory
-from support.scripts import TRAIN, TRANSLATE
+from support.scripts import TRAIN, TRANSLATE, memory_of
 
 pytestmark = [
     pytest.mark.stress,
@@ -114,11 +113,7 @@ def folder(tmp_path_factory):
             "",
         ),
         ("500 validation lines of a word", {"train": [12] * 999, "val": [1] * 500}, ""),
-        (
-            "2,000 test lines of 12 words",
-            {"train": [12] * 999, "test": [12] * 2000},
-            "",
-        ),
+        ("2,000 test lines of 12 words", {"train": [12] * 99, "test": [12] * 2000}, ""),
     ],
 )
 def test_training(folder, name, splits, flags):
@@ -202,20 +197,15 @@ def test_the_page(folder, model):
                 each = np.full(4, 1024)
                 most = translation_memory(loaded.model.config, decoding, each, 1)
                 name = f"page: {MAX_TOKENS // beam:,} tokens, beam {beam}"
-                row(name, (fixed + most) / 1e6, resident(server.pid), seconds)
+                measured = memory_of(server.pid, "VmHWM") / 1e6
+                row(name, (fixed + most) / 1e6, measured, seconds)
             began = time.monotonic()
             with ExitStack() as stack:
                 for _ in range(1500):
                     address = "127.0.0.1", 18765
                     stack.enter_context(socket.create_connection(address, timeout=30))
                 seconds = time.monotonic() - began
-                measured = resident(server.pid)
+                measured = memory_of(server.pid, "VmHWM") / 1e6
             row("page: 1,500 connections", (fixed + most) / 1e6, measured, seconds)
         finally:
             server.kill()
-
-
-def resident(process):
-    """The peak of a process's memory. Units: MB"""
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024 / 1e6

@@ -4,8 +4,6 @@ The file operations of a training, a resume and outputs are recorded. Each
 folder that a crash may leave after any of them is laid out, and work goes on there.
 """
 
-import contextlib
-import io
 import itertools
 
 import numpy as np
@@ -17,6 +15,7 @@ from minitransformer.commands import average
 from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
 from support.crash_points import crashes, lay_out, recording, replay
+from support.in_process import run_main
 from support.models import CAT_LINES
 from support.scripts import SHORT, TIMINGS, write_random_text
 
@@ -35,13 +34,8 @@ HOW_MANY = [
 
 def run(main, *flags):
     """Call the main function of a script, which has to succeed."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        try:
-            code = main([str(flag) for flag in flags])
-        except SystemExit as error:
-            code = error.code
-    assert code == 0, printed.getvalue()
+    code, *printed = run_main(main, *flags)
+    assert code == 0, printed
 
 
 def names(folder):

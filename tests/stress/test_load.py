@@ -9,20 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.scripts import LONG_RUN, TRAIN, TRANSLATE, write_random_text
+from support.scripts import LONG_RUN, TRAIN, TRANSLATE, memory_of, write_random_text
 
 QUICK = "--beam 1 --max-len-a 0 --max-len-b 3 --threads 1".split()
 
 linux = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads memory from /proc"
 )
-
-
-def resident(process: int) -> int:
-    """Resident memory of a process. Units: bytes"""
-    status = Path(f"/proc/{process}/status").read_text()
-    line = next(x for x in status.splitlines() if x.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
 
 
 def stream(model: str, folder: Path, count: int) -> tuple[int, int]:
@@ -51,9 +44,9 @@ def stream(model: str, folder: Path, count: int) -> tuple[int, int]:
         for number, i in enumerate(order):
             assert process.stdout.readline() == answers[i] + b"\n", number
             if number == count // 10:
-                early = resident(process.pid)
+                early = memory_of(process.pid)
             elif number == count - 3000:
-                late = resident(process.pid)
+                late = memory_of(process.pid)
         assert process.stdout.read() == b""
     assert process.returncode == 0
     return early, late
@@ -88,7 +81,7 @@ def test_the_memory_of_a_hundred_thousand_steps_does_not_grow(tmp_path):
     ) as process:
         for line in process.stdout:
             if line.startswith("step") and "tokens/s" in line and len(memory) < 200:
-                memory.append(resident(process.pid))
+                memory.append(memory_of(process.pid))
                 files.append(len(os.listdir(f"/proc/{process.pid}/fd")))
                 checkpoints.append(len([*(tmp_path / "run").glob("step*")]))
     assert process.returncode == 0

@@ -109,23 +109,12 @@ def test_the_wheel_runs_the_built_in_job(tmp_path, wheel, version):
     empty = tmp_path / "empty"
     empty.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    command = bin_ / "minitransformer"
-    subprocess.run(
-        [command, "train", "--run", "runs/first"], cwd=empty, check=True, env=clean
+    command, options = (
+        bin_ / "minitransformer",
+        {"cwd": empty, "check": True, "env": clean},
     )
-    done = subprocess.run(
-        [
-            command,
-            "translate",
-            *("--model", "runs/first"),
-            "The old man gives the small child a red apple.",
-        ],
-        cwd=empty,
-        check=True,
-        env=clean,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "Der alte Mann gibt dem kleinen Kind einen roten Apfel.\n", (
-        version
-    )
+    subprocess.run([command, "train", "--run", "runs/first"], **options)
+    line = "The old man gives the small child a red apple."
+    translate = [command, "translate", "--model", "runs/first", line]
+    done = subprocess.run(translate, capture_output=True, text=True, **options)
+    assert done.stdout == "Der alte Mann gibt dem kleinen Kind einen roten Apfel.\n"

@@ -5,12 +5,11 @@ import fcntl
 import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from contextlib import nullcontext as no_error
+from contextlib import suppress
 
 import pytest
 
@@ -21,20 +20,15 @@ from minitransformer.system.files import (
     file_lock,
     write_bytes,
 )
-from support.scripts import with_tests_on_path
+from support.locks import held_elsewhere
 
 
 def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "a"
     write_bytes(path, b"old")
-
-    def fails():
-        with atomic_write(path) as file:
-            file.write(b"ne")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
+    with suppress(KeyError), atomic_write(path) as file:
+        file.write(b"ne")
+        raise KeyError
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -126,19 +120,12 @@ def test_the_next_write_deletes_what_a_crash_left_of_the_same_name(tmp_path, kin
     assert sorted(os.listdir(tmp_path)) == left
 
 
-def test_a_folder_is_whole_or_not_there(tmp_path):
-    def fails():
-        with files.atomic_folder(tmp_path / "y") as partial:
-            (partial / "part").write_text("one")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_replaces_an_empty_one_only(tmp_path):
+def test_a_folder_is_whole_or_not_there_and_replaces_an_empty_one_only(tmp_path):
     path = tmp_path / "x"
+    with suppress(KeyError), files.atomic_folder(path) as partial:
+        (partial / "part").write_text("one")
+        raise KeyError
+    assert os.listdir(tmp_path) == []
     path.mkdir()
     with files.atomic_folder(path) as partial:
         (partial / "part").write_text("one")
@@ -147,6 +134,15 @@ def test_a_folder_replaces_an_empty_one_only(tmp_path):
         (partial / "other").write_text("two")
     assert os.listdir(tmp_path) == ["x"]
     assert os.listdir(path) == ["part"]
+
+
+def failing(number, real, fails=lambda *arguments: True):
+    def call(*arguments, **options):
+        if fails(*arguments):
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    return call
 
 
 def read(path):
@@ -159,12 +155,16 @@ def read(path):
     return text
 
 
+def build_a_folder(partial):
+    partial.mkdir()
+    (partial / "part").write_text("one")
+
+
 def _build(path, log):
     def build(partial):
         with open(log, "a") as file:
             file.write("built\n")
-        partial.mkdir()
-        (partial / "part").write_text("one")
+        build_a_folder(partial)
         time.sleep(0.3)
         (partial / "rest").write_text("two")
 
@@ -229,21 +229,15 @@ def test_what_is_built_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
         synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         real(descriptor)
 
-    def build(partial):
-        partial.mkdir()
-        (partial / "part").write_text("one")
-
     monkeypatch.setattr(os, "fsync", fsync)
-    build_once(tmp_path / "x", build, read)
+    build_once(tmp_path / "x", build_a_folder, read)
     part, folder, parent = synced
     assert (part, parent) == ("part", tmp_path.name)
     assert folder.startswith(".x.")
 
 
 def test_a_full_disk_is_reported_with_the_name(tmp_path):
-    def build(partial):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    build = failing(errno.ENOSPC, None)
     with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
         build_once(tmp_path / "x", build, read)
 
@@ -254,15 +248,11 @@ def test_what_others_put_into_a_damaged_folder_stays(tmp_path):
     for name in ("part", "thesis"):
         (path / name).write_text("of the user")
 
-    def build(partial):
-        partial.mkdir()
-        (partial / "part").write_text("one")
-
     def damaged(path):
         raise ValueError(f"{path}: damaged")
 
     with pytest.raises(OSError, match=r"Directory not empty: '.*/x'"):
-        build_once(path, build, damaged)
+        build_once(path, build_a_folder, damaged)
     assert {p.name: p.read_text() for p in path.iterdir()} == dict.fromkeys(
         ("part", "thesis"), "of the user"
     )
@@ -271,33 +261,24 @@ def test_what_others_put_into_a_damaged_folder_stays(tmp_path):
 # File systems and folders that cannot do everything
 
 
-def failing(number, real, fails=lambda *arguments: True):
-    def call(*arguments, **options):
-        if fails(*arguments):
-            raise OSError(number, os.strerror(number))
-        return real(*arguments, **options)
-
-    return call
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EIO]
+)
 @pytest.mark.parametrize("wait", [False, True])
 def test_without_locks_a_line_says_so_where_it_matters(
     tmp_path, monkeypatch, capsys, number, wait
 ):
+    """Another error is none of a lock that is missing."""
     monkeypatch.setattr(fcntl, "flock", failing(number, fcntl.flock))
-    path = tmp_path / "lock"
-    with file_lock(path, wait):
+    path, told = tmp_path / "lock", os.strerror(number)
+    hurts = number == errno.EIO
+    with (
+        pytest.raises(OSError, match=told) if hurts else no_error(),
+        file_lock(path, wait),
+    ):
         pass
-    line = f"{path}: {os.strerror(number)}: nobody is kept out\n"
-    assert capsys.readouterr().err == ("" if wait else line)
-
-
-def test_another_error_of_a_lock_is_no_missing_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", failing(errno.EIO, fcntl.flock))
-    lock = file_lock(tmp_path / "lock", wait=True)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)), lock:
-        pass
+    line = f"{path}: {told}: nobody is kept out\n"
+    assert capsys.readouterr().err == ("" if wait or hurts else line)
 
 
 @pytest.mark.parametrize("call", ["fsync", "open"])
@@ -334,32 +315,15 @@ def test_a_file_in_memory_is_no_device():
         assert path.read_bytes() == b"two"
 
 
-HOLD = """
-import sys; from pathlib import Path; from minitransformer.system.files import file_lock
-with file_lock(Path(sys.argv[1]), wait=False):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def held(tmp_path):
-    """A lock that another process holds until its standard input is closed."""
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=with_tests_on_path(), **pipes) as process:
-        assert process.stdout.readline() == b"held\n"
-        yield process
-
-
 def test_a_lock_that_is_held_is_waited_for_and_the_user_told_once(
-    held, tmp_path, capsys, monkeypatch
+    tmp_path, capsys, monkeypatch
 ):
-    with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", wait=False):
-        pass
     monkeypatch.setattr(files, "SILENT_SECONDS", 0.1)
-    threading.Timer(0.5, held.stdin.close).start()
-    with file_lock(tmp_path / "lock"):
-        pass
+    with held_elsewhere(f"file_lock(Path({str(tmp_path / 'lock')!r}))") as other:
+        with pytest.raises(TimeoutError), file_lock(tmp_path / "lock", wait=False):
+            pass
+        threading.Timer(0.5, other.stdin.close).start()
+        with file_lock(tmp_path / "lock"):
+            pass
     message = f"waiting for another process, which locks {tmp_path / 'lock'}\n"
     assert capsys.readouterr().err == message

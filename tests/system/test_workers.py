@@ -22,6 +22,7 @@ from minitransformer.system.workers import (
     product_threads,
     shared_zeros,
 )
+from support.scripts import is_running
 
 forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
@@ -223,11 +224,3 @@ def test_a_worker_whose_parent_has_ended_meanwhile_does_nothing(monkeypatch, cap
     process = workers_module._fork(lambda: print("worked", flush=True))
     assert os.waitpid(process, 0)[1] == 0
     assert capfd.readouterr().out == ""
-
-
-def is_running(process):
-    try:
-        with open(f"/proc/{process}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
