@@ -298,10 +298,7 @@ def test_a_browser_that_stops_sending_is_disconnected(server, monkeypatch, capfd
         ({"target": ["de"]}, "['de'] is not supported"),
         ({"format": "xml"}, "xml format is not supported"),
         ({"format": ["text"]}, "['text'] format is not supported"),
-        (
-            {"alternatives": "abc"},
-            "Invalid request: alternatives parameter must be 0 to 15, got abc",
-        ),
+        ({"alternatives": "abc"}, "Invalid request: alternatives parameter must be 0"),
         ({"alternatives": 16}, "Invalid request: alternatives parameter must be 0 to"),
         ({"q": "a" * 9000}, "Invalid request: request (9,002) exceeds text limit (4,"),
         ({"q": "\n" * 4096}, "Invalid request: request (4,097) exceeds text limit (4,"),

@@ -26,15 +26,6 @@ def append(cache, numbers):
     return keys.data[..., 0].tolist()
 
 
-def test_all_positions_are_returned_in_their_order():
-    cache = cache_of(2)
-    for n in range(40):
-        found = append(cache, [n, 100 + n])
-        assert found == [[*range(n + 1)], [*range(100, 101 + n)]]
-        assert cache.length == n + 1
-    assert cache.keys.shape == (64, 2, 3)  # doubled twice, from 16
-
-
 @pytest.mark.parametrize("reach", [0, 4, 30])
 def test_restricted_attention_gets_the_latest_positions(reach):
     cache = cache_of(1, reach=reach)

@@ -44,18 +44,6 @@ def embedding_of(vocab_size, d_model, learned=None, dtype="float64"):
     return Embedding(Initializer(1, dtype), config)
 
 
-@pytest.mark.parametrize("learned", [None, 10])
-def test_the_embedding_adds_positions(learned):
-    embedding = embedding_of(8, 4, learned)
-    ids = np.array([[1, 5, 1], [2, 2, 6]])
-    out = embedding(ids, None).data
-    for b, t in np.ndindex(ids.shape):
-        row = embedding.table.data[ids[b, t]] * 2 + embedding.positions.data[t]
-        assert_close(out[b, t], row)
-    assert_close(embedding(ids[:, 1:], None, first_position=1).data, out[:, 1:])
-    assert len(list(embedding.named_parameters())) == 1 + (learned is not None)
-
-
 def test_sinusoids_grow_and_learned_positions_end():
     ids = np.ones((1, 700), int)
     grown = embedding_of(8, 4)(ids, None)

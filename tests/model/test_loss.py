@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from minitransformer.engine import ops
-from minitransformer.model.transformer import (
-    Transformer,
-    token_log_probs,
-    training_loss,
-)
+from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import PAD_ID
 from minitransformer.training.evaluation import token_statistics
 from support.closeness import assert_close
@@ -71,11 +67,3 @@ def test_log_probabilities_have_the_models_dtype(dtype, monkeypatch):
     log_probs, is_best = token_log_probs(model, source, target)
     assert (log_probs.dtype, is_best.dtype) == (dtype, bool)
     assert rows == [(1, 8)] * 3
-
-
-def test_the_training_loss_without_smoothing_is_the_nll():
-    model = Transformer(CONFIG, dtype="float64")
-    rng = np.random.default_rng(1)
-    source, target = rng.integers(4, 12, (2, 3)), rng.integers(4, 12, (2, 5))
-    loss = training_loss(model, source, target, 0.0, None)
-    assert_close(loss.data, token_statistics(model, source, target).nll)

@@ -7,17 +7,11 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import ModelConfig
 from support.closeness import assert_close
+from support.models import tiny_config
 from support.noise import RecordedNoise, dropout_sites
 from support.reference import ReferenceTransformer, derivative
 
-SMALL = {
-    "vocab_size": 11,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "d_model": 8,
-    "d_ff": 12,
-    "num_heads": 2,
-}
+SMALL = vars(tiny_config((2, 2), vocab_size=11, d_ff=12))
 EVERYWHERE = {"dropout": 0.25, "attention_dropout": 0.5, "relu_dropout": 0.375}
 NOWHERE = dict.fromkeys(EVERYWHERE, 0.0)
 

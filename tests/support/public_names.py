@@ -23,21 +23,13 @@ def sizes(config: ModelConfig) -> tuple[int, float]:
     return config.d_model, config.dropout
 
 
-def translations(path: Path, lines: list[str]) -> dict[str, list[str]]:
-    """Return the three best translations of each line."""
+def translations(path: Path, lines: list[str]) -> list[str]:
+    """Return the best translation of each line, and three with their scores."""
     translator: Translator = load(path, "other", device="cpu", threads=2)
     first: list[str] = translate(translator, lines, beam=5, length_penalty=0.6)
     config = TranslationConfig(**vars(DecodingConfig(beam=4, nbest=3)))
-    found = {}
-    for line, hypotheses in zip(
-        lines, translator.hypotheses(lines, config), strict=True
-    ):
-        best: list[str] = [h.text for h in hypotheses]
-        scores: list[float] = [h.score for h in hypotheses]
-        found[line] = [
-            f"{text} {score}" for text, score in zip(best, scores, strict=True)
-        ]
-    return found | {line: [text] for line, text in zip(lines, first, strict=True)}
+    found = translator.hypotheses(lines, config)
+    return [*first, *(f"{h.text} {h.score}" for best in found for h in best)]
 
 
 def parts(translator: Translator) -> list[str]:

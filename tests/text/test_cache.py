@@ -139,10 +139,7 @@ def test_a_corpus_says_which_characters_of_its_targets_a_model_cannot_write(
     ("source", "message"),
     [
         (b"fine\nnot \xff fine\n", r"train\.en, line 2: expected UTF-8, got byte 0xff"),
-        (
-            b"one\ntwo\n",
-            r"expected as many lines in .*train\.en as in .*, got 2 and 100",
-        ),
+        (b"one\ntwo\n", r"expected as many lines in .*train\.en as in .*, got 2 and"),
         (b"", r"expected as many lines in .*train\.en as in .*, got 0 and 100"),
     ],
 )

@@ -49,6 +49,9 @@ def test_rounding_is_to_the_nearest_and_ties_to_even(library):
     expected = x.astype(ml_dtypes.bfloat16).view(np.uint16)
     assert (library.rounded(x) == expected).all()
     assert (library.rounded(x[:, ::2]) == expected[:, ::2]).all()
+    for size in (0, 1, 2, 3, 127, 128, 129):
+        found = library.rounded(x.reshape(-1)[:size])
+        assert (found == expected.reshape(-1)[:size]).all()
 
 
 @pytest.mark.parametrize(
@@ -88,19 +91,6 @@ def test_products_of_integers_are_exact_but_for_their_scales(
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-5 * 128 * 127 * k)
     how["function"] = onednn.RELU
     assert (library.scaled_product(*arrays, **how) == np.maximum(got, 0)).all()
-
-
-def test_exponentials_of_products_of_integers(library):
-    rng = np.random.default_rng(0)
-    a = rng.integers(0, 256, (20, 30))
-    b = rng.integers(-127, 128, (30, 40)).astype(np.int8)
-    row_scales = rng.uniform(0.5, 2, (20, 1)).astype(np.float32)
-    matrix = onednn.ScaledMatrix(b, np.full(40, 1e-5, np.float32))
-    found = library.scaled_product(
-        a.astype(np.uint8), row_scales, matrix, function=onednn.EXP
-    )
-    expected = np.exp(row_scales * ((a - 128) @ b.astype(int)) * 1e-5)
-    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 15, 16, 17, 33, 63, 64, 65, 200])
@@ -149,27 +139,6 @@ def test_sums_over_rows_are_added_in_parts(library, rows, monkeypatch):
     assert np.abs(library.product(a.T, b) - expected).max() <= 1e-5 * max(rows, 1)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_a_function_is_applied_to_products_and_bias(library, with_bias):
-    rng = np.random.default_rng(0)
-    a, b = matrix(rng, 6, 7), matrix(rng, 7, 5)
-    bias = rng.standard_normal(5).astype(np.float32) if with_bias else None
-    expected = wide(a) @ wide(b) + (0 if bias is None else bias)
-    for function, meant in (
-        (None, expected),
-        (onednn.RELU, np.maximum(expected, 0)),
-        (onednn.EXP, np.exp(expected)),
-    ):
-        found = library.product(a, b, bias=bias, function=function)
-        assert np.abs(found - meant).max() <= 1e-5 * np.abs(meant).max()
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 127, 128, 129])
-def test_every_number_is_rounded(library, size):
-    x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
-    assert (library.rounded(x) == x.astype(ml_dtypes.bfloat16).view(np.uint16)).all()
-
-
 def test_a_thread_may_still_multiply_while_python_ends(library):
     script = """
 import threading, time
@@ -209,16 +178,8 @@ class Library:
         ("bf16", {"libdnnl.so.2": ((2, 7), 0xE7)}, "3.2 or a later 3.x, got 2.7)"),
         ("bf16", {"libdnnl.so.3": ((3, 1), 0xE7)}, "3.2 or a later 3.x, got 3.1)"),
         ("bf16", {"libdnnl.so.3": None}, "(no such file)"),
-        (
-            "bf16",
-            {"libdnnl.so.3": ((3, 2), 0x67)},
-            "AMX or AVX-512 BF16, got one without",
-        ),
-        (
-            "int8",
-            {"libdnnl.so.3": ((3, 2), 0x27)},
-            "AMX or AVX-512 VNNI, got one without",
-        ),
+        ("bf16", {"libdnnl.so.3": ((3, 2), 0x67)}, "AMX or AVX-512 BF16, got one"),
+        ("int8", {"libdnnl.so.3": ((3, 2), 0x27)}, "AMX or AVX-512 VNNI, got one"),
     ],
 )
 def test_what_is_missing_is_said_in_a_line(monkeypatch, precision, found, message):
