@@ -14,11 +14,11 @@ from support.models import CAT_LINES, save_small_run
 from support.scripts import ROOT, SHORT
 
 
-def test_load_and_translate_equal_the_command(model_path, capfd):
+def test_load_and_translate_equal_the_command(model_path):
     translator = minitransformer.load(model_path, threads=1)
     options = {"max_len_a": 0, "max_len_b": 5}
     found = minitransformer.translate(translator, CAT_LINES[:3], **options)
-    code, out, _ = run_translate(capfd, "--model", model_path, *SHORT, *CAT_LINES[:3])
+    code, out, _ = run_translate("--model", model_path, *SHORT, *CAT_LINES[:3])
     assert code == 0
     assert found == out.splitlines()
 

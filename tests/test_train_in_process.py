@@ -212,7 +212,7 @@ def test_a_faster_precision_is_hinted_at(start, monkeypatch):
     assert "hint" not in start("--dry-run", "--precision", "fp32")
 
 
-def test_long_waits_are_said(start, monkeypatch, capfd):
+def test_long_waits_are_said(start, monkeypatch):
     """Standard error is no terminal here: there is a line for each."""
     monkeypatch.setattr(pairs, "LARGE", 10)
     folder = Path(parse(*start.text).data)
@@ -232,7 +232,7 @@ def test_the_time_that_is_left_is_said_after_twenty_updates(start):
     assert values("run", "loss").keys() == {24}
 
 
-def test_the_last_line_is_a_command_that_translates(start, capfd):
+def test_the_last_line_is_a_command_that_translates(start):
     """It has a line of the test text, which lacks what looks like a flag."""
     line = start("--steps", 2, "--run", "a run").splitlines()[-1]
     word, *command = shlex.split(line)
@@ -240,7 +240,7 @@ def test_the_last_line_is_a_command_that_translates(start, capfd):
         "translate",
         ["python", "translate.py", "--model", "a run"],
     )
-    code, out, error = run_translate(capfd, *command[2:])
+    code, out, error = run_translate(*command[2:])
     assert (code, error, out.count("\n")) == (0, "", 1)
     [source] = command[4:]
     assert source in Path(parse(*start.text).data, "test.en").read_text().splitlines()

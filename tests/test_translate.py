@@ -105,29 +105,29 @@ def test_as_many_lines_come_out_in_order(model_path, lines):
             assert translation == ""
 
 
-def test_nbest_lines_and_json_agree(model_path, capfd):
+def test_nbest_lines_and_json_agree(model_path):
     flags = ("--model", model_path, *SHORT, "--beam", "3", "--nbest", "3")
-    _, out, _ = run_translate(capfd, *flags, "the cat", "a mat")
+    _, out, _ = run_translate(*flags, "the cat", "a mat")
     lines = [line.split(" ||| ") for line in out.split("\n")[:-1]]
     assert {number for number, *_ in lines} == {"0", "1"}
     for number in "01":
         scores = [float(score) for n, _, score in lines if n == number]
         assert scores == sorted(scores, reverse=True)
-    _, out, _ = run_translate(capfd, *flags, "--json", "the cat")
+    _, out, _ = run_translate(*flags, "--json", "the cat")
     [entry] = [json.loads(line) for line in out.split("\n")[:-1]]
     assert entry["line"] == 0
     texts = [text for n, text, _ in lines if n == "0"]
     assert [t["text"] for t in entry["translations"]] == texts
 
 
-def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path, capfd):
+def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path):
     """The model has nothing to predict there: EOS of nothing is no token."""
     (tmp_path / "none").write_text("the dog\n")
     (tmp_path / "some").write_text("\nthe dog\n\n\n")
     found = {}
     for name, lines in (("none", ["the cat"]), ("some", ["", "the cat", "", ""])):
         flags = ["--model", model_path, "--score", str(tmp_path / name)]
-        code, found[name], err = run_translate(capfd, *flags, *lines)
+        code, found[name], err = run_translate(*flags, *lines)
         assert code == 0
         found[name, "all"] = err
     blank = "0.0000\t0\n"
@@ -135,34 +135,34 @@ def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path, capfd):
     assert found["some", "all"] == found["none", "all"]
     (tmp_path / "blank").write_text("\n")
     flags = ["--model", model_path, "--score", str(tmp_path / "blank")]
-    assert run_translate(capfd, *flags, " ") == (
+    assert run_translate(*flags, " ") == (
         0,
         blank,
         "perplexity 1.0000  0 tokens\n",
     )
 
 
-def test_the_perplexity_of_a_diverged_model_is_short(tmp_path, capfd):
+def test_the_perplexity_of_a_diverged_model_is_short(tmp_path):
     path = tmp_path / "x.safetensors"
     loaded = checkpoint.load(Path(save_small_model(path)))
     loaded.parameters.data *= 1000
     checkpoint.save(path, loaded, replace=True)
     (tmp_path / "target").write_text("the dog sat on the cat\n")
     flags = ["--model", str(path), "--score", str(tmp_path / "target")]
-    code, out, err = run_translate(capfd, *flags, "the cat")
+    code, out, err = run_translate(*flags, "the cat")
     assert float(out.split()[0]) < -3000
     assert (code, err) == (0, f"perplexity 1.0e+304  {out.split()[1]} tokens\n")
 
 
-def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
+def test_quality_is_sacrebleus(model_path, tmp_path):
     from sacrebleu.metrics import BLEU, CHRF
 
     reference = tmp_path / "reference"
     reference.write_text("\n".join(CAT_LINES[:4]))
     quiet = ("--model", model_path, *SHORT, "--reference", str(reference))
     flags = (*quiet, "--output", "-")
-    code, out, err = run_translate(capfd, *flags, *CAT_LINES[:4])
-    assert run_translate(capfd, *quiet, *CAT_LINES[:4]) == (0, err, "")
+    code, out, err = run_translate(*flags, *CAT_LINES[:4])
+    assert run_translate(*quiet, *CAT_LINES[:4]) == (0, err, "")
     assert code == 0
     output = out.split("\n")[:-1]
     bleu, chrf = BLEU(), CHRF()
@@ -171,24 +171,22 @@ def test_quality_is_sacrebleus(model_path, tmp_path, capfd):
         assert f"{name} {score.score:.2f} (" in err
         assert str(metric.get_signature()) in err
     pytest.importorskip("sacremoses")
-    code, out, err = run_translate(
-        capfd, *flags, "--compound-split", "en", *CAT_LINES[:4]
-    )
+    code, out, err = run_translate(*flags, "--compound-split", "en", *CAT_LINES[:4])
     assert code == 0
     assert out.split("\n")[:-1] == output
     assert err.endswith("  tokenised, compounds split\n")
     for language in ("xx", ""):
         code, out, err = run_translate(
-            capfd, *flags, "--compound-split", language, *CAT_LINES[:4]
+            *flags, "--compound-split", language, *CAT_LINES[:4]
         )
         assert (code, out) == (2, "")  # before anything is translated
         assert "--compound-split: expected one of" in err
 
 
-def test_the_attention_of_a_sentence_is_that_of_one_line(model_path, tmp_path, capfd):
+def test_the_attention_of_a_sentence_is_that_of_one_line(model_path, tmp_path):
     page = tmp_path / "x.html"
     flags = ("--model", model_path, *SHORT, "--attention", str(page))
-    assert run_translate(capfd, *flags, "the\ncat") == (0, "", "")
+    assert run_translate(*flags, "the\ncat") == (0, "", "")
     [source] = re.findall(r'"source": (\[.*?\]),', page.read_text())
     assert "".join(json.loads(source)) == "\u2581the\u2581catend"
 
@@ -256,7 +254,7 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
     ],
 )
 def test_bad_input_gets_one_line(
-    model_path, tmp_path, monkeypatch, capfd, flags, code, message
+    model_path, tmp_path, monkeypatch, flags, code, message
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "SHIPPED", tmp_path)
@@ -270,7 +268,7 @@ def test_bad_input_gets_one_line(
         )
         flags = flags.replace("LEARNED", "learned.safetensors")
     flags = flags.replace("MODEL", model_path).replace("PLACE", str(tmp_path)).split()
-    found, _, error = run_translate(capfd, *flags)
+    found, _, error = run_translate(*flags)
     assert (found, message in error) == (code, True), error
     last = error.rstrip("\n").split("\n")[-1]
     assert last.startswith("translate.py: error: ")
@@ -286,15 +284,15 @@ def test_bad_input_gets_one_line(
         ("--score f", "--reference f,--json,--beam 2,--sample"),
     ],
 )
-def test_flags_that_a_mode_leaves_without_effect_are_refused(capfd, mode, useless):
+def test_flags_that_a_mode_leaves_without_effect_are_refused(mode, useless):
     for flag in useless.split(","):
-        code, out, error = run_translate(capfd, *mode.split(), *flag.split())
+        code, out, error = run_translate(*mode.split(), *flag.split())
         expected = f"{flag.split()[0]} does nothing with {mode.split()[0]}\n"
         assert (code, out, error) == (2, "", f"translate.py: error: {expected}")
 
 
 def test_defaults_of_beam_search_are_those_of_the_run(
-    tmp_path, monkeypatch, capfd, model_path
+    tmp_path, monkeypatch, model_path
 ):
     """Of several runs, those of the first; flags win; checkpoints keep their run's."""
     used, used_threads = [], []
@@ -323,42 +321,42 @@ def test_defaults_of_beam_search_are_those_of_the_run(
         (["--model", str(alone)], (7, 0.3, 3, 1)),
         (["--model", model_path], (4, 0.6, 50, 1)),  # no run has made it
     ]:
-        assert run_translate(capfd, *flags, "the cat")[0] == 0
+        assert run_translate(*flags, "the cat")[0] == 0
         found = used[-1]
         assert (found.beam, found.alpha, found.max_len_b, found.nbest) == expected
-    assert run_translate(capfd, "--model", run, "--threads", "3", "the cat")[0] == 0
+    assert run_translate("--model", run, "--threads", "3", "the cat")[0] == 0
     assert used_threads[-1] == 3
 
 
-def test_the_name_of_a_file_is_translated_with_a_hint(model_path, tmp_path, capfd):
+def test_the_name_of_a_file_is_translated_with_a_hint(model_path, tmp_path):
     (tmp_path / "new.en").write_text("the cat\n")
     flags = ("--model", model_path, *SHORT, str(tmp_path / "new.en"))
-    code, out, err = run_translate(capfd, *flags)
+    code, out, err = run_translate(*flags)
     assert (code, out.count("\n"), err.count("\n")) == (0, 1, 1)
     assert "new.en is a path, too: --input translates the lines of a file" in err
 
 
-def test_what_follows_two_dashes_is_a_sentence(model_path, capfd):
+def test_what_follows_two_dashes_is_a_sentence(model_path):
     flags = ("--model", model_path, *SHORT)
-    code, out, _ = run_translate(capfd, *flags, "cat", "--", "- the cat", "--nbest")
+    code, out, _ = run_translate(*flags, "cat", "--", "- the cat", "--nbest")
     assert code == 0
-    both = run_translate(capfd, *flags, "cat", " - the cat", " --nbest")[1]
+    both = run_translate(*flags, "cat", " - the cat", " --nbest")[1]
     assert (out, out.count("\n")) == (both.replace("\n ", "\n"), 3)
 
 
 def test_input_that_is_no_text_is_found_before_hours_of_translation(
-    model_path, tmp_path, capfd, monkeypatch
+    model_path, tmp_path, monkeypatch
 ):
     (tmp_path / "x").write_bytes(b"the cat\n\xff\n")
     monkeypatch.setattr(translate, "load", None)
     files = ("--input", str(tmp_path / "x"), "--output", str(tmp_path / "out"))
-    code, _, err = run_translate(capfd, "--model", model_path, *files)
+    code, _, err = run_translate("--model", model_path, *files)
     assert (code, err.count("\n")) == (1, 1)
     assert "line 2" in err
 
 
 @pytest.mark.parametrize("largest", [3.4e38, 1e30])
-def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
+def test_a_diverged_model_gets_one_line(tmp_path, largest):
     path = Path(save_small_model(tmp_path / "x.safetensors"))
     model = checkpoint.load(path)
     model.parameters.data[...] = np.where(model.parameters.data > 0, largest, -largest)
@@ -366,7 +364,7 @@ def test_a_diverged_model_gets_one_line(tmp_path, capfd, largest):
     (tmp_path / "target").write_text("the cat")
     flags = ("--model", str(path), "the cat sat")
     for more in ((), ("--beam", "1"), ("--score", str(tmp_path / "target"))):
-        code, out, err = run_translate(capfd, *flags, *more)
+        code, out, err = run_translate(*flags, *more)
         assert (code, out) == (1, "")
         expected = "expected a model whose outputs are finite: this one's training"
         assert err.startswith(f"translate.py: error: {expected}")

@@ -76,10 +76,10 @@ def test_the_page_loads_no_other_file(maps, tmp_path):
     assert "<" not in data
 
 
-def test_the_command_writes_the_page(model_path, maps, tmp_path, capfd):
+def test_the_command_writes_the_page(model_path, maps, tmp_path):
     path = tmp_path / "heads.html"
     command = ["--model", model_path, "--attention", str(path), LINE]
-    assert run_translate(capfd, *command) == (0, "", "")
+    assert run_translate(*command) == (0, "", "")
     assert path.read_text(encoding="utf-8") == attention_page(maps)
 
 

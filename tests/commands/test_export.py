@@ -188,7 +188,7 @@ def test_a_model_is_calibrated_by_text(model_path, tmp_path, capfd):
     assert average.main([str(mean), str(path), str(path)]) == 0
     capfd.readouterr()
     flags = "--json", "--model", str(mean), "--input", str(text), "--threads", "1"
-    _, out, _ = run_translate(capfd, *flags)
+    _, out, _ = run_translate(*flags)
     found = [json.loads(line)["translations"][0] for line in out.splitlines()]
     sure = sorted(x["confidence"] for x in found if x["text"])
     np.testing.assert_allclose(sure, [0, 0.5, 1], atol=0.02)

@@ -124,14 +124,14 @@ def test_markup_within_a_sentence_is_part_of_it(shipped):
     assert answer["translatedText"] == expected
 
 
-def test_what_the_page_needs(server, model_path, tmp_path, capfd):
+def test_what_the_page_needs(server, model_path, tmp_path):
     """`--json` writes the same of each line, with the same prefixes."""
     (tmp_path / "prefix").write_text("the c\n\non a mat\n")
     lines = [LINE, "", f"{LINE} on"]
     flags = ["--max-len-a", "0", "--max-len-b", "5", "--nbest", "2", "--alignment"]
     flags += ["--json", "--prefix", str(tmp_path / "prefix"), "--model"]
     checkpoint = str(server.checkpoint)
-    code, out, err = run_translate(capfd, *flags, checkpoint, *lines)
+    code, out, err = run_translate(*flags, checkpoint, *lines)
     assert code == 0, err
     expected = [json.loads(line)["translations"] for line in out.splitlines()]
     fields = {"prefix": "the c\n\non a mat", "details": True, "alternatives": 1}
@@ -467,7 +467,7 @@ def test_text_comes_from_files_and_goes_to_files_and_the_clipboard(shipped, tmp_
         assert Path(download.value.path()).read_text() == expected
 
 
-def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):
+def test_ctrl_c_is_how_it_ends(model_path, monkeypatch):
     """Until then, products have one thread, as those of the command line have."""
     libraries = []
 
@@ -476,7 +476,7 @@ def test_ctrl_c_is_how_it_ends(model_path, monkeypatch, capfd):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Server, "serve_forever", interrupted)
-    code, _, err = run_translate(capfd, "--model", model_path, "--serve", "54321")
+    code, _, err = run_translate("--model", model_path, "--serve", "54321")
     assert (code, err.count("\n")) == (0, 1)
     assert err.endswith("(Ctrl-C ends)\n")
     assert {x["num_threads"] for x in libraries if x["user_api"] == "blas"} == {1}

@@ -19,32 +19,32 @@ from support.scripts import SHORT
 REAL = models.SHIPPED / "en-de"
 
 
-def test_it_translates_where_there_is_no_run(box, model_path, capfd):
+def test_it_translates_where_there_is_no_run(box, model_path):
     for flags in ((), ("--model", "en-de")):
-        found = run_translate(capfd, *SHORT, *flags, CAT_LINES[0])
-        expected = run_translate(capfd, *SHORT, "--model", str(box), CAT_LINES[0])
+        found = run_translate(*SHORT, *flags, CAT_LINES[0])
+        expected = run_translate(*SHORT, "--model", str(box), CAT_LINES[0])
         assert found[:2] == expected[:2]
         named = "" if flags else "translate.py: using the shipped model en-de: English "
         assert found[2].startswith(named)
         assert flags or found[2].endswith("; --model names another\n")
         assert found[2].count("\n") == (not flags)
     Path("words").write_text("the cat\n")
-    code, _, error = run_translate(capfd, "--score", "words", CAT_LINES[0])
+    code, _, error = run_translate("--score", "words", CAT_LINES[0])
     assert (code, "using the shipped model" in error) == (0, True)
-    code, _, error = run_translate(capfd, "--attention", "heads.html", CAT_LINES[0])
+    code, _, error = run_translate("--attention", "heads.html", CAT_LINES[0])
     assert (code, Path("heads.html").exists()) == (0, True), error
     for translator in (minitransformer.load(), minitransformer.load("en-de")):
         table = translator.model.embedding.table.data
         assert table.dtype == np.float32
 
 
-def test_a_run_of_its_name_comes_first(box, capfd):
+def test_a_run_of_its_name_comes_first(box):
     Path("en-de").mkdir()  # the data, perhaps
     assert find_checkpoint(Path("en-de")) == box
     Path("en-de").rmdir()
     save_small_run(Path("en-de"))
     assert find_checkpoint(Path("en-de")) == Path("en-de/best.safetensors")
-    _, _, error = run_translate(capfd, *SHORT, "--model", "en-de", "x")
+    _, _, error = run_translate(*SHORT, "--model", "en-de", "x")
     assert error == ""
 
 

@@ -8,16 +8,6 @@ import translate
 from minitransformer.training.lifecycle import STOP_SIGNALS
 
 
-def run_translate(capfd, *flags):
-    """Run translate.py without a new process; return its code, output and errors."""
-    try:
-        code = translate.main(list(flags))
-    except SystemExit as error:
-        code = error.code
-    captured = capfd.readouterr()
-    return code, captured.out, captured.err
-
-
 @contextlib.contextmanager
 def signals_put_back():
     """Restore the handlers of the stop signals, whatever happens inside."""
@@ -29,8 +19,13 @@ def signals_put_back():
             signal.signal(number, handler)
 
 
+def run_translate(*flags):
+    """Run translate.py as `run_main` does."""
+    return run_main(translate.main, *flags)
+
+
 def run_main(main, *flags):
-    """As `run_translate`, for any script and without a fixture that captures."""
+    """Run a script without a new process; return its code, output and errors."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
         try:

@@ -137,7 +137,7 @@ def test_words_of_a_line_are_counted_through_its_parts(translator, line, setting
     assert {j for _, j in best.alignment} == {*range(len(best.text.split()))}
 
 
-def test_given_translations_are_aligned(translator, model_path, tmp_path, capfd):
+def test_given_translations_are_aligned(translator, model_path, tmp_path):
     lines, targets = CAT_LINES[:3], [*CAT_LINES[7:9], ""]
     links = translator.align(lines, targets, TranslationConfig())
     ids = [translator.tokenizer.encode(side) for side in (lines, targets)]
@@ -147,8 +147,8 @@ def test_given_translations_are_aligned(translator, model_path, tmp_path, capfd)
         assert pair == links_by_definition(weights, *words)
     (tmp_path / "targets").write_text("".join(f"{line}\n" for line in targets))
     flags = ["--model", model_path, "--score", str(tmp_path / "targets")]
-    _, plain, _ = run_translate(capfd, *flags, *lines)
-    code, out, _ = run_translate(capfd, *flags, "--alignment", *lines)
+    _, plain, _ = run_translate(*flags, *lines)
+    code, out, _ = run_translate(*flags, "--alignment", *lines)
     expected = zip(plain.splitlines(), links, strict=True)
     assert (code, out.split("\n")[:-1]) == (
         0,
@@ -156,19 +156,19 @@ def test_given_translations_are_aligned(translator, model_path, tmp_path, capfd)
     )
 
 
-def test_the_command_writes_pairs(translator, model_path, capfd):
+def test_the_command_writes_pairs(translator, model_path):
     flags = ["--model", model_path, *SHORT, "--alignment"]
     config = replace(ALIGN, max_len_b=5, nbest=2)
     [found] = translator.hypotheses(["the cat"], config)
     texts, pairs = zip(*((h.text, pharaoh(h.alignment)) for h in found), strict=True)
-    code, out, _ = run_translate(capfd, *flags, "the cat", "")
+    code, out, _ = run_translate(*flags, "the cat", "")
     assert (code, out) == (0, f"{texts[0]} ||| {pairs[0]}\n ||| \n")
-    _, out, _ = run_translate(capfd, *flags, "--nbest", "2", "the cat")
+    _, out, _ = run_translate(*flags, "--nbest", "2", "the cat")
     assert out.split("\n")[:-1] == [
         f"0 ||| {text} ||| {h.score:.4f} ||| {links}"
         for text, h, links in zip(texts, found, pairs, strict=True)
     ]
-    _, out, _ = run_translate(capfd, *flags, "--json", "the cat")
+    _, out, _ = run_translate(*flags, "--json", "the cat")
     [best] = json.loads(out)["translations"]
     assert best["alignment"] == [list(link) for link in found[0].alignment]
 

@@ -84,18 +84,18 @@ def test_confidence_is_a_share_of_the_sentences_that_are_known(shipped):
     ],
 )
 def test_lines_of_which_the_model_is_unsure_are_counted(
-    tmp_path, capfd, known, confidence, said
+    tmp_path, known, confidence, said
 ):
     state = RunState(log_prob_quantiles=quantiles(known) if len(known) else ())
     path = save_small_model(tmp_path / "x.safetensors", state)
     flags = ("--model", path, *SHORT, "the cat", "", "a mat")
-    code, _, error = run_translate(capfd, *flags)
+    code, _, error = run_translate(*flags)
     assert (code, error.count("\n")) == (0, bool(said)), error
     assert said in error
-    _, out, _ = run_translate(capfd, "--json", *flags)
+    _, out, _ = run_translate("--json", *flags)
     found = [json.loads(line)["translations"][0] for line in out.splitlines()]
     assert [x["confidence"] for x in found] == [confidence, None, confidence]
     assert "words" not in found[0]
-    _, out, _ = run_translate(capfd, "--json", "--words", *flags)
+    _, out, _ = run_translate("--json", "--words", *flags)
     [best] = json.loads(out.splitlines()[0])["translations"]
     assert [word for word, _ in best["words"]] == best["text"].split()

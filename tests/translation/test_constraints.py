@@ -205,16 +205,16 @@ def test_log_probabilities_are_those_of_the_model(translator):
     assert_close([h.log_prob for h in found], sums, "float32")
 
 
-def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path, capfd):
+def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path):
     (tmp_path / "prefix").write_text("sat\n\nthe m\n")
     flags = ["--model", model_path, *SHORT, "--prefix", str(tmp_path / "prefix")]
-    code, out, err = run_translate(capfd, *flags, "--buffer", "2", "cat", "", "mat")
+    code, out, err = run_translate(*flags, "--buffer", "2", "cat", "", "mat")
     lines = out.split("\n")
     assert (code, err, len(lines)) == (0, "", 4)
     assert lines[0].startswith("sat")
     assert lines[1] == ""
     assert lines[2].startswith("the m")
     for sentences, got in ((["a"], "got more than 1"), (["a", "", "b", "c"], "got 3")):
-        code, _, err = run_translate(capfd, *flags, "--buffer", "2", *sentences)
+        code, _, err = run_translate(*flags, "--buffer", "2", *sentences)
         assert code == 1
         assert f"prefix: expected a line for each source line, {got}" in err

@@ -244,7 +244,7 @@ def test_alignments_count_the_words_of_the_line(shipped):
     assert max(i for i, _ in best.alignment) == len(words) - 1
 
 
-def test_a_bad_line_of_a_glossary_is_named(tmp_path, capfd):
+def test_a_bad_line_of_a_glossary_is_named(tmp_path):
     path = tmp_path / "terms.tsv"
     for text, wrong in (
         ("dog\tHund\n\ncat Katze\n", "line 3: .* got 'cat Katze'"),
@@ -253,7 +253,7 @@ def test_a_bad_line_of_a_glossary_is_named(tmp_path, capfd):
         ("dog\tHund\ndog\tKöter\n", "line 2: "),
     ):
         path.write_text(text, encoding="utf-8")
-        code, out, error = run_translate(capfd, "--glossary", str(path), "The dog.")
+        code, out, error = run_translate("--glossary", str(path), "The dog.")
         assert (code, out) == (2, "")
         assert re.search(f"{path}, {wrong}", error)
         assert len(error.splitlines()) <= 2

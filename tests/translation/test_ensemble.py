@@ -38,17 +38,17 @@ def test_different_vocabularies_are_refused():
         Ensemble([*confident_models(1), *confident_models(1, vocab_size=10)])
 
 
-def test_the_command_translates_with_several_models(tmp_path, capfd):
+def test_the_command_translates_with_several_models(tmp_path):
     paths = [save_small_model(tmp_path / f"{n}.safetensors", d_k=n) for n in (4, 6)]
     flags = [flag for path in paths for flag in ("--model", path)]
-    code, out, _ = run_translate(capfd, *flags, *SHORT, "the cat", "")
+    code, out, _ = run_translate(*flags, *SHORT, "the cat", "")
     assert code == 0
     assert len(out.splitlines()) == 2
     with pytest.raises(ValueError, match="expected one --model, got 2"):
         _ = load(*paths).single_model
     (tmp_path / "x.html").write_text("a\n")
     file = str(tmp_path / "x.html")
-    code, _, err = run_translate(capfd, *flags, "--attention", file, "the cat")
+    code, _, err = run_translate(*flags, "--attention", file, "the cat")
     assert code == 2
     assert "translate.py: error: expected one --model, got 2" in err
 

@@ -190,15 +190,15 @@ def test_samples_begin_with_prefixes(translator):
         assert h.text.startswith("sat")
 
 
-def test_the_command_draws_samples(model_path, capfd):
+def test_the_command_draws_samples(model_path):
     flags = ["--model", model_path, *SHORT, "--sample", "--nbest", "6"]
-    code, out, err = run_translate(capfd, *flags, "the cat", "a mat")
+    code, out, err = run_translate(*flags, "the cat", "a mat")
     assert (code, err) == (0, "")
     lines = [line.split(" ||| ") for line in out.split("\n")[:-1]]
     assert [line[0] for line in lines] == ["0"] * 6 + ["1"] * 6
     assert len({text for _, text, _ in lines}) > 6
-    assert run_translate(capfd, *flags, "the cat", "a mat")[1] == out
+    assert run_translate(*flags, "the cat", "a mat")[1] == out
     more = ["--json", "--seed", "1", "--temperature", "1"]
-    _, answers, _ = run_translate(capfd, *flags, *more, "the cat")
+    _, answers, _ = run_translate(*flags, *more, "the cat")
     texts = [t["text"] for t in json.loads(answers)["translations"]]
     assert texts == [text for _, text, _ in lines[:6]]

@@ -40,10 +40,10 @@ def models(tmp_path_factory):
     }
 
 
-def both(capfd, *flags):
+def both(*flags):
     """The output with a processor and with a GPU, in float32."""
     results = [
-        run_translate(capfd, *flags, "--device", *device)
+        run_translate(*flags, "--device", *device)
         for device in (["cpu"], ["cuda", "--precision", "fp32"])
     ]
     assert [code for code, _, _ in results] == [0, 0], results
@@ -51,29 +51,25 @@ def both(capfd, *flags):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_translates_and_scores_as_the_processor(
-    stand_in, models, kind, capfd, tmp_path
-):
+def test_a_gpu_translates_and_scores_as_the_processor(stand_in, models, kind, tmp_path):
     flags = "--beam", "3", "--nbest", "2", *SHORT, *LINES
-    plain, found = both(capfd, "--model", models[kind], *flags)
+    plain, found = both("--model", models[kind], *flags)
     assert len(found.splitlines()) == 5
     assert re.sub(r"-?\d+\.\d+", "", found) == re.sub(r"-?\d+\.\d+", "", plain)
     targets = tmp_path / "targets"
     targets.write_text("the mat\nlooked\ncat\n")
-    plain, found = both(capfd, "--model", models[kind], "--score", str(targets), *LINES)
+    plain, found = both("--model", models[kind], "--score", str(targets), *LINES)
     numbers = [np.array(x.split(), float) for x in (plain, found)]
     np.testing.assert_allclose(*numbers, atol=1e-3)
     # The bfloat16 of a first user, who asks for no precision.
-    code, out, err = run_translate(
-        capfd, "--model", models[kind], "--device", "cuda", *flags
-    )
+    code, out, err = run_translate("--model", models[kind], "--device", "cuda", *flags)
     assert (code, len(out.splitlines())) == (0, 5), err
 
 
-def test_attention_is_drawn_in_bfloat16(stand_in, models, capfd, tmp_path):
+def test_attention_is_drawn_in_bfloat16(stand_in, models, tmp_path):
     page = tmp_path / "heads.html"
     flags = "--model", models["plain"], "--attention", page, *SHORT, "the cat sat"
-    code, _, err = run_translate(capfd, *map(str, flags), "--device", "cuda")
+    code, _, err = run_translate(*map(str, flags), "--device", "cuda")
     assert code == 0, err
     [data] = re.findall(r'\{"source".*?\}', page.read_text())
     weights = np.array(json.loads(data)["cross"]) / 1000
