@@ -377,23 +377,16 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
 
 
 @pytest.mark.parametrize(
-    ("target", "flags", "name", "told"),
+    ("target", "flags", "name"),
     [
-        ("\u5b66\u6821 \u597d\u3002", [], "zh", False),
-        ("\u0e01\u0e02 \u0e01", ["--bleu-tokenizer", "13a"], "13a", False),
-        # By the run; test_quality.py and test_scripts.py have them by the function.
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("\u0e01\u0e02 \u0e01", [], "char", False),
-                ("ab c ba .", [], "13a", True),
-            )
-        ),
+        ("\u5b66\u6821 \u597d\u3002", [], "zh"),
+        ("\u0e01\u0e02 \u0e01", ["--bleu-tokenizer", "13a"], "13a"),
+        pytest.param("ab c ba .", [], "13a", marks=pytest.mark.slow),
     ],
     ids=ascii,
 )
 def test_bleu_is_of_the_words_of_the_script_or_as_a_flag_says(
-    start, text, target, flags, name, told
+    start, text, target, flags, name
 ):
     for split, count in (("train", 24), ("val", 5), ("test", 3)):
         lines = f"{target}\n" * count
@@ -402,8 +395,8 @@ def test_bleu_is_of_the_words_of_the_script_or_as_a_flag_says(
     here = "--data . --target xx --vocab-size 15 --validate-bleu 5 --run run".split()
     out = start(*here, "--learning-rate", 0.03, "--steps", 40, *flags)
     assert f"|tok:{name}|" in out
-    assert out.count("BLEU        references look tokenised: ") == told
-    assert ("tokeni" in out) == told
+    told = out.count("BLEU        references look tokenised: ")
+    assert told == target.endswith(" .")
     assert values("run", "exact") == {40: 1}
     assert values("run", "test_bleu") == {40: pytest.approx(100)}
 

@@ -32,6 +32,9 @@ MODEL = {
     "num_heads": 2,
 }
 PADDING, BEGIN, END = 0, 2, 3
+# What a run has if it is asked for nothing else.
+PAPERS = {"label_smoothing": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+PAPERS |= {"seed": 1, "accumulate": 1}
 
 
 def write_text(folder):
@@ -60,7 +63,8 @@ def padded(rows, first=()):
 class Watched:
     """A run of train.py in this process: what it drew, read and wrote."""
 
-    def __init__(self, folder, monkeypatch, *flags):
+    def __init__(self, folder, monkeypatch, settings, *flags):
+        folder.mkdir(exist_ok=True)
         self.batches, self.noise = [], {}
         take = BatchStream.__next__
 
@@ -77,8 +81,11 @@ class Watched:
         monkeypatch.setattr(BatchStream, "__next__", remember)
         monkeypatch.setattr(parallel, "HostStream", draw)
         self.folder, self.run = folder, folder / "run"
-        places = ("--run", str(self.run), "--cache", str(folder / "cache"))
-        flags = (*flags, *write_text(folder), *places, "--threads", "1")
+        (folder / "own.json").write_text(json.dumps(settings))
+        often = "--save-every 1 --log-every 1 --validate-bleu 0 --threads 1".split()
+        places = ("--run", self.run, "--cache", folder / "cache")
+        places += ("--config", folder / "own.json", *write_text(folder))
+        flags = (*often, *flags, *places)
         assert train_script.main([str(flag) for flag in flags]) == 0
         model = str(self.run / "tokenizer.model")
         self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
@@ -162,16 +169,10 @@ def check_run(
 
 
 def test_a_run_with_the_papers_settings_is_that_of_the_reference(tmp_path, monkeypatch):
-    (tmp_path / "own.json").write_text(json.dumps(MODEL))
-    flags = "--warmup 2 --steps 4 --average 2 --max-tokens 60 --save-every 1 "
-    flags += "--log-every 1 --validate-every 3 --validate-bleu 0 "
-    flags += "--average-by number --config"
-    run = Watched(tmp_path, monkeypatch, *flags.split(), tmp_path / "own.json")
-    papers = {"label_smoothing": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
     others = {"warmup": 2, "steps": 4, "average": 2, "validate_every": 3}
     others["average_by"] = "number"
-    config = ModelConfig(**MODEL, dropout=0.1)
-    check_run(run, config, seed=1, accumulate=1, **papers, **others)
+    run = Watched(tmp_path, monkeypatch, {**MODEL, **others}, "--max-tokens", 60)
+    check_run(run, ModelConfig(**MODEL, dropout=0.1), **PAPERS, **others)
 
     # The four batches are an epoch: each pair once, in the word pieces of the run.
     pairs = zip(*run.ids("train"), strict=True)
@@ -198,11 +199,8 @@ def test_a_run_with_other_settings_is_that_of_the_reference(tmp_path, monkeypatc
         "patience": 2,
         "average": 5,
     }
-    flags = "--max-tokens 40 --save-every 1 --log-every 1 --validate-every 1".split()
-    flags += ["--validate-bleu", 0]
-    (tmp_path / "own.json").write_text(json.dumps({**model, **settings}))
-    flags += ["--config", tmp_path / "own.json"]
-    run = Watched(tmp_path, monkeypatch, *flags)
+    flags = "--max-tokens 40 --validate-every 1".split()
+    run = Watched(tmp_path, monkeypatch, {**model, **settings}, *flags)
     records = check_run(run, ModelConfig(**model), **settings)
     # The run is one of which these settings matter: two validations in a row without
     # a lower loss end it, not two in all, and one of its gradients needs no clipping.
@@ -218,16 +216,11 @@ def test_a_run_from_another_begins_with_its_weights_and_nothing_else(
     tmp_path, monkeypatch
 ):
     """Adam's moments, the step and the schedule are those of a new run."""
-    (tmp_path / "own.json").write_text(json.dumps(MODEL))
-    flags = "--max-tokens 60 --log-every 1 --save-every 1 --validate-bleu 0".split()
-    flags += ["--warmup", 2, "--average-by", "number", "--config"]
-    flags += [tmp_path / "own.json", "--steps"]
-    first = Watched(tmp_path, monkeypatch, *flags, 4, "--average", 1)
-    (tmp_path / "next").mkdir()
-    changed = ["--from", first.run, "--dropout", 0.3, "--average", 2]
-    second = Watched(tmp_path / "next", monkeypatch, *flags, 2, *changed)
-    papers = {"label_smoothing": 0.1, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
+    settings = {**MODEL, "warmup": 2, "average_by": "number", "max_tokens": 60}
+    flags = "--steps", 4, "--average", 1
+    first = Watched(tmp_path / "first", monkeypatch, settings, *flags)
+    flags = "--from", first.run, "--dropout", 0.3, "--average", 2, "--steps", 2
+    second = Watched(tmp_path / "next", monkeypatch, settings, *flags)
     others = {"warmup": 2, "steps": 2, "average": 2, "validate_every": 1000}
     others |= {"average_by": "number", "start": first.weights("best")}
-    config = ModelConfig(**MODEL, dropout=0.3)
-    check_run(second, config, seed=1, accumulate=1, **papers, **others)
+    check_run(second, ModelConfig(**MODEL, dropout=0.3), **PAPERS, **others)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import translate
 from minitransformer.runs import checkpoint, models
-from minitransformer.translation import batch_translation
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
 from support.scripts import SHORT, TRANSLATE
@@ -291,41 +290,28 @@ def test_flags_that_a_mode_leaves_without_effect_are_refused(mode, useless):
         assert (code, out, error) == (2, "", f"translate.py: error: {expected}")
 
 
-def test_defaults_of_beam_search_are_those_of_the_run(
-    tmp_path, monkeypatch, model_path
-):
+def test_defaults_of_beam_search_are_those_of_the_run(tmp_path, model_path):
     """Of several runs, those of the first; flags win; checkpoints keep their run's."""
-    used, used_threads = [], []
-
-    def translate_ids(model, sources, config, threads, *rest):
-        used.append(config)
-        used_threads.append(threads)
-        return batch_translation.translate_ids(model, sources, config, threads, *rest)
-
-    monkeypatch.setattr(
-        "minitransformer.translation.translator.translate_ids", translate_ids
-    )
     parsing = {"beam": 7, "alpha": 0.3, "max_len_b": 3, "nbest": 2}
     run = save_small_run(tmp_path / "runs" / "a", **parsing)
     other = save_small_run(tmp_path / "runs" / "b", beam=5, max_len_b=4)
     alone = tmp_path / "best.safetensors"
-    alone.write_bytes((tmp_path / "runs" / "a" / "best.safetensors").read_bytes())
-    page = str(tmp_path / "x.html")
+    alone.write_bytes(Path(run, "best.safetensors").read_bytes())
     for flags, expected in [
-        (["--model", run], (7, 0.3, 3, 1)),
-        (["--model", f"{run}/best.safetensors"], (7, 0.3, 3, 1)),
-        (["--model", run, "--beam", "1", "--alpha", "0"], (1, 0, 3, 1)),
-        (["--model", run, other], (7, 0.3, 3, 1)),
-        (["--model", other, run, "--nbest", "2"], (5, 0.6, 4, 2)),
-        (["--model", run, "--attention", page, "--beam", "2"], (2, 0.3, 3, 1)),
-        (["--model", str(alone)], (7, 0.3, 3, 1)),
-        (["--model", model_path], (4, 0.6, 50, 1)),  # no run has made it
+        ([run], (7, 0.3, 3, 1)),
+        ([f"{run}/best.safetensors"], (7, 0.3, 3, 1)),
+        ([run, "--beam", "1", "--alpha", "0"], (1, 0, 3, 1)),
+        ([run, other], (7, 0.3, 3, 1)),
+        ([other, run, "--nbest", "2"], (5, 0.6, 4, 2)),
+        ([run, "--attention", "x.html", "--beam", "2"], (2, 0.3, 3, 1)),
+        ([str(alone)], (7, 0.3, 3, 1)),
+        ([model_path], (4, 0.6, 50, 1)),  # no run has made it
     ]:
-        assert run_translate(*flags, "the cat")[0] == 0
-        found = used[-1]
+        args = translate.parse_arguments(["the cat", "--model", *flags])
+        found = translate.load_model(args).decoding
         assert (found.beam, found.alpha, found.max_len_b, found.nbest) == expected
-    assert run_translate("--model", run, "--threads", "3", "the cat")[0] == 0
-    assert used_threads[-1] == 3
+    args = translate.parse_arguments(["the cat", "--model", run, "--threads", "3"])
+    assert translate.load_model(args).num_threads == 3
 
 
 def test_the_name_of_a_file_is_translated_with_a_hint(model_path, tmp_path):

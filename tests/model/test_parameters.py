@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from minitransformer.engine.autograd import Tensor
-from minitransformer.engine.backend import register_kernels
 from minitransformer.model.parameters import Initializer, Module, ParameterBuffer
 from support import elementary
 from support.closeness import assert_close
+from support.cuda import kernels_for
 
 
 class Tied(Module):
@@ -45,11 +45,8 @@ def test_parameters_move_into_vectors_that_are_given():
     def find(name, arrays):
         return changed.append if name == "parameters_changed" else None
 
-    register_kernels(np.ndarray, find)
-    try:
+    with kernels_for(np.ndarray, find=find):
         buffer.move_into(data, grad)
-    finally:
-        register_kernels(np.ndarray, None)
     assert [vector is data for vector in changed] == [True]
     assert buffer.data is data
     assert buffer.grad is grad

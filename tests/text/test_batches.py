@@ -98,9 +98,7 @@ def test_each_epoch_has_every_pair_once():
 
 def test_the_stream_is_a_function_of_seed_epoch_and_position():
     rng = np.random.default_rng(1)
-    corpus = ParallelCorpus(
-        ragged(rng.integers(1, 30, 500)), ragged(rng.integers(1, 30, 500))
-    )
+    corpus = ParallelCorpus(*(ragged(rng.integers(1, 30, 500)) for _ in range(2)))
     stream = BatchStream(corpus, settings(400, 256, 3))
     for _ in range(len(stream) + 5):
         next(stream)
@@ -152,9 +150,7 @@ def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length(
 
 def test_the_largest_batches_are_found():
     rng = np.random.default_rng(3)
-    corpus = ParallelCorpus(
-        ragged(rng.integers(1, 40, 900)), ragged(rng.integers(1, 40, 900))
-    )
+    corpus = ParallelCorpus(*(ragged(rng.integers(1, 40, 900)) for _ in range(2)))
     stream = BatchStream(corpus, settings(300, 256, 1))
     found, every = stream.largest_batches(), [next(stream) for _ in range(len(stream))]
     assert 1 <= len(found) <= 3

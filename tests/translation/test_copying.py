@@ -184,6 +184,27 @@ def test_the_shipped_model_heeds_a_glossary(tmp_path, shipped, line, expected):
     assert found == (expected or plain)
 
 
+def attempts_at(line, write, links=None):
+    """What a model of which `write(text)` is the translation reads, and what comes out.
+
+    Without `links`, word n is made from word n.
+    """
+    read = []
+
+    def translate_as_read(texts, config, numbers, prefixes):
+        read.extend(texts)
+        found = []
+        for text in map(write, texts):
+            pairs = links or tuple((n, n) for n in range(len(text.split())))
+            found.append([Hypothesis((), 0.0, 0.0, pairs, text)])
+        return found
+
+    scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
+    translate_around = Translator._translate_around_items
+    [[best]] = translate_around(scripted, [line], SHORT_OUTPUT, [1], [""])
+    return read, best.text
+
+
 @pytest.mark.parametrize(
     ("write", "attempts", "expected"),
     [
@@ -197,19 +218,8 @@ def test_the_shipped_model_heeds_a_glossary(tmp_path, shipped, line, expected):
     ids=["kept", "doubled", "lost", "swapped", "invented", "silent"],
 )
 def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
-    read = []
-
-    def translate_as_read(texts, config, numbers, prefixes):
-        read.extend(texts)
-        links = [tuple((n, n) for n in range(len(write(x).split()))) for x in texts]
-        each = zip(texts, links, strict=True)
-        return [[Hypothesis((), 0.0, 0.0, y, write(x))] for x, y in each]
-
-    line = "a {x} <b>b</b> %s c {x}!"
-    scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
-    translate_around = Translator._translate_around_items
-    [[best]] = translate_around(scripted, [line], SHORT_OUTPUT, [1], [""])
-    assert best.text == expected
+    read, found = attempts_at("a {x} <b>b</b> %s c {x}!", write)
+    assert found == expected
     assert len(read) == attempts
     assert read[0] == "a 47 b 58 c 36!"
     assert attempts < 2 or read[1] == "a b c !"
@@ -220,17 +230,10 @@ def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
     [("Im Jahr 2.004", 1), ("zweitausendvier", 1), ("2005", 3), ("20 04", 3)],
 )
 def test_a_number_is_copied_if_the_model_writes_other_digits(written, attempts):
-    read = []
-
-    def translate_as_read(texts, config, numbers, prefixes):
-        read.extend(texts)
-        return [[Hypothesis((), 0.0, 0.0, ((0, 0), (1, 0)), written)] for _ in texts]
-
-    scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
-    translate_around = Translator._translate_around_items
-    [[best]] = translate_around(scripted, ["In 2004"], SHORT_OUTPUT, [1], [""])
+    links = (0, 0), (1, 0)
+    read, found = attempts_at("In 2004", lambda text: written, links)
     assert read == ["In 2004", "In 47", "In "][:attempts]
-    assert best.text == (written if attempts == 1 else f"{written} 2004")
+    assert found == (written if attempts == 1 else f"{written} 2004")
 
 
 def test_alignments_count_the_words_of_the_line(shipped):

@@ -12,9 +12,10 @@ from minitransformer.backends.onednn import int8
 from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.backend import fused_kernel, register_kernels
+from minitransformer.engine.backend import fused_kernel
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
+from support.cuda import kernels_for
 from support.in_process import run_main
 from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
 
@@ -54,9 +55,8 @@ def kernels(monkeypatch):
     monkeypatch.setattr(int8, "OneDnn", library)
     monkeypatch.setattr(int8, "MIN_PRODUCTS", 0)
     opened = int8.open_kernels.__wrapped__()
-    register_kernels(np.ndarray, opened.find)
-    yield opened
-    register_kernels(np.ndarray, None)
+    with kernels_for(np.ndarray, find=opened.find):
+        yield opened
 
 
 def record_matrices(monkeypatch):
