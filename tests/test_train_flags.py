@@ -67,7 +67,11 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
         ("--data none --source en --target de", 1, "a folder of text, found none"),
         ("--data . --source en --target de", 1, "expected train.en and train.de"),
         ("--train-source a", 2, "expected --train-source and --train-target"),
+        ("--val-source a", 2, "expected --train-source and --train-target"),
         ("--train-source a --train-target b", 1, "found none at"),
+        ("--train-source t --train-target t --test-target t", 2, "--test-source and -"),
+        ("--train-source t --train-target t --data .", 2, "do not go with file names"),
+        ("--best-by bleu --validate-bleu 0", 2, "expects --validate-bleu above 0, got"),
         ("--train-source t --train-target t --best-by loss", 2, "expects validation"),
         (
             "--train-source t --train-target t --save-every 9 --checkpoint-minutes 5",

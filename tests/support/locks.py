@@ -23,7 +23,8 @@ with {lock}:
     print("held", flush=True)
     sys.stdin.read()
 """
-    command, pipes = [sys.executable, "-c", code], {"stdin": -1, "stdout": -1}
-    with subprocess.Popen(command, env=with_tests_on_path(), **pipes) as process:
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    environment = with_tests_on_path()
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as process:
         assert process.stdout.readline() == b"held\n"
         yield process

@@ -76,6 +76,10 @@ def test_a_graph_of_each_shape_is_recorded_once_and_replayed(stand_in):
     stand_in.calls.clear()
     expected = steps(gpu_model(stand_in.xp, 0.3, graphs=False))
     assert of_graphs(stand_in) == []
+    assert_same_steps(found, expected)
+
+
+def assert_same_steps(found, expected):
     for (loss, gradient), (other, plain) in zip(found, expected, strict=True):
         assert loss == other
         np.testing.assert_array_equal(gradient, plain)
@@ -95,8 +99,7 @@ def test_training_goes_on_without_graphs_and_says_so(stand_in):
     found = steps(gpu_model(stand_in.xp, log=said.append))
     [line] = said
     assert line.startswith("graphs      none, work is launched kernel by kernel: ")
-    expected = steps(gpu_model(stand_in.xp, graphs=False))
-    assert [loss for loss, _ in found] == [loss for loss, _ in expected]
+    assert_same_steps(found, steps(gpu_model(stand_in.xp, graphs=False)))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -114,11 +117,7 @@ def test_a_replay_that_fails_or_differs_is_not_used(stand_in, monkeypatch, fails
     [line] = said
     why = "cudaErrorInvalidValue" if fails else "the first replay gave another gradient"
     assert line.endswith(f"kernel by kernel: {why}")
-    for (loss, gradient), (other, plain) in zip(
-        found, steps(gpu_model(stand_in.xp, 0.3, graphs=False)), strict=True
-    ):
-        assert loss == other
-        np.testing.assert_array_equal(gradient, plain)
+    assert_same_steps(found, steps(gpu_model(stand_in.xp, 0.3, graphs=False)))
 
 
 def test_ranks_that_compute_in_different_parts_agree(stand_in):
