@@ -164,7 +164,7 @@ def prepare(
     # The model and its vocabulary: from the run's last checkpoint, or new.
     start, news = starting_point.last_checkpoint(directory) if resumes else None, ""
     if start is None:
-        begin = directory, settings, text["train"], args.cache, cores
+        begin = settings, text["train"], args.cache, cores
         start, news = starting_point.first_checkpoint(*begin)
     starting_point.remember_text(start, text)
     scale = device.loss_scale(start.state.loss_scale)

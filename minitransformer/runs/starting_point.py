@@ -153,16 +153,13 @@ def last_checkpoint(run: RunDirectory) -> Checkpoint | None:
 
 
 def first_checkpoint(
-    run: RunDirectory, settings: RunConfig, train: TextPair, cache: Path, cores: int
+    settings: RunConfig, train: TextPair, cache: Path, cores: int
 ) -> tuple[Checkpoint, str]:
     """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
 
-    With --from, both come from that model. A run that was stopped before it saved a
-    checkpoint has its vocabulary already. Also returns a line for the log, or "".
+    With --from, both come from that model. Also returns a line for the log, or "".
     """
     size, file = settings.model.vocab_size, settings.vocabulary
-    if run.tokenizer.is_file():
-        file = str(run.tokenizer)
 
     def learn() -> Tokenizer:
         if file is None:

@@ -17,14 +17,13 @@ from minitransformer.settings.options import from_dict
 class Window:
     """Sums over the updates since the last report: loss in nats, tokens, and seconds.
 
-    `left_out` counts the target tokens of skipped updates, which `loss` leaves out.
+    Skipped updates have no loss and no target tokens.
     """
 
     loss: float = 0.0
     source: float = 0.0
     target: float = 0.0
     seconds: float = 0.0
-    left_out: float = 0.0
 
 
 @dataclass(frozen=True)

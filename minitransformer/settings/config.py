@@ -240,9 +240,7 @@ class RunConfig:
 
     `text` has the source and the target file of each split (train, val, test), and
     `vocabulary` a file whose word pieces were taken, if none were learned. `start`
-    names the checkpoint that the run began with, if any. In `is_mixture` it is read
-    whether an older version mixed several corpora; such a run translates, but cannot be
-    resumed.
+    names the checkpoint that the run began with, if any.
     """
 
     preset: str
@@ -252,7 +250,6 @@ class RunConfig:
     text: dict[str, tuple[str, str]]
     vocabulary: str | None = None
     start: str | None = None
-    is_mixture: bool = False
 
     def __post_init__(self) -> None:
         if self.training.best_by and "val" not in self.text:
@@ -277,9 +274,7 @@ class RunConfig:
                 )
 
     def to_json(self) -> str:
-        stored = dataclasses.asdict(self)
-        del stored["is_mixture"]
-        return json.dumps(stored, indent=2) + "\n"
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def resumed(self, namespace: argparse.Namespace) -> RunConfig:
         """Apply the flags that a resumed run may change (RESUMABLE).
@@ -324,7 +319,6 @@ class RunConfig:
                 {split: (source, target) for split, (source, target) in pairs},
                 vocabulary,
                 start,
-                "train 2" in files or bool(stored.get("tags")),
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

@@ -42,31 +42,27 @@ def find_splits(folder: Path, source: str, target: str) -> dict[str, TextPair]:
 
 
 def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
-    """Find `stem*.source` and `stem*.target` in a folder, plain or .gz.
+    """Find `stem.source` and `stem.target` in a folder, plain or .gz.
 
-    Of several pairs, the one without further letters is taken, or the first of `test*`.
+    Of test text, whose name may go on, the first is taken.
 
-    Raises: ValueError if only one side exists, or if several pairs may be meant.
+    Raises: ValueError if only one side exists.
     """
+    name = "test*" if stem == "test" else stem
     sides: list[dict[str, Path]] = []
     for language in (source, target):
         found: dict[str, Path] = {}
         for suffix in (f".{language}", f".{language}.gz"):
-            for path in sorted(folder.glob(f"{stem}*{suffix}")):
+            for path in sorted(folder.glob(name + suffix)):
                 found.setdefault(path.name.removesuffix(suffix), path)
         sides.append(found)
     if both := sorted(sides[0].keys() & sides[1].keys()):
-        if len(both) > 1 and both[0] != stem != "test":
-            raise ValueError(
-                f"expected one pair of files {stem}.{source} and {stem}.{target} in "
-                f"{folder}, got {', '.join(both)}"
-            )
         for path in (paths := [side[both[0]] for side in sides]):
             require_file(path)
         return TextPair(*paths)
     for side, missing in zip(sides, (target, source), strict=True):
         for path in side.values():
-            raise ValueError(f"expected {stem}*.{missing} beside {path}, found none")
+            raise ValueError(f"expected {name}.{missing} beside {path}, found none")
     return None
 
 
@@ -75,14 +71,8 @@ def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
 
     Files of the built-in corpus that no longer exist are made again in `cache`.
 
-    Raises: FileNotFoundError if another file does not exist, ValueError if the run
-    mixed several corpora while training, as older versions did.
+    Raises: FileNotFoundError if another file does not exist.
     """
-    if settings.is_mixture:
-        raise ValueError(
-            "expected a run of one corpus, got a mixture by an older version: join the "
-            "corpora by `minitransformer mix`, and go on by train.py --from RUN"
-        )
     try:
         return text_pairs(settings.text)
     except FileNotFoundError as error:

@@ -68,8 +68,7 @@ class Progress:
         finite, tokens = update.finite, sum(x.target_tokens for x in update.batches)
         self._norm, self._skipped = update.norm, self._skipped + xp.where(finite, 0, 1)
         sums["loss"] += xp.where(finite, update.loss * tokens, 0.0)
-        sums["left_out"] += xp.where(finite, 0, tokens)
-        sums["target"] += tokens
+        sums["target"] += xp.where(finite, tokens, 0)
         sums["source"] += sum(x.source_tokens for x in update.batches)
 
     def add_seconds(self, seconds: float) -> None:
@@ -100,8 +99,7 @@ class Progress:
     def report(self) -> tuple[dict[str, float], str]:
         """Return mean loss and speed as values and as a line; begin a new window."""
         state, window = self.state, self.state.window
-        counted = window.target - window.left_out
-        loss = window.loss / counted if counted else math.nan
+        loss = window.loss / window.target if window.target else math.nan
         seconds = max(window.seconds, 1e-9)  # of coarse clocks, it may be 0
         source, target = (n / seconds for n in (window.source, window.target))
         rate, norm = state.learning_rate, state.gradient_norm

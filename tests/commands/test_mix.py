@@ -67,7 +67,7 @@ def test_one_folder_stands_for_both_directions(place):
         ("both a --source en --target de --repeat 0", 2, "--repeat"),
         ("both a --source en --target en", 2, "expected two languages, got en for"),
         ("both a gone --source en --target de", 1, "text, found none at gone"),
-        ("both a b --source en --target de", 1, "expected train*.de beside b/train.en"),
+        ("both a b --source en --target de", 1, "expected train.de beside b/train.en"),
         ("a b --source en --target fr", 2, "a: expected a file, or a new or an empty"),
     ],
 )
