@@ -159,7 +159,7 @@ def prepare(
     training = settings.training
     cores = args.threads or ranks.num_cores()
     device = open_device(ranks.device(args.device), training.precision, cores)
-    text = text_of(settings, args.cache)
+    text = text_of(settings)
 
     # The model and its vocabulary: from the run's last checkpoint, or new.
     start, news = starting_point.last_checkpoint(directory) if resumes else None, ""

@@ -245,20 +245,6 @@ class RunDirectory:
         steps = sorted({int(name) for name in names if name.isdecimal()})
         return [p for step in steps if (p := self.checkpoint(step)).is_file()]
 
-    def load_to_resume(self, path: Path) -> Checkpoint:
-        """Load the last checkpoint, to resume from it.
-
-        Raises: ValueError, which says what can be done if the file is damaged.
-        """
-        try:
-            return load(path, with_moments=True)
-        except ValueError as error:
-            older = [x for x in self.checkpoints() if x != path and has_moments(x)]
-            advice = "train.py --from begins a run with the parameters of another"
-            if older:
-                advice = f"delete it, and --resume goes on from {older[-1].name}"
-            raise ValueError(f"{error}; {advice}") from error
-
     def prune(self, training: TrainingConfig) -> None:
         """Delete all but the last `num_kept` checkpoints named by their step.
 

@@ -142,7 +142,11 @@ def last_checkpoint(run: RunDirectory) -> Checkpoint | None:
     Raises: ValueError if the run's checkpoints are gone or damaged.
     """
     if paths := run.checkpoints():
-        return run.load_to_resume(paths[-1])
+        try:
+            return load(paths[-1], with_moments=True)
+        except ValueError as error:
+            helps = "delete it to go on from the one before, or train.py --from that"
+            raise ValueError(f"{error}; {helps}") from error
     if run.metrics.exists() and not run.is_unsaved():
         raise ValueError(
             f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "

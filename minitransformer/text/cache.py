@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 
@@ -34,15 +33,13 @@ from minitransformer.text.tokenizer import (
 CHUNK = 4_000_000
 
 # Part of the names of files, which changes with `clean`, `Finder` or the format.
-CLEANED = "-clean-copied-2"
+CLEANED = "-clean-copied-3"
 
 
 def cached_tokenizer(
     text: TextPair, vocab_size: int, cache: Path, num_threads: int
 ) -> Tokenizer:
     """Learn the joint vocabulary of both sides, or read it from the cache.
-
-    A checksum of four bytes follows it in its file.
 
     Raises: ValueError if the text changes while it is read, or as `Tokenizer.train`,
     `TextPair.lines`.
@@ -55,23 +52,16 @@ def cached_tokenizer(
         try:
             with ended_by_interrupt():
                 made = Tokenizer.train(lines, vocab_size, num_threads, **options)
-                model = made.model
         except VocabularyError as error:
             built_in = are_built_in([text.source])
             other = "; --data or --train-source names other text" * built_in
             raise ValueError(f"{text}: {error}{other}") from error
         _expect_unchanged(text, digest)
-        partial.write_bytes(model + crc32(model).to_bytes(4, "little"))
-
-    def read(path: Path) -> Tokenizer:
-        data = path.read_bytes()
-        model = data[:-4]
-        if crc32(model).to_bytes(4, "little") != data[-4:]:
-            raise ValueError(f"{path}: a damaged vocabulary, or one without checksum")
-        return Tokenizer(model)
+        partial.write_bytes(made.model)
 
     digest = text.digest()
-    return build_once(cache / f"{digest}-bpe{vocab_size}{CLEANED}.model", build, read)
+    path = cache / f"{digest}-{vocab_size}{CLEANED}.model"
+    return build_once(path, build, Tokenizer.read)
 
 
 def encoded_corpus(
@@ -103,20 +93,19 @@ def _expect_unchanged(text: TextPair, digest: str) -> None:
 
 
 def read_corpus(folder: Path) -> ParallelCorpus:
-    """Open the ids that `encoded_corpus` wrote, and verify their checksums.
+    """Open the ids that `encoded_corpus` wrote.
 
-    Raises: ValueError if a file is damaged, FileNotFoundError if it is missing.
+    Raises: ValueError if a file was cut short, FileNotFoundError if it is missing.
     """
     try:
         header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
         sides = []
         for side in ("source", "target"):
-            ids, starts = (folder / f"{side}.{name}" for name in ("ids", "starts"))
-            for path in (ids, starts):
-                if _checksum(path) != header["checksums"][path.name]:
-                    raise ValueError(f"{path.name} has another checksum")
-            dtype = header["dtype"]
-            sides.append(Ragged(_mapped(ids, dtype), _mapped(starts, "int64")))
+            ids = _mapped(folder / f"{side}.ids", header["dtype"])
+            starts = _mapped(folder / f"{side}.starts", "int64")
+            if len(starts) != header["pairs"] + 1 or starts[-1] != len(ids):
+                raise ValueError(f"the {side} is not whole")
+            sides.append(Ragged(ids, starts))
         corpus = ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
         corpus.notes, corpus.usual_sentences = header["notes"], header["sentences"]
         return corpus
@@ -129,14 +118,6 @@ def _mapped(path: Path, dtype: str) -> np.ndarray:
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
-def _checksum(path: Path) -> int:
-    total = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            total = crc32(block, total)
-    return total
-
-
 def _encode(
     text: TextPair, tokenizer: Tokenizer, num_threads: int, folder: Path
 ) -> None:
@@ -144,7 +125,6 @@ def _encode(
     folder.mkdir()
     ends = {"source": 0, "target": 0}
     pairs = blank = 0
-    checksums: dict[str, int] = {}
     unknown, characters = {"source": 0, "target": 0}, Counter[str]()  # of the targets
     some = list[str]()  # of the source
     no_text = [i for i, text in enumerate(tokenizer.written()) if not text]
@@ -152,7 +132,6 @@ def _encode(
     def append(name: str, values: np.ndarray) -> None:
         with open(folder / name, "ab") as file:
             file.write(values.data)
-        checksums[name] = crc32(values.data, checksums.get(name, 0))
 
     for side in ends:
         append(f"{side}.starts", np.zeros(1, dtype=np.int64))
@@ -181,7 +160,7 @@ def _encode(
     if not pairs:
         found = f"{blank:,} with a blank line each" if blank else "none"
         raise ValueError(f"{text}: expected sentence pairs, found {found}")
-    header = {"dtype": dtype, "dropped_blank": blank, "checksums": checksums}
+    header = {"dtype": dtype, "dropped_blank": blank, "pairs": pairs}
     header["sentences"] = usual_sentences(some)
     shares = [unknown[side] / ends[side] for side in ends]
     header["notes"] = _notes(shares, characters, tokenizer)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.text_config import TextConfig
-from minitransformer.text.grammar import are_built_in
-from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.lines import require_file
 from minitransformer.text.pairs import TextPair, text_pairs
 
@@ -66,17 +64,13 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
     return None
 
 
-def text_of(settings: RunConfig, cache: Path) -> dict[str, TextPair]:
+def text_of(settings: RunConfig) -> dict[str, TextPair]:
     """Return the pair of files of each split of a run.
 
-    Files of the built-in corpus that no longer exist are made again in `cache`.
-
-    Raises: FileNotFoundError if another file does not exist.
+    Raises: FileNotFoundError if a file does not exist.
     """
     try:
         return text_pairs(settings.text)
     except FileNotFoundError as error:
-        if not are_built_in(path for pair in settings.text.values() for path in pair):
-            where = "if a run's text was moved, change its place in config.json"
-            raise FileNotFoundError(f"{error}; {where}") from error
-        return built_in_corpus(cache)
+        where = "if a run's text was moved, change its place in config.json"
+        raise FileNotFoundError(f"{error}; {where}") from error
