@@ -68,8 +68,7 @@ def save(
     `stored` is the type in which the file holds the parameters, of `STORED_BYTES`.
 
     Raises: OSError if it cannot be written, or if another file is there and it is not
-    to `replace` that: an older file then stays as it is; ValueError if a float16 cannot
-    hold a parameter.
+    to `replace` that: an older file then stays as it is.
     """
     parameters = checkpoint.parameters
     tensors = {
@@ -109,16 +108,8 @@ def _rounded(tensors: dict[str, np.ndarray], stored: str) -> dict[str, np.ndarra
             rounded[name] = np.rint(values / scales[:, None]).astype(np.int8)
             rounded[name + SCALES] = scales
         else:
-            rounded[name] = _float16(name, values)
+            rounded[name] = values.astype(np.float16)
     return rounded
-
-
-def _float16(name: str, values: np.ndarray) -> np.ndarray:
-    """Round to float16. Raises: ValueError if a number is too large for it"""
-    largest = np.abs(values).max()
-    if largest > np.finfo(np.float16).max:
-        raise ValueError(f"{name}: expected numbers up to 65,504, got {largest:,.0f}")
-    return values.astype(np.float16)
 
 
 def write_tensors(

@@ -69,10 +69,6 @@ def test_16_bits_are_those_of_numpy(box, model_path, capsys):
     assert ended.value.code == 2
     assert export.main(["float16", str(box), str(box)]) == 2  # would lose digits
     assert "expected a file to write, got one that is read" in capsys.readouterr().err
-    exact.parameters.data[3] = -65_520  # rounds to infinity
-    with pytest.raises(ValueError, match="expected numbers up to 65,504, got 65,520"):
-        checkpoint.save(Path("large"), exact, "float16")
-    assert not Path("large").exists()
 
 
 def test_8_bits_are_whole_numbers_with_a_scale_for_each_row(tmp_path, model_path):

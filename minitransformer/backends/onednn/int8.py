@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,13 +50,6 @@ class Rows(NamedTuple):
     integers: np.ndarray
     scales: np.ndarray
     num_rows: int
-
-    @property
-    def T(self) -> NoReturn:  # noqa: N802
-        """What a gradient would multiply."""
-        raise RuntimeError(
-            "int8 is for translating: expected no gradient to be asked for"
-        )
 
 
 class Int8Kernels(Kernels[Rows]):

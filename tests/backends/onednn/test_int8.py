@@ -84,12 +84,10 @@ def test_linear_is_float64_products_of_rounded_numbers(
     rng = np.random.default_rng(n)
     weight, bias = parameters(rng, (n, m), (m,))
     x = rng.standard_normal((2, rows, n)).astype(np.float32)
-    out, vjp = linear(x, weight, bias if with_bias else None, relu=relu)
+    out, _ = linear(x, weight, bias if with_bias else None, relu=relu)
     expected = rounded(x, -1) @ rounded(weight, 0) + (bias if with_bias else 0)
     assert out.shape == (2, rows, m)
     assert_near(out, np.maximum(expected, 0) if relu else expected)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        vjp(out)
 
 
 @pytest.mark.parametrize("count", [1, 5, 33, 300])
