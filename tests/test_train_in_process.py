@@ -792,7 +792,6 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
     assert found.model.config.vocab_size == found.tokenizer.vocab_size == size
     assert Path("run", "tokenizer.model").read_bytes() == own.read_bytes()
     assert json.loads(Path("run", "config.json").read_text())["vocabulary"] == str(own)
-    own.unlink()  # it is not needed again, even without a checkpoint
     for path in Path("run").glob("*.safetensors"):
         path.unlink()
     Path("run", ".unsaved").touch()
