@@ -6,15 +6,15 @@
 # The first folder is what `minitransformer split` made of Tatoeba's list and of Europarl
 # (minitransformer/models/en-de/README.md has the command). What is there already is kept:
 # after an interruption, the same command goes on. The last lines are BLEU on test text, and
-# the files of the models. FLAGS go to every training, such as FLAGS="--steps 20" to try it.
+# the files of the models. FLAGS go to every training, such as FLAGS="--steps 300" to try it.
 set -euo pipefail
 data=$1 runs=$2
 here=$(dirname "$0")
-mkdir -p "$runs/both"
+mkdir -p "$runs/text"
 train() { # train RUN FLAGS...: from the start, or on from where it stopped
   run=$1
   shift
-  [ -e "$run/averaged.safetensors" ] && return
+  grep -qs '"ended"' "$run/metrics.jsonl" && return
   if [ -e "$run/last" ] || compgen -G "$run/step-*.safetensors" >/dev/null; then
     python train.py --resume "$run"
   else
@@ -34,25 +34,25 @@ pairs() { # pairs LANG LANG: lines of two columns
   paste <(gzip -cd "$runs/en/train.$1.gz") <(gzip -cd "$runs/en/train.$2.gz") |
     LC_ALL=C.UTF-8 grep -vP "$things"
 }
-{ pairs en de && pairs de en; } | tee >(cut -f 2 >"$runs/both/train.de") |
-  cut -f 1 >"$runs/both/train.en"
-for side in en de; do gzip -cd "$runs/en/val.$side.gz" >"$runs/both/val.$side"; done
+{ pairs en de && pairs de en; } | tee >(cut -f 2 >"$runs/text/train.de") |
+  cut -f 1 >"$runs/text/train.en"
+for side in en de; do gzip -cd "$runs/en/val.$side.gz" >"$runs/text/val.$side"; done
 [ -e "$runs/en-de.model" ] ||
-  python -m minitransformer vocabulary "$runs/en-de.model" "$runs/both/train.en" \
+  python -m minitransformer vocabulary "$runs/en-de.model" "$runs/text/train.en" \
     --vocab-size 6000 --user-symbols ⟦{1..9}⟧ --option split_digits=true \
     character_coverage=0.99995 required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
 
 echo "2. both directions at once"
-train "$runs/both-1" --config small --decoder-layers 2 --d-model 320 --d-ff 1280 \
-  --encoder-layers 4 --num-heads 5 --vocabulary "$runs/en-de.model" --data "$runs/both" \
-  --source en --target de --learning-rate 1.5e-3 --warmup 1000 --steps PRE
+train "$runs/both" --config small --decoder-layers 2 --d-model 320 --d-ff 1280 \
+  --encoder-layers 4 --num-heads 5 --vocabulary "$runs/en-de.model" --data "$runs/text" \
+  --source en --target de --learning-rate 1.5e-3 --warmup 1000 --steps 4000
 
 for direction in en-de de-en; do
   echo "3. $direction"
   source=${direction%-*} target=${direction#*-}
-  train "$runs/$direction" --from "$runs/both-1" --data "$runs/$source" --source "$source" \
-    --target "$target" --learning-rate 1e-3 --warmup 1500 --steps STEPS --decay DECAY \
-    --average 8 --keep-last 10 --patience 100 --alpha 1.0
+  train "$runs/$direction" --from "$runs/both/best.safetensors" --data "$runs/$source" --source "$source" \
+    --target "$target" --learning-rate 1e-3 --warmup 1500 --steps 9000 --decay 6000 \
+    --average 8 --keep-last 10 --patience 100 --alpha 1.6
   [ -e "$runs/$direction.safetensors" ] ||
     python -m minitransformer export int8 "$runs/$direction" "$runs/$direction.safetensors" \
       --calibrate "$runs/$source/val.$source.gz"

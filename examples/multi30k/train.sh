@@ -8,7 +8,7 @@
 # corpora multi30k data/multi30k` downloads them. Each of two seeds trains on one core, at
 # the same time, so that two cores take about three hours. What is there already is kept:
 # after an interruption, the same command goes on. The last lines are BLEU on test text, and
-# the file with the model. FLAGS go to every training, such as FLAGS="--steps 20" to try it.
+# the run with the model. FLAGS go to every training, such as FLAGS="--steps 20" to try it.
 set -euo pipefail
 data=$1 runs=$2
 mkdir -p "$runs/both" "$runs/distilled"
@@ -16,7 +16,7 @@ lines() { gzip -cdf "$@"; }
 train() { # train RUN FLAGS...: from the start, or on from where it stopped
   run=$1
   shift
-  [ -e "$run/averaged.safetensors" ] && return
+  grep -qs '"ended"' "$run/metrics.jsonl" && return
   if [ -e "$run/last" ] || compgen -G "$run/step-*.safetensors" >/dev/null; then
     python train.py --resume "$run"
   else
@@ -67,5 +67,5 @@ each_seed distilled
 for seed in 1 2; do
   python translate.py --model "$runs/distilled-$seed" --beam 5 --alpha 1.4 \
     --input "$data/test_2016_flickr.en.gz" --reference "$data/test_2016_flickr.de.gz"
-  echo "$runs/distilled-$seed/averaged.safetensors"
+  echo "$runs/distilled-$seed"
 done

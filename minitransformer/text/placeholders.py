@@ -192,11 +192,10 @@ def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 def named(line: str, items: Iterable[Item], names: Sequence[str]) -> list[Item]:
     """Let the model read names in place of words and numbers; none if they are too few.
 
-    Symbols also stand for terms, which it reads as they are otherwise. Without names,
-    it reads nothing in place of what is copied.
+    It reads terms as they are, and without names nothing in place of what is copied.
     """
     free, result = iter([x for x in names if x not in line]), list[Item]()
-    kinds = ("word", "number", "term")[: 0 if not names else 2 + (names[0] in SYMBOLS)]
+    kinds = ("word", "number") if names else ()
     for number, item in enumerate(items, start=100):
         name = next(free, "") if item.kind in kinds else f"⟦{number}⟧"
         if not name:
@@ -299,15 +298,18 @@ def restore(items: Sequence[Item], translation: str) -> str | None:
 
 
 def holds(text: str | None, items: Sequence[Item], prefix: str) -> bool:
-    """Whether a translation has its prefix and all items; a number may be spelled."""
+    """Whether a translation has its prefix and all items.
+
+    8.760 may stand for 8,760, and whole numbers may be spelled if all numbers are.
+    """
     if text is None or not text.startswith(prefix):
         return False
-    digits = re.sub(r"(?<=\d)[.,:](?=\d)", "", text)  # 8.760 may stand for 8,760
-    lacking = [x for x in items if x.output not in text]
-    wrong = re.search(r"\d", text) and any(
-        re.sub(r"\D", "", x.output) not in digits for x in lacking
-    )
-    return not wrong and all(x.kind == "number" for x in lacking)
+    written = re.findall(r"\d+", re.sub(r"(?<=\d)[.,:](?=\d)", "", text))
+    numbers = [x.output for x in items if x.kind == "number"]
+    lacking = [x for x in numbers if re.sub(r"\D", "", x) not in written]
+    spelled = not written and all(x.isdigit() for x in lacking)
+    copies = (x.output for x in items if x.kind != "number")
+    return (spelled or not lacking) and all(x in text for x in copies)
 
 
 def hide_in_prefix(prefix: str, items: Iterable[Item]) -> str:

@@ -154,7 +154,7 @@ class Translator:
 
         `config.split` says whether that is a line or a sentence. A line whose
         translation has a prefix is divided only if it is too long, and a sentence that
-        is too long by itself in halves.
+        is too long by itself in halves. Sentences in capitals are read by themselves.
         """
         usual = {"always": 1, "never": math.inf}.get(config.split, self.usual_sentences)
         limit = max(self._limit(config) - len(self.tag), 1)
@@ -169,8 +169,10 @@ class Translator:
             if len(ids) > limit and config.split != "never":
                 cut = (halved(part, fits) for part in split)
                 split = [*itertools.chain.from_iterable(cut)]
-            elif prefix or len(split) // 2 <= usual:
-                split = as_one_sentence("".join(split))
+            else:
+                alike = len({part.isupper() for part in split[1::2]}) < 2
+                if prefix or (len(split) // 2 if alike else math.inf) <= usual:
+                    split = as_one_sentence("".join(split))
             yield split
 
     def _limit(self, config: DecodingConfig) -> int:

@@ -103,7 +103,7 @@ def test_the_model_of_this_package(tmp_path, monkeypatch):
     assert "…" not in card  # what is to be filled in
     for source in ("manythings.org/anki", "tatoeba.org", "CC BY 2.0", "statmt.org"):
         assert source in card
-    assert re.search(r"^    python train\.py ", card, re.MULTILINE)
+    assert re.search(r"^    bash examples/en-de/train\.sh ", card, re.MULTILINE)
     translator = minitransformer.load("en-de")
     [german] = minitransformer.translate(translator, ["Where is the station?"])
     assert "Bahnhof" in german

@@ -32,7 +32,7 @@ def log_probs_by_hand(model, source, target):
 
 
 def test_each_word_has_the_mean_of_its_tokens(shipped):
-    config = TranslationConfig(words=True, nbest=2)
+    config = TranslationConfig(words=True, nbest=2, split="always")
     paragraph = f" {SENTENCES[0]}  {SENTENCES[1]}"
     *apart, both, blank = shipped.hypotheses([*SENTENCES, paragraph, ""], config)
     tokenizer = shipped.tokenizer
@@ -59,7 +59,8 @@ def test_each_word_has_the_mean_of_its_tokens(shipped):
 
 
 def test_confidence_is_a_share_of_the_sentences_that_are_known(shipped):
-    config, known = TranslationConfig(), np.linspace(-2, 0, 21).tolist()
+    config = TranslationConfig(split="always")
+    known = np.linspace(-2, 0, 21).tolist()
     lines = [*SENTENCES, " ".join(SENTENCES), "asdf qwer zxcv"]
     calibrated = load("en-de", threads=1)
     calibrated.quantiles = known
