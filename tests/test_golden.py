@@ -57,7 +57,8 @@ def unpack(name, folder):
     """Unpack a run, and say in its settings where its text lies now."""
     run, text = folder / name, folder / "text"
     with tarfile.open(GOLDEN / "runs.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        has_filters = hasattr(tarfile, "data_filter")  # not in Python 3.11.3 and before
+        archive.extractall(folder, **({"filter": "data"} if has_filters else {}))
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
     settings["text"] = {
         split: [str(text / PurePosixPath(path).name) for path in pair]

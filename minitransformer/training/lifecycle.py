@@ -91,9 +91,11 @@ class TrainingRun:
         """Print a line, above the progress bar, and append it to the run's log."""
         if self.writes:
             line = as_installed(line)
-            with suppress(OSError):  # a terminal that is gone ends no training
+            try:
                 tqdm.write(line, file=sys.stdout)
                 sys.stdout.flush()
+            except OSError:  # a terminal that is gone ends no training
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.directory.append(self.directory.log, line)
 
     def record(self, **values: float | str) -> None:
