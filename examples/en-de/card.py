@@ -11,8 +11,8 @@ stand at five places in the order of chrF, from the worst to the best.
 
 from __future__ import annotations
 
+import argparse
 import gzip
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,11 +34,15 @@ def joined(lines: Sequence[str], count: int) -> list[str]:
 
 
 def main() -> None:
-    name, *arguments = sys.argv[1:]
-    model = load(name, threads=2)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help="a run, a checkpoint or a shipped model")
+    help = "for each text its title, the source and the reference"
+    parser.add_argument("texts", nargs="+", help=help)
+    args = parser.parse_args()
+    model = load(args.model, threads=2)
     texts = {
         title: (read(source), read(reference))
-        for title, source, reference in zip(*[iter(arguments)] * 3, strict=True)
+        for title, source, reference in zip(*[iter(args.texts)] * 3, strict=True)
     }
     first, (source, reference) = next(iter(texts.items()))
     outputs = dict[str, list[str]]()
