@@ -12,21 +12,15 @@ stand at five places in the order of chrF, from the worst to the best.
 from __future__ import annotations
 
 import argparse
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 
 import sacrebleu
 
 from minitransformer import load, translate
+from minitransformer.text.lines import read_lines
 
 SHARES = 0.05, 0.25, 0.5, 0.75, 0.95
-
-
-def read(path: str) -> list[str]:
-    data = Path(path).read_bytes()
-    data = gzip.decompress(data) if path.endswith(".gz") else data
-    return data.decode().removesuffix("\n").split("\n")
 
 
 def joined(lines: Sequence[str], count: int) -> list[str]:
@@ -41,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     model = load(args.model, threads=2)
     texts = {
-        title: (read(source), read(reference))
+        title: (list(read_lines(Path(source))), list(read_lines(Path(reference))))
         for title, source, reference in zip(*[iter(args.texts)] * 3, strict=True)
     }
     first, (source, reference) = next(iter(texts.items()))

@@ -26,6 +26,8 @@ from pathlib import Path
 
 from new_spelling import new_spelling
 
+from minitransformer.text.lines import read_lines
+
 Pair = tuple[str, str]
 
 HERE = Path(__file__).parent
@@ -251,9 +253,7 @@ def main() -> None:
     args.output.mkdir(parents=True)
     for split in ("train", "val", "test"):
         names = f"{split}.en.gz", f"{split}.de.gz"
-        packed = ((args.data / x).read_bytes() for x in names)
-        texts = (gzip.decompress(text).decode() for text in packed)
-        english, german = (text.split("\n")[:-1] for text in texts)
+        english, german = (list(read_lines(args.data / x)) for x in names)
         german = [german_quotes(new_spelling(line)) for line in german]
         pairs = list(zip(english, german, strict=True))
         if split == "train":

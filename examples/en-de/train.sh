@@ -10,18 +10,11 @@
 set -euo pipefail
 data=$1 runs=$2
 here=$(dirname "$0")
+. "$here/../train_run.sh"
 mkdir -p "$runs/text"
-train() { # train RUN FLAGS...: from the start, or on from where it stopped
-  run=$1
-  shift
-  grep -qs '"ended"' "$run/metrics.jsonl" && return
-  if [ -e "$run/last" ] || compgen -G "$run/step-*.safetensors" >/dev/null; then
-    python train.py --resume "$run"
-  else
-    # shellcheck disable=SC2086
-    python train.py --max-tokens 4096 --precision bf16 --validate-every 1000 \
-      --save-every 250 --validate-bleu 0 --run "$run" "$@" ${FLAGS:-}
-  fi
+train() { # train RUN FLAGS...
+  train_run "$1" --max-tokens 4096 --precision bf16 --validate-every 1000 --save-every 250 \
+    --validate-bleu 0 "${@:2}"
 }
 
 echo "1. more text of the same pairs, and a vocabulary"

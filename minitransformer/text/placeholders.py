@@ -3,9 +3,9 @@
 Addresses, markup, code, emoji and long numbers belong into a translation as they are,
 and a glossary says what other words become. `Finder` finds such items in a line. The
 model reads a name for each: a symbol of the vocabulary that it has learned to copy, or
-a small number, which models copy anyway. Markup and emoji, without which a sentence is
-whole, are left out instead, and `place` puts their names where the word alignment says.
-`restore` puts the items in place of their names.
+a small number, which models copy anyway. Terms of a glossary are read as they are, and
+markup and emoji, without which a sentence is whole, are left out; `place` puts their
+names where the word alignment says. `restore` puts the items in place of their names.
 """
 
 from __future__ import annotations
@@ -315,6 +315,6 @@ def holds(text: str | None, items: Sequence[Item], prefix: str) -> bool:
 def hide_in_prefix(prefix: str, items: Iterable[Item]) -> str:
     """Return what the model reads of the text with which a translation begins."""
     for item in items:
-        if item.kind != "term" or item.read.strip() == item.name:
+        if item.kind != "term":
             prefix = prefix.replace(item.output.strip("\b"), item.read, 1)
     return prefix

@@ -1,0 +1,15 @@
+# The recipes of this folder source this file.
+
+# train_run RUN FLAGS...: train a run to its end. One that has ended is left as it is, and
+# one that was interrupted goes on. The variable FLAGS adds flags to each new run.
+train_run() {
+  local run=$1
+  shift
+  grep -qs '"ended"' "$run/metrics.jsonl" && return
+  if compgen -G "$run/step-*.safetensors" >/dev/null; then
+    python train.py --resume "$run"
+  else
+    # shellcheck disable=SC2086
+    python train.py --run "$run" "$@" ${FLAGS:-}
+  fi
+}
