@@ -224,7 +224,7 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
     ("flags", "code", "message"),
     [
         ("--model none x", 1, "none: expected a run, a checkpoint or a shipped model"),
-        ("x", 1, "en-de: expected a run, a checkpoint or a shipped model (en-de)"),
+        ("x", 1, "en-de: expected a run, a checkpoint or a shipped model"),
         ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),
         ("--model MODEL --threads 0 x", 2, "--threads: expected a whole number of at "),
         ("--model MODEL --compound-split de x", 2, "nothing without --reference"),

@@ -68,12 +68,16 @@ def made_up(rng: random.Random, least: int = 1) -> str:
 
 
 def name(kind: str, rng: random.Random) -> str:
-    """Draw a name; one in four is made up, so that any name is copied by its pieces."""
-    if rng.random() < 0.25:
+    """Draw a name; half are made up, so that any name is copied by its pieces."""
+    draw = rng.random()
+    if draw < 0.15:
         return made_up(rng, 2).capitalize()
     drawn = rng.choice(NAMES[kind])
-    if kind in ("man", "woman") and rng.random() < 0.2:
-        return f"{drawn} {rng.choice(NAMES['surname'])}"
+    if draw < 0.5:
+        start, end = drawn, rng.choice(NAMES[kind])
+        return start[: rng.randint(2, len(start))] + end[-rng.randint(2, 5) :].lower()
+    if kind in ("man", "woman") and rng.random() < 0.3:
+        return f"{drawn} {name('surname', rng)}"
     return drawn
 
 
@@ -217,7 +221,7 @@ def more(pairs: list[Pair], source: int, rng: random.Random) -> Iterator[Pair]:
     for pair in pairs:
         draw = rng.random()
         named = exchange_names(pair, lambda kind: name(kind, rng))
-        if named != pair and draw < 0.7:
+        if named != pair and draw < 0.85:
             pair = named
         numbered = exchange_numbers(pair, rng)
         if numbered != pair:

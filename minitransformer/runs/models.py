@@ -56,7 +56,8 @@ def find_checkpoint(path: Path | None) -> Path:
     if not (path.is_file() or RunDirectory(path).has_checkpoint()):
         path = shipped_model(str(path)) or path
     if not path.exists():
-        expected = f"a run, a checkpoint or a shipped model ({DEFAULT})"
+        shipped = sorted(x.parent.name for x in SHIPPED.glob(f"*/model{SUFFIX}"))
+        expected = f"a run, a checkpoint or a shipped model ({', '.join(shipped)})"
         raise FileNotFoundError(f"{path}: expected {expected}, found nothing")
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
