@@ -41,6 +41,11 @@ _LOOSE = rf"""  # what a sentence is whole without: comments, tags, escapes, emo
   | (?:[0-9\#*]\ufe0f?\u20e3 | [{_PICTURE}] | \S\ufe0f)
     [\ufe0f\u200d\u20e3\U000e0020-\U000e007f{_PICTURE}]*
 """
+# 12,345.6 or 12.345,6, but no network address such as 192.168.178.100
+_GROUPED = r"""
+    (?!(?:\d+\.){3}\d+(?!\d|[.,]\d))
+    \d{1,3}(?:(?:,\d{3})+(?:\.\d+)?|(?:\.\d{3})+(?:,\d+)?)(?![\w/:-]|[.,]\d)
+"""
 _ENDINGS = (
     "txt|pdf|md|json|xml|html?|css|js|py|c|h|cpp|java|sh|exe|zip|gz|tar|csv|log|toml|"
     "ya?ml|ini|docx?|xlsx?|jpe?g|png|gif|svg|mp[34]|com|org|net|edu|gov|io|dev|de|uk|fr"
@@ -56,11 +61,12 @@ _WORD = rf"""  # what has a place in the sentence
   | (?<!\w)(?:[A-Za-z]:\\|~?/|\.{{1,2}}/)[\w.+/\\-]*\w  # paths
   | (?<!\w)[\w./-]*\w\.(?:{_ENDINGS})(?![\w-])
   | (?<!\w)(?:@\w+|\#\w+|\#\ \d+|\w+_\w+|0x[0-9a-fA-F]+) | (?<![\w-])--\w[\w-]*
-  | (?<!\w)\+?(?=(?:[^\W\d_]*[-.,:/]?[^\W\d_]*\d\ ?){{5}})  # five digits or more
+  | (?<!\w)\+?(?!{_GROUPED})  # five digits or more
+    (?=(?:[^\W\d_]*[-.,:/]?[^\W\d_]*\d\ ?){{5}})
     \w+(?:[-.,:/]\w+|(?<=\d)\ \d{{3,}})*
 """
 _LOOSE_ONLY = re.compile(rf"(?:{_LOOSE}|\W)+", re.X)
-_COUNT = r"(?<![\w.,:])(?:\d{3,4}|\d+[.,:]\d+)(?!\w|[.,:]\d)"
+_COUNT = rf"(?<![\w.,:])(?:\d{{3,4}}|{_GROUPED}|\d+[.,:]\d+)(?!\w|[.,:]\d)"
 # What all of the above have something of, and most lines have not.
 _SIGN = re.compile(r"[^\w\s,.!?;:'\"()-]|--|\d|_|\w\.\w")
 _CLOSING = ".,:;!?…)]}\"'»”"
@@ -72,9 +78,9 @@ class Item:
     """A part of a line with the output that it becomes.
 
     It is a "word" or "loose", both of which are copied, a "number" of three or four
-    digits, which is copied if the model fails to, or a "term" of a glossary. The model
-    reads `read` in its place, and `name` stands for it in the translation. It `touches`
-    a character before it, and a letter behind.
+    digits or with its thousands set off, which is copied if the model loses a digit, or
+    a "term" of a glossary. The model reads `read` in its place, and `name` stands for
+    it in the translation. It `touches` a character before it, and a letter behind.
     """
 
     start: int

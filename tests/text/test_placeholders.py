@@ -34,6 +34,19 @@ def test_ordinary_text_has_nothing_to_copy(line):
     assert [x.output for x in Finder().find(line) if x.kind != "number"] == []
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        *[(x, "number") for x in ("12,345", "1,234,567.89", "1.234.567,89", "1,234")],
+        *[(x, "word") for x in ("12345", "12,3456", "1.2345", "12,345-67", "1,23,456")],
+        *[(x, "word") for x in ("192.168.178.100", "192.168.178.1", "12,345.678,9")],
+    ],
+)
+def test_numbers_whose_thousands_are_set_off_are_read(line, kind):
+    for text in (f"It is {line}.", f"(for ${line}, see below)"):
+        assert [(x.kind, x.output) for x in Finder().find(text)] == [(kind, line)]
+
+
 def test_characters_that_no_piece_has_are_copied_with_their_words():
     lines = ["the cat sat on the mat", "x + y - z = f(a), b. c!"]
     finder = Finder(Tokenizer.train(lines * 9, 40))
