@@ -66,7 +66,7 @@ _WORD = rf"""  # what has a place in the sentence
     \w+(?:[-.,:/]\w+|(?<=\d)\ \d{{3,}})*
 """
 _LOOSE_ONLY = re.compile(rf"(?:{_LOOSE}|\W)+", re.X)
-_COUNT = rf"(?<![\w.,:])(?:\d{{3,4}}|{_GROUPED}|\d+[.,:]\d+)(?!\w|[.,:]\d)"
+_COUNT = rf"(?<![\w.,:])(?:\d{{1,4}}|{_GROUPED}|\d+[.,:]\d+)(?!\w|[.,:]\d)"
 # What all of the above have something of, and most lines have not.
 _SIGN = re.compile(r"[^\w\s,.!?;:'\"()-]|--|\d|_|\w\.\w")
 _CLOSING = ".,:;!?…)]}\"'»”"
@@ -77,10 +77,10 @@ _MARKS = _CLOSING + "([{«„“"
 class Item:
     """A part of a line with the output that it becomes.
 
-    It is a "word" or "loose", both of which are copied, a "number" of three or four
-    digits or with its thousands set off, which is copied if the model loses a digit, or
-    a "term" of a glossary. The model reads `read` in its place, and `name` stands for
-    it in the translation. It `touches` a character before it, and a letter behind.
+    It is a "word" or "loose", both of which are copied, a "number" of at most four
+    digits or with its thousands set off, which is copied if the model changes a digit,
+    or a "term" of a glossary. The model reads `read` in its place, and `name` stands
+    for it in the translation. It `touches` a character before it, and a letter behind.
     """
 
     start: int

@@ -215,6 +215,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Translate parts around their items, and put these into the translations.
 
+        Parts with numbers alone are read as they are, unless the model changes a digit.
         If the name of an item gets lost, a part is translated without any, and at last
         as it is.
         """
@@ -230,9 +231,15 @@ class Translator:
             given = read, asked, [numbers[n] for n in tried], begun
             results = zip(tried.items(), self.translate_as_read(*given), strict=True)
             for (n, own), hypotheses in results:
-                for h in hypotheses:
-                    text = restore(own, place(parts[n], own, h.text, h.alignment))
-                    if is_last or holds(text, items[n], prefixes[n]):
+                texts = [
+                    restore(own, place(parts[n], own, h.text, h.alignment))
+                    for h in hypotheses
+                ]
+                whole = [is_last or holds(x, items[n], prefixes[n]) for x in texts]
+                if not own:  # the best one decides for the others, too
+                    whole = whole[:1] * len(whole)
+                for h, text, kept in zip(hypotheses, texts, whole, strict=True):
+                    if kept:
                         h = replace(h, text=text or h.text)
                         found[n].append(with_copies(h) if h.words else h)
 

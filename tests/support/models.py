@@ -24,7 +24,7 @@ from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close
 
-CAT_LINES = [f"the cat number {i} sat on the mat and looked" for i in range(100)]
+CAT_LINES = [f"the cat number{i} sat on the mat and looked" for i in range(100)]
 
 
 def tiny_config(layers=(1, 1), **settings):

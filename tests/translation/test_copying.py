@@ -200,7 +200,7 @@ def test_the_shipped_model_heeds_a_glossary(tmp_path, shipped, line, expected):
 def attempts_at(line, write, links=None):
     """What a model of which `write(text)` is the translation reads, and what comes out.
 
-    Without `links`, word n is made from word n.
+    Without `links`, word n is made from word n. A stroke stands between translations.
     """
     read = []
 
@@ -209,13 +209,14 @@ def attempts_at(line, write, links=None):
         found = []
         for text in map(write, texts):
             pairs = links or tuple((n, n) for n in range(len(text.split())))
-            found.append([Hypothesis((), 0.0, 0.0, pairs, text)])
+            each = text.split("|")
+            found.append([Hypothesis((), 0.0, 0.0, pairs, x) for x in each])
         return found
 
     scripted = SimpleNamespace(_items=Finder(), translate_as_read=translate_as_read)
     translate_around = Translator._translate_around_items
-    [[best]] = translate_around(scripted, [line], SHORT_OUTPUT, [1], [""])
-    return read, best.text
+    [found] = translate_around(scripted, [line], SHORT_OUTPUT, [1], [""])
+    return read, "|".join(x.text for x in found)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +241,25 @@ def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
 
 @pytest.mark.parametrize(
     ("written", "attempts"),
-    [("Im Jahr 2.004", 1), ("zweitausendvier", 1), ("2005", 3), ("20 04", 3)],
+    [
+        ("Im Jahr 2.004", 1),
+        ("zweitausendvier", 1),
+        ("2005", 3),
+        ("20 04", 3),
+        ("2004|2005", 1),
+    ],
 )
 def test_a_number_is_copied_if_the_model_writes_other_digits(written, attempts):
     links = (0, 0), (1, 0)
     read, found = attempts_at("In 2004", lambda text: written, links)
     assert read == ["In 2004", "In 47", "In "][:attempts]
     assert found == (written if attempts == 1 else f"{written} 2004")
+
+
+def test_the_best_translation_decides_on_its_numbers_for_all():
+    read, found = attempts_at("3 of 45", lambda x: x.replace("45", "54") + "|drei")
+    assert read == ["3 of 45", "47 of 58"]
+    assert found == "3 of 45"
 
 
 def test_alignments_count_the_words_of_the_line(shipped):
