@@ -88,7 +88,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     path = "file of the translations, plain or .gz (default -, which is standard "
     path += "output; with --reference none)"
     add_text("--output", "-o", default=False, help=path)
-    model = "run, checkpoint or shipped model (default newest ended run, or en-de); "
+    model = "run, checkpoint, en-de or de-en (default newest ended run, or en-de); "
     model += "repeat for an ensemble"
     add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
     reference = "print BLEU and chrF beside these references, with 95%% intervals"

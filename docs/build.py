@@ -34,6 +34,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "minitransformer/models/en-de/README.md": "en-de.md",
+    "minitransformer/models/de-en/README.md": "de-en.md",
 }
 SCRIPTS = "reference/scripts.md"
 LABELS = "Shapes|Units|Raises|Returns|Yields|Differs|Elsewhere|Source|Example"

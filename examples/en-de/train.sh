@@ -17,19 +17,22 @@ train() { # train RUN FLAGS...
     --validate-bleu 0 "${@:2}"
 }
 
+text() { # text LANG SEED: more pairs with this source, in a folder of that name
+  [ -e "$runs/$1-$2" ] ||
+    python "$here/prepare.py" --source "$1" --seed "$2" "$data" "$runs/$1-$2"
+}
+
 echo "1. more text of the same pairs, and a vocabulary"
-for source in en de; do
-  [ -e "$runs/$source" ] || python "$here/prepare.py" --source $source "$data" "$runs/$source"
-done
+text en 1
 # Both directions learn from the pairs without addresses, markup, code and emoji.
 things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
 pairs() { # pairs LANG LANG: lines of two columns
-  paste <(gzip -cd "$runs/en/train.$1.gz") <(gzip -cd "$runs/en/train.$2.gz") |
+  paste <(gzip -cd "$runs/en-1/train.$1.gz") <(gzip -cd "$runs/en-1/train.$2.gz") |
     LC_ALL=C.UTF-8 grep -vP "$things"
 }
 { pairs en de && pairs de en; } | tee >(cut -f 2 >"$runs/text/train.de") |
   cut -f 1 >"$runs/text/train.en"
-for side in en de; do gzip -cd "$runs/en/val.$side.gz" >"$runs/text/val.$side"; done
+for side in en de; do gzip -cd "$runs/en-1/val.$side.gz" >"$runs/text/val.$side"; done
 [ -e "$runs/en-de.model" ] ||
   python -m minitransformer vocabulary "$runs/en-de.model" "$runs/text/train.en" \
     --vocab-size 6000 --user-symbols ⟦{1..9}⟧ --option split_digits=true \
@@ -41,14 +44,22 @@ train "$runs/both" --config small --decoder-layers 2 --d-model 320 --d-ff 1280 \
   --source en --target de --learning-rate 1.5e-3 --warmup 1000 --steps 4000
 
 for direction in en-de de-en; do
-  echo "3. $direction"
-  source=${direction%-*} target=${direction#*-}
-  train "$runs/$direction" --from "$runs/both/best.safetensors" --data "$runs/$source" --source "$source" \
-    --target "$target" --learning-rate 1e-3 --warmup 1500 --steps 9000 --decay 6000 \
-    --average 8 --keep-last 10 --patience 100 --alpha 1.6
+  source=${direction%-*} target=${direction#*-} start=$runs/both/best.safetensors
+  while read -r seed rate warmup steps decay; do
+    echo "3. $direction, $steps updates of text of its own"
+    text "$source" "$seed"
+    train "$runs/$direction-$seed" --from "$start" --data "$runs/$source-$seed" \
+      --source "$source" --target "$target" --learning-rate "$rate" --warmup "$warmup" \
+      --steps "$steps" --decay "$decay" --average 8 --keep-last 10 --patience 100 --alpha 1.6
+    start=$runs/$direction-$seed
+  done <<'END'
+1 1e-3 1500 9000 6000
+2 4e-4 500 3000 2500
+3 4e-4 500 2500 2000
+END
   [ -e "$runs/$direction.safetensors" ] ||
-    python -m minitransformer export int8 "$runs/$direction" "$runs/$direction.safetensors" \
-      --calibrate "$runs/$source/val.$source.gz"
+    python -m minitransformer export int8 "$start" "$runs/$direction.safetensors" \
+      --calibrate "$runs/$source-1/val.$source.gz"
   python translate.py --model "$runs/$direction.safetensors" \
-    --input "$runs/$source/test.$source.gz" --reference "$runs/$source/test.$target.gz"
+    --input "$runs/$source-1/test.$source.gz" --reference "$runs/$source-1/test.$target.gz"
 done

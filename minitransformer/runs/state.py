@@ -34,7 +34,7 @@ class RunState:
     validation of this step is pending if the state was saved before it. `best_loss` and
     `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
     `loss_scale` is fp16's factor with its number of finite steps. `usual_sentences` is
-    how many sentences nine in ten lines of the training text have at most.
+    how many sentences half of the lines of the training text have at most.
     `log_prob_quantiles` has those of `confidence.quantiles` for the last validation.
     `decoding` are the settings that translations of the model begin with.
 

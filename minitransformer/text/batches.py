@@ -67,7 +67,7 @@ class ParallelCorpus:
     """Encoded pairs; `dropped_blank` others had a blank side and were left out."""
 
     notes: Sequence[str] = ()  # lines for the log on what the vocabulary lacks
-    usual_sentences = 1  # how many nine in ten lines of the source have at most
+    usual_sentences = 1  # how many half of the lines of the source have at most
 
     def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
         self.source, self.target = source, target

@@ -84,9 +84,9 @@ def as_one_sentence(text: str) -> list[str]:
 
 
 def usual_sentences(lines: Iterable[str]) -> int:
-    """Return how many sentences at most nine in ten lines have."""
+    """Return how many sentences half of the lines have at most."""
     counts = sorted(len(split_sentences(line)) // 2 for line in lines)
-    return counts[(9 * len(counts) - 1) // 10]
+    return counts[(len(counts) - 1) // 2]
 
 
 def halved(text: str, fits: Callable[[str], bool]) -> list[str]:
