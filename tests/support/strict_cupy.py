@@ -421,6 +421,9 @@ class ndarray:  # noqa: N801
     def view(self, dtype):
         return self._view(self._host.view(dtype))
 
+    def mean(self, axis):
+        return compute(lambda a: a.mean(axis=axis), self)
+
     def astype(self, dtype, copy=True):
         if not copy and np.dtype(dtype) == self.dtype:
             return self
