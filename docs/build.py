@@ -5,7 +5,7 @@
 The site's builder needs no plugin for what is done here, so that another one can take
 its place:
 
-- README.md, CONTRIBUTING.md, CHANGELOG.md and the card of the bundled model become
+- README.md, CONTRIBUTING.md, CHANGELOG.md and the cards of the bundled models become
   pages, and links to source files lead to their entries in the reference.
 - A line `::: minitransformer.engine.ops` becomes that module's docstrings, signatures
   and source, and `::: train.py` becomes the script.
