@@ -24,6 +24,7 @@ from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close
 
+# No number stands by itself: it would be asked for again where a model loses it.
 CAT_LINES = [f"the cat number{i} sat on the mat and looked" for i in range(100)]
 
 

@@ -421,9 +421,6 @@ class ndarray:  # noqa: N801
     def view(self, dtype):
         return self._view(self._host.view(dtype))
 
-    def mean(self, axis):
-        return compute(lambda a: a.mean(axis=axis), self)
-
     def astype(self, dtype, copy=True):
         if not copy and np.dtype(dtype) == self.dtype:
             return self
@@ -478,7 +475,7 @@ def _reduction(name):
     return method
 
 
-for _name in ("sum", "max", "min", "all", "any", "argmax"):
+for _name in ("sum", "mean", "max", "min", "all", "any", "argmax"):
     setattr(ndarray, _name, _reduction(_name))
 
 

@@ -101,7 +101,7 @@ def test_white_space_between_translations_is_that_of_their_script():
         assert space_after("Er kam.", space) == space_after("他来了。", space) == space
 
 
-def test_nine_in_ten_lines_have_the_usual_number_of_sentences():
+def test_half_of_the_lines_have_the_usual_number_of_sentences():
     one, two, three = "He came.", "He came. She left.", "He came. She left. I stayed."
     assert usual_sentences([one]) == usual_sentences([""]) == 1
     assert usual_sentences([*[one] * 9, three]) == 1
