@@ -10,14 +10,14 @@
 # after an interruption, the same command goes on. The last lines are BLEU on test text, and
 # the run with the model. FLAGS go to every training, such as FLAGS="--steps 20" to try it.
 set -euo pipefail
-data=$1 runs=$2
+data=$1 runs=$2 THREADS=1
 . "$(dirname "$0")/../train_run.sh"
 mkdir -p "$runs/both" "$runs/distilled"
 lines() { gzip -cdf "$@"; }
 train() { # train RUN FLAGS...
   train_run "$1" --config multi30k --source en --target de --accumulate 2 --beam 5 \
     --alpha 1.4 --validate-every 58 --save-every 58 --validate-bleu 0 --keep-last 60 \
-    --patience 10 --threads 1 --precision bf16 "${@:2}"
+    --patience 10 --precision bf16 "${@:2}"
 }
 each_seed() { # each_seed FUNCTION: for both seeds at the same time
   "$1" 1 >"$runs/$1-1.log" 2>&1 &
