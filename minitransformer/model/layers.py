@@ -45,7 +45,6 @@ class MultiHeadAttention(Module):
     the encoder was seen to give all words of a sentence nearly the same vector before
     the decoder learned to attend to them.
 
-
     Elsewhere: fairseq, PyTorch and tensor2tensor's first versions add biases.
     """
 

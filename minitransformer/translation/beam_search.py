@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from minitransformer.translation.incremental_decoding import (
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
 
+# Each word with the mean log-probability of its tokens or, if it was copied, None.
+Words: TypeAlias = tuple[tuple[str, float | None], ...]
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One translation: its tokens without EOS, and how good the model finds it.
@@ -32,10 +36,10 @@ class Hypothesis:
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
     was cut off, EOS; `score` is log_prob / ((5 + n) / 6)^alpha for n of these.
     What follows is added by a `Translator`. `text` is what the tokens say, `alignment`
-    has pairs of a source word and a target word, and `words` has each word with the
-    mean log-probability of its tokens or, if it was copied, None. `mean_log_prob` is
-    that of all tokens, and `confidence` the share of validation sentences of which the
-    model was less sure; of a line in parts, both are those of its least sure part.
+    has pairs of a source word and a target word, and `words` says how sure the model is
+    of each. `mean_log_prob` is that of all tokens, and `confidence` the share of
+    validation sentences of which the model was less sure; of a line in parts, both are
+    those of its least sure part.
 
     Units: nats
     """
@@ -45,7 +49,7 @@ class Hypothesis:
     log_prob: float
     alignment: tuple[tuple[int, int], ...] = ()
     text: str = ""
-    words: tuple[tuple[str, float | None], ...] = ()
+    words: Words = ()
     mean_log_prob: float = 0.0
     confidence: float | None = None
 

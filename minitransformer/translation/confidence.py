@@ -14,7 +14,7 @@ import numpy as np
 
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import words_of_pieces
-from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.beam_search import Hypothesis, Words
 
 # A translation is unsure if its confidence is lower: one in 20 of validation sentences.
 UNSURE = 0.05
@@ -28,14 +28,12 @@ def quantiles(means: Sequence[float]) -> tuple[float, ...]:
     return tuple(np.quantile(means, SHARES).tolist())
 
 
-def sure_words(
-    tokenizer: Tokenizer, h: Hypothesis, log_probs: np.ndarray
-) -> Hypothesis:
-    """Return the hypothesis with `words`, from the log-probabilities of its tokens."""
+def sure_words(tokenizer: Tokenizer, h: Hypothesis, log_probs: np.ndarray) -> Words:
+    """Return the `words` of a hypothesis from the log-probabilities of its tokens."""
     words, owners = h.text.split(), words_of_pieces(tokenizer, h.text, h.tokens)
     sums = np.bincount(owners, log_probs[: len(owners)], len(words))
     means = sums / np.maximum(np.bincount(owners, minlength=len(words)), 1)
-    return replace(h, words=tuple(zip(words, means.tolist(), strict=False)))
+    return tuple(zip(words, means.tolist(), strict=False))
 
 
 def with_copies(h: Hypothesis) -> Hypothesis:

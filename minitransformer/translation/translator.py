@@ -42,6 +42,7 @@ from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import SHARES, sure_words, with_copies
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.names import copy_names, near_misses
 from minitransformer.translation.sampling import sample_ids
 
 
@@ -287,21 +288,44 @@ class Translator:
         written = list(map(self._written, found, prefixes))
         for best in itertools.compress(written, small):
             best[:] = [replace(h, text=h.text.upper()) for h in best]
-        if config.words:
-            repeated = [x for x, y in zip(sources, written, strict=True) for _ in y]
-            tokens = [h.tokens for best in written for h in best]
-            given = repeated, tokens, config.decode_tokens // config.beam
-            scores = iter(score_targets(self.model, *given, self.num_threads))
-            written = [
-                [sure_words(self.tokenizer, h, next(scores)) for h in best]
-                for best in written
-            ]
-        if not config.alignment:
-            return written
-        each = zip(parts, sources, written, strict=True)
-        pairs = [((x, ids), (h.text, h.tokens)) for x, ids, y in each for h in y]
-        links = iter(self._align(pairs, config))
-        return [[replace(h, alignment=next(links)) for h in best] for best in written]
+        if config.alignment:
+            each = zip(parts, sources, written, strict=True)
+            pairs = [((x, ids), (h.text, h.tokens)) for x, ids, y in each for h in y]
+            links = iter(self._align(pairs, config))
+            for best in written:
+                best[:] = [replace(h, alignment=next(links)) for h in best]
+        texts = ["" if prefix else x for x, prefix in zip(parts, prefixes, strict=True)]
+        self._copy_names(texts, sources, written, config)
+        return written
+
+    def _copy_names(
+        self,
+        texts: Sequence[str],
+        sources: Sequence[list[int]],
+        written: Sequence[list[Hypothesis]],
+        config: TranslationConfig,
+    ) -> None:
+        """Copy the names of texts that the model respelled, and add `words` if asked.
+
+        `sources` are the ids of the texts and `written` their translations.
+        """
+        chosen = list[tuple[list[int], list[Hypothesis], int, dict[str, str]]]()
+        for text, ids, best in zip(texts, sources, written, strict=True):
+            for n, h in enumerate(best):
+                names = near_misses(self.tokenizer, text, h.text)
+                if names or config.words:
+                    chosen.append((ids, best, n, names))
+        targets = [best[n].tokens for _, best, n, _ in chosen]
+        given = (
+            [ids for ids, *_ in chosen],
+            targets,
+            config.decode_tokens // config.beam,
+        )
+        scores = score_targets(self.model, *given, self.num_threads)
+        for (_, best, n, names), log_probs in zip(chosen, scores, strict=True):
+            words = sure_words(self.tokenizer, best[n], log_probs)
+            text = copy_names(best[n].text, names, words)
+            best[n] = replace(best[n], text=text, words=words if config.words else ())
 
     def _written(self, found: Sequence[Hypothesis], prefix: str) -> list[Hypothesis]:
         """Detokenise. A line feed within a translation becomes a space.

@@ -1,0 +1,79 @@
+"""Names that a model respells."""
+
+from dataclasses import replace
+
+import pytest
+
+from minitransformer import translate
+from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.translation.names import copy_names, near_misses
+
+RARE = "Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman".split()
+LINES = [f"Does {name} live in London?" for name in RARE] + [
+    f"I have never met {name}." for name in RARE
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "translation", "expected"),
+    [
+        ("I was in Kathmandu.", "Ich war in Kathovannu.", {"Kathovannu": "Kathmandu"}),
+        (
+            "Saskatchewan, then Kathmandu",
+            "Kathovannu und Skatchewan",
+            {"Skatchewan": "Saskatchewan", "Kathovannu": "Kathmandu"},
+        ),
+        ("I was in Kathmandu.", "Kathmandu und Kathovannu", {}),  # it is there
+        ("Kathovannu, Kathmandu", "Kathovannu", {}),  # the source has that word
+        ("I was in Kathmandu.", "Ich war in Nepal.", {}),  # nothing is like it
+        ("I was in Kathmandu.", "ich war in kathovannu.", {}),
+        ("I WAS IN KATHMANDU.", "ICH WAR IN KATHOVANNU.", {}),
+        ("On Friday I was there.", "Am Freitag war ich da.", {}),  # a usual word
+        ("", "Kathovannu", {}),
+        ("I was in Kathmandu.", "", {}),
+    ],
+)
+def test_near_misses_are_words_like_a_rare_name_that_is_lacking(
+    shipped, source, translation, expected
+):
+    assert near_misses(shipped.tokenizer, source, translation) == expected
+
+
+def test_names_replace_words_of_which_the_model_is_unsure():
+    text = "„Kathovannu“,  und Dänemark; Kathovannus Kathovannu!"
+    names = {"Kathovannu": "Kathmandu", "Dänemark": "Denmark", "Copie": "Copy"}
+    words = (
+        ("„Kathovannu“,", -0.9),
+        ("und", -2.0),
+        ("Dänemark;", -0.1),
+        ("Copie", None),
+    )
+    copied = "„Kathmandu“,  und Dänemark; Kathovannus Kathmandu!"
+    assert copy_names(text, names, words) == copied
+
+
+def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
+    def share():
+        found = zip(RARE + RARE, translate(shipped, LINES), strict=True)
+        return sum(name in text for name, text in found) / len(LINES)
+
+    copied = share()
+    path = "minitransformer.translation.translator.near_misses"
+    monkeypatch.setattr(path, lambda *_: {})
+    assert copied > max(0.8, share())
+
+
+def test_a_prefix_is_kept_and_copies_are_marked(shipped):
+    [line] = [line for line in LINES if "met Kathmandu" in line]
+    config = TranslationConfig.changed(shipped.decoding, {})
+    prefix = "Ich habe Kathovannu"
+    [text] = shipped.translate([line], config, prefixes=[prefix])
+    assert text.startswith(prefix)
+    plain, marked = (
+        shipped.hypotheses([line], replace(config, words=asked))[0][0]
+        for asked in (False, True)
+    )
+    assert plain.text == marked.text == " ".join(word for word, _ in marked.words)
+    assert "Kathmandu" in plain.text
+    assert not plain.words
+    assert [word for word, mean in marked.words if mean is None] == ["Kathmandu"]
