@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -36,8 +37,9 @@ from minitransformer.text.lines import (
 from minitransformer.text.pairs import check_files
 from minitransformer.translation import quality
 from minitransformer.translation.alignment import pharaoh
+from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import UNSURE
-from minitransformer.translation.translator import Translator, written
+from minitransformer.translation.translator import Translator, json_objects
 
 EXAMPLES = (
     'python translate.py "The old man gives the small child a red apple."',
@@ -194,6 +196,20 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
         bleu = args.compound_split, args.bleu_tokenizer, other
         report = quality.report(outputs, references, *bleu)
         print(report, file=sys.stdout if args.quiet else sys.stderr)
+
+
+def written(
+    number: int, found: list[Hypothesis], config: TranslationConfig, as_json: bool
+) -> str:
+    """Return what is written for line `number`: JSON, an n-best list, or its best."""
+    if as_json:
+        whole = {"line": number, "translations": json_objects(found, config)}
+        return json.dumps(whole, ensure_ascii=False) + "\n"
+    links = [f" ||| {pharaoh(h.alignment)}" if config.alignment else "" for h in found]
+    if config.nbest == 1:
+        return f"{found[0].text}{links[0]}\n"
+    ranked = zip(found, links, strict=True)
+    return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from minitransformer.text.sentences import (
     without_capitals,
 )
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.alignment import Encoded, Links, align_words, pharaoh
+from minitransformer.translation.alignment import Encoded, Links, align_words
 from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import SHARES, sure_words, with_copies
@@ -433,20 +432,6 @@ def json_objects(
     names = ["text", "score", "log_prob", "confidence"]
     names += [name for name in ("alignment", "words") if getattr(config, name)]
     return [{name: getattr(h, name) for name in names} for h in found]
-
-
-def written(
-    number: int, found: list[Hypothesis], config: TranslationConfig, as_json: bool
-) -> str:
-    """Return what is written for line `number`: JSON, an n-best list, or its best."""
-    if as_json:
-        whole = {"line": number, "translations": json_objects(found, config)}
-        return json.dumps(whole, ensure_ascii=False) + "\n"
-    links = [f" ||| {pharaoh(h.alignment)}" if config.alignment else "" for h in found]
-    if config.nbest == 1:
-        return f"{found[0].text}{links[0]}\n"
-    ranked = zip(found, links, strict=True)
-    return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
 
 
 def as_list_of_str(
