@@ -7,6 +7,7 @@ unsure of such a word, and sure of names that its languages write in different w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 from minitransformer.text.tokenizer import Tokenizer
@@ -14,8 +15,8 @@ from minitransformer.translation.beam_search import Words
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
-# A name is a word with a capital and small letters that the vocabulary cuts into at
-# least so many pieces, also without the capital.
+# A rare name is a word with a capital and small letters that the vocabulary cuts into
+# at least so many pieces, also without the capital.
 LEAST_PIECES = 3
 
 # A word is a name respelled if their `SequenceMatcher.ratio` is at least SIMILAR, and
@@ -23,19 +24,30 @@ LEAST_PIECES = 3
 SIMILAR, UNSURE = 0.6, -0.3
 
 
-def near_misses(tokenizer: Tokenizer, source: str, translation: str) -> dict[str, str]:
+def rare_names(tokenizer: Tokenizer, texts: Iterable[str]) -> set[str]:
+    """Return what may be names in texts: their rare words with a capital."""
+    words = list({word for text in texts for word in _capitalised(text)})
+    pieces, small = (
+        map(len, tokenizer.encode(forms))
+        for forms in (words, [word.lower() for word in words])
+    )
+    each = zip(words, map(min, pieces, small), strict=True)
+    return {word for word, count in each if count >= LEAST_PIECES}
+
+
+def near_misses(names: set[str], source: str, translation: str) -> dict[str, str]:
     """Return words of a translation and, for each, a name that it may stand for.
 
-    The translation has no such name. The word is the one that is most similar to it.
+    The source has the name and the translation has not. The word is the one of the
+    translation that is most similar to it.
     """
+    lacking = [x for x in _capitalised(source) if x in names and x not in translation]
     words = [word for word in _capitalised(translation) if word not in source]
     found = dict[str, str]()
-    for name in _capitalised(source) if words else ():
-        pieces = tokenizer.encode([name, name.lower()])
-        if name not in translation and min(map(len, pieces)) >= LEAST_PIECES:
-            similarity, word = max((_similarity(name, word), word) for word in words)
-            if similarity >= SIMILAR:
-                found.setdefault(word, name)
+    for name in lacking if words else ():
+        similarity, word = max((_similarity(name, word), word) for word in words)
+        if similarity >= SIMILAR:
+            found.setdefault(word, name)
     return found
 
 

@@ -41,7 +41,7 @@ from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import SHARES, sure_words, with_copies
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
-from minitransformer.translation.names import copy_names, near_misses
+from minitransformer.translation.names import copy_names, near_misses, rare_names
 from minitransformer.translation.sampling import sample_ids
 
 
@@ -308,10 +308,11 @@ class Translator:
 
         `sources` are the ids of the texts and `written` their translations.
         """
+        rare = rare_names(self.tokenizer, texts)
         chosen = list[tuple[list[int], list[Hypothesis], int, dict[str, str]]]()
         for text, ids, best in zip(texts, sources, written, strict=True):
             for n, h in enumerate(best):
-                names = near_misses(self.tokenizer, text, h.text)
+                names = near_misses(rare, text, h.text)
                 if names or config.words:
                     chosen.append((ids, best, n, names))
         targets = [best[n].tokens for _, best, n, _ in chosen]

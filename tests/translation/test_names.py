@@ -6,7 +6,7 @@ import pytest
 
 from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.names import copy_names, near_misses
+from minitransformer.translation.names import copy_names, near_misses, rare_names
 
 RARE = "Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman".split()
 LINES = [f"Does {name} live in London?" for name in RARE] + [
@@ -36,7 +36,8 @@ LINES = [f"Does {name} live in London?" for name in RARE] + [
 def test_near_misses_are_words_like_a_rare_name_that_is_lacking(
     shipped, source, translation, expected
 ):
-    assert near_misses(shipped.tokenizer, source, translation) == expected
+    names = rare_names(shipped.tokenizer, [source, "Another one."])
+    assert near_misses(names, source, translation) == expected
 
 
 def test_names_replace_words_of_which_the_model_is_unsure():
