@@ -6,7 +6,7 @@
 #
 # The first folder has train, val and test_2016_flickr as .en.gz and .de.gz; `minitransformer
 # corpora multi30k data/multi30k` downloads them. Each of two seeds trains on one core, at
-# the same time, so that two cores take about three hours. What is there already is kept:
+# the same time, so that two cores take about two hours. What is there already is kept:
 # after an interruption, the same command goes on. The last lines are BLEU on test text, and
 # the run with the model. FLAGS go to every training, such as FLAGS="--steps 20" to try it.
 set -euo pipefail
