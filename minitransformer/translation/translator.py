@@ -20,11 +20,14 @@ from minitransformer.text.placeholders import (
     SYMBOLS,
     Finder,
     Item,
+    copy_names,
     hide,
     hide_in_prefix,
     holds,
     named,
+    near_misses,
     place,
+    rare_names,
     restore,
 )
 from minitransformer.text.sentences import (
@@ -41,7 +44,6 @@ from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import SHARES, sure_words, with_copies
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
-from minitransformer.translation.names import copy_names, near_misses, rare_names
 from minitransformer.translation.sampling import sample_ids
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.names import copy_names, near_misses, rare_names
+from minitransformer.text.placeholders import copy_names, near_misses, rare_names
 
 RARE = "Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman".split()
 LINES = [f"Does {name} live in London?" for name in RARE] + [
