@@ -20,10 +20,11 @@ from minitransformer.runs.models import find_checkpoint
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
+from minitransformer.text.lines import as_list_of_str
 from minitransformer.text.placeholders import read_glossary
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.incremental_decoding import Ensemble
-from minitransformer.translation.translator import Translator, as_list_of_str
+from minitransformer.translation.translator import Translator
 
 
 def load(

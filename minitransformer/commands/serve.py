@@ -32,12 +32,9 @@ from minitransformer.settings import VERSION
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.system.workers import limit_threads
+from minitransformer.text.lines import as_list_of_str
 from minitransformer.translation.confidence import UNSURE
-from minitransformer.translation.translator import (
-    Translator,
-    as_list_of_str,
-    json_objects,
-)
+from minitransformer.translation.translator import Translator, json_objects
 
 MAX_BODY = 65_536  # bytes: room for the longest text in any notation
 MAX_BEAM = 16  # unless the default is larger

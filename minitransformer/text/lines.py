@@ -182,3 +182,20 @@ def progress_bar(
 
     with tqdm(total=sum(1 for _ in read_lines(source)), unit=" lines") as bar:
         yield bar.update
+
+
+def as_list_of_str(
+    name: str, given: Iterable[str], count: int | None = None
+) -> list[str]:
+    """Return strings as a list.
+
+    Raises: ValueError if they are none, or not one for each of `count` lines.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ValueError(f"expected a list of {name}, got {given!r}")
+    found = list(given)
+    if others := [thing for thing in found if not isinstance(thing, str)]:
+        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
+    if count is not None and len(found) != count:
+        raise ValueError(f"expected {name} for {count} lines, got {len(found)}")
+    return found

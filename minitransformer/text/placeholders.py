@@ -374,12 +374,13 @@ def copy_names(
 
     `names` are those of `near_misses`; `words` has the log-probability of each word.
     """
-    for text, log_prob in words:
-        for word in _LETTERS.findall(text):
-            if word in names and log_prob is not None and log_prob < UNSURE:
-                whole = rf"(?<![^\W\d_]){word}(?![^\W\d_])"
-                translation = re.sub(whole, names[word], translation)
-    return translation
+    unsure = {
+        word: names[word]
+        for text, log_prob in words
+        if log_prob is not None and log_prob < UNSURE
+        for word in names.keys() & _LETTERS.findall(text)
+    }
+    return _LETTERS.sub(lambda found: unsure.get(found[0], found[0]), translation)
 
 
 def _capitalised(text: str) -> list[str]:

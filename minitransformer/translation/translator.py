@@ -15,6 +15,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
+from minitransformer.text.lines import as_list_of_str
 from minitransformer.text.placeholders import (
     NUMBERS,
     SYMBOLS,
@@ -317,13 +318,12 @@ class Translator:
                 names = near_misses(rare, text, h.text)
                 if names or config.words:
                     chosen.append((ids, best, n, names))
-        targets = [best[n].tokens for _, best, n, _ in chosen]
-        given = (
+        pairs = (
             [ids for ids, *_ in chosen],
-            targets,
-            config.decode_tokens // config.beam,
+            [best[n].tokens for _, best, n, _ in chosen],
         )
-        scores = score_targets(self.model, *given, self.num_threads)
+        max_tokens = config.decode_tokens // config.beam
+        scores = score_targets(self.model, *pairs, max_tokens, self.num_threads)
         for (_, best, n, names), log_probs in zip(chosen, scores, strict=True):
             words = sure_words(self.tokenizer, best[n], log_probs)
             text = copy_names(best[n].text, names, words)
@@ -435,23 +435,6 @@ def json_objects(
     names = ["text", "score", "log_prob", "confidence"]
     names += [name for name in ("alignment", "words") if getattr(config, name)]
     return [{name: getattr(h, name) for name in names} for h in found]
-
-
-def as_list_of_str(
-    name: str, given: Iterable[str], count: int | None = None
-) -> list[str]:
-    """Return strings as a list.
-
-    Raises: ValueError if they are none, or not one for each of `count` lines.
-    """
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ValueError(f"expected a list of {name}, got {given!r}")
-    found = list(given)
-    if others := [thing for thing in found if not isinstance(thing, str)]:
-        raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
-    if count is not None and len(found) != count:
-        raise ValueError(f"expected {name} for {count} lines, got {len(found)}")
-    return found
 
 
 def _joined(split: list[str], parts: list[list[Hypothesis]]) -> list[Hypothesis]:
