@@ -317,19 +317,21 @@ def restore(items: Sequence[Item], translation: str) -> str | None:
     return _joined(_NAME.sub(lambda x: outputs.get(x[0], x[0]), translation))
 
 
-def holds(text: str | None, items: Sequence[Item], prefix: str) -> bool:
-    """Whether a translation has its prefix and all items.
+def lacking(translation: str, items: Iterable[Item]) -> list[Item]:
+    """Return the items that a translation has not.
 
     8.760 may stand for 8,760, and whole numbers may be spelled if all numbers are.
     """
-    if text is None or not text.startswith(prefix):
-        return False
-    written = re.findall(r"\d+", re.sub(r"(?<=\d)[.,:](?=\d)", "", text))
-    numbers = [x.output for x in items if x.kind == "number"]
-    lacking = [x for x in numbers if re.sub(r"\D", "", x) not in written]
-    spelled = not written and all(x.isdigit() for x in lacking)
-    copies = (x.output for x in items if x.kind != "number")
-    return (spelled or not lacking) and all(x in text for x in copies)
+    plain = re.sub(r"(?<=\d)[.,:](?=\d)", "", translation)
+    written = re.findall(r"\d+", plain)
+
+    def is_lacking(item: Item) -> bool:
+        if item.kind != "number":
+            return item.output not in translation
+        spelled = not written and item.output.isdigit()
+        return not spelled and re.sub(r"\D", "", item.output) not in written
+
+    return list(filter(is_lacking, items))
 
 
 def hide_in_prefix(prefix: str, items: Iterable[Item]) -> str:

@@ -24,7 +24,7 @@ from minitransformer.text.placeholders import (
     copy_names,
     hide,
     hide_in_prefix,
-    holds,
+    lacking,
     named,
     near_misses,
     place,
@@ -218,15 +218,16 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Translate parts around their items, and put these into the translations.
 
-        Parts with numbers alone are read as they are, unless the model changes a digit.
-        If the name of an item gets lost, a part is translated without any, and at last
-        as it is.
+        The model reads names of words at first, then also of the numbers that it
+        changed, then a part without these items. The first attempt that lacks fewest
+        items counts; if a name gets lost in all of them, a part is read as it is.
         """
         parts = list(map(clean, parts))
         items = list(map(self._items.find, parts))
         found: list[list[Hypothesis]] = [[] for _ in parts]
+        lost: list[list[Item]] = [[] for _ in parts]
 
-        def attempt(tried: dict[int, list[Item]], is_last: bool = False) -> None:
+        def attempt(tried: dict[int, list[Item]]) -> None:
             read = [hide(parts[n], own) for n, own in tried.items()]
             begun = [hide_in_prefix(prefixes[n], own) for n, own in tried.items()]
             aligns = any(x.read.strip() != x.name for y in tried.values() for x in y)
@@ -234,28 +235,30 @@ class Translator:
             given = read, asked, [numbers[n] for n in tried], begun
             results = zip(tried.items(), self.translate_as_read(*given), strict=True)
             for (n, own), hypotheses in results:
-                texts = [
-                    restore(own, place(parts[n], own, h.text, h.alignment))
-                    for h in hypotheses
-                ]
-                whole = [is_last or holds(x, items[n], prefixes[n]) for x in texts]
-                if not own:  # the best one decides for the others, too
-                    whole = whole[:1] * len(whole)
-                for h, text, kept in zip(hypotheses, texts, whole, strict=True):
-                    if kept:
-                        h = replace(h, text=text or h.text)
-                        found[n].append(with_copies(h) if h.words else h)
+                whole = list[Hypothesis]()
+                for h in hypotheses:
+                    placed = place(parts[n], own, h.text, h.alignment)
+                    text = restore(own, placed) if own else h.text
+                    if text is not None and text.startswith(prefixes[n]):
+                        h = replace(h, text=text)
+                        whole.append(with_copies(h) if h.words else h)
+                # The best one decides for the others, too.
+                lacks = lacking(whole[0].text, items[n]) if whole else items[n]
+                if not found[n] or len(lacks) < len(lost[n]):
+                    found[n], lost[n] = whole, lacks
 
-        kinds = [{x.kind for x in own} for own in items]
-        attempt({n: [] for n, own in enumerate(kinds) if own <= {"number"}})
-        for names in (SYMBOLS if self._items.has_symbols else NUMBERS, ()):
-            left = [n for n, best in enumerate(found) if not best]
-            each = {n: named(parts[n], items[n], names) for n in left}
-            blank = {
-                n for n in left if prefixes[n] and not hide(parts[n], each[n]).strip()
-            }
-            attempt({n: own for n, own in each.items() if own and n not in blank})
-        attempt({n: [] for n, best in enumerate(found) if not best}, is_last=True)
+        symbols = SYMBOLS if self._items.has_symbols else NUMBERS
+        last: list[list[Item] | None] = [None for _ in parts]
+        for names in (symbols, symbols, ()):
+            tried = dict[int, list[Item]]()
+            for n in range(len(parts)):
+                own = [x for x in items[n] if x.kind != "number" or x in lost[n]]
+                own = named(parts[n], own, names)
+                blank = prefixes[n] and not hide(parts[n], own).strip()
+                if (lost[n] or not found[n]) and own != last[n] and not blank:
+                    tried[n] = last[n] = own
+            attempt(tried)
+        attempt({n: [] for n, best in enumerate(found) if not best})
         return found
 
     def translate_as_read(
