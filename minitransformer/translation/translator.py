@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -249,10 +250,17 @@ class Translator:
 
         symbols = SYMBOLS if self._items.has_symbols else NUMBERS
         last: list[list[Item] | None] = [None for _ in parts]
+        alone = dict[str, str]()
         for names in (symbols, symbols, ()):
+            changed = {x.output for own in lost for x in own if x.kind == "number"}
+            alone |= self._written_alone(changed - alone.keys(), config)
             tried = dict[int, list[Item]]()
             for n in range(len(parts)):
-                own = [x for x in items[n] if x.kind != "number" or x in lost[n]]
+                own = [
+                    replace(x, output=alone.get(x.output, x.output))
+                    for x in items[n]
+                    if x.kind != "number" or x in lost[n]
+                ]
                 own = named(parts[n], own, names)
                 blank = prefixes[n] and not hide(parts[n], own).strip()
                 if (lost[n] or not found[n]) and own != last[n] and not blank:
@@ -260,6 +268,22 @@ class Translator:
             attempt(tried)
         attempt({n: [] for n, best in enumerate(found) if not best})
         return found
+
+    def _written_alone(
+        self, numbers: Iterable[str], config: TranslationConfig
+    ) -> dict[str, str]:
+        """Return numbers with the marks that the model puts in each of them alone.
+
+        In German, 1,234.5 is 1.234,5. Those of which it changes a digit stay.
+        """
+        asked = [x for x in numbers if not x.isdigit()]
+        given = asked, config, range(len(asked)), [""] * len(asked)
+        found = self.translate_as_read(*given) if asked else []
+        written = [best[0].text.rstrip(".") for best in found]
+        return {
+            x: y if re.split("[.,:]", x) == re.split("[.,:]", y) else x
+            for x, y in zip(asked, written, strict=True)
+        }
 
     def translate_as_read(
         self,
@@ -279,7 +303,10 @@ class Translator:
         ]
         read = [new or part for new, part in zip(small, parts, strict=True)]
         sources = self.encode(read, config, numbers)
-        starts = self._prefixes(prefixes, sources, config, numbers)
+        starts: list[Prefix | None] = [None] * len(parts)
+        if any(prefixes):
+            given = prefixes, sources, config.max_input, numbers
+            starts = self._finder.find_each(*given)
         search = self.model, sources, config, self.num_threads
         if config.sample:
             found = sample_ids(*search, starts)
@@ -332,6 +359,10 @@ class Translator:
             text = copy_names(best[n].text, names, words)
             best[n] = replace(best[n], text=text, words=words if config.words else ())
 
+    @cached_property
+    def _finder(self) -> PrefixFinder:
+        return PrefixFinder(self.tokenizer)
+
     def _written(self, found: Sequence[Hypothesis], prefix: str) -> list[Hypothesis]:
         """Detokenise. A line feed within a translation becomes a space.
 
@@ -350,34 +381,6 @@ class Translator:
                 share = float(np.interp(mean, self.quantiles, SHARES))
             h = replace(h, text=text, mean_log_prob=mean, confidence=share)
             result.append(h)
-        return result
-
-    # Prefixes
-
-    @cached_property
-    def _finder(self) -> PrefixFinder:
-        return PrefixFinder(self.tokenizer)
-
-    def _prefixes(
-        self,
-        prefixes: Sequence[str],
-        encoded: Sequence[list[int]],
-        config: DecodingConfig,
-        numbers: Iterable[int],
-    ) -> list[Prefix | None]:
-        """Return the prefix of each translation; where it is empty, None.
-
-        Raises: ValueError naming a line that is blank, or whose prefix is impossible.
-        """
-        result: list[Prefix | None] = []
-        for number, text, ids in zip(numbers, prefixes, encoded, strict=True):
-            try:
-                prefix = self._finder.find(text, config.max_input) if text else None
-                if prefix and not ids:
-                    raise ValueError(f"expected none for a blank line, got {text!r}")
-            except ValueError as error:
-                raise ValueError(f"prefix of line {number}: {error}") from error
-            result.append(prefix)
         return result
 
     # Given translations: their scores, and which words were made from which
