@@ -31,7 +31,7 @@ def take(address: str, path: Path, width: int, colours: str) -> None:
     size = {"width": width, "height": 300}
     with open_tab(viewport=size, color_scheme=colours, device_scale_factor=1.5) as tab:
         tab.goto(address)
-        tab.keyboard.type(TEXT)
+        tab.locator("textarea").fill(TEXT)
         word = tab.locator("#translation [role=button]").nth(3)
         word.click()
         tab.locator(".alternatives button").first.wait_for()

@@ -152,14 +152,24 @@ def frame(rng: random.Random) -> Pair:
         "thing": thing(rng),
         "thing2": thing(rng),
     }
-    big = f"{rng.randint(1000, 10 ** rng.randint(4, 9)):,}"
-    decimal = f"{rng.randint(1, 99)}.{rng.randint(1, 99)}"
+
+    def big() -> Pair:
+        number = f"{rng.randint(1000, 10 ** rng.randint(4, 9)):,}"
+        return number, in_german(number)
+
+    def decimal() -> Pair:
+        number = f"{rng.randint(1, 99)}.{rng.randint(1, 99)}"
+        return number, in_german(number)
+
     differing = {
         "date": date(rng),
         "price": price(rng),
+        "price2": price(rng),
         "weekday": rng.choice(WEEKDAYS.split()).split("/"),
-        "big": (big, in_german(big)),
-        "decimal": (decimal, in_german(decimal)),
+        "big": big(),
+        "big2": big(),
+        "decimal": decimal(),
+        "decimal2": decimal(),
     }
     source, target = (
         text.format(**filled, **{slot: pair[i] for slot, pair in differing.items()})

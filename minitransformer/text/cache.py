@@ -31,6 +31,8 @@ from minitransformer.text.tokenizer import (
 
 # How much text is encoded at a time, in characters with line ends.
 CHUNK = 4_000_000
+# Of how many lines the sentences are counted.
+MOST_LINES = 20_000
 
 # Part of the names of files, which changes with `clean`, `Finder` or the format.
 CLEANED = "-clean-copied-3"
@@ -126,7 +128,7 @@ def _encode(
     ends = {"source": 0, "target": 0}
     pairs = blank = 0
     unknown, characters = {"source": 0, "target": 0}, Counter[str]()  # of the targets
-    some = list[str]()  # of the source
+    some, stride = list[str](), 1  # every so many lines of the source
     no_text = [i for i, text in enumerate(tokenizer.written()) if not text]
 
     def append(name: str, values: np.ndarray) -> None:
@@ -139,7 +141,9 @@ def _encode(
     if finder.has_symbols:
         read = itertools.starmap(finder.hide_pair, read)
     for chunk in _chunks(read):
-        some += [source for source, _ in chunk[:: len(chunk) // 1000 + 1]]
+        some += [source for source, _ in chunk[-(pairs + blank) % stride :: stride]]
+        while len(some) > MOST_LINES:
+            some, stride = some[::2], 2 * stride
         characters.update("".join(target for _, target in chunk))
         sides = (
             tokenizer.encode([pair[column] for pair in chunk], num_threads)

@@ -77,6 +77,9 @@ _SIGN = re.compile(r"[^\w\s,.!?;:'\"()-]|--|\d|_|\w\.\w")
 _CLOSING = ".,:;!?…)]}\"'»”"
 _MARKS = _CLOSING + "([{«„“"
 
+# Numbers that may be spelled in a translation.
+SPELLED = tuple(map(str, range(13)))
+
 # A rare name is a word with a capital and small letters that the vocabulary cuts into
 # at least so many pieces, also without the capital.
 LEAST_PIECES = 3
@@ -320,7 +323,8 @@ def restore(items: Sequence[Item], translation: str) -> str | None:
 def lacking(translation: str, items: Iterable[Item]) -> list[Item]:
     """Return the items that a translation has not.
 
-    8.760 may stand for 8,760, and whole numbers may be spelled if all numbers are.
+    8.760 may stand for 8,760, and numbers up to twelve may be spelled if no number is
+    written in digits.
     """
     plain = re.sub(r"(?<=\d)[.,:](?=\d)", "", translation)
     written = re.findall(r"\d+", plain)
@@ -328,7 +332,7 @@ def lacking(translation: str, items: Iterable[Item]) -> list[Item]:
     def is_lacking(item: Item) -> bool:
         if item.kind != "number":
             return item.output not in translation
-        spelled = not written and item.output.isdigit()
+        spelled = not written and item.output in SPELLED
         return not spelled and re.sub(r"\D", "", item.output) not in written
 
     return list(filter(is_lacking, items))

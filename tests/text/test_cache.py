@@ -82,6 +82,20 @@ def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
     assert encoded(pair, cache / "chunks").tolist() == whole
 
 
+@pytest.mark.parametrize(("paragraphs", "expected"), [(1500, 1), (3500, 20)])
+def test_each_line_counts_as_much_for_the_usual_number_of_sentences(
+    pair, cache, monkeypatch, paragraphs, expected
+):
+    """However long it is: paragraphs make most of the text in both cases."""
+    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 100_000)
+    monkeypatch.setattr("minitransformer.text.cache.MOST_LINES", 500)
+    for path in (pair.source, pair.target):
+        lines = [*LINES * 28, *["The cat sat. " * 20] * paragraphs]
+        path.write_text("".join(f"{line}\n" for line in lines))
+    corpus = encoded_corpus(pair, Tokenizer.train(LINES, 60), cache)
+    assert corpus.usual_sentences == expected
+
+
 @pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "uint16"), (65_537, "int32")])
 def test_ids_take_two_bytes_where_they_fit(pair, tmp_path, size, dtype):
     """Of a vocabulary that gives every line its largest id."""

@@ -58,7 +58,7 @@ def test_the_shipped_model_copies_everything_in_number_and_order(shipped):
         y for (x, *items), y in zip(ROWS, after, strict=True) if not holds(items, x, y)
     ]
     assert wrong == []
-    assert shares[0] < 0.1 * len(lines)
+    assert shares[0] < 0.12 * len(lines)
 
 
 def test_a_grouped_number_is_translated_and_loses_no_digit(shipped):
@@ -235,20 +235,22 @@ def test_a_name_that_gets_lost_is_not_used(write, attempts, expected):
 
 
 @pytest.mark.parametrize(
-    ("written", "attempts"),
+    ("line", "written", "attempts"),
     [
-        ("Im Jahr 2.004", 1),
-        ("zweitausendvier", 1),
-        ("2005", 3),
-        ("20 04", 3),
-        ("2004|2005", 1),
+        ("In 2004", "Im Jahr 2.004", 1),
+        ("In 2004", "zweitausendvier", 3),
+        ("In 2004", "2005", 3),
+        ("In 2004", "20 04", 3),
+        ("In 2004", "2004|2005", 1),
+        ("In 12", "zwölf", 1),
+        ("In 12", "13", 3),
     ],
 )
-def test_a_number_is_copied_if_the_model_writes_other_digits(written, attempts):
+def test_a_number_is_copied_if_the_model_writes_other_digits(line, written, attempts):
     links = (0, 0), (1, 0)
-    read, found = attempts_at("In 2004", lambda text: written, links)
-    assert read == ["In 2004", "In 47", "In "][:attempts]
-    assert found == (written if attempts == 1 else f"{written} 2004")
+    read, found = attempts_at(line, lambda text: written, links)
+    assert read == [line, "In 47", "In "][:attempts]
+    assert found == (written if attempts == 1 else f"{written} {line[3:]}")
 
 
 def test_the_best_translation_decides_on_its_numbers_for_all():

@@ -26,8 +26,6 @@ def test_a_paragraph_comes_back_with_all_its_sentences(shipped):
     lines = [text for count, text in PARAGRAPHS if int(count) >= 3]
     counts = [int(count) for count, _ in PARAGRAPHS if int(count) >= 3]
     assert [num_sentences(x) for x in translate(shipped, lines)] == counts
-    whole = [num_sentences(x) for x in translate(shipped, lines, split="never")]
-    assert sum(a == b for a, b in zip(whole, counts, strict=True)) < len(lines)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Choose, of a model's n best translations of lines, those nearest to the references.
+
+    python nearest.py nbest.de train.de.gz > nearest.de
+
+The first file is what `translate.py --nbest` writes. What a model writes varies less
+than what people write, and is easier to learn: sequence-level interpolation (Kim and
+Rush, 2016, section 3.3), here by chrF.
+"""
+
+import argparse
+import itertools
+from pathlib import Path
+
+from sacrebleu.metrics import CHRF
+
+from minitransformer.text.lines import read_lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("nbest", type=Path, help="lines of translate.py --nbest")
+    parser.add_argument("references", type=Path)
+    args = parser.parse_args()
+    chrf = CHRF()
+    rows = (line.split(" ||| ") for line in read_lines(args.nbest))
+    groups = itertools.groupby(rows, key=lambda row: row[0])
+    for (_, best), reference in zip(groups, read_lines(args.references), strict=True):
+        texts = [" ||| ".join(row[1:-1]) for row in best]
+        print(max(texts, key=lambda x: chrf.sentence_score(x, [reference]).score))
+
+
+if __name__ == "__main__":
+    main()
