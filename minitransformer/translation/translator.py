@@ -253,7 +253,7 @@ class Translator:
         alone = dict[str, str]()
         for names in (symbols, symbols, ()):
             changed = {x.output for own in lost for x in own if x.kind == "number"}
-            alone |= self._written_alone(changed - alone.keys(), config)
+            alone |= self._written_alone(sorted(changed - alone.keys()), config)
             tried = dict[int, list[Item]]()
             for n in range(len(parts)):
                 own = [
@@ -270,7 +270,7 @@ class Translator:
         return found
 
     def _written_alone(
-        self, numbers: Iterable[str], config: TranslationConfig
+        self, numbers: Sequence[str], config: TranslationConfig
     ) -> dict[str, str]:
         """Return numbers with the marks that the model puts in each of them alone.
 
