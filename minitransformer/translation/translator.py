@@ -278,8 +278,7 @@ class Translator:
         """
         asked = [x for x in numbers if not x.isdigit()]
         given = asked, config, range(len(asked)), [""] * len(asked)
-        found = self.translate_as_read(*given) if asked else []
-        written = [best[0].text.rstrip(".") for best in found]
+        written = [x[0].text.rstrip(".") for x in self.translate_as_read(*given)]
         return {
             x: y if re.split("[.,:]", x) == re.split("[.,:]", y) else x
             for x, y in zip(asked, written, strict=True)
@@ -296,6 +295,8 @@ class Translator:
 
         `numbers` are those of their lines in errors.
         """
+        if not parts:
+            return []
         encode, as_given = self.tokenizer.encode, config.split == "never"
         small = [
             None if as_given or prefix else without_capitals(part, encode)

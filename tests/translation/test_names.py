@@ -8,7 +8,10 @@ from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.placeholders import copy_names, near_misses, rare_names
 
-RARE = "Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman".split()
+RARE = """Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman Buffett
+Kowalczyk Escambray Chikungunya Ostrava Schumacher Weatherby Appleton Trowbridge
+Kilkenny Antananarivo Bujumbura Zanzibar Tegucigalpa Wollongong Jakobsson
+Ramirez Nakamura Petrenko Abernathy Featherstone Vasquez Okonkwo""".split()
 LINES = [f"Does {name} live in London?" for name in RARE] + [
     f"I have never met {name}." for name in RARE
 ]
@@ -61,7 +64,7 @@ def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
     copied = share()
     path = "minitransformer.translation.translator.near_misses"
     monkeypatch.setattr(path, lambda *_: {})
-    assert copied > max(0.75, share())
+    assert copied > max(0.8, share())
 
 
 def test_a_prefix_is_kept_and_copies_are_marked(shipped):
