@@ -2,13 +2,13 @@
 
 oneDNN multiplies with AVX2, AVX-512, AVX-512 BF16, AVX-512 VNNI and AMX. It compiles an
 operation, which it calls a primitive, for the shapes and layouts of its arrays, in
-about a third of a millisecond and 130 KB of memory. Each thread keeps the primitives
-that it has used. One for A B serves any number of rows of A, unless B has very many
+about a third of a millisecond and 130 KB of memory. Each thread caches its primitives.
+One primitive for A B serves any number of rows of A, unless B has more than MAX_COLUMNS
 columns. The sum over all rows in A^T B, and a product whose rows have scales, are
-compiled for the number of rows. Of such numbers there should be few: `kernels.py`
-rounds them up.
+compiled for each number of rows. Therefore `kernels.py` rounds these numbers up, and
+few different ones remain.
 
-Arrays of type uint16 hold the bits of bfloat16 numbers, of which NumPy has none.
+NumPy has no bfloat16: arrays of type uint16 hold the bits of such numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import (
     addressof,
@@ -30,63 +30,172 @@ from ctypes import (
     c_void_p,
 )
 from ctypes.util import find_library
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from minitransformer.system.workers import product_threads
 
-# The name that the package index has for the library, and the one that C has for it.
+# The name of the package on the index, and the name of the library for C's linker.
 DISTRIBUTION = "onednn-cpu-gomp"
 LIBRARY = "dnnl"
 
-# The oldest version of oneDNN that is known to multiply any number of rows fast.
+# The oldest version of oneDNN that multiplies fast while the number of rows is open.
 MAJOR_VERSION, MINOR_VERSION = 3, 2
 
 # Constants of its C interface.
 CPU, IN_ORDER = 1, 1
 MAX_AXES, ALIGNMENT = 12, 64
-ANY_NUMBER = -(1 << 63)  # the length of an axis that only a call decides
+ANY_NUMBER = -(1 << 63)  # an axis whose length is given at each call
 BFLOAT16, FLOAT32, INT32, INT8, UINT8 = 2, 3, 4, 5, 6
 # The arguments of a primitive.
 SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
-SCALES, ZERO_POINTS = 0x1000, 0x2000  # of another argument, to which they are added
-OPERANDS = 0x8002, 0x10002  # of what comes after a product first, and second
+SCALES, ZERO_POINTS = 0x1000, 0x2000  # plus SOURCE: the scales of the source, etc.
+FIRST_OPERAND, SECOND_OPERAND = 0x8002, 0x10002  # of the operations after a product
 ADD, MULTIPLY, RELU, EXP = 0x1FFF0, 0x1FFF1, 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
 
-# For each precision, the instructions that it needs and their bit in what
-# dnnl_get_effective_cpu_isa returns.
+# For each precision, the instructions that it needs and their bit in the result of
+# dnnl_get_effective_cpu_isa.
 INSTRUCTIONS = {
     "bf16": ("AMX or AVX-512 BF16", 0x80),
     "int8": ("AMX or AVX-512 VNNI", 0x40),
 }
 
-# Products of more columns are compiled for each number of rows: what serves any number
-# needs a scratchpad of 1 KB for each column.
+# Products of more columns are compiled for each number of rows: a primitive for any
+# number of rows needs a scratchpad of 1 KB for each column.
 MAX_COLUMNS = 4096
 
-# Operations on scaled rows are compiled for their number: at most so many at a time.
+# Operations on scaled rows are compiled for each number of rows. They take at most
+# MAX_ROWS at a time, and multiples of PIECE_ROWS where they can.
 MAX_ROWS, PIECE_ROWS = 512, 16
 
-# The sum over rows in A^T B takes so many of them at a time, so that it is compiled for
-# few numbers of rows.
+# The sum over rows in A^T B adds at most so many rows at a time, and is then compiled
+# for few numbers of rows.
 MAX_SUMMED = 512
 
-# What `quantized` adds, so that its numbers have no sign.
+# `quantized` adds it to signed integers to make them unsigned.
 MIDDLE = np.array([128], np.int32)
 MIDDLE_ADDRESS = MIDDLE.ctypes.data
 
-# How many primitives a thread keeps: training needs about a hundred.
+# The most primitives in the cache of a thread: training needs about a hundred.
 MAX_PRIMITIVES = 1000
 
 # The type, the shape and the strides of an array, in elements.
 Layout: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
-# What oneDNN calls an operation, the layouts of its arguments, and the options of
-# `_attributes`.
-Operation: TypeAlias = tuple[str, dict[int, Layout], dict[str, Any]]
+
+@dataclass(frozen=True)
+class Description:
+    """An operation in oneDNN's terms: `reorder` or `matmul`, and how it computes.
+
+    `layouts` has the layout of each argument. `scaled_columns` is the axis of the
+    columns of WEIGHTS, if they have scales. With `scaled_rows`, the rows of SOURCE have
+    scales, and DESTINATION has a number that is added. A `matmul` can then `add` to its
+    DESTINATION, apply `operations`, each with the layout of its operand, and apply a
+    `function`, in this order.
+    """
+
+    operation: str
+    layouts: dict[int, Layout]
+    scaled_columns: int | None = None
+    scaled_rows: bool = False
+    add: bool = False
+    operations: tuple[tuple[int, Layout], ...] = ()
+    function: int | None = None
+
+
+class Rounding(NamedTuple):
+    """Round `size` float32 numbers."""
+
+    size: int
+
+    def describe(self) -> Description:
+        source, target = _vector(FLOAT32, self.size), _vector(BFLOAT16, self.size)
+        return Description("reorder", {SOURCE: source, DESTINATION: target})
+
+
+class Quantization(NamedTuple):
+    """Round a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
+
+    rows: int
+    columns: int
+
+    def describe(self) -> Description:
+        layouts = {
+            SOURCE: _layout(FLOAT32, self.rows, self.columns),
+            DESTINATION: _layout(UINT8, self.rows, self.columns),
+            SCALES + SOURCE: _vector(FLOAT32, self.rows),
+            ZERO_POINTS + DESTINATION: _vector(INT32, 1),
+        }
+        return Description("reorder", layouts, scaled_rows=True)
+
+
+class Product(NamedTuple):
+    """Multiply matrices [n, k] and [k, m], as `OneDnn.product` says."""
+
+    n: int
+    k: int
+    m: int
+    a_is_transposed: bool
+    b_is_transposed: bool
+    has_bias: bool
+    add: bool
+    function: int | None
+
+    def describe(self) -> Description:
+        layouts = {
+            SOURCE: _layout(BFLOAT16, self.n, self.k, self.a_is_transposed),
+            WEIGHTS: _layout(BFLOAT16, self.k, self.m, self.b_is_transposed),
+            DESTINATION: _layout(FLOAT32, self.n, self.m),
+        }
+        if self.has_bias:
+            layouts[BIAS] = _layout(FLOAT32, 1, self.m)
+        return Description("matmul", layouts, add=self.add, function=self.function)
+
+
+class ScaledProduct(NamedTuple):
+    """Multiply matrices of integers, as `OneDnn.scaled_product` says.
+
+    The matrices are batches of one. Without a batch, oneDNN has no fast code for rows
+    with scales.
+    """
+
+    rows: int
+    b: Layout
+    has_bias: bool
+    function: int | None
+
+    def describe(self) -> Description:
+        dtype, (width, columns), strides = self.b
+        # After the product: each row times its scale, and then the bias.
+        row_scales = _batch(FLOAT32, self.rows, 1)
+        of_columns = _batch(FLOAT32, 1, columns)
+        layouts = {
+            SOURCE: _batch(UINT8, self.rows, width),
+            DESTINATION: _batch(FLOAT32, self.rows, columns),
+            FIRST_OPERAND: row_scales,
+        }
+        operations = [(MULTIPLY, row_scales)]
+        if self.has_bias:
+            layouts[SECOND_OPERAND] = of_columns
+            operations.append((ADD, of_columns))
+        # Last in the order of addresses: the three arrays of a `ScaledMatrix`. oneDNN
+        # adds its BIAS before the rows are scaled: it takes the offsets.
+        layouts |= {
+            WEIGHTS: (dtype, (1, width, columns), (width * columns, *strides)),
+            BIAS: of_columns,
+            SCALES + WEIGHTS: _vector(FLOAT32, columns),
+        }
+        return Description(
+            "matmul",
+            layouts,
+            scaled_columns=2,
+            operations=tuple(operations),
+            function=self.function,
+        )
 
 
 class OneDnn:
@@ -123,31 +232,30 @@ class OneDnn:
             # One piece if x has a power of two elements, else two that overlap: with a
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
-            rounding = self._primitive(_rounding, piece)
+            rounding = self._primitive(Rounding(piece))
             source, target = _address(x), _address(out)
             for start in {0, x.size - piece}:
-                places = [source + start * x.itemsize, target + start * out.itemsize]
-                self._run(rounding, places)
+                addresses = [source + start * x.itemsize, target + start * out.itemsize]
+                self._run(rounding, addresses)
         return out
 
     def quantized(self, x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
-        """Multiply each row by a factor of its own, round, and add 128.
+        """Multiply each row by its factor, round, add 128, and clip to 0 to 255.
 
-        What is below 0 becomes 0, and what is above 255 becomes 255. All arrays are
-        contiguous.
+        All arrays are contiguous.
 
         Shapes: x [n, k] float32, factors [n] float32, out [n, k] uint8
         """
-        width, source, target, scales = x.shape[1], *map(_address, (x, out, factors))
+        width = x.shape[1]
+        source, target, scales = map(_address, (x, out, factors))
         for first, rows in _row_pieces(len(x)):
-            rounding = self._primitive(_quantization, rows, width)
-            places = [
+            addresses = [
                 source + 4 * first * width,
                 target + first * width,
                 scales + 4 * first,
                 MIDDLE_ADDRESS,
             ]
-            self._run(rounding, places)
+            self._run(self._primitive(Quantization(rows, width)), addresses)
 
     def product(
         self,
@@ -159,15 +267,15 @@ class OneDnn:
     ) -> np.ndarray:
         """Return A B in float32, or A B + bias, or a function of that.
 
-        Both matrices have bfloat16 numbers, and are contiguous or transposed. With the
-        `function` RELU the result is the maximum of that and 0; with EXP, the
-        exponential. The bias is contiguous.
+        Both matrices have bfloat16 numbers, and are contiguous or transposed. The
+        function is RELU or EXP. The bias is contiguous.
 
         Shapes: a [n, k], b [k, m], bias [m] -> [n, m]
         """
         create = np.empty if len(b) else np.zeros  # the sum of no rows
         out = create((len(a), b.shape[1]), np.float32)
         if _is_transposed(a) and bias is None and function is None:
+            # The gradient of parameters, A^T B: sum some rows, then add the others.
             for first in range(0, len(b), MAX_SUMMED):
                 part = slice(first, first + MAX_SUMMED)
                 self._multiply(a[:, part], b[part], out, add=first > 0)
@@ -186,16 +294,24 @@ class OneDnn:
         function: int | None = None,
     ) -> None:
         """Write what `product` returns to `out`, or add it."""
-        n, k, m = *a.shape, b.shape[1]
+        n, k = a.shape
+        m = b.shape[1]
         assert len(b) == k
         transposed = _is_transposed(a)
+        product = Product(
+            n=n if transposed or m > MAX_COLUMNS else ANY_NUMBER,
+            k=k,
+            m=m,
+            a_is_transposed=transposed,
+            b_is_transposed=_is_transposed(b),
+            has_bias=bias is not None,
+            add=add,
+            function=function,
+        )
         addresses = [_address(a), _address(b), _address(out)]
         if bias is not None:
-            addresses.append(_vector(bias, (m,)))
-        rows = n if transposed or m > MAX_COLUMNS else ANY_NUMBER
-        factors = rows, k, transposed, m, _is_transposed(b)
-        how = *factors, add, bias is not None, function
-        self._run(self._primitive(_product, *how), addresses, n)
+            addresses.append(_checked_address(bias, (m,)))
+        self._run(self._primitive(product), addresses, n)
 
     def scaled_product(
         self,
@@ -207,10 +323,10 @@ class OneDnn:
         function: int | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return row_scales (A - 128) B + bias in float32.
+        """Return row_scales (A - 128) B + bias in float32, or a function of that.
 
-        A has uint8 numbers. All arrays are contiguous. A `function` is applied to the
-        result, as in `product`, which is written to `out` if that is given.
+        A has uint8 numbers. All arrays are contiguous. The result is written to `out`
+        if that is given.
 
         Shapes: a [n, k], b [k, m], row_scales [n, 1], bias [m], out [n, m] -> [n, m]
         """
@@ -222,42 +338,49 @@ class OneDnn:
         if rows > MAX_ROWS:
             for first in range(0, rows, MAX_ROWS):
                 part = slice(first, first + MAX_ROWS)
-                factors = a[part], row_scales[part], b
                 self.scaled_product(
-                    *factors, bias=bias, function=function, out=out[part]
+                    a[part],
+                    row_scales[part],
+                    b,
+                    bias=bias,
+                    function=function,
+                    out=out[part],
                 )
         elif rows:
-            scales = _vector(row_scales, (rows, 1))
+            # In the order of the layouts of `ScaledProduct`.
+            scales = _checked_address(row_scales, (rows, 1))
             addresses = [_address(a), _address(out), scales]
             if bias is not None:
-                addresses.append(_vector(bias, (columns,)))
-            how = rows, b.layout, bias is not None, function
-            multiply = self._primitive(_scaled_product, *how)
-            self._run(multiply, addresses + b.addresses)
+                addresses.append(_checked_address(bias, (columns,)))
+            addresses += b.addresses
+            product = ScaledProduct(rows, b.layout, bias is not None, function)
+            self._run(self._primitive(product), addresses)
         return out
 
-    def _primitive(self, describe: Callable[..., Operation], *how: Any) -> _Primitive:
+    def _primitive(
+        self, operation: Rounding | Quantization | Product | ScaledProduct
+    ) -> _Primitive:
         """Return this thread's primitive for an operation, created at its first use.
 
         Threads share none: a primitive holds the addresses of the arrays of one call.
         """
         primitives = self._thread.__dict__.setdefault("primitives", {})
         threads = product_threads()
-        key = describe, threads, *how
+        key = type(operation), operation, threads
         if (primitive := primitives.get(key)) is None:
             if len(primitives) >= MAX_PRIMITIVES:
                 primitives.clear()
             # Threads that wait for each other in loops would take cores from others.
             if hasattr(self._library, "omp_set_num_threads"):
                 self._library.omp_set_num_threads(threads)
-            primitive = _Primitive(self._library, self._engine, *describe(*how))
+            primitive = _Primitive(self._library, self._engine, operation.describe())
             primitives[key] = primitive
         return primitive
 
     def _run(self, primitive: _Primitive, addresses: list[int], rows: int = 0) -> None:
-        """Run a primitive with this thread's scratchpad, large enough for any so far.
+        """Run a primitive with this thread's scratchpad, which grows when necessary.
 
-        A scratchpad of its own for each primitive would take a multiple of the memory.
+        One scratchpad for each primitive would take a multiple of the memory.
         """
         scratchpad, address = getattr(self._thread, "scratchpad", (b"", 0))
         if len(scratchpad) < primitive.scratchpad + ALIGNMENT:
@@ -278,10 +401,10 @@ class ScaledMatrix:
 
     def __init__(self, integers: np.ndarray, scales: np.ndarray) -> None:
         self.integers, self.scales = integers, scales
-        # What 128 in all rows of the other factor adds, negated.
+        # The other factor is 128 too large: subtract 128 times the sums of the columns.
         self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
-        (rows, columns), transposed = integers.shape, _is_transposed(integers)
-        self.layout = _layout(INT8, rows, columns, transposed)
+        rows, columns = integers.shape
+        self.layout = _layout(INT8, rows, columns, _is_transposed(integers))
         self.addresses = [*map(_address, (integers, self.offsets, scales))]
 
 
@@ -297,144 +420,87 @@ class _Primitive:
     """
 
     def __init__(
-        self,
-        library: ctypes.CDLL,
-        engine: c_void_p,
-        operation: str,
-        layouts: dict[int, Layout],
-        options: dict[str, Any],
+        self, library: ctypes.CDLL, engine: c_void_p, description: Description
     ) -> None:
-        self._library, self._engine, self._layouts = library, engine, layouts
-        self._primitive, self._stream = c_void_p(), c_void_p()
-        attributes, self._description = _attributes(library, **options), c_void_p()
-        described = {x: _described(library, *layout) for x, layout in layouts.items()}
+        self._library, self._engine = library, engine
+        self._layouts = description.layouts
+        # Describe the operation and its arguments to oneDNN.
+        attributes = _attributes(library, description)
+        described = {x: _described(library, *y) for x, y in self._layouts.items()}
         source, target = described[SOURCE], described[DESTINATION]
         arguments = [source, engine, target, engine]
-        if operation == "matmul":
+        if description.operation == "matmul":
             bias = described.get(BIAS, c_void_p())
             arguments = [engine, source, described[WEIGHTS], bias, target]
-        create = f"{operation}_primitive_desc_create"
+        # Compile it. The descriptions of its arguments are no longer needed then.
+        create = f"{description.operation}_primitive_desc_create"
+        self._description = c_void_p()
         _call(library, create, byref(self._description), *arguments, attributes)
+        self._primitive, self._stream = c_void_p(), c_void_p()
         _call(library, "primitive_create", byref(self._primitive), self._description)
         _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
         for layout in described.values():
             _call(library, "memory_desc_destroy", layout)
         _call(library, "primitive_attr_destroy", attributes)
+        # Ask how much memory it needs.
         query = library.dnnl_primitive_desc_query_md
         self._scratchpad = c_void_p(query(self._description, QUERY_SCRATCHPAD, 0))
         size = library.dnnl_memory_desc_get_size(self._scratchpad)
         self.scratchpad: int = size
-        self._memories: list[c_void_p] = []
-        # By the number of rows.
+        # By the number of rows: oneDNN's memory objects, the same as an array of
+        # arguments in C, and the addresses that they hold.
         self._arguments: dict[int, tuple[list[c_void_p], Any, list[int]]] = {}
         self._move = library.dnnl_memory_set_data_handle
         self._execute = library.dnnl_primitive_execute
         self._wait = library.dnnl_stream_wait
-        made = self._primitive, self._stream, self._description, self._memories
-        finalizer = weakref.finalize(self, _destroy, library, *made)
+        # Free everything in C with this object.
+        self._memories: list[c_void_p] = []
+        finalizer = weakref.finalize(
+            self,
+            _destroy,
+            library,
+            self._primitive,
+            self._stream,
+            self._description,
+            self._memories,
+        )
         finalizer.atexit = False  # a daemon thread may still compute then
 
     def run(self, addresses: list[int], rows: int) -> None:
         """Compute with the arrays at these addresses, the last of the scratchpad."""
         if rows not in self._arguments:
-            self._arguments[rows] = self._describe(rows)
-        memories, arguments, places = self._arguments[rows]
+            self._arguments[rows] = self._create_arguments(rows)
+        memories, arguments, held = self._arguments[rows]
         failed = 0
         for i, address in enumerate(addresses):
-            if places[i] != address:  # many are the same at each call
+            if held[i] != address:  # many are the same at each call
                 failed |= self._move(memories[i], address)
-                places[i] = address
+                held[i] = address
         failed |= self._execute(
-            self._primitive, self._stream, len(places), arguments
+            self._primitive, self._stream, len(held), arguments
         ) or self._wait(self._stream)
         if failed:
-            del self._arguments[rows]  # whose addresses may not be those noted
+            del self._arguments[rows]  # it is unknown which addresses they hold
             raise RuntimeError(f"oneDNN failed to compute, with status {failed}")
 
-    def _describe(self, rows: int) -> tuple[list[c_void_p], Any, list[int]]:
-        """Return what stands for the arguments of calls with so many rows.
-
-        It is a list of oneDNN's objects, the same for its functions, and the addresses
-        that the objects have.
-        """
+    def _create_arguments(self, rows: int) -> tuple[list[c_void_p], Any, list[int]]:
+        """Return an entry of `_arguments`: memory objects that hold no address yet."""
         library, memories, described = self._library, [], []
         for dtype, shape, strides in self._layouts.values():
             shape = tuple(rows if length == ANY_NUMBER else length for length in shape)
             described.append(_described(library, dtype, shape, strides))
+        nowhere = c_void_p()
         for layout in (*described, self._scratchpad):
             memory = c_void_p()
-            how = layout, self._engine, c_void_p()
-            _call(library, "memory_create", byref(memory), *how)
+            _call(
+                library, "memory_create", byref(memory), layout, self._engine, nowhere
+            )
             memories.append(memory)
         for layout in described:
             _call(library, "memory_desc_destroy", layout)
         self._memories += memories
-        places = map(_Argument, (*self._layouts, SCRATCHPAD), memories)
-        return memories, (_Argument * len(memories))(*places), [0] * len(memories)
-
-
-def _rounding(size: int) -> Operation:
-    """Round `size` float32 numbers."""
-    source: Layout = FLOAT32, (size,), (1,)
-    target: Layout = BFLOAT16, (size,), (1,)
-    return "reorder", {SOURCE: source, DESTINATION: target}, {}
-
-
-def _quantization(rows: int, columns: int) -> Operation:
-    """Round a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
-    layouts = {
-        SOURCE: _layout(FLOAT32, rows, columns),
-        DESTINATION: _layout(UINT8, rows, columns),
-        SCALES + SOURCE: (FLOAT32, (rows,), (1,)),
-        ZERO_POINTS + DESTINATION: (INT32, (1,), (1,)),
-    }
-    return "reorder", layouts, {"scaled_rows": True}
-
-
-def _product(
-    n: int,
-    k: int,
-    a_is_transposed: bool,
-    m: int,
-    b_is_transposed: bool,
-    add: bool,
-    has_bias: bool,
-    function: int | None,
-) -> Operation:
-    """Multiply two matrices, as `OneDnn.product` says."""
-    layouts = {
-        SOURCE: _layout(BFLOAT16, n, k, a_is_transposed),
-        WEIGHTS: _layout(BFLOAT16, k, m, b_is_transposed),
-        DESTINATION: _layout(FLOAT32, n, m),
-    }
-    if has_bias:
-        layouts[BIAS] = _layout(FLOAT32, 1, m)
-    return "matmul", layouts, {"add": add, "function": function}
-
-
-def _scaled_product(
-    rows: int, b: Layout, has_bias: bool, function: int | None
-) -> Operation:
-    """Multiply matrices of integers, as `OneDnn.scaled_product` says.
-
-    The matrices are batches of one. Without a batch, oneDNN has no fast code for rows
-    with scales.
-    """
-    dtype, (width, columns), strides = b
-    of_rows, of_columns = _batch(FLOAT32, rows, 1), _batch(FLOAT32, 1, columns)
-    operations = {OPERANDS[0]: (MULTIPLY, of_rows)}
-    if has_bias:
-        operations[OPERANDS[1]] = ADD, of_columns
-    layouts = {
-        SOURCE: _batch(UINT8, rows, width),
-        DESTINATION: _batch(FLOAT32, rows, columns),
-        **{operand: layout for operand, (_, layout) in operations.items()},
-        WEIGHTS: (dtype, (1, width, columns), (width * columns, *strides)),
-        BIAS: of_columns,  # what oneDNN calls so is added before rows are scaled
-        SCALES + WEIGHTS: (FLOAT32, (columns,), (1,)),
-    }
-    options = {"operations": operations.values(), "function": function}
-    return "matmul", layouts, {"scaled_columns": 2, **options}
+        pairs = map(_Argument, (*self._layouts, SCRATCHPAD), memories)
+        return memories, (_Argument * len(memories))(*pairs), [0] * len(memories)
 
 
 def _destroy(
@@ -444,7 +510,7 @@ def _destroy(
     description: c_void_p,
     memories: list[c_void_p],
 ) -> None:
-    """Free the memory of a primitive and of what stands for its arguments."""
+    """Free a primitive and the memory objects of its arguments."""
     library.dnnl_primitive_destroy(primitive)
     library.dnnl_stream_destroy(stream)
     library.dnnl_primitive_desc_destroy(description)
@@ -453,14 +519,17 @@ def _destroy(
 
 
 def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
-    """Yield where pieces that make up so many rows begin, and their numbers of rows.
+    """Divide rows into pieces: yield the first row of each and its number of rows.
 
-    There are few such numbers; the last piece may begin in the one before it.
+    Each number is a multiple of PIECE_ROWS, unless there are fewer rows in all. The
+    last piece may overlap the one before it.
     """
     for first in range(0, count, MAX_ROWS):
         rest = min(count - first, MAX_ROWS)
+        # The greatest multiple of PIECE_ROWS.
         if whole := rest // PIECE_ROWS * PIECE_ROWS:
             yield first, whole
+        # The rest, together with rows before it.
         if whole < rest:
             size = min(count, PIECE_ROWS)
             yield count - size, size
@@ -475,10 +544,15 @@ def _address(array: np.ndarray) -> int:
         return array.ctypes.data
 
 
-def _vector(vector: np.ndarray, shape: tuple[int, ...]) -> int:
-    """Return where a bias or scales lie."""
-    assert (vector.shape, vector.dtype) == (shape, np.float32)
-    return _address(vector)
+def _checked_address(values: np.ndarray, shape: tuple[int, ...]) -> int:
+    """Return where a bias or scales of this shape lie."""
+    assert (values.shape, values.dtype) == (shape, np.float32)
+    return _address(values)
+
+
+def _vector(dtype: int, length: int) -> Layout:
+    """Return the layout of a contiguous vector."""
+    return dtype, (length,), (1,)
 
 
 def _batch(dtype: int, rows: int, columns: int) -> Layout:
@@ -499,41 +573,32 @@ def _layout(dtype: int, rows: int, columns: int, transposed: bool = False) -> La
     return dtype, (rows, columns), (1, rows) if transposed else (columns, 1)
 
 
-def _attributes(
-    library: ctypes.CDLL,
-    add: bool = False,
-    function: int | None = None,
-    scaled_columns: int | None = None,
-    scaled_rows: bool = False,
-    operations: Iterable[tuple[int, Layout]] = (),
-) -> c_void_p:
-    """Return how to compute: the caller's scratchpad, scales, and what comes after.
-
-    `scaled_columns` is the axis of the columns, if they have scales. Where the rows of
-    a source have scales, a number is added to them, too. `operations` follow, with
-    arrays of these layouts, and then the function.
-    """
+def _attributes(library: ctypes.CDLL, description: Description) -> c_void_p:
+    """Return the attributes of an operation, which the caller frees."""
     attributes, following = c_void_p(), c_void_p()
     _call(library, "primitive_attr_create", byref(attributes))
     _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)
+    # Scales: a bit for each axis along which they differ.
     set_scales = "primitive_attr_set_scales_mask"
-    if scaled_columns is not None:
-        _call(library, set_scales, attributes, WEIGHTS, 1 << scaled_columns)
-    if scaled_rows:
+    if description.scaled_columns is not None:
+        axes = 1 << description.scaled_columns
+        _call(library, set_scales, attributes, WEIGHTS, axes)
+    if description.scaled_rows:
         _call(library, set_scales, attributes, SOURCE, 1 << 0)
         set_zero_points = "primitive_attr_set_zero_points_mask"
         _call(library, set_zero_points, attributes, DESTINATION, 0)
+    # The operations that follow, in their order.
     _call(library, "post_ops_create", byref(following))
-    if add:
-        append, added = "post_ops_append_sum", (c_float(1), c_int32(0), FLOAT32)
-        _call(library, append, following, *added)
-    for operation, layout in operations:
+    if description.add:
+        one, zero_point = c_float(1), c_int32(0)
+        _call(library, "post_ops_append_sum", following, one, zero_point, FLOAT32)
+    for operation, layout in description.operations:
         operand = _described(library, *layout)
         _call(library, "post_ops_append_binary", following, operation, operand)
         _call(library, "memory_desc_destroy", operand)
-    if function is not None:
-        append, parameters = "post_ops_append_eltwise", (c_float(0), c_float(0))
-        _call(library, append, following, function, *parameters)
+    if (function := description.function) is not None:
+        alpha = beta = c_float(0)
+        _call(library, "post_ops_append_eltwise", following, function, alpha, beta)
     _call(library, "primitive_attr_set_post_ops", attributes, following)
     _call(library, "post_ops_destroy", following)
     return attributes
@@ -544,9 +609,15 @@ def _described(
 ) -> c_void_p:
     """Return oneDNN's description of a layout, which the caller frees."""
     description, axes = c_void_p(), c_int64 * MAX_AXES
-    create = "memory_desc_create_with_strides"
-    layout = len(shape), axes(*shape), dtype, axes(*strides)
-    _call(library, create, byref(description), *layout)
+    _call(
+        library,
+        "memory_desc_create_with_strides",
+        byref(description),
+        len(shape),
+        axes(*shape),
+        dtype,
+        axes(*strides),
+    )
     return description
 
 
