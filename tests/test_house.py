@@ -167,5 +167,6 @@ def test_tests_mirror_the_rooms():
             assert re.search(rf"minitransformer(\.| import ){room}", text), path
     beside = {f"test_{path.stem.strip('_')}" for path in PACKAGE.glob("*.py")}
     beside |= {"test_train", "test_translate", "test_house", "test_golden"}
+    beside |= {"test_style"}
     for path in TESTS.glob("test_*.py"):
         assert any(path.stem.startswith(name) for name in beside), path
