@@ -38,7 +38,7 @@ from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.backends.devices import open_device
 from minitransformer.cli import exit_code
-from minitransformer.engine.backend import register_kernels
+from minitransformer.engine.backend import register_backend
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import ModelConfig, TrainingConfig
@@ -273,12 +273,12 @@ def training_step(
 def count_step(config: ModelConfig, sentences: int, length: int) -> CountingDevice:
     """Run a step of training of which only the calls are counted."""
     counter = CountingDevice()
-    register_kernels(np.ndarray, ops.find_kernel)
+    register_backend(np.ndarray, ops.BACKEND)
     try:
         with np.errstate(all="ignore"):  # of memory that nobody has written
             training_step(counter, config, sentences, length)()
     finally:
-        register_kernels(np.ndarray, None)
+        register_backend(np.ndarray, None)
     return counter
 
 

@@ -139,12 +139,11 @@ def host_libraries(request, tmp_path_factory):
 @pytest.fixture
 def stand_in(host_libraries, monkeypatch):
     """A machine with GPUs that are none, in the place of CuPy: their state."""
-    from minitransformer.backends.cuda.ops import find_kernel
-    from support.cuda import kernels_for
+    from support.cuda import backend_for
     from support.strict_cupy import install
 
     gpu = install(monkeypatch, host_libraries)
-    with kernels_for(gpu.xp.ndarray, find=find_kernel):
+    with backend_for(gpu.xp.ndarray):
         yield gpu
     gpu.close()
 

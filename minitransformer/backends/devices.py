@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minitransformer.engine.backend import register_kernels
+from minitransformer.engine.backend import register_backend
 from minitransformer.settings.options import UsageError
 from minitransformer.system.machine import multiplies_bf16_fast, tune_allocator
 
@@ -90,9 +90,9 @@ def open_device(
             expected = "expected fp32 or bf16 with --device cpu, or int8 to translate"
             raise UsageError(f"--precision: {expected}, got {precision}")
         tune_allocator()
-        register_kernels(np.ndarray, None)
+        register_backend(np.ndarray, None)
         if precision in ONEDNN:
-            register_kernels(np.ndarray, open_kernels(precision).find)
+            register_backend(np.ndarray, open_kernels(precision).backend())
         return Device(name, np, precision or "fp32", None, num_threads or 1)
     from minitransformer.backends.cuda import device, ops
     from minitransformer.backends.cuda.precision import low_precision_type
@@ -101,7 +101,7 @@ def open_device(
     capability = int(cupy.cuda.Device().compute_capability)
     chosen = device.choose_precision(precision, capability)
     device.set_tf32(chosen == "tf32")
-    register_kernels(cupy.ndarray, ops.find_kernel)
+    register_backend(cupy.ndarray, ops.BACKEND)
     return Device(name, cupy, chosen, low_precision_type(chosen), 1)
 
 

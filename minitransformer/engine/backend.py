@@ -1,14 +1,15 @@
-"""The array libraries, and the registry of fused kernels that replace operations.
+"""The array libraries, and what a device computes in its own way.
 
 Most code calls the functions of the library that its arrays belong to, NumPy or CuPy.
-When a GPU is chosen, or oneDNN on a processor, fused kernels are registered here, and
-operations look them up by the type of their arrays. The engine itself knows no GPU.
+When a GPU is chosen, or oneDNN on a processor, its `Backend` is registered here, and
+found by the type of an array. The engine itself imports nothing for GPUs but CuPy.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,7 +23,38 @@ FindKernel: TypeAlias = Callable[[str, tuple[Array, ...]], Callable[..., Any] | 
 
 F = TypeVar("F")
 
-_KERNELS: dict[type, FindKernel] = {}
+
+def find_no_kernel(name: str, arrays: tuple[Array, ...]) -> None:
+    """Leave each operation to its reference body."""
+
+
+def do_nothing(array: Array) -> None:
+    """Return at once: NumPy prepares no parameters, and has no GPU to select."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a device does in its own way; the defaults are for NumPy without oneDNN.
+
+    `find_kernel` looks up operations by name: those of `ops.py`, and add_arrays,
+    exponentials, matmul and round_for. `beam_search` stands in for `BeamSearch` of
+    `translation/`, and `incremental_decoder` for its `CachedDecoder`.
+    `logits_to_score` is the number of logits that are computed at a time to score given
+    translations; by default it is that of the loss. `parameters_changed` renews what
+    was prepared from a vector of parameters. `select_device` selects an array's GPU in
+    the current thread.
+    """
+
+    find_kernel: FindKernel = find_no_kernel
+    beam_search: Callable[..., Any] | None = None
+    incremental_decoder: Callable[..., Any] | None = None
+    logits_to_score: int | None = None
+    parameters_changed: Callable[[Array], None] = do_nothing
+    select_device: Callable[[Array], None] = do_nothing
+
+
+_NUMPY = Backend()
+_BACKENDS: dict[type, Backend] = {}
 
 
 def array_module(array: Array) -> ModuleType:
@@ -32,33 +64,35 @@ def array_module(array: Array) -> ModuleType:
     return importlib.import_module("cupy")
 
 
-def register_kernels(array_type: type, find: FindKernel | None) -> None:
-    """Register `find` for operations on arrays of `array_type`; None removes it."""
-    if find is None:
-        _KERNELS.pop(array_type, None)
+def register_backend(array_type: type, backend: Backend | None) -> None:
+    """Register `backend` for arrays of `array_type`; None restores the default."""
+    if backend is None:
+        _BACKENDS.pop(array_type, None)
     else:
-        _KERNELS[array_type] = find
+        _BACKENDS[array_type] = backend
+
+
+def backend_of(array: Array) -> Backend:
+    """Return the backend that is registered for the type of `array`."""
+    return _BACKENDS.get(type(array), _NUMPY)
 
 
 def fused_kernel(
     name: str, arrays: tuple[Array, ...], fallback: F
 ) -> Callable[..., Any] | F:
-    """Return the kernel that is registered for these arrays, or `fallback`.
+    """Return the fused body of operation `name` for these arrays, or `fallback`.
 
-    `name` is an operation of `ops.py`, or one of a few functions that a device does in
-    its own way: add_arrays, beam_search, exponentials, factor, incremental_decoder,
-    logits_to_score, parameters_changed, product. The first array of a registered type
-    decides.
+    The first array of a registered type decides.
     """
     for array in arrays:
-        if find := _KERNELS.get(type(array)):
-            return find(name, arrays) or fallback
+        if backend := _BACKENDS.get(type(array)):
+            return backend.find_kernel(name, arrays) or fallback
     return fallback
 
 
 def parameters_changed(parameters: Array) -> None:
-    """Tell fused kernels that what they prepared from these values is out of date."""
-    fused_kernel("parameters_changed", (parameters,), lambda _: None)(parameters)
+    """Tell the backend that what it prepared from these values is out of date."""
+    backend_of(parameters).parameters_changed(parameters)
 
 
 def to_host(array: Array) -> np.ndarray:

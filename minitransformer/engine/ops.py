@@ -58,10 +58,10 @@ class RandomStream(Protocol):
 class HostStream:
     """A stream of NumPy's SFC64 generator, for arrays on the processor.
 
-    One random byte for each element drops a share of t/256, the largest such share that
-    is not above the rate. A Poisson process then drops what is missing: if the number
-    of hits has mean m x size, and every hit is at a random element, each element is
-    spared with probability exp(-m), independently of the others.
+    One random byte is drawn for each element. Bytes below t = int(256 rate) are
+    dropped, which is a little too few. A Poisson number of further hits, each at a
+    random element, makes up the rest: if its mean is m hits for each element, an
+    element is spared with probability exp(-m), independently of the others.
     """
 
     def __init__(self, key: tuple[int, ...]) -> None:
@@ -101,18 +101,18 @@ def linear(
     Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]
     """
     xp, shape = array_module(x), x.shape
-    rows = factor(x.reshape(-1, shape[-1]), weight)  # [N, n]
-    out = product(rows, weight, bias, relu)
+    rows = round_for(x.reshape(-1, shape[-1]), weight)  # [N, n]
+    out = matmul(rows, weight, bias, relu)
     # The vjp must not keep what it does not need.
-    kept = factor(out, weight) if relu else None
+    kept = round_for(out, weight) if relu else None
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
         g, columns = g.reshape(-1, weight.shape[1]), rows.T
         if kept is not None:
             g = g * (kept > 0)
         db = None if bias is None else _ones(xp, g, len(g)) @ g
-        g = factor(g, weight)
-        return product(g, weight.T).reshape(shape), product(columns, g), db
+        g = round_for(g, weight)
+        return matmul(g, weight.T).reshape(shape), matmul(columns, g), db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
@@ -294,9 +294,9 @@ def projected_cross_entropy(
         # is subtracted here, e / V after the loop, and 1 / totals scales the rows.
         exponentials[row, target] -= confidence * totals
         inverse_totals = (1 / totals)[:, None]
-        terms = factor(exponentials, weight)
-        drows[start : start + chunk] = product(terms, weight) * inverse_totals
-        term = product(terms.T, factor(part * inverse_totals, weight))
+        terms = round_for(exponentials, weight)
+        drows[start : start + chunk] = matmul(terms, weight) * inverse_totals
+        term = matmul(terms.T, round_for(part * inverse_totals, weight))
         dweight = term if dweight is None else xp.add(dweight, term, out=dweight)
         del exponentials, terms
     dweight = xp.zeros_like(weight) if dweight is None else dweight
@@ -334,7 +334,7 @@ def _softmax_terms(
         of_targets = exponentials[targets]
         if exp_is_safe(totals) and of_targets.all():
             return exponentials, totals, xp.log(totals), xp.log(of_targets)
-    logits = product(factor(rows, weight), weight.T)  # [N, V]
+    logits = matmul(round_for(rows, weight), weight.T)  # [N, V]
     target_logits, highest = logits[targets], logits.max(axis=-1)
     logits -= highest[:, None]
     exponentials = xp.exp(logits, out=logits)
@@ -345,20 +345,22 @@ def _softmax_terms(
 # Products with matrices of parameters, which a kernel may compute in lower precision
 
 
-def factor(x: Array, weight: Array) -> Array:
-    """Return what `product` multiplies by `weight` for x: x itself, or its rounding."""
-    return fused_kernel("factor", (x, weight), lambda x, weight: x)(x, weight)
+def round_for(x: Array, weight: Array) -> Array:
+    """Return what `matmul` multiplies by `weight` for x: x itself, or its rounding."""
+    return fused_kernel("round_for", (x, weight), lambda x, weight: x)(x, weight)
 
 
-def product(a: Array, b: Array, bias: Array | None = None, relu: bool = False) -> Array:
-    """Return A B + bias, or the greater of this and 0: factors, or one and a weight.
+def matmul(a: Array, b: Array, bias: Array | None = None, relu: bool = False) -> Array:
+    """Return A B + bias, or its ReLU.
+
+    A comes from `round_for`; B is a matrix of parameters, or from `round_for` too.
 
     Shapes: a [N, n], b [n, m], bias [m] -> [N, m]
     """
-    return fused_kernel("product", (a, b), _product)(a, b, bias, relu)
+    return fused_kernel("matmul", (a, b), _matmul)(a, b, bias, relu)
 
 
-def _product(a: Array, b: Array, bias: Array | None, relu: bool) -> Array:
+def _matmul(a: Array, b: Array, bias: Array | None, relu: bool) -> Array:
     out = a @ b
     if bias is not None:
         out += bias

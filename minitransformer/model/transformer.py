@@ -13,7 +13,7 @@ import numpy as np
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor, no_grad
-from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
+from minitransformer.engine.backend import Array, array_module, as_float32, backend_of
 from minitransformer.engine.ops import RandomStream
 from minitransformer.model.kv_cache import DecoderState, KeyValueCache
 from minitransformer.model.layers import (
@@ -243,8 +243,8 @@ def token_log_probs(
         used = expected != PAD_ID
         rows, ids = outputs[used], expected[used]  # [N, D], [N]
         row_log_probs, row_is_best = (xp.empty(len(ids), t) for t in (dtype, bool))
-        most = fused_kernel("logits_to_score", (outputs,), lambda: ops.LOGITS_PER_CHUNK)
-        chunk = max(most() // model.config.vocab_size, 1)
+        at_once = backend_of(outputs).logits_to_score or ops.LOGITS_PER_CHUNK
+        chunk = max(at_once // model.config.vocab_size, 1)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
             logits = as_float32(model.logits(Tensor(rows[part])).data)  # [chunk, V]

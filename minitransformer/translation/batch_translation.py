@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from minitransformer.engine.autograd import no_grad
-from minitransformer.engine.backend import array_module, fused_kernel, to_host
+from minitransformer.engine.backend import array_module, backend_of, to_host
 from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import BOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -45,7 +45,7 @@ def translate_ids(
     encoded = Ragged.from_lists(sources)
     lengths, positions = encoded.lengths, model.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
-    xp, search = array_module(table), fused_kernel("beam_search", (table,), BeamSearch)
+    xp, search = array_module(table), backend_of(table).beam_search or BeamSearch
     if constraints is not None:
         search = BeamSearch  # a fused one asks the model for its logits itself
 

@@ -19,7 +19,13 @@ import numpy as np
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
-from minitransformer.engine.backend import Array, array_module, as_float32, fused_kernel
+from minitransformer.engine.backend import (
+    Array,
+    array_module,
+    as_float32,
+    backend_of,
+    fused_kernel,
+)
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID
 
@@ -160,7 +166,7 @@ def incremental_decoder(
         members = [CachedDecoder(m, source, beam_size) for m in model.members]
         return EnsembleDecoder(members)
     table = model.embedding.table.data
-    decoder = fused_kernel("incremental_decoder", (table,), CachedDecoder)
+    decoder = backend_of(table).incremental_decoder or CachedDecoder
     started: IncrementalDecoder = decoder(model, source, beam_size)
     return started
 

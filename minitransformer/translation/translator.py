@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minitransformer.engine.backend import backend_of
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
@@ -85,8 +86,7 @@ class Translator:
     def use_device(self) -> None:
         """Select the model's GPU in this thread, which CUDA begins with the first."""
         table = self.model.embedding.table.data
-        if not isinstance(table, np.ndarray):
-            table.device.use()
+        backend_of(table).select_device(table)
 
     @property
     def single_model(self) -> Transformer:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from minitransformer.engine import autograd, ops
 from minitransformer.engine.autograd import Tensor, no_grad, wrap_primitives
+from minitransformer.engine.backend import Backend
 from support import elementary
-from support.cuda import kernels_for
+from support.cuda import backend_for
 
 
 def leaf(*values):
@@ -151,7 +152,7 @@ def test_a_fused_kernel_replaces_the_operation_of_its_name():
     def product(a, b, c, power=1):
         return (a * b * c) ** power, None
 
-    with kernels_for(np.ndarray, find=find):
+    with backend_for(np.ndarray, backend=Backend(find_kernel=find)):
         fused = {}
         found = weighted(x, numbers, Tensor(numbers))
         assert found.data.tolist() == [0.0, 7.0, 14.0]
@@ -177,7 +178,7 @@ def test_a_fused_kernel_adds_gradients_up():
     x = leaf(1.0)
     node = elementary.multiply(x, x)
     out = elementary.add(node, node)
-    with kernels_for(np.ndarray, find=find):
+    with backend_for(np.ndarray, backend=Backend(find_kernel=find)):
         out.backward(np.ones(1))
     assert x.grad == [11 * 2.0]
 

@@ -10,7 +10,7 @@ import pytest
 from minitransformer.engine import backend
 from minitransformer.engine.autograd import Tensor
 from support import elementary
-from support.cuda import kernels_for
+from support.cuda import backend_for
 
 
 class OtherArray:
@@ -32,7 +32,7 @@ def find_add(name, arrays):
 
 def test_array_types_decide_which_kernel_runs():
     other, numbers = Tensor(OtherArray()), Tensor(np.ones(1))
-    with kernels_for(OtherArray, find=find_add):
+    with backend_for(OtherArray, backend=backend.Backend(find_kernel=find_add)):
         assert elementary.add(other, other).data == "fused"
         assert elementary.add(numbers, other).data == "fused"
         assert elementary.add(numbers, numbers).data == [2.0]
@@ -62,18 +62,14 @@ def test_what_has_gaps_is_copied_before_it_comes_to_the_host():
     assert Strided.copies == 1
 
 
-def test_kernels_are_told_that_parameters_have_changed():
+def test_a_backend_is_told_that_parameters_have_changed():
     parameters, told = np.ones(3), []
-
-    def find(name, arrays):
-        assert arrays[0] is parameters
-        return told.append if name == "parameters_changed" else None
-
-    with kernels_for(np.ndarray, find=find):
+    listening = backend.Backend(parameters_changed=told.append)
+    with backend_for(np.ndarray, backend=listening):
         backend.parameters_changed(parameters)
     [found] = told
     assert found is parameters
-    backend.parameters_changed(parameters)  # does nothing without kernels
+    backend.parameters_changed(parameters)  # does nothing without a backend
     assert len(told) == 1
 
 

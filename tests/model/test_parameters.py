@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from minitransformer.engine.autograd import Tensor
+from minitransformer.engine.backend import Backend
 from minitransformer.model.parameters import Initializer, Module, ParameterBuffer
 from support import elementary
 from support.closeness import assert_close
-from support.cuda import kernels_for
+from support.cuda import backend_for
 
 
 class Tied(Module):
@@ -42,10 +43,7 @@ def test_parameters_move_into_vectors_that_are_given():
     old = buffer.data
     data, grad = np.zeros(11), np.full(11, 2.0)
 
-    def find(name, arrays):
-        return changed.append if name == "parameters_changed" else None
-
-    with kernels_for(np.ndarray, find=find):
+    with backend_for(np.ndarray, backend=Backend(parameters_changed=changed.append)):
         buffer.move_into(data, grad)
     assert [vector is data for vector in changed] == [True]
     assert buffer.data is data

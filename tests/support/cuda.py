@@ -2,17 +2,17 @@
 
 import contextlib
 
-from minitransformer.backends.cuda.ops import find_kernel
-from minitransformer.engine.backend import register_kernels
+from minitransformer.backends.cuda.ops import BACKEND
+from minitransformer.engine.backend import register_backend
 
 
 @contextlib.contextmanager
-def kernels_for(*array_types, find=find_kernel):
-    """Have operations on arrays of some types look up their kernels."""
+def backend_for(*array_types, backend=BACKEND):
+    """Register a backend for arrays of some types, by default that of GPUs."""
     try:
         for array_type in array_types:
-            register_kernels(array_type, find)
+            register_backend(array_type, backend)
         yield
     finally:
         for array_type in array_types:
-            register_kernels(array_type, None)
+            register_backend(array_type, None)

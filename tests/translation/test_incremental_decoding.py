@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from minitransformer.engine.backend import Backend
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation import incremental_decoding
 from minitransformer.translation.incremental_decoding import incremental_decoder
 from support.closeness import assert_close
-from support.cuda import kernels_for
+from support.cuda import backend_for
 from support.models import SOURCE, confident_models, next_logits
 
 
@@ -54,6 +55,7 @@ def test_weights_of_a_kernel_that_may_overflow_are_not_used(value):
         return kernel if name == "exponentials" else None
 
     decoder = incremental_decoder(model, SOURCE, 1)
-    with kernels_for(np.ndarray, find=find), np.errstate(all="ignore"):
+    backend = Backend(find_kernel=find)
+    with backend_for(np.ndarray, backend=backend), np.errstate(all="ignore"):
         [weights] = decoder.step(np.array([BOS_ID]))
     assert_weights(weights, [next_logits(model, [])])

@@ -32,7 +32,7 @@ from minitransformer.backends.cuda.incremental_decoding import GraphDecoder
 from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
-from minitransformer.engine.backend import Array, array_module
+from minitransformer.engine.backend import Array, Backend, array_module
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.parameters import ParameterBuffer
 
@@ -68,8 +68,6 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
     rows wider than MAX_WIDTH. CuPy lacks some operations on 16-bit numbers; those
     without a kernel are computed in float32.
     """
-    if name in FUNCTIONS:
-        return FUNCTIONS[name] if device.is_activation_type(arrays[0].dtype) else None
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
     if not floats or not device.is_activation_type(floats[0].dtype):
         return None
@@ -77,14 +75,14 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
     wide = name == "add_layer_norm" and arrays[0].shape[-1] > MAX_WIDTH
     if wide and real.itemsize == 2:
         return functools.partial(in_float32, PRIMITIVES[name])
-    if name not in OPERATIONS or wide:
+    if name not in KERNELS or wide:
         return None
     for array in floats[1:]:
         # Sinusoids are a float32 matrix, but no parameter.
         sinusoids = name == "embedding" and array.dtype == np.float32
         if array.dtype != (np.float32 if array.ndim == 1 else real) and not sinusoids:
             return None
-    return OPERATIONS[name]
+    return KERNELS[name]
 
 
 def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
@@ -274,12 +272,20 @@ OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
     "add_layer_norm": add_layer_norm,
     "projected_cross_entropy": projected_cross_entropy,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add_arrays": add_arrays,
-    "logits_to_score": lambda: LOGITS_TO_SCORE,
-    "beam_search": WholeSearch,
-    "incremental_decoder": GraphDecoder,
-}
+KERNELS: dict[str, Callable[..., Any]] = {**OPERATIONS, "add_arrays": add_arrays}
+
+
+def _select_device(array: Array) -> None:
+    array.device.use()
+
+
+BACKEND = Backend(
+    find_kernel=find_kernel,
+    beam_search=WholeSearch,
+    incremental_decoder=GraphDecoder,
+    logits_to_score=LOGITS_TO_SCORE,
+    select_device=_select_device,
+)
 
 
 def _gradient_of(matrix: Array) -> tuple[Array, Array | None]:

@@ -36,14 +36,14 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
         super().__init__()
         self.rounded, self.multiply = library.rounded, library.product
 
-    def product(
+    def matmul(
         self,
         a: np.ndarray,
         b: np.ndarray,
         bias: np.ndarray | None = None,
         relu: bool = False,
     ) -> np.ndarray:
-        """`ops.product` of a rounding and parameters, or of two roundings."""
+        """`ops.matmul` of a rounding and parameters, or of two roundings."""
         count = len(a)
         a = _with_zeros(a)
         b = _with_zeros(b) if self._is_rounded(b) else self._rounded_parameters(b)
@@ -54,7 +54,7 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
         self, rows: np.ndarray, table: np.ndarray
     ) -> tuple[np.ndarray, None]:
         """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]"""
-        low = _with_zeros(self.factor(rows, table))
+        low = _with_zeros(self.round_for(rows, table))
         matrix = self._rounded_parameters(table.T)
         return self.multiply(low, matrix, function=EXP)[: len(rows)], None
 

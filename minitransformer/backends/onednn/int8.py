@@ -63,10 +63,10 @@ class Int8Kernels(Kernels[Rows]):
         """Forget the integers of parameters that have changed."""
         self._kept.by_owner.pop(id(vector), None)
 
-    def product(
+    def matmul(
         self, a: Rows, b: np.ndarray, bias: np.ndarray | None = None, relu: bool = False
     ) -> np.ndarray:
-        """`ops.product` of rows and parameters."""
+        """`ops.matmul` of rows and parameters."""
         matrix, function = self._scaled_matrix(b), RELU if relu else None
         out = self.multiply(a.integers, a.scales, matrix, bias=bias, function=function)
         return out[: a.num_rows]

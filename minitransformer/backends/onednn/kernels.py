@@ -1,7 +1,7 @@
 """The base class of oneDNN's kernels: what is rounded, and which products they compute.
 
-The operations of `engine/ops.py` ask for a `factor`, the rounding of what they multiply
-by parameters, and for the `product` of factors. NumPy computes everything else.
+The operations of `engine/ops.py` call `round_for` to round what they multiply by
+parameters, and `matmul` for the product. NumPy computes everything else.
 
 Shapes: N rows, n inputs.
 """
@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
+
+from minitransformer.engine.backend import Backend
 
 R = TypeVar("R")
 
@@ -53,22 +55,27 @@ class Kernels(Generic[R]):
     def __init__(self) -> None:
         self._kept, self._thread = Kept(), threading.local()
 
+    def backend(self) -> Backend:
+        """Return the backend that computes with these kernels."""
+        return Backend(
+            find_kernel=self.find,
+            parameters_changed=self.parameters_changed,
+        )
+
     def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return a kernel by its name, if it is for these arrays.
 
         Rows are rounded for products with a matrix of parameters that is not too small;
         then they are multiplied here.
         """
-        if name == "parameters_changed":
-            return self.parameters_changed
-        if name == "product":
-            return self.product if self._is_rounded(arrays[0]) else None
-        kernels = {"factor": self.factor, "exponentials": self.exponentials}
+        if name == "matmul":
+            return self.matmul if self._is_rounded(arrays[0]) else None
+        kernels = {"round_for": self.round_for, "exponentials": self.exponentials}
         if name in kernels and _is_parameter(arrays[1]) and self._is_faster(arrays[1]):
             return kernels[name]
         return None
 
-    def factor(self, x: np.ndarray, weight: np.ndarray) -> R:
+    def round_for(self, x: np.ndarray, weight: np.ndarray) -> R:
         """Round a matrix [N, n], once while the array that has its numbers lives.
 
         Queries, keys and values are projected from one array, and those of all decoder
@@ -80,10 +87,10 @@ class Kernels(Generic[R]):
         rounded: R = inputs.get(owner, x, self._rounded_rows)
         return rounded
 
-    def product(
+    def matmul(
         self, a: Any, b: Any, bias: np.ndarray | None = None, relu: bool = False
     ) -> np.ndarray:
-        """`ops.product` of a factor with parameters, or with another factor."""
+        """`ops.matmul` of a rounding with parameters, or with another rounding."""
         raise NotImplementedError
 
     def exponentials(self, rows: np.ndarray, table: np.ndarray) -> tuple[Any, Any]:
@@ -99,7 +106,7 @@ class Kernels(Generic[R]):
         raise NotImplementedError
 
     def _is_rounded(self, a: Any) -> bool:
-        """Whether `a` is a factor."""
+        """Whether `a` comes from `round_for`."""
         raise NotImplementedError
 
     def _is_faster(self, weight: np.ndarray) -> bool:

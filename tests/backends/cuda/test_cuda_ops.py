@@ -20,7 +20,7 @@ from minitransformer.backends.cuda import ops as fused
 from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES, Tensor, no_grad
-from minitransformer.engine.backend import to_host
+from minitransformer.engine.backend import Backend, to_host
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID, TrainingConfig
@@ -32,7 +32,7 @@ from minitransformer.translation.constraints import Constraints, Prefix
 from minitransformer.translation.incremental_decoding import CachedDecoder
 from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
-from support.cuda import kernels_for
+from support.cuda import backend_for
 from support.gradients import as_array
 from support.models import tiny_config
 from support.philox import HostPhilox
@@ -366,7 +366,7 @@ def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift):
         calls.add(name)
         return fused.find_kernel(name, arrays)
 
-    with kernels_for(gpu.xp.ndarray, find=find):
+    with backend_for(gpu.xp.ndarray, backend=Backend(find_kernel=find)):
         got_loss, got = gradients_of(model, gpu.xp, batch)
     assert calls == {*fused.OPERATIONS, "add_arrays"}
     assert abs(got_loss - loss) <= tolerance * loss
@@ -463,7 +463,7 @@ def test_a_recorded_decoding_step_equals_the_plain_one(gpu, dtype, monkeypatch):
         parameter.data = gpu.xp.asarray(data)
     rng = np.random.default_rng(7)
     source = gpu.xp.asarray(rng.integers(3, 23, (3, 5)))
-    with no_grad(), kernels_for(gpu.xp.ndarray):
+    with no_grad(), backend_for(gpu.xp.ndarray):
         fixed = incremental_decoding.GraphDecoder(model, source, 2)
         plain = CachedDecoder(model, source, 2)
         tokens, batch, beam = gpu.xp.asarray([2, 2, 2]), 3, 1
@@ -518,7 +518,7 @@ def test_translations_are_those_of_the_reference(gpu, name):
     expected = translations()
     for _, parameter in model.named_parameters():
         parameter.data = gpu.xp.asarray(parameter.data)
-    with kernels_for(gpu.xp.ndarray):
+    with backend_for(gpu.xp.ndarray):
         found = translations()
     assert len(found) == 5
     for a, b in zip(found, expected, strict=True):

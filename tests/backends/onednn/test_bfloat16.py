@@ -11,11 +11,11 @@ import translate
 from minitransformer.backends.onednn import bfloat16
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.backend import fused_kernel, register_kernels
+from minitransformer.engine.backend import fused_kernel, register_backend
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.training.optimizer import Adam
-from support.cuda import kernels_for
+from support.cuda import backend_for
 from support.in_process import run_main
 from support.low_precision import (
     CONFIG,
@@ -34,7 +34,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(bfloat16, "OneDnn", lambda: library("bf16"))
     monkeypatch.setattr(bfloat16, "MIN_SIZE", 1)
     opened = bfloat16.open_kernels.__wrapped__()
-    with kernels_for(np.ndarray, find=opened.find):
+    with backend_for(np.ndarray, backend=opened.backend()):
         yield opened
 
 
@@ -122,16 +122,16 @@ def test_other_matrices_are_multiplied_by_numpy(kernels, monkeypatch):
     rng = np.random.default_rng(0)
     [weight] = parameters(rng, (64, 64))
     x = np.zeros((2, 64), np.float32)
-    assert kernels.find("factor", (x, weight)) is not None
-    assert kernels.find("factor", (x, weight.copy())) is None
+    assert kernels.find("round_for", (x, weight)) is not None
+    assert kernels.find("round_for", (x, weight.copy())) is None
     assert kernels.find("attention", (x, weight)) is None
-    assert kernels.find("product", (x, weight)) is None
-    assert kernels.find("product", (kernels.factor(x, weight), weight)) is not None
+    assert kernels.find("matmul", (x, weight)) is None
+    assert kernels.find("matmul", (kernels.round_for(x, weight), weight)) is not None
     wide = weight.astype(np.float64)
-    assert kernels.find("factor", (x, wide.reshape(-1)[:].reshape(64, 64))) is None
+    assert kernels.find("round_for", (x, wide.reshape(-1)[:].reshape(64, 64))) is None
     monkeypatch.setattr(bfloat16, "MIN_SIZE", 64 * 64)
-    assert kernels.find("factor", (x, weight)) is not None
-    assert kernels.find("factor", (x, weight[:63])) is None
+    assert kernels.find("round_for", (x, weight)) is not None
+    assert kernels.find("round_for", (x, weight[:63])) is None
 
 
 def test_a_gradient_of_the_model_follows_float32(kernels):
@@ -144,7 +144,7 @@ def test_a_gradient_of_the_model_follows_float32(kernels):
         buffer.grad.fill(0)
         training_loss(model, source, target, 0.1, None).backward()
         gradients[name] = buffer.grad.astype(np.float64)
-        register_kernels(np.ndarray, None)
+        register_backend(np.ndarray, None)
     a, b = gradients.values()
     assert a @ b / np.sqrt((a @ a) * (b @ b)) > 0.9995
     assert (a != b).any()

@@ -15,7 +15,7 @@ from minitransformer.engine.autograd import PRIMITIVES, Tensor
 from minitransformer.engine.backend import fused_kernel
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from support.cuda import kernels_for
+from support.cuda import backend_for
 from support.in_process import run_main
 from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
 
@@ -55,7 +55,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(int8, "OneDnn", library)
     monkeypatch.setattr(int8, "MIN_PRODUCTS", 0)
     opened = int8.open_kernels.__wrapped__()
-    with kernels_for(np.ndarray, find=opened.find):
+    with backend_for(np.ndarray, backend=opened.backend()):
         yield opened
 
 
@@ -147,8 +147,8 @@ def test_what_is_not_finite_is_not_finite_afterwards(kernels, bad):
 def test_other_matrices_are_multiplied_in_float32(kernels):
     [weight] = parameters(np.random.default_rng(0), (64, 64))
     x = np.zeros((2, 64), np.float32)
-    assert kernels.find("factor", (x, weight)) is not None
-    assert kernels.find("factor", (x, weight.copy())) is None
+    assert kernels.find("round_for", (x, weight)) is not None
+    assert kernels.find("round_for", (x, weight.copy())) is None
     assert kernels.find("projected_cross_entropy", (x, weight)) is None
 
 
