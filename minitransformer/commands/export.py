@@ -1,13 +1,14 @@
 """Export of a trained model: in fewer bits, for CTranslate2 or for Argos Translate.
 
-Greedy output is the same in CTranslate2: a bias of the logits makes the tokens
-impossible that beam search here never produces, and they have no part in probabilities.
-Its beam search divides scores by length^p instead of the paper's penalty, so scores
-differ and long sentences may come out differently.
+Greedy output is the same in CTranslate2: a bias of the logits excludes the tokens that
+beam search here excludes, also from the softmax. CTranslate2's beam search divides
+scores by length^p instead of the paper's penalty. Its scores differ, and long sentences
+may come out differently.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -37,13 +38,12 @@ from minitransformer.translation.confidence import quantiles
 
 NOTES = """\
 For float16 and int8, the output is a checkpoint of a half or a quarter of the size,
-which translate.py reads and from which train.py --from begins. CTranslate2 reads DIR.
-The file tokenizer.model in it, for SentencePiece, cuts text into the word pieces that
-the model expects. Argos Translate and LibreTranslate install FILE.argosmodel. Greedy
-output of these is the same as here; beam search divides scores by length^p instead of
-the paper's penalty."""
+which translate.py reads and from which train.py --from begins. CTranslate2 reads DIR,
+in which tokenizer.model is the SentencePiece model of the word pieces. Argos Translate
+and LibreTranslate install FILE.argosmodel. Greedy output of these is the same as here;
+beam search divides scores by length^p instead of the paper's penalty."""
 
-# The bias of logits that never win. A float16 can hold it.
+# The bias of the logits of excluded tokens. A float16 can hold it.
 NEVER = -30_000.0
 
 # Rows of the table of sinusoids: the longest text that CTranslate2 takes, in tokens.
@@ -67,24 +67,10 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
             f"CTranslate2: expected d_k and d_v of d_model / num_heads = {width}, "
             f"got {config.key_width} and {config.value_width}"
         )
-    spec = specs.TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False
-    )
-    table = model.embedding.table.data  # [V, D]
-    positions = (
-        model.embedding.positions.data
-        if model.embedding.learned
-        else sinusoids(MAX_POSITIONS, config.d_model).astype(table.dtype)
-    )
-    embeddings = spec.encoder.embeddings[0], spec.decoder.embeddings
-    for stack, embedding in zip((spec.encoder, spec.decoder), embeddings, strict=True):
-        stack.scale_embeddings = True
-        stack.position_encodings.encodings = positions
-        embedding.weight = table
-    spec.decoder.projection.weight = table
-    bias = np.zeros(len(table), table.dtype)
-    bias[[PAD_ID, UNK_ID, BOS_ID]] = NEVER
-    spec.decoder.projection.bias = bias
+    layers = config.encoder_layers, config.decoder_layers
+    spec = specs.TransformerSpec.from_config(layers, config.num_heads, pre_norm=False)
+    _embeddings(model, spec)
+    # The layers of both stacks, and the attention of the decoder to the encoder.
     for encoder_layer, target in zip(model.encoder, spec.encoder.layer, strict=True):
         _common_sublayers(encoder_layer, target)
     for layer, target in zip(model.decoder, spec.decoder.layer, strict=True):
@@ -94,22 +80,43 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
         target.attention.linear[1].weight = _transposed(cross.key, cross.value)
         target.attention.linear[2].weight = _transposed(cross.output)
         _norm(layer.cross_attention_norm, target.attention.layer_norm)
+    # The vocabulary, and what its special tokens are called.
     spec.register_source_vocabulary(list(pieces))
     spec.register_target_vocabulary(list(pieces))
-    spec.config.unk_token, spec.config.eos_token = pieces[UNK_ID], pieces[EOS_ID]
+    spec.config.unk_token = pieces[UNK_ID]
+    spec.config.eos_token = pieces[EOS_ID]
     spec.config.bos_token = spec.config.decoder_start_token = pieces[BOS_ID]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
     return spec
 
 
+def _embeddings(model: Transformer, spec: Any) -> None:
+    """Copy the table of embeddings and of logits, and the positions."""
+    table = model.embedding.table.data  # [V, D]
+    positions = (
+        model.embedding.positions.data
+        if model.embedding.learned
+        else sinusoids(MAX_POSITIONS, model.config.d_model).astype(table.dtype)
+    )
+    embeddings = spec.encoder.embeddings[0], spec.decoder.embeddings
+    for stack, embedding in zip((spec.encoder, spec.decoder), embeddings, strict=True):
+        stack.scale_embeddings = True
+        stack.position_encodings.encodings = positions
+        embedding.weight = table
+    spec.decoder.projection.weight = table
+    spec.decoder.projection.bias = bias = np.zeros(len(table), table.dtype)
+    bias[[PAD_ID, UNK_ID, BOS_ID]] = NEVER
+
+
 def _common_sublayers(layer: EncoderLayer | DecoderLayer, target: Any) -> None:
     """Copy self-attention and feed-forward, which layers of both stacks have."""
-    attention, feed_forward = layer.self_attention, layer.feed_forward
+    attention = layer.self_attention
     projections = _transposed(attention.query, attention.key, attention.value)
     target.self_attention.linear[0].weight = projections
     target.self_attention.linear[1].weight = _transposed(attention.output)
     _norm(layer.self_attention_norm, target.self_attention.layer_norm)
+    feed_forward = layer.feed_forward
     target.ffn.linear_0.weight = _transposed(feed_forward.weight_1)
     target.ffn.linear_0.bias = feed_forward.bias_1.data
     target.ffn.linear_1.weight = _transposed(feed_forward.weight_2)
@@ -118,7 +125,8 @@ def _common_sublayers(layer: EncoderLayer | DecoderLayer, target: Any) -> None:
 
 
 def _norm(norm: AddAndNorm, target: Any) -> None:
-    target.gamma, target.beta = norm.gain.data, norm.bias.data
+    target.gamma = norm.gain.data
+    target.beta = norm.bias.data
 
 
 def _transposed(*weights: Any) -> np.ndarray:
@@ -135,7 +143,7 @@ def to_ctranslate2(
 ) -> None:
     """Write a CTranslate2 model as a directory that appears once it is complete.
 
-    It takes the place of an empty one. `tokenizer` is what tokenizer.model holds.
+    An empty directory is replaced. `tokenizer` is the content of tokenizer.model.
 
     Raises: OSError if the directory is not empty; else as `ctranslate2_spec`.
     """
@@ -153,9 +161,15 @@ def to_argos(
 ) -> None:
     """Write a package for Argos Translate. Raises: as `ctranslate2_spec`."""
     source, target = codes
-    about = {"type": "translate", "package_version": "1.0", "argos_version": "1.9"}
-    about |= {"from_code": source, "from_name": source}
-    about |= {"to_code": target, "to_name": target}
+    about = {
+        "type": "translate",
+        "package_version": "1.0",
+        "argos_version": "1.9",
+        "from_code": source,
+        "from_name": source,
+        "to_code": target,
+        "to_name": target,
+    }
     pieces = trained.tokenizer.all_pieces()
     with tempfile.TemporaryDirectory() as place, atomic_write(path) as file:
         folder = Path(place) / f"minitransformer-{source}_{target}"
@@ -169,12 +183,40 @@ def to_argos(
 
 
 def calibrated(source: Path, text: Path) -> tuple[float, ...]:
-    """Return quantiles of how sure the model is of translations of a text."""
+    """Return quantiles of the log-probability per token of translations of a text."""
     translator = load(source, threads=num_cores())
-    found = translator.hypotheses(list(read_lines(text)), translator.decoding)
-    if means := [best.mean_log_prob for best, *_ in found if best.tokens]:
+    translations = translator.hypotheses(list(read_lines(text)), translator.decoding)
+    if means := [best.mean_log_prob for best, *_ in translations if best.tokens]:
         return quantiles(means)
     raise ValueError(f"{text}: expected lines to translate, found none")
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write a trained model as one of the kinds that `main` names."""
+    check_output(args.output, args)
+    source = find_checkpoint(args.run)
+    trained = checkpoint.load(source)
+    number_format = args.quantization or "float32"
+    if args.kind in ("float16", "int8"):
+        number_format = args.kind
+        if args.calibrate:
+            measured = calibrated(source, args.calibrate)
+            trained.state = replace(trained.state, log_prob_quantiles=measured)
+        checkpoint.save(args.output, trained, number_format)
+    elif args.kind == "argos":
+        codes = args.languages or language_codes(source)
+        if codes == ("source", "target"):
+            raise UsageError("expected --languages, such as en de")
+        to_argos(trained, args.output, codes, number_format)
+    else:
+        to_ctranslate2(
+            trained.model,
+            trained.tokenizer.all_pieces(),
+            args.output,
+            number_format,
+            tokenizer=trained.tokenizer.model,
+        )
+    print(f"wrote {source} to {args.output} in {number_format}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quantization", choices=kinds, help=help)
     help = "codes such as en de, for argos (default by the names of the run's files)"
     parser.add_argument("--languages", nargs=2, metavar="LANG", help=help)
-    help = "text by whose translations the model knows how sure it is of others"
+    help = "text whose translations calibrate the confidence (float16 and int8)"
     parser.add_argument("--calibrate", type=Path, metavar="FILE", help=help)
     args = parser.parse_args(arguments)
     useless = {"argos": "calibrate", "ctranslate2": "calibrate languages"}
@@ -205,26 +247,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(args, name):
             parser.error(f"--{name} does nothing with {args.kind}")
 
-    def work() -> None:
-        check_output(args.output, args)
-        source = find_checkpoint(args.run)
-        trained = checkpoint.load(source)
-        if args.kind in ("float16", "int8"):
-            if args.calibrate:
-                measured = calibrated(source, args.calibrate)
-                trained.state = replace(trained.state, log_prob_quantiles=measured)
-            checkpoint.save(args.output, trained, args.kind)
-            print(f"wrote {source} to {args.output} in {args.kind}")
-            return
-        quantization = args.quantization or "float32"
-        if args.kind == "argos":
-            codes = args.languages or language_codes(source)
-            if codes == ("source", "target"):
-                raise UsageError("expected --languages, such as en de")
-            to_argos(trained, args.output, codes, quantization)
-        else:
-            pieces, tokenizer = trained.tokenizer.all_pieces(), trained.tokenizer.model
-            to_ctranslate2(trained.model, pieces, args.output, quantization, tokenizer)
-        print(f"wrote {source} to {args.output} in {quantization}")
-
-    return exit_code(parser.prog, work)
+    return exit_code(parser.prog, lambda: export(args))

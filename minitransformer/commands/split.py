@@ -5,6 +5,7 @@ No sentence of either language is in two splits.
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -48,26 +49,30 @@ def split_pairs(
 
     Raises: ValueError if there are too few different source sentences.
     """
-    first: dict[str, str] = {}
+    # Shuffle the different source sentences.
+    first_translation: dict[str, str] = {}
     for source, target in pairs:
-        first.setdefault(source, target)
-    drawn = list(first)
-    random.Random(seed).shuffle(drawn)
-    if len(drawn) <= sum(held_out.values()):
+        first_translation.setdefault(source, target)
+    sources = list(first_translation)
+    random.Random(seed).shuffle(sources)
+    if len(sources) <= (total := sum(held_out.values())):
+        flags = " and ".join(f"--{name}" for name in held_out)
         raise ValueError(
-            f"expected more than {sum(held_out.values()):,} different source "
-            f"sentences, got {len(drawn):,}"
+            f"{flags}: expected more than {total:,} different source sentences, "
+            f"got {len(sources):,}"
         )
+    # Draw each held-out split: no translation is in two of them.
     splits: dict[str, list[Pair]] = {}
     used_sources, used_targets = set[str](), set[str]()
     for name, count in held_out.items():
         splits[name] = []
-        while len(splits[name]) < count and drawn:
-            source = drawn.pop()
+        while len(splits[name]) < count and sources:
+            source = sources.pop()
             used_sources.add(source)
-            if first[source] not in used_targets:
-                splits[name].append((source, first[source]))
+            if first_translation[source] not in used_targets:
+                splits[name].append((source, first_translation[source]))
         used_targets.update(target for _, target in splits[name])
+    # Train on the pairs that share no sentence with them.
     splits["train"] = [
         (source, target)
         for source, target in pairs
@@ -80,6 +85,54 @@ def unseen(pairs: Iterable[Pair], held_out: Sequence[Pair]) -> list[Pair]:
     """Return the pairs of which neither side is a sentence of `held_out`."""
     sources, targets = {source for source, _ in held_out}, {t for _, t in held_out}
     return [(s, t) for s, t in pairs if s not in sources and t not in targets]
+
+
+def split(args: argparse.Namespace) -> None:
+    """Read the pairs, split them, and write a file for each split and language."""
+    check_output(args.folder, args)
+    languages = args.source, args.target
+    plain = {name for name in languages if name and Path(name).name == name}
+    if len(plain) < 2:
+        raise UsageError(
+            "--source and --target: expected two different endings of file names, "
+            f"such as en and de, got {args.source!r} and {args.target!r}"
+        )
+    # Split the pairs that have both sides.
+    pairs = read_pairs(args.pairs)
+    counts = {"val": args.val, "test": args.test}
+    splits = split_pairs([pair for pair in pairs if all(pair)], counts, args.seed)
+    # Add further training text, without the held-out sentences.
+    if args.also:
+        more = [(clean(s), clean(t)) for s, t in TextPair(*args.also).lines()]
+        pairs += more
+        held_out = splits["val"] + splits["test"]
+        splits["train"] += unseen(filter(all, more), held_out)
+    for name, count in {**counts, "train": 1}.items():
+        if len(splits[name]) < count:
+            raise ValueError(
+                f"{args.pairs}: expected {count:,} {name} pairs without a "
+                f"sentence of another split, found {len(splits[name]):,}"
+            )
+    write_splits(args.folder, splits, languages)
+    # Say how many pairs each split has, and how many are in none.
+    left_out = len(pairs) - sum(map(len, splits.values()))
+    blank = sum(not all(pair) for pair in pairs)
+    sizes = ", ".join(f"{len(chosen):,} {name}" for name, chosen in splits.items())
+    print(
+        f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs, "
+        f"{blank:,} with a blank side"
+    )
+
+
+def write_splits(
+    folder: Path, splits: dict[str, list[Pair]], languages: tuple[str, str]
+) -> None:
+    """Write each side of each split to SPLIT.LANGUAGE.gz, or nothing at all."""
+    with atomic_folder(folder) as partial:
+        for name, pairs in splits.items():
+            for side, language in enumerate(languages):
+                with open_output(partial / f"{name}.{language}.gz") as file:
+                    file.writelines(pair[side] + "\n" for pair in pairs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,38 +159,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--also", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help=also)
     args = parser.parse_args(arguments)
 
-    def work() -> None:
-        check_output(args.folder, args)
-        languages = args.source, args.target
-        plain = [name for name in languages if name and Path(name).name == name]
-        if len(set(plain)) < 2:
-            raise UsageError(
-                "--source and --target: expected two different endings of file names, "
-                f"such as en and de, got {args.source!r} and {args.target!r}"
-            )
-        pairs = read_pairs(args.pairs)
-        counts = {"val": args.val, "test": args.test}
-        splits = split_pairs([pair for pair in pairs if all(pair)], counts, args.seed)
-        if args.also:
-            more = [(clean(s), clean(t)) for s, t in TextPair(*args.also).lines()]
-            pairs += more
-            held_out = splits["val"] + splits["test"]
-            splits["train"] += unseen(filter(all, more), held_out)
-        for split, count in {**counts, "train": 1}.items():
-            if len(splits[split]) < count:
-                raise ValueError(
-                    f"{args.pairs}: expected {count:,} {split} pairs without a "
-                    f"sentence of another split, found {len(splits[split]):,}"
-                )
-        with atomic_folder(args.folder) as folder:
-            for split, chosen in splits.items():
-                for side, language in enumerate(languages):
-                    with open_output(folder / f"{split}.{language}.gz") as file:
-                        file.writelines(pair[side] + "\n" for pair in chosen)
-        left_out = len(pairs) - sum(map(len, splits.values()))
-        blank = sum(not all(pair) for pair in pairs)
-        sizes = ", ".join(f"{len(p):,} {name}" for name, p in splits.items())
-        counted = f"{left_out:,} of {len(pairs):,} pairs, {blank:,} with a blank side"
-        print(f"{sizes}; left out: {counted}")
-
-    return exit_code(parser.prog, work)
+    return exit_code(parser.prog, lambda: split(args))
