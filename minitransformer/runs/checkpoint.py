@@ -2,17 +2,18 @@
 
 A checkpoint is one safetensors file. It holds the parameters by name, the tokenizer,
 for a training run also Adam's two moments, and as JSON the model's configuration, the
-state of the run and a checksum of each tensor. Nothing in it is ever executed. Files
-that are passed on may hold the parameters as float16, or their matrices as int8 with a
-scale for each row; read, they are float32 again.
+state of the run and a checksum of each tensor. Nothing in it is ever executed. A file
+to pass on may hold the parameters as float16, or their matrices as int8 with a scale
+for each row; when it is read, they become float32 again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
@@ -35,8 +36,8 @@ SUFFIX = ".safetensors"
 # From so many bytes on, loading may take two seconds.
 LARGE = 200_000_000
 
-# The names that a file holds: of the format, of the tokenizer, and of Adam's first and
-# second moment. They never change, so that checkpoints written earlier still load.
+# The names in a file: of the format, the tokenizer, and Adam's first and second moment.
+# They never change, because checkpoints that were written earlier must still load.
 FORMAT = "minitransformer 1"
 TOKENIZER = "tokenizer"
 MOMENTS = "adam.mean", "adam.square"
@@ -67,9 +68,10 @@ def save(
 
     `stored` is the type in which the file holds the parameters, of `STORED_BYTES`.
 
-    Raises: OSError if it cannot be written, or if another file is there and it is not
-    to `replace` that: an older file then stays as it is.
+    Raises: OSError if it cannot be written, or if a file is there and `replace` is
+    false. The older file then stays as it is.
     """
+    # The tensors: parameters, tokenizer and moments.
     parameters = checkpoint.parameters
     tensors = {
         name: np.ascontiguousarray(to_host(view))
@@ -81,6 +83,8 @@ def save(
     if checkpoint.moments is not None:
         moments = map(to_host, checkpoint.moments)
         tensors.update(zip(MOMENTS, moments, strict=True))
+
+    # The metadata, with a checksum of each tensor and one of themselves.
     metadata = {
         "format": FORMAT,
         "checksums": json.dumps({name: crc32(t.data) for name, t in tensors.items()}),
@@ -116,15 +120,21 @@ def write_tensors(
     file: BinaryIO, tensors: dict[str, np.ndarray], metadata: dict[str, str]
 ) -> None:
     """Write a safetensors file: the size of a JSON header, the header, the tensors."""
+    # The header gives each tensor's type, shape and place after the header.
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors.items():
-        kind = f"{tensor.dtype.kind.upper()}{8 * tensor.itemsize}"  # such as F32
-        offsets = end, end + tensor.nbytes
-        header[name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": offsets}
+        start = end
         end += tensor.nbytes
+        header[name] = {
+            "dtype": f"{tensor.dtype.kind.upper()}{8 * tensor.itemsize}",  # such as F32
+            "shape": tensor.shape,
+            "data_offsets": (start, end),
+        }
+
+    # Spaces align the tensors to eight bytes.
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors.values():
         file.write(tensor.data)
@@ -174,33 +184,23 @@ def recorded_state(path: Path) -> RunState:
 
 def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     """Raises: an error of any kind if the file is not a whole checkpoint."""
+    # The metadata say what the tensors must be.
     metadata = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(f"expected format {FORMAT!r}, got {metadata.get('format')!r}")
-    checksum = metadata.pop("checksum", None)  # checkpoints written earlier have none
-    if checksum not in (None, _checksum(metadata)):
+    if metadata.pop("checksum", None) != _checksum(metadata):
         raise ValueError("the checksum of its metadata differs from the one written")
     config = from_dict(ModelConfig, json.loads(metadata["config"]))
+    state = RunState.from_json(json.loads(metadata["state"]))
     stored = metadata.get("parameters", "float32")
-    # Checked before memory is taken for them.
+
+    # A file that is too short is refused before memory is taken for its parameters.
     least = STORED_BYTES[stored] * config.num_parameters
     if file_size < least:
         raise ValueError(f"expected at least {least:,} bytes, it is shorter")
-    checksums = json.loads(metadata["checksums"])
 
-    def read(name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-        tensor = file.get_tensor(name)
-        if tensor.dtype != dtype or tensor.shape != tuple(shape):
-            raise ValueError(
-                f"{name}: expected {dtype} {tuple(shape)}, "
-                f"got {tensor.dtype} {tensor.shape}"
-            )
-        if not np.isfinite(tensor).all():
-            raise ValueError(f"{name}: expected finite numbers")
-        if crc32(tensor.data) != checksums[name]:
-            raise ValueError(f"{name}: its checksum differs from the one written")
-        return tensor
-
+    # The tokenizer, whose word pieces are the rows of the embedding.
+    read = partial(_read_tensor, file, json.loads(metadata["checksums"]))
     size = file.get_slice(TOKENIZER).get_shape()
     tokenizer = Tokenizer(read(TOKENIZER, size, np.dtype(np.uint8)).tobytes())
     if tokenizer.vocab_size != config.vocab_size:
@@ -208,24 +208,13 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
             f"expected a tokenizer of {config.vocab_size} word pieces, "
             f"got {tokenizer.vocab_size}"
         )
+
+    # The parameters, and the moments that Adam continues with.
     model = Transformer(config, seed=None)
     parameters = ParameterBuffer(model)
-    views, names = parameters.views(parameters.data), set(file.keys())
-    scaled = {n for n, view in views.items() if stored == "int8" and view.ndim == 2}
-    expected = views.keys() | {name + SCALES for name in scaled}
-    if missing := sorted(expected - names):
-        raise ValueError(f"expected a tensor {missing[0]}, found none")
-    if extra := names - expected - {TOKENIZER, *MOMENTS}:
-        raise ValueError(f"expected no tensor {min(extra)!r}")
-    for name, view in views.items():
-        if name in scaled:
-            scales = read(name + SCALES, view.shape[:1], view.dtype)
-            rows = read(name, view.shape, np.dtype(np.int8))
-            np.multiply(rows, scales[:, None], out=view)
-        else:
-            kind = view.dtype if stored == "float32" else np.dtype(np.float16)
-            view[...] = read(name, view.shape, kind)
-    state, moments = RunState.from_json(json.loads(metadata["state"])), None
+    names = {*file.keys()}
+    _read_parameters(parameters, names, stored, read)
+    moments = None
     if with_moments:
         if not names.issuperset(MOMENTS):
             raise ValueError(
@@ -235,3 +224,53 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
         first, second = (read(name, like.shape, like.dtype) for name in MOMENTS)
         moments = first, second
     return Checkpoint(model, tokenizer, parameters, state, moments)
+
+
+def _read_tensor(
+    file: safe_open,
+    checksums: dict[str, int],
+    name: str,
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
+) -> np.ndarray:
+    """Raises: ValueError if a tensor is not of this kind, or not as it was written."""
+    tensor = file.get_tensor(name)
+    if tensor.dtype != dtype or tensor.shape != tuple(shape):
+        raise ValueError(
+            f"{name}: expected {dtype} {tuple(shape)}, "
+            f"got {tensor.dtype} {tensor.shape}"
+        )
+    if not np.isfinite(tensor).all():
+        raise ValueError(f"{name}: expected finite numbers")
+    if crc32(tensor.data) != checksums[name]:
+        raise ValueError(f"{name}: its checksum differs from the one written")
+    return tensor
+
+
+def _read_parameters(
+    parameters: ParameterBuffer,
+    names: set[str],
+    stored: str,
+    read: Callable[[str, Sequence[int], np.dtype[Any]], np.ndarray],
+) -> None:
+    """Fill `parameters` by `read` from a file that has these names, as float32.
+
+    Raises: ValueError if a tensor is missing, or there is one too many.
+    """
+    # Matrices that are stored as int8 have a scale for each row.
+    views = parameters.views(parameters.data)
+    scaled = {n for n, view in views.items() if stored == "int8" and view.ndim == 2}
+    expected = views.keys() | {name + SCALES for name in scaled}
+    if missing := sorted(expected - names):
+        raise ValueError(f"expected a tensor {missing[0]}, found none")
+    if extra := names - expected - {TOKENIZER, *MOMENTS}:
+        raise ValueError(f"expected no tensor {min(extra)!r}")
+
+    for name, view in views.items():
+        if name in scaled:
+            scales = read(name + SCALES, view.shape[:1], view.dtype)
+            rows = read(name, view.shape, np.dtype(np.int8))
+            np.multiply(rows, scales[:, None], out=view)
+        else:
+            dtype = view.dtype if stored == "float32" else np.dtype(np.float16)
+            view[...] = read(name, view.shape, dtype)

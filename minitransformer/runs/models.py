@@ -24,8 +24,8 @@ DEFAULT = "en-de"
 
 def all_runs(folder: Path = RUNS) -> list[RunDirectory]:
     """Return the run directories in `folder`, the one that was trained last first."""
-    found = [RunDirectory(path.parent) for path in folder.glob("*/config.json")]
-    return sorted(found, key=RunDirectory.last_written, reverse=True)
+    runs = [RunDirectory(path.parent) for path in folder.glob("*/config.json")]
+    return sorted(runs, key=RunDirectory.last_written, reverse=True)
 
 
 def newest_run() -> RunDirectory:
@@ -43,16 +43,19 @@ def find_checkpoint(path: Path | None) -> Path:
     """Return the checkpoint that `path` names.
 
     It may be a checkpoint file, a run directory (its preferred checkpoint) or, if
-    neither has that name, a shipped model. None is the newest run in ./runs that has
-    ended and learned from text of the user, or else the default shipped model.
+    neither has that name, a shipped model. None stands for the newest run in ./runs
+    that has ended and learned from text of the user, or else the default shipped model.
 
     Raises: FileNotFoundError if there is no checkpoint.
     """
+    # The default.
     if path is None:
         for run in all_runs():
             if run.has_ended() and not are_built_in(run.read_config().text["train"]):
                 return run.preferred_checkpoint()
         path = Path(DEFAULT)
+
+    # A file or a run of this name comes before a shipped model.
     if not (path.is_file() or RunDirectory(path).has_checkpoint()):
         path = shipped_model(str(path)) or path
     if not path.exists():
@@ -79,11 +82,12 @@ def card_title(checkpoint: Path) -> str:
 def language_codes(checkpoint: Path) -> tuple[str, str]:
     """Return the codes of the languages that a model translates from and to.
 
-    They are in the name of a shipped model, such as en-de, or else the suffixes of the
-    files that a run has learned from, such as train.en.gz. Where these are no codes,
-    they are called "source" and "target".
+    The name of a shipped model has them, such as en-de. Otherwise they are the suffixes
+    of the training text, such as train.en.gz. Suffixes that are no codes give "source"
+    and "target".
     """
-    names, run = list[str](), RunDirectory(checkpoint.parent)
+    names: list[str] = []
+    run = RunDirectory(checkpoint.parent)
     if card_title(checkpoint):
         names = checkpoint.parent.name.split("-")
     elif run.config.is_file():
@@ -100,10 +104,11 @@ def described(checkpoint: Path) -> str:
     """
     if title := card_title(checkpoint):
         return f"the shipped model {title}"
-    state, run = recorded_state(checkpoint), RunDirectory(checkpoint.parent)
+    state = recorded_state(checkpoint)
     about = [f"{state.step:,} updates"]
     if state.best_bleu >= 0:
         about.append(f"validation BLEU {state.best_bleu:.2f}")
+    run = RunDirectory(checkpoint.parent)
     if run.config.is_file():
         files = run.read_config().text["train"]
         text = " to ".join("/".join(Path(x).parts[-2:]) for x in files)

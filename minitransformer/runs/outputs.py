@@ -1,4 +1,4 @@
-"""The one rule for what commands write: nothing of the user's, or of a run, is lost."""
+"""The one rule for output: no file of the user or of a run is lost."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ def check_output(
 ) -> None:
     """Check a file, a folder or standard output (None) before anything is computed.
 
-    By whatever name, it must not be a file that the arguments name, or standard input,
-    nor one of a run, and a folder must be new or empty. With `replace`, text may take
-    the place of text; else `atomic_write` refuses to replace another content.
+    It must not be a file that the arguments name, standard input, or a file of a run,
+    even by another name. A folder must be new or empty. With `replace`, text may take
+    the place of text; otherwise `atomic_write` refuses to replace other content.
 
     Raises: UsageError
     """
     name = "standard output" if output is None else str(output)
+
+    # The inputs: standard input (0), and all other paths among the arguments.
     values = (x if isinstance(x, list) else [x] for x in vars(args).values())
     paths = (x for some in values for x in some if isinstance(x, Path))
     read: list[int | Path] = [0, *(path for path in paths if path is not output)]
-    if any(_same_file(1 if output is None else output, x) for x in read):
+    written = 1 if output is None else output
+    if any(_same_file(written, x) for x in read):
         raise UsageError(f"{name}: expected a file to write, got one that is read")
     if output is None:
         return
     if output.is_dir() and any(output.iterdir()):
         kinds = "a file, or a new or an empty folder"
         raise UsageError(f"{name}: expected {kinds}, got a folder with files")
+
+    # A file of a run, and a file that is not text, are not replaced.
     real = Path(os.path.realpath(output))
     is_own = re.fullmatch(NAMES, real.name, re.IGNORECASE)
     if is_own and RunDirectory(real.parent).config.is_file():
@@ -40,7 +45,7 @@ def check_output(
     if replace and real.suffix not in (".gz", ".png") and real.is_file():
         with open(real, "rb") as file:
             if b"\0" in file.read(4096):
-                raise UsageError(f"{name}: expected text to replace, got none")
+                raise UsageError(f"{name} is not text: it is not replaced")
 
 
 def _same_file(one: int | Path, other: int | Path) -> bool:

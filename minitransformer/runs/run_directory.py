@@ -31,22 +31,29 @@ from minitransformer.system.files import (
     write_bytes,
 )
 
-# The files of a run that are replaced as a whole, besides the checkpoints of steps.
-OWN = [*"config.json metrics.jsonl tokenizer.model".split()]
-OWN += [f"best{SUFFIX}", f"averaged{SUFFIX}"]
+# The files of a run, besides the checkpoints of steps.
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+TOKENIZER = "tokenizer.model"
+LOG = "train.log"
+BEST = f"best{SUFFIX}"
+AVERAGED = f"averaged{SUFFIX}"
+
+# Files that say how far a training has come: a mark that there is no checkpoint to
+# resume from yet, the ids of the processes that train, and a lock.
+UNSAVED = ".unsaved"
+PROCESSES = ".processes"
+LOCK = ".training.lock"
+HIDDEN = (UNSAVED, PROCESSES, LOCK)  # in this order they are deleted
+
+# Regular expressions for the name of any file of a run, and for its name while it is
+# written.
+SINGLE = (CONFIG, METRICS, TOKENIZER, LOG, BEST, AVERAGED, *HIDDEN)
+NAMES = "|".join(map(re.escape, SINGLE)) + rf"|step-\d{{8,}}{re.escape(SUFFIX)}"
+UNFINISHED = unfinished(NAMES)
 
 # So many of a run's last checkpoints have Adam's moments, should one be damaged.
 WITH_MOMENTS = 2
-
-# A mark that there is no checkpoint to resume from yet, the ids of the processes that
-# train, and a lock, which is the last to be deleted.
-HIDDEN = ".unsaved", ".processes", ".training.lock"
-
-# What all files of a run are called, and what they are called while they are written,
-# as regular expressions. The lock of earlier versions was `.lock`.
-NAMES = "|".join(map(re.escape, (*OWN, *HIDDEN, "train.log", ".lock")))
-NAMES += rf"|step-\d{{8,}}{re.escape(SUFFIX)}"
-UNFINISHED = unfinished(NAMES)
 
 
 class RunDirectory:
@@ -54,28 +61,33 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.metrics, self.tokenizer = (path / x for x in OWN[:3])
-        self.best, self.averaged = (path / x for x in OWN[3:])
-        self.log = path / "train.log"
-        self._hidden = [path / name for name in HIDDEN]
-        self._unsaved, self._process_ids, self._lock = self._hidden
+        self.config = path / CONFIG
+        self.metrics = path / METRICS
+        self.tokenizer = path / TOKENIZER
+        self.log = path / LOG
+        self.best = path / BEST
+        self.averaged = path / AVERAGED
+        self._unsaved = path / UNSAVED
+        self._process_ids = path / PROCESSES
+        self._lock = path / LOCK
         self._claim: BinaryIO | None = None  # the ids that this training wrote
 
     @contextmanager
     def lock(self, processes: Sequence[int], resumes: bool = False) -> Iterator[None]:
         """Keep other trainings out of this directory. `processes`: the ranks' ids.
 
-        A directory that is not known to be a run's is left as it is. What killed
-        processes left unfinished is deleted. If no run begins here, what was written is
-        deleted at the end, and the directory if this made it.
+        A directory that is not known to be a run's is left as it is. Unfinished files
+        of killed processes are deleted. If no run begins here, the hidden files are
+        deleted at the end, and so is a directory that this call has made.
 
         Raises: ValueError if another training is running here, or as `require_free`
         unless a run `resumes`.
         """
         if not resumes:
             self.require_free()
-        made = resumes or self._lock.exists() or not self.path.exists()
+        may_go = resumes or self._lock.exists() or not self.path.exists()
         with ExitStack() as stack:
+            # Take the lock of the operating system, which ends with this process.
             make_folder(self.path)
             try:
                 stack.enter_context(file_lock(self._lock, wait=False))
@@ -88,17 +100,20 @@ class RunDirectory:
                 if not resumes:
                     self.require_free()  # nor did another run begin meanwhile
                 sweep(self.path, NAMES)
+
+                # Claim the directory. While the file of process ids is open, no other
+                # file can have its identity, by which `_check` knows it.
                 claim = json.dumps(list(processes)).encode()
                 write_bytes(self._process_ids, claim, replace=True)
-                # While it is open, no other file can have its identity.
                 self._claim = stack.enter_context(open(self._process_ids, "rb"))
                 yield
             finally:
+                # If no run has begun, leave no trace.
                 with suppress(OSError, ValueError):
                     self._check()
-                    for path in () if self.config.exists() else self._hidden:
-                        path.unlink(missing_ok=True)
-                    if made:
+                    for name in () if self.config.exists() else HIDDEN:
+                        (self.path / name).unlink(missing_ok=True)
+                    if may_go:
                         self.path.rmdir()  # which fails unless it is empty
 
     def _check(self) -> None:
@@ -148,10 +163,12 @@ class RunDirectory:
 
     def own_files(self) -> list[Path]:
         """Return the files of the run, but for HIDDEN; config.json is the last."""
-        found = (x for x in self.path.iterdir() if re.fullmatch(NAMES, x.name))
-        return sorted(
-            (x for x in found if x.name not in HIDDEN), key=lambda x: x == self.config
-        )
+        files = [
+            path
+            for path in self.path.iterdir()
+            if re.fullmatch(NAMES, path.name) and path.name not in HIDDEN
+        ]
+        return sorted(files, key=lambda path: path == self.config)
 
     def is_unsaved(self) -> bool:
         """Whether the run began, but never saved a checkpoint to resume from."""
@@ -167,7 +184,7 @@ class RunDirectory:
             raise ValueError(f"{self.config}: {error}") from error
 
     def record(self, step: int, **values: float | str) -> None:
-        """Append a line to metrics.jsonl, where what is not finite is null."""
+        """Append a line to metrics.jsonl; numbers that are not finite become null."""
         self.append(self.metrics, json_of({"step": step, **values}))
 
     def write(self, path: Path, data: bytes) -> None:
@@ -219,16 +236,16 @@ class RunDirectory:
     def truncate_metrics(self, step: int, validates: bool = False) -> None:
         """Drop the lines that a run resumed after `step` writes again.
 
-        `validates` tells whether it begins with the validation after that step.
+        With `validates`, it begins with the validation after that step.
         """
 
-        def keeps(record: dict[str, Any]) -> bool:
+        def is_kept(record: dict[str, Any]) -> bool:
             if validates and record["step"] == step and "validation_loss" in record:
                 return False
             return record["step"] <= step and not {"test_bleu", "ended"} & record.keys()
 
         if self.metrics.exists():
-            kept = filter(keeps, self.read_metrics())
+            kept = filter(is_kept, self.read_metrics())
             lines = [json_of(record) + "\n" for record in kept]
             self.write(self.metrics, "".join(lines).encode())
 
@@ -248,16 +265,19 @@ class RunDirectory:
     def prune(self, training: TrainingConfig) -> None:
         """Delete all but the last `num_kept` checkpoints named by their step.
 
-        Those but the last WITH_MOMENTS lose Adam's moments, two thirds of their size.
-        One that was saved only because the run stopped goes once there is a newer one:
-        an unbroken run would neither have it nor average it.
+        All but the last WITH_MOMENTS lose Adam's moments, two thirds of their size. A
+        checkpoint that was saved only because the run stopped is deleted as soon as
+        there is a newer one: an unbroken run would neither have it nor average it.
         """
+        # Keep the newest checkpoint, and before it those that were due.
         checkpoints = self.checkpoints()
-        regular = [p for p in checkpoints[:-1] if training.is_regular(int(p.stem[5:]))]
-        kept = [*regular, *checkpoints[-1:]][-training.num_kept :]
+        due = [p for p in checkpoints[:-1] if training.is_regular(int(p.stem[5:]))]
+        kept = [*due, *checkpoints[-1:]][-training.num_kept :]
         for path in checkpoints:
             if path not in kept:
                 self.remove(path)
+
+        # Without its moments, an older checkpoint still serves to average.
         for path in kept[:-WITH_MOMENTS]:
             with suppress(OSError, ValueError):  # it is damaged, or the disk is full
                 if has_moments(path):
@@ -284,8 +304,8 @@ class RunDirectory:
 
     def has_ended(self) -> bool:
         """Whether training came to its end here, at least once."""
-        said = any("ended" in record for record in self.read_metrics())
-        ended = said or self.averaged.is_file()
+        recorded = any("ended" in record for record in self.read_metrics())
+        ended = recorded or self.averaged.is_file()
         return ended and self.has_checkpoint() and self.is_run()
 
     def has_checkpoint(self) -> bool:
@@ -303,5 +323,5 @@ def new_directory(preset: str, runs: Path = Path("runs")) -> Path:
         with suppress(FileExistsError):
             make_folder(path, exist_ok=False)
             break
-    (path / HIDDEN[-1]).touch()  # the mark that `lock` may remove the folder
+    (path / LOCK).touch()  # the mark that `lock` may remove the folder
     return path

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs.checkpoint import Checkpoint, load
@@ -42,7 +44,7 @@ from minitransformer.text.lines import read_lines
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
-# What need not be as in the model that a run begins from.
+# The settings that may differ from those of the model that a run begins from.
 MAY_DIFFER = {"vocab_size", "dropout", "attention_dropout", "relu_dropout"}
 
 # How messages name the splits of the text.
@@ -64,30 +66,38 @@ def choose_run(args: argparse.Namespace, rank: int) -> tuple[Path, RunConfig, bo
 
 def new_settings(args: argparse.Namespace) -> RunConfig:
     """Combine a preset with the flags."""
-    found, named = None, flags_of(args, TextConfig)
-    if named:
-        found = find_text(make_config(TextConfig, {}, named))
-    if args.config or args.start or found is None:
+    # The user's text, if flags name some.
+    text = None
+    if text_flags := flags_of(args, TextConfig):
+        text = find_text(make_config(TextConfig, {}, text_flags))
+
+    # The preset: named, or chosen by the number of training pairs.
+    if args.config or args.start or text is None:
         name, preset = find_preset(
             args.config or ("finetune" if args.start else "tiny")
         )
     else:
-        lines = read_lines(found["train"].source)
+        lines = read_lines(text["train"].source)
         name, preset = preset_for(sum(1 for _ in itertools.islice(lines, MANY_PAIRS)))
-    sizes, vocabulary = flags_of(args, ModelConfig), None
+
+    # The shape of the model; the word pieces of a file decide their number.
+    sizes = flags_of(args, ModelConfig)
+    vocabulary = None
     if args.vocabulary is not None:
         if "vocab_size" in sizes:
             raise UsageError("--vocab-size does nothing with --vocabulary")
         vocabulary = str(args.vocabulary.absolute())
         sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
     model, start = choose_model(args.start, preset, sizes)
-    found = found or built_in_corpus(args.cache)
+
+    # All together, with the other flags.
+    text = text or built_in_corpus(args.cache)
     settings = RunConfig(
         preset=name,
         model=model,
         training=make_config(TrainingConfig, preset, flags_of(args, TrainingConfig)),
         decoding=make_config(DecodingConfig, preset, flags_of(args, DecodingConfig)),
-        text={split: pair.paths for split, pair in found.items()},
+        text={split: pair.paths for split, pair in text.items()},
         vocabulary=vocabulary,
         start=start,
     )
@@ -98,38 +108,41 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
 def options_of_file(
     args: argparse.Namespace, refuse: Callable[[str], NoReturn]
 ) -> dict[str, str]:
-    """Return what a file for --config says beside settings, as values of flags.
+    """Return the values of flags that a file for --config gives beside settings.
 
     Flags that name text replace all text of the file.
     """
     try:
-        _, said = read_experiment(args.config)
+        _, options = read_experiment(args.config)
     except UsageError as error:
         refuse(str(error))
     text = [f.name for f in dataclasses.fields(TextConfig)]
     left_out = text if flags_of(args, TextConfig) else ()
-    return {name: value for name, value in said.items() if name not in left_out}
+    return {name: value for name, value in options.items() if name not in left_out}
 
 
 def choose_model(
     place: Path | None, preset: dict[str, Any], named: dict[str, Any]
 ) -> tuple[ModelConfig, str | None]:
-    """Return the settings of the model to train, and what it begins as, if anything.
+    """Return the settings of the model to train, and the place of the model it copies.
 
-    That is the place of another model: a path, or the name of a shipped one. `named`
-    are the settings that flags name. If the model begins as another one, only the
-    dropout is taken from `preset`.
+    `named` are the settings of flags. A model that begins with the weights at `place`,
+    a path or the name of a shipped model, takes only the dropout from `preset`.
 
     Raises: UsageError if a flag names another shape, or as `load`.
     """
     if place is None:
         return make_config(ModelConfig, preset, named), None
+
+    # Its shape is that of the other model.
     path = find_checkpoint(place)
     config = load(path).model.config
     for name, value in named.items():
         if name not in MAY_DIFFER and value != (own := getattr(config, name)):
             expected = f"expected {own}, as in {place}, or nothing"
             raise UsageError(f"{flag_name(name)}: {expected}, got {value}")
+
+    # Its dropout may be another.
     of_preset = preset.keys() & MAY_DIFFER - {"vocab_size"}
     settings = {**vars(config), **{name: preset[name] for name in of_preset}}
     name = str(place) if path == shipped_model(str(place)) else str(path.absolute())
@@ -161,68 +174,77 @@ def first_checkpoint(
 ) -> tuple[Checkpoint, str]:
     """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
 
-    With --from, both come from that model. Also returns a line for the log, or "".
+    With --from, both come from that model. Also returns a line for the log that says
+    what was copied, or "".
     """
-    size, file = settings.model.vocab_size, settings.vocabulary
+    size = settings.model.vocab_size
+    file = settings.vocabulary
 
-    def learn() -> Tokenizer:
+    def new_tokenizer() -> Tokenizer:
         if file is None:
             return cached_tokenizer(train, size, cache, cores)
         own = Tokenizer.read(Path(file))
         if own.vocab_size != size:
-            found = f"expected {size} word pieces, got {own.vocab_size}"
-            raise ValueError(f"{file}: {found}")
+            expected = f"expected {size} word pieces, got {own.vocab_size}"
+            raise ValueError(f"{file}: {expected}")
         return own
 
+    # A model drawn at random, over which another one's weights may be copied.
     model = Transformer(settings.model, settings.training.seed)
-    tokenizer, news = copy_weights(settings, model, learn)
+    tokenizer, copied = copy_weights(settings, model, new_tokenizer)
     state = RunState(decoding=settings.decoding)
-    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), news
+    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), copied
 
 
 def copy_weights(
-    settings: RunConfig, model: Transformer, learn: Callable[[], Tokenizer]
+    settings: RunConfig, model: Transformer, new_tokenizer: Callable[[], Tokenizer]
 ) -> tuple[Tokenizer, str]:
-    """Give a new model the weights of the one that `choose_model` found, if any.
+    """Copy the weights of the model that `settings.start` names, if it names one.
 
-    The new model has the vocabulary of the other if that has the right size and no file
-    of another was named; else what `learn` returns. Of the embeddings, those of word
-    pieces that both have are taken over.
+    Its vocabulary is kept if it has the right size and the settings name no other;
+    otherwise `new_tokenizer` makes one. Of the embeddings, those of word pieces that
+    both vocabularies have are copied.
 
-    Returns: the vocabulary, and a line that says what was taken over
+    Returns: the vocabulary, and a line for the log that says what was copied, or ""
 
     Raises: as `load`.
     """
     if settings.start is None:
-        return learn(), ""
+        return new_tokenizer(), ""
+
+    # The vocabulary.
     other = load(find_checkpoint(Path(settings.start)))
     size = settings.model.vocab_size
-    rows = {p: i for i, p in enumerate(other.tokenizer.all_pieces())}
     keeps = settings.vocabulary is None and size == other.tokenizer.vocab_size
-    tokenizer = other.tokenizer if keeps else learn()
+    tokenizer = other.tokenizer if keeps else new_tokenizer()
+
+    # The word pieces of both, with their rows in either embedding.
+    other_rows = {piece: i for i, piece in enumerate(other.tokenizer.all_pieces())}
     pieces = enumerate(tokenizer.all_pieces())
-    pairs = [(i, rows[piece]) for i, piece in pieces if piece in rows]
-    mine, theirs = (list(ids) for ids in zip(*pairs, strict=True))
+    shared = [(i, other_rows[piece]) for i, piece in pieces if piece in other_rows]
+    rows, copied_rows = np.transpose(shared)
+
+    # The weights.
     values = other.parameters.views(other.parameters.data)
     for name, parameter in model.named_parameters():
         if parameter is model.embedding.table:
-            parameter.data[mine] = values[name][theirs]
+            parameter.data[rows] = values[name][copied_rows]
         else:
             parameter.data[...] = values[name]
-    taken = f"with the embeddings of {len(mine):,} of {size:,} word pieces"
-    return tokenizer, f"from        {settings.start}, {taken}"
+    copied = f"with the embeddings of {len(rows):,} of {size:,} word pieces"
+    return tokenizer, f"from        {settings.start}, {copied}"
 
 
 def remember_text(start: Checkpoint, text: Mapping[str, TextPair]) -> None:
-    """Compare each split with the text that the run began with, or remember it.
+    """Compare the digest of each split with that of the run's text, or remember it.
 
     Raises: ValueError if a split has changed.
     """
-    found = {split: pair.digest() for split, pair in text.items()}
+    digests = {split: pair.digest() for split, pair in text.items()}
     for split, pair in text.items():
-        if start.state.text.get(split, found[split]) != found[split]:
+        if start.state.text.get(split, digests[split]) != digests[split]:
             raise ValueError(
                 f"{pair}: the {SPLITS[split]} text has changed since this "
                 "run began, so the run cannot be resumed"
             )
-    start.state = replace(start.state, text={**start.state.text, **found})
+    start.state = replace(start.state, text={**start.state.text, **digests})

@@ -32,9 +32,10 @@ class RunState:
 
     `text` has a digest of each split. The next batch is number `position` of `epoch`; a
     validation of this step is pending if the state was saved before it. `best_loss` and
-    `best_bleu` are those of the best model so far; a BLEU that was not measured is -1.
-    `loss_scale` is fp16's factor with its number of finite steps. `usual_sentences` is
-    how many sentences half of the lines of the training text have at most.
+    `best_bleu` belong to the best model so far; a BLEU that was not measured is -1.
+    `loss_scale` is fp16's factor with its number of finite steps. `workers` is how many
+    processes of all ranks divide a batch, 0 if unknown. `median_sentences`
+    is the median of the number of sentences in a line of the training text.
     `log_prob_quantiles` has those of `confidence.quantiles` for the last validation.
     `decoding` are the settings that translations of the model begin with.
 
@@ -54,22 +55,23 @@ class RunState:
     learning_rate: float = 0.0
     gradient_norm: float = math.nan
     loss_scale: tuple[float, int] | None = None
-    usual_sentences: int = 1
+    workers: int = 0
+    median_sentences: int = 1
     log_prob_quantiles: tuple[float, ...] = ()
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     window: Window = field(default_factory=Window)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> RunState:
-        """Read the JSON object of a state; older ones lack some fields.
+        """Read the JSON object of a state. Missing fields have their defaults.
 
-        A null stands for a number that is not finite, or nothing, as the default does.
+        A null stands for a number that is not finite or for None, as the default does.
 
         Raises: ValueError or TypeError if it is not the state of a run.
         """
         values = {name: value for name, value in stored.items() if value is not None}
-        if isinstance(values.get("text"), str):  # that of the training text alone
-            values["text"] = {"train": values["text"]}
+        if "usual_sentences" in values:  # the former name of the median
+            values["median_sentences"] = values.pop("usual_sentences")
         decoding = {**values.get("decoding", {}), "nbest": 1}
         values["decoding"] = from_dict(DecodingConfig, decoding)
         values["window"] = from_dict(Window, values.get("window", {}))
@@ -78,7 +80,7 @@ class RunState:
         return from_dict(cls, values)
 
     def used_up(self, training: TrainingConfig) -> str | None:
-        """Return the limit that ends the run, if one is reached, resumes included."""
+        """Return the flag of the limit that ends the run, if one is reached."""
         if self.step >= training.steps:
             return f"--steps {training.steps}"
         if self.seconds >= 60 * (training.minutes or math.inf):
@@ -100,10 +102,16 @@ class RunState:
 
     def validated(self, loss: float, bleu: float, best_by: str | None) -> RunState:
         """Return the state after a validation, which may be the best (--best-by)."""
-        state, since = replace(self, pending_validations=0), self.validations_since_best
+        state = replace(
+            self,
+            pending_validations=0,
+            validations_since_best=self.validations_since_best + 1,
+        )
         if (-bleu if best_by == "bleu" else loss) < self.best_cost(best_by):
-            state, since = replace(state, best_loss=loss, best_bleu=bleu), -1
-        return replace(state, validations_since_best=since + 1)
+            state = replace(
+                state, best_loss=loss, best_bleu=bleu, validations_since_best=0
+            )
+        return state
 
     def best_cost(self, best_by: str | None) -> float:
         """Return how bad the best model is: its loss, or the negative of its BLEU."""

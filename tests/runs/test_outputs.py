@@ -174,6 +174,8 @@ def test_text_and_pictures_replace_their_own_kind(folder, command, name, old, re
     assert (code == 0) == replaced, error
     if not replaced:
         assert error.count("\n") == 1
+        told = command == "translate" and f"{name} is not text: it is not replaced"
+        assert not told or told in error
         assert Path(name).read_bytes() == old
 
 

@@ -32,13 +32,13 @@ def test_everything_is_taken_over_with_the_vocabulary(model_path):
     config, start = choose_model(Path(model_path), {}, {"dropout": 0.4})
     assert vars(config) == {**vars(other.model.config), "dropout": 0.4}
     model = Transformer(config, seed=9)
-    tokenizer, news = copy_weights(run_from(config, start), model, not_learned)
+    tokenizer, copied = copy_weights(run_from(config, start), model, not_learned)
     assert tokenizer.model == other.tokenizer.model
     expected = dict(other.model.named_parameters())
     for name, parameter in model.named_parameters():
         np.testing.assert_array_equal(parameter.data, expected[name].data, name)
     taken = "with the embeddings of 50 of 50 word pieces"
-    assert news == f"from        {Path(model_path).absolute()}, {taken}"
+    assert copied == f"from        {Path(model_path).absolute()}, {taken}"
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
@@ -47,7 +47,7 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
     other, learned = checkpoint.load(path), Tokenizer.train(OTHER_LINES, 45)
     config, start = choose_model(path, {}, {"vocab_size": 45})
     model, drawn = Transformer(config, seed=9), Transformer(config, seed=9)
-    tokenizer, news = copy_weights(run_from(config, start), model, lambda: learned)
+    tokenizer, copied = copy_weights(run_from(config, start), model, lambda: learned)
     assert tokenizer is learned
     known = {p: i for i, p in enumerate(other.tokenizer.pieces(range(50)))}
     taken = 0
@@ -57,7 +57,7 @@ def test_of_another_vocabulary_the_pieces_that_both_have(tmp_path, positions):
             row, taken = other.model.embedding.table.data[known[piece]], taken + 1
         np.testing.assert_array_equal(model.embedding.table.data[i], row, piece)
     assert 10 < taken < 45
-    assert news.endswith(f"with the embeddings of {taken} of 45 word pieces")
+    assert copied.endswith(f"with the embeddings of {taken} of 45 word pieces")
     expected = dict(other.model.named_parameters())
     for name, parameter in model.named_parameters():
         if name != "embedding.table":

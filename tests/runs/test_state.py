@@ -36,7 +36,7 @@ def test_a_state_is_read_as_it_was_written():
 
 
 def test_older_states_lack_fields():
-    older = stored(STATE) | {"text": "0f", "decoding": {}}
+    older = stored(STATE) | {"decoding": {}}
     older |= {"lowest_cost": 3.0, "tags": ["<2de>"]}  # which have left since
     for name in ("best_bleu", "pending_validations"):
         del older[name]
