@@ -58,7 +58,6 @@ ALLOWED = {
     ("minitransformer/backends/cuda/optimizer.py", "packed"): 1,
     ("minitransformer/backends/cuda/philox.py", "packed"): 1,
     ("minitransformer/backends/cuda/training.py", "positional"): 1,
-    ("minitransformer/backends/devices.py", "packed"): 2,
     ("minitransformer/backends/devices.py", "positional"): 1,
     ("minitransformer/commands/attention_maps.py", "packed"): 1,
     ("minitransformer/commands/mix.py", "packed"): 1,

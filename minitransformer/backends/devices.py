@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from minitransformer.training.optimizer import Optimizer
     from minitransformer.training.parallel import ParallelModel
 
-# The precisions of a processor that oneDNN multiplies in.
+# The precisions of a processor with products by oneDNN.
 ONEDNN = ("bf16", "int8")
 
 
 @dataclass(frozen=True)
 class Device:
-    """An open device: its array library, and the numbers that it computes with.
+    """An open device: its array library, and its number formats.
 
-    `low_precision` is the 16-bit type of mixed precision on a GPU, if that was chosen;
-    `num_threads` is among how many threads or forked processes work may be divided.
+    `low_precision` is the 16-bit type of mixed precision on a GPU, if that was chosen.
+    Work may be divided among `num_threads` threads or forked processes.
     """
 
     name: str
@@ -77,8 +77,8 @@ def open_device(
     """Open `cpu`, `cuda` or `cuda:N` for computing in `precision`.
 
     Without a precision, a GPU computes in bf16 if it can and in fp32 otherwise. On a
-    processor, work may be divided among `num_threads` processes. On either, the last
-    call decides the precision of all models of this process.
+    processor, work may be divided among `num_threads` processes. The last call decides
+    the precision of all models of this process.
 
     Raises: UsageError if the name is unknown or the device has no such precision,
     RuntimeError if there is no such GPU or a library that it needs is missing.
@@ -121,11 +121,10 @@ def parallel_model(
     graphs: bool,
     log: Callable[[str], None],
 ) -> tuple[ParallelModel, Optimizer]:
-    """Return what computes gradients on a device, and the Adam that goes with it.
+    """Return the model that computes gradients on a device, and its Adam.
 
     A GPU records its work as `graphs`, or launches it kernel by kernel. A processor's
     work is divided among processes, but for ranks, which MPI does not allow to fork.
-    Without `graphs` it stays in this process, where all operations can be watched.
     """
     model, parameters = start.model, start.parameters
     if device.name == "cpu":
@@ -134,12 +133,24 @@ def parallel_model(
         from minitransformer.training.parallel import CpuModel
 
         count = device.num_threads
-        forks = CAN_FORK and communicator.size == 1 and graphs
-        cores = (count, 1) if forks else (1, count)
-        cpu_model = CpuModel(model, parameters, *cores, communicator)
-        constants = training.beta1, training.beta2, training.epsilon
-        options = training.clip_norm, count, cpu_model.map
-        return cpu_model, Adam(parameters.data, *constants, *options)
+        forks = CAN_FORK and communicator.size == 1
+        cpu_model = CpuModel(
+            model,
+            parameters,
+            num_processes=count if forks else 1,
+            num_threads=1 if forks else count,
+            communicator=communicator,
+        )
+        adam = Adam(
+            parameters.data,
+            beta1=training.beta1,
+            beta2=training.beta2,
+            epsilon=training.epsilon,
+            clip_norm=training.clip_norm,
+            num_threads=count,
+            map=cpu_model.map,
+        )
+        return cpu_model, adam
     from minitransformer.backends.cuda.optimizer import GpuAdam
     from minitransformer.backends.cuda.training import GpuModel
 

@@ -1,13 +1,13 @@
 """Matrix products in bfloat16, on processors that have instructions for them.
 
 A bfloat16 is the upper half of a float32: its range, with 7 bits of mantissa instead of
-23. `linear` and the loss round the matrices that they multiply to bfloat16 and sum in
+23. `linear` and the loss round both factors of their products to bfloat16 and sum in
 float32. Everything else stays float32, also activations and attention, which have 16
 bits with `--precision bf16` on a GPU.
 
-oneDNN multiplies. What is used again is rounded once: the parameters once after each
-change, activations once for the products of the forward and the backward pass.
-Arrays of type uint16 hold the bits of bfloat16 numbers.
+oneDNN multiplies. Parameters are rounded once after each change, and activations once
+for the products of the forward and the backward pass. Arrays of type uint16 hold the
+bits of bfloat16 numbers.
 
 Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 """
@@ -29,12 +29,13 @@ MIN_SIZE = 64 * 64
 class Bfloat16Kernels(Kernels[np.ndarray]):
     """Products of rounded rows with parameters, which are rounded after each change.
 
-    A rounding is a view of an array that has some rows of zeros more.
+    A rounding is a view of an array that is padded with rows of zeros.
     """
 
     def __init__(self, library: OneDnn) -> None:
         super().__init__()
-        self.rounded, self.multiply = library.rounded, library.product
+        self.round = library.round
+        self.multiply = library.product
 
     def matmul(
         self,
@@ -59,15 +60,15 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
         return self.multiply(low, matrix, function=EXP)[: len(rows)], None
 
     def parameters_changed(self, vector: np.ndarray) -> None:
-        """Round a vector of parameters that are new or have changed.
+        """Round a vector of new or changed parameters.
 
         Processes that were forked since its first rounding share the rounded copy.
         """
-        self.rounded(vector, self._kept.get(vector, vector, self._rounded_vector))
+        self.round(vector, self._roundings.get(vector, vector, self._rounded_vector))
 
     def _rounded_vector(self, vector: np.ndarray) -> np.ndarray:
         low = shared_zeros(vector.shape, np.uint16)
-        self.rounded(vector, low)
+        self.round(vector, low)
         return low
 
     def _is_rounded(self, a: np.ndarray) -> bool:
@@ -78,29 +79,29 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
 
     def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
         low = with_more_rows(x, np.uint16)
-        self.rounded(x, low[: len(x)])
+        self.round(x, low[: len(x)])
         return low[: len(x)]
 
     def _rounded_parameters(self, matrix: np.ndarray) -> np.ndarray:
-        """Return a matrix of parameters, rounded: a view of its vector's rounded copy.
+        """Return a rounded matrix of parameters, a view of the rounded vector.
 
-        So one copy serves all matrices.
+        One rounded copy of the vector serves all its matrices.
         """
-        low: np.ndarray = self._kept.get(matrix.base, matrix, self._view)
+        low: np.ndarray = self._roundings.get(matrix.base, matrix, self._view)
         return low
 
     def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base
         assert vector is not None
-        low = self._kept.get(vector, vector, self._rounded_vector)
-        start = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
-        strides = (x // vector.itemsize * low.itemsize for x in matrix.strides)
-        place = start * low.itemsize
-        return np.ndarray(matrix.shape, low.dtype, low, place, tuple(strides))
+        low = self._roundings.get(vector, vector, self._rounded_vector)
+        # The same place, shape and order in the copy, whose numbers are half as long.
+        first = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
+        strides = [x // vector.itemsize * low.itemsize for x in matrix.strides]
+        return np.ndarray(matrix.shape, low.dtype, low, first * low.itemsize, strides)
 
 
 def _with_zeros(a: np.ndarray) -> np.ndarray:
-    """Return a rounding, or one that is transposed, with the zeros that follow it."""
+    """Return a rounding, also a transposed one, with its padding of zeros."""
     assert a.base is not None
     return a.base if a.strides == a.base.strides else a.base.T
 

@@ -1,17 +1,18 @@
 """Matrix products of 8-bit integers, for translating on processors that have them.
 
-Each column of a matrix of parameters has a scale, and so has each row of activations:
-the scale makes the largest of its numbers 127, and all are rounded to integers. Their
-products, which are exact, times both scales are near to those in float32. Everything
-else stays float32, as with `--precision bf16`. There are no gradients.
+Each column of a matrix of parameters has a scale, and so has each row of activations.
+Divided by its scale, the largest number is 127, and all numbers are rounded to
+integers. The products of the integers are exact. Times both scales, they are near to
+the products in float32. Everything else stays float32, as with `--precision bf16`.
+There are no gradients.
 
-The processors multiply unsigned integers by signed ones. So 128 is added to those of
-activations, and what that adds to the products is subtracted again:
+The processors multiply unsigned integers by signed ones. Therefore 128 is added to the
+integers of activations, and its share of the products is subtracted again:
 
     x W ~ scale_x ((q_x + 128) q_W - 128 (sums of the columns of q_W)) scale_W
 
-oneDNN does all of this where it multiplies, also what follows: it adds the bias, and
-takes the ReLU or the exponential.
+oneDNN does all of this in the same pass as the product, also the next operations: it
+adds the bias, and applies the ReLU or the exponential.
 
 Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 """
@@ -29,15 +30,15 @@ from minitransformer.backends.onednn.library import EXP, RELU, OneDnn, ScaledMat
 
 LARGEST = 127
 
-# Stands for what is largest where all numbers are zero or about as small.
+# The least value that the largest magnitude of a row or column counts as.
 SMALLEST = np.float32(1e-30)
 SMALLEST_BITS = SMALLEST.view(np.int32)
 
-# A number that is rounded or loaded takes about as long as so many multiplications.
+# To round or load a number takes about as long as so many multiplications.
 MIN_PRODUCTS = 112
 
-# The logits of so many rows are computed at a time: for 10,000 tokens, they stay in a
-# processor's cache.
+# The logits of so many rows are computed at a time: with a vocabulary of 10,000, they
+# stay in a processor's cache.
 LOGITS_ROWS = 64
 
 
@@ -53,28 +54,34 @@ class Rows(NamedTuple):
 
 
 class Int8Kernels(Kernels[Rows]):
-    """Products of integers, and the parameters as integers."""
+    """Products of integers, with a cache of the parameters as integers."""
 
     def __init__(self, library: OneDnn) -> None:
         super().__init__()
-        self.quantized, self.multiply = library.quantized, library.scaled_product
+        self.quantize = library.quantize
+        self.multiply = library.scaled_product
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Forget the integers of parameters that have changed."""
-        self._kept.by_owner.pop(id(vector), None)
+        self._roundings.forget(vector)
 
     def matmul(
         self, a: Rows, b: np.ndarray, bias: np.ndarray | None = None, relu: bool = False
     ) -> np.ndarray:
         """`ops.matmul` of rows and parameters."""
-        matrix, function = self._scaled_matrix(b), RELU if relu else None
-        out = self.multiply(a.integers, a.scales, matrix, bias=bias, function=function)
+        out = self.multiply(
+            a.integers,
+            a.scales,
+            self._scaled_matrix(b),
+            bias=bias,
+            function=RELU if relu else None,
+        )
         return out[: a.num_rows]
 
     def exponentials(
         self, rows: np.ndarray, table: np.ndarray
     ) -> tuple[np.ndarray, Iterator[slice]]:
-        """Return exp(rows table^T), and yield slices of its rows once they are there.
+        """Return exp(rows table^T), and an iterator that computes it slice by slice.
 
         Shapes: rows [N, D], table [V, D] -> [N, V]
         """
@@ -98,8 +105,8 @@ class Int8Kernels(Kernels[Rows]):
         return weight.size >= MIN_PRODUCTS * sum(weight.shape)
 
     def _rounded_rows(self, x: np.ndarray) -> Rows:
-        # As integers, magnitudes have the same order, are faster to compare, and NaN is
-        # the greatest, so that a broken model is noticed.
+        # The largest magnitude of each row. Compared as integers, magnitudes have the
+        # same order in less time, and NaN is the greatest: a broken model is noticed.
         x = np.ascontiguousarray(x)
         magnitudes = x.view(np.int32) & np.int32(0x7FFFFFFF)
         integers = with_more_rows(x, np.uint8)
@@ -107,13 +114,14 @@ class Int8Kernels(Kernels[Rows]):
         peaks = scales[: len(x)]
         out = peaks.view(np.int32)
         np.maximum.reduce(magnitudes, axis=1, out=out, initial=SMALLEST_BITS)
-        self.quantized(x, LARGEST / peaks, integers[: len(x)])
+        # Quantize the rows; their scales turn the integers back into numbers.
+        self.quantize(x, LARGEST / peaks, integers[: len(x)])
         peaks *= np.float32(1 / LARGEST)
         return Rows(integers, scales[:, None], len(x))
 
     def _scaled_matrix(self, matrix: np.ndarray) -> ScaledMatrix:
         """Return a matrix of parameters as integers, made at its first use."""
-        scaled: ScaledMatrix = self._kept.get(matrix.base, matrix, scaled_matrix)
+        scaled: ScaledMatrix = self._roundings.get(matrix.base, matrix, scaled_matrix)
         return scaled
 
 

@@ -1,7 +1,7 @@
-"""The base class of oneDNN's kernels: what is rounded, and which products they compute.
+"""The base class of oneDNN's kernels: which products they compute, and rounding once.
 
-The operations of `engine/ops.py` call `round_for` to round what they multiply by
-parameters, and `matmul` for the product. NumPy computes everything else.
+The operations of `engine/ops.py` call `round_for` to round the factor of a matrix of
+parameters, and `matmul` to multiply both. NumPy computes everything else.
 
 Shapes: N rows, n inputs.
 """
@@ -20,40 +20,47 @@ from minitransformer.engine.backend import Backend
 
 R = TypeVar("R")
 
-# Numbers of rows are rounded up, from 512 on to a multiple of this one, so that few
+# Numbers of rows are rounded up to a multiple of at most so many: then few different
 # products have to be compiled.
 ROWS_STEP = 64
 
 
-class Kept:
-    """What was made of arrays, kept while the `owner` of their numbers lives.
+class CacheByOwner:
+    """Values computed from arrays, each cached as long as the array's owner lives.
 
-    For all views of the same numbers, it is made once.
+    An owner is an array that owns memory. Views of the same numbers share a value.
     """
 
     def __init__(self) -> None:
-        self.by_owner: dict[int, tuple[Any, dict[tuple[Any, ...], Any]]] = {}
+        self._values: dict[int, tuple[Any, dict[tuple[Any, ...], Any]]] = {}
 
-    def get(self, owner: Any, array: np.ndarray, make: Callable[..., Any]) -> Any:
-        """Return `make(array)`, made now or before."""
-        if (key := id(owner)) not in self.by_owner:
-            ended = weakref.ref(owner, lambda _: self.by_owner.pop(key))
-            self.by_owner.setdefault(key, (ended, {}))
-        made = self.by_owner[key][1]
+    def get(self, owner: Any, array: np.ndarray, compute: Callable[..., Any]) -> Any:
+        """Return `compute(array)`, or what it returned before."""
+        # Forget the values of an owner together with it.
+        if (key := id(owner)) not in self._values:
+            ended = weakref.ref(owner, lambda _: self._values.pop(key, None))
+            self._values.setdefault(key, (ended, {}))
+        _, values = self._values[key]
+        # Views are told apart by where they lie, and how.
         place = array.__array_interface__["data"][0], array.shape, array.strides
-        if place not in made:
-            made.setdefault(place, make(array))  # another thread may be the first
-        return made[place]
+        if place not in values:
+            values.setdefault(place, compute(array))  # another thread may be first
+        return values[place]
+
+    def forget(self, owner: Any) -> None:
+        """Drop the values of the arrays of an owner."""
+        self._values.pop(id(owner), None)
 
 
 class Kernels(Generic[R]):
     """Products of rounded rows, of the type R, with parameters.
 
-    `_kept` has what was made of vectors of parameters and of matrices in them.
+    `_roundings` caches roundings of vectors of parameters and of matrices in them.
     """
 
     def __init__(self) -> None:
-        self._kept, self._thread = Kept(), threading.local()
+        self._roundings = CacheByOwner()
+        self._thread = threading.local()
 
     def backend(self) -> Backend:
         """Return the backend that computes with these kernels."""
@@ -63,10 +70,10 @@ class Kernels(Generic[R]):
         )
 
     def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """Return a kernel by its name, if it is for these arrays.
+        """Return the kernel of an operation, if it should compute with these arrays.
 
-        Rows are rounded for products with a matrix of parameters that is not too small;
-        then they are multiplied here.
+        Rows are rounded for products with a matrix of parameters that is large enough.
+        Rounded rows are multiplied here.
         """
         if name == "matmul":
             return self.matmul if self._is_rounded(arrays[0]) else None
@@ -76,14 +83,17 @@ class Kernels(Generic[R]):
         return None
 
     def round_for(self, x: np.ndarray, weight: np.ndarray) -> R:
-        """Round a matrix [N, n], once while the array that has its numbers lives.
+        """Round a matrix, and cache the result as long as its memory's owner lives.
 
         Queries, keys and values are projected from one array, and those of all decoder
-        layers from the encoder's output. So nothing may change such an array in place.
+        layers from the encoder's output. Therefore nothing may change such an array in
+        place.
+
+        Shapes: x [N, n]
         """
         owner = x if x.base is None else x.base
         if (inputs := getattr(self._thread, "inputs", None)) is None:
-            inputs = self._thread.inputs = Kept()
+            inputs = self._thread.inputs = CacheByOwner()
         rounded: R = inputs.get(owner, x, self._rounded_rows)
         return rounded
 
@@ -96,13 +106,13 @@ class Kernels(Generic[R]):
     def exponentials(self, rows: np.ndarray, table: np.ndarray) -> tuple[Any, Any]:
         """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]
 
-        Also returns an iterator over slices of its rows, which computes them on the
-        way, or None if all are there.
+        Also returns an iterator that computes the rows slice by slice and yields each
+        slice, or None if all rows are computed already.
         """
         raise NotImplementedError
 
     def parameters_changed(self, vector: np.ndarray) -> None:
-        """Renew or forget what was made of a vector of parameters."""
+        """Renew or forget the roundings of a vector of parameters."""
         raise NotImplementedError
 
     def _is_rounded(self, a: Any) -> bool:
@@ -119,16 +129,16 @@ class Kernels(Generic[R]):
 
 
 def more_rows(count: int) -> int:
-    """Return a number of rows rounded up, to a multiple of 16, 32 or 64.
+    """Round a number of rows up to a multiple of 16, of 32 from 256 on, of 64 from 512.
 
-    Products of ever new numbers of rows would be compiled again and again.
+    Each different number of rows costs the time to compile a product.
     """
     step = min(max(16, 1 << count.bit_length() >> 4), ROWS_STEP)
     return -(-count // step) * step
 
 
 def with_more_rows(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
-    """Return an array with room for a matrix, and rows of zeros that follow.
+    """Return an array with room for a matrix, padded with rows of zeros.
 
     Shapes: x [N, n] -> [more_rows(N), n]
     """

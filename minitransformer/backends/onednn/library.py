@@ -76,7 +76,7 @@ MAX_ROWS, PIECE_ROWS = 512, 16
 # for few numbers of rows.
 MAX_SUMMED = 512
 
-# `quantized` adds it to signed integers to make them unsigned.
+# `quantize` adds it to signed integers to make them unsigned.
 MIDDLE = np.array([128], np.int32)
 MIDDLE_ADDRESS = MIDDLE.ctypes.data
 
@@ -118,7 +118,7 @@ class Rounding(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """Round a float32 matrix to uint8 numbers, as `OneDnn.quantized` says."""
+    """Round a float32 matrix to uint8 numbers, as `OneDnn.quantize` says."""
 
     rows: int
     columns: int
@@ -220,14 +220,12 @@ class OneDnn:
         _call(self._library, "engine_create", byref(self._engine), CPU, c_size_t(0))
         self._thread = threading.local()
 
-    def rounded(self, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def round(self, x: np.ndarray, out: np.ndarray) -> None:
         """Round float32 numbers to the nearest bfloat16 numbers, as uint16.
 
-        `out`, if it is given, is contiguous and has the shape of `x`.
+        `out` is contiguous and has the shape of `x`.
         """
         x = np.ascontiguousarray(x)
-        if out is None:
-            out = np.empty(x.shape, np.uint16)
         if x.size:
             # One piece if x has a power of two elements, else two that overlap: with a
             # primitive for each power of two, all sizes are served.
@@ -237,9 +235,8 @@ class OneDnn:
             for start in {0, x.size - piece}:
                 addresses = [source + start * x.itemsize, target + start * out.itemsize]
                 self._run(rounding, addresses)
-        return out
 
-    def quantized(self, x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
+    def quantize(self, x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
         """Multiply each row by its factor, round, add 128, and clip to 0 to 255.
 
         All arrays are contiguous.
@@ -445,8 +442,7 @@ class _Primitive:
         # Ask how much memory it needs.
         query = library.dnnl_primitive_desc_query_md
         self._scratchpad = c_void_p(query(self._description, QUERY_SCRATCHPAD, 0))
-        size = library.dnnl_memory_desc_get_size(self._scratchpad)
-        self.scratchpad: int = size
+        self.scratchpad: int = library.dnnl_memory_desc_get_size(self._scratchpad)
         # By the number of rows: oneDNN's memory objects, the same as an array of
         # arguments in C, and the addresses that they hold.
         self._arguments: dict[int, tuple[list[c_void_p], Any, list[int]]] = {}

@@ -1,11 +1,14 @@
 """What the kernels of all precisions share."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 from minitransformer.backends import devices
 from minitransformer.backends.devices import Device
-from minitransformer.backends.onednn.kernels import with_more_rows
+from minitransformer.backends.onednn.kernels import CacheByOwner, with_more_rows
 
 ROWS = 0, 1, 16, 17, 250, 256, 257, 500, 513, 5000
 ROUNDED = 0, 16, 16, 32, 256, 256, 288, 512, 576, 5056
@@ -19,6 +22,29 @@ def test_there_are_few_numbers_of_rows(rows, expected, dtype):
     assert out.shape == (expected, 3)
     assert out.dtype == dtype
     assert (out[rows:] == 0).all()
+
+
+def test_values_are_computed_once_and_go_with_their_owner():
+    cache, computed = CacheByOwner(), []
+
+    def negative(view):
+        computed.append(weakref.ref(value := -view))
+        return value
+
+    def values(owner):
+        views = owner.reshape(3, 4), owner.reshape(3, 4).T, owner[1:]
+        return [cache.get(owner, view, negative) for view in views]
+
+    owner = np.arange(12.0)
+    first, second = values(owner), values(owner)
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    assert (first[1] == -owner.reshape(3, 4).T).all()
+    cache.forget(owner)
+    assert (values(owner)[2] == first[2]).all()
+    assert len(computed) == 6
+    del owner, first, second
+    gc.collect()
+    assert not any(value() is not None for value in computed)
 
 
 @pytest.mark.parametrize("fast", [True, False])
