@@ -32,7 +32,7 @@ from minitransformer.cli import (
 from minitransformer.runs import starting_point
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
-from minitransformer.system.waiting import announce
+from minitransformer.system.announce import announce
 from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from minitransformer.settings import VERSION
 from minitransformer.settings.config import ONLY_IN_FILES
-from minitransformer.settings.extras import as_installed
 from minitransformer.settings.options import (
     Config,
     UsageError,
@@ -24,6 +23,7 @@ from minitransformer.settings.options import (
     suggestion,
     value_type,
 )
+from minitransformer.settings.scripts import as_installed
 
 METAVARS = {int: "N", float: "X", str: "NAME"}
 NUMBERS = {int: "a whole number", float: "a number"}
@@ -181,9 +181,7 @@ def _read_flag(f: dataclasses.Field[Any], kind: type, text: str) -> Any:
     try:
         return checked(f, kind, _number(kind, text))
     except ValueError as error:
-        hint = "; --beam 1 always takes the likeliest token"
-        more = hint if f.name == "temperature" else ""
-        raise argparse.ArgumentTypeError(f"{error}{more}") from None
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(kind: type, text: str) -> Any:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.outputs import check_output
-from minitransformer.settings.extras import as_installed
 from minitransformer.settings.options import UsageError
+from minitransformer.settings.scripts import as_installed
 from minitransformer.system.files import atomic_folder
 from minitransformer.text.clean import clean
 from minitransformer.text.find import find_splits

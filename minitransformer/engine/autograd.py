@@ -150,6 +150,8 @@ class Tensor:
             )
         order, uses = _topological_order(self.node)
         self.node.grad = seed
+        # Walk from the result to the leaves: when a node's turn comes, everything that
+        # used its result has added to its gradient.
         while order:
             for leaf in _pass_on(order.pop()):
                 uses[id(leaf)] -= 1
@@ -169,6 +171,7 @@ def _pass_on(node: Node) -> list[Tensor]:
 
     Returns: the inputs that are leaves
     """
+    # Take the node apart first, which frees its arrays as soon as the vjp is done.
     gradient, parents, vjp = node.grad, node.parents, node.vjp
     node.grad, node.parents, node.vjp = None, (), _released
     terms = (None,) * len(parents) if gradient is None else vjp(gradient)
@@ -194,6 +197,7 @@ def _topological_order(origin: Node) -> tuple[list[Node], dict[int, int]]:
             order.append(current)
         elif id(current) not in seen:
             seen.add(id(current))
+            # Come back to this node after all nodes that it depends on.
             stack.append((current, True))
             for parent in current.parents:
                 if isinstance(parent, Node):
@@ -221,11 +225,13 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
 
     @functools.wraps(function)
     def operation(*inputs: Any, **options: Any) -> Tensor:
+        # Compute on plain arrays, by a fused kernel if the device has one.
         arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
         body = fused_kernel(name, arrays, function)
         if wrapper := _wrapper.get():
             body = wrapper(name, body)
         out, vjp = body(*arrays, **options)
+        # Record a node only if a gradient can flow through it.
         if not _recording.get():
             return Tensor(out)
         parents = tuple(_origin(x) for x in inputs)

@@ -100,19 +100,21 @@ def linear(
 
     Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]
     """
-    xp, shape = array_module(x), x.shape
+    xp = array_module(x)
+    shape = x.shape
     rows = round_for(x.reshape(-1, shape[-1]), weight)  # [N, n]
     out = matmul(rows, weight, bias, relu)
-    # The vjp must not keep what it does not need.
-    kept = round_for(out, weight) if relu else None
+    # The vjp keeps the output only for the ReLU, whose gradient is 0 where it is 0.
+    activated = round_for(out, weight) if relu else None
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None]:
-        g, columns = g.reshape(-1, weight.shape[1]), rows.T
-        if kept is not None:
-            g = g * (kept > 0)
+        g = g.reshape(-1, weight.shape[1])
+        if activated is not None:
+            g = g * (activated > 0)
+        # dx = g W^T, dW = x^T g, db = the sum of g over rows.
         db = None if bias is None else _ones(xp, g, len(g)) @ g
         g = round_for(g, weight)
-        return matmul(g, weight.T).reshape(shape), matmul(columns, g), db
+        return matmul(g, weight.T).reshape(shape), matmul(rows.T, g), db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
 
@@ -141,9 +143,11 @@ def embedding(
 
     def vjp(g: Array) -> tuple[RowGradient, None, Array]:
         g = _apply_dropout(g, dropout_mask)
+        # The gradient of a row of the table is the sum over the tokens that are its id.
         unique, sums = _sum_by_id(ids.reshape(-1), g.reshape(-1, g.shape[-1]))
         sums *= scale
-        dpositions = xp.zeros_like(positions)  # needed only if they are learned
+        # That of a position, needed only if they are learned, sums over sentences.
+        dpositions = xp.zeros_like(positions)
         dpositions[:length] = g.reshape(-1, *g.shape[-2:]).sum(axis=0)
         return RowGradient(unique, sums, len(table)), None, dpositions
 
@@ -175,6 +179,7 @@ def attention(
     weights = attention_weights(query, key, mask)  # [B, H, T, S]
     dropout_mask = _draw_dropout(weights.shape, rate, rng)
     dropped = _apply_dropout(weights, dropout_mask)
+    # Each head writes its product straight into its columns of the result.
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     xp.matmul(dropped, value, out=split_heads(out, num_heads))
 
@@ -226,13 +231,15 @@ def add_layer_norm(
 
     Shapes: x, residual [..., D], gain, bias [D] -> [..., D]
     """
-    xp, shape = array_module(x), x.shape  # the vjp keeps the shape, and not x
+    xp = array_module(x)
+    shape = x.shape  # the vjp keeps the shape, and not x
     width = shape[-1]
     mean_weights = xp.full(width, 1 / width, dtype=x.dtype)  # mean(x) is a product
     dropout_mask = _draw_dropout(shape, rate, rng)
     dropped = _apply_dropout(x, dropout_mask)
     normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
     normal = normal.reshape(-1, width)  # [N, D]
+    # Centre each row, and divide it by its standard deviation.
     normal -= (normal @ mean_weights)[:, None]
     variance = _row_dot(xp, normal, normal) / width
     deviation = xp.sqrt(variance + LAYER_NORM_EPSILON)
@@ -246,12 +253,12 @@ def add_layer_norm(
         ones = _ones(xp, g, len(g))
         # Of normal = (x - mean(x)) / deviation, where d is the gradient of normal:
         # dx = (d - mean(d) - normal * mean(d * normal)) / deviation.
-        product = g * normal
-        dgain, dbias = ones @ product, ones @ g
-        mean_of_product = (product @ (gain * mean_weights))[:, None]
-        dsum = xp.multiply(g, gain, out=product)
+        scaled = g * normal
+        dgain, dbias = ones @ scaled, ones @ g
+        mean_of_scaled = (scaled @ (gain * mean_weights))[:, None]
+        dsum = xp.multiply(g, gain, out=scaled)  # in the same memory
         dsum -= (dsum @ mean_weights)[:, None]
-        dsum -= normal * mean_of_product
+        dsum -= normal * mean_of_scaled
         dsum *= inverse_deviation
         dsum = dsum.reshape(shape)
         return _apply_dropout(dsum, dropout_mask), dsum, dgain, dbias
@@ -277,34 +284,29 @@ def projected_cross_entropy(
     flat_targets = targets.reshape(-1)
     used = xp.flatnonzero(flat_targets != padding_id)  # [N]
     rows, ids = x.reshape(-1, width)[used], flat_targets[used]
-    smoothing, confidence = label_smoothing / vocab_size, 1 - label_smoothing
+    smoothing = label_smoothing / vocab_size
     ones = _ones(xp, weight, vocab_size)
 
+    # The one-hot part of q, for a chunk of rows at a time.
     loss = 0.0
-    drows, dweight = xp.empty_like(rows), None
+    drows = xp.empty_like(rows)
+    dweight = None
     chunk = rows_per_chunk(vocab_size)
     for start in range(0, len(rows), chunk):
-        part, target = rows[start : start + chunk], ids[start : start + chunk]
-        row = xp.arange(len(part))
-        exponentials, totals, log_totals, target_logits = _softmax_terms(
-            part, weight, ones, (row, target)
+        part = slice(start, start + chunk)
+        part_loss, drows[part], term = _one_hot_loss(
+            rows[part], ids[part], weight, ones=ones, confidence=1 - label_smoothing
         )
-        loss += float((log_totals - confidence * target_logits).sum())
-        # The gradient of the logits is exponentials / totals - q. The one-hot part of q
-        # is subtracted here, e / V after the loop, and 1 / totals scales the rows.
-        exponentials[row, target] -= confidence * totals
-        inverse_totals = (1 / totals)[:, None]
-        terms = round_for(exponentials, weight)
-        drows[start : start + chunk] = matmul(terms, weight) * inverse_totals
-        term = matmul(terms.T, round_for(part * inverse_totals, weight))
+        loss += part_loss
         dweight = term if dweight is None else xp.add(dweight, term, out=dweight)
-        del exponentials, terms
     dweight = xp.zeros_like(weight) if dweight is None else dweight
+    # The e / V of all classes: their logits are summed by products of sums.
     if smoothing > 0:
         weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
         drows -= smoothing * weight_sum
         dweight -= smoothing * row_sum
+    # Padding gets a gradient of zero.
     dx = xp.zeros(x.shape, x.dtype)
     dx.reshape(-1, width)[used] = drows
 
@@ -314,19 +316,40 @@ def projected_cross_entropy(
     return xp.asarray(loss, dtype=x.dtype), vjp
 
 
+def _one_hot_loss(
+    rows: Array, targets: Array, weight: Array, *, ones: Array, confidence: float
+) -> tuple[float, Array, Array]:
+    """Return the loss of rows whose q is `confidence` one-hot, drows and dweight.
+
+    Shapes: rows [N, D], targets [N], weight [V, D], ones [V] -> scalar, [N, D], [V, D]
+    """
+    row = array_module(rows).arange(len(rows))
+    exponentials, totals, log_totals, target_logits = _softmax_terms(
+        rows, weight, ones, (row, targets)
+    )
+    loss = float((log_totals - confidence * target_logits).sum())
+    # The gradient of the logits is exponentials / totals - q: 1 / totals scales rows.
+    exponentials[row, targets] -= confidence * totals
+    inverse_totals = (1 / totals)[:, None]
+    terms = round_for(exponentials, weight)
+    drows = matmul(terms, weight) * inverse_totals
+    return loss, drows, matmul(terms.T, round_for(rows * inverse_totals, weight))
+
+
 def _softmax_terms(
     rows: Array, weight: Array, ones: Array, targets: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, Array]:
-    """Return what the loss needs of the logits rows W^T.
+    """Return the terms of the loss that come from the logits, rows W^T.
 
-    They are exponentials, each row times a factor of its own, and their sums; the
-    log-sum-exp of each row, and the logits of the targets. A kernel may compute the
-    exponentials within the product, which is safe if no logit is far from 0.
+    Returns: the exponentials of the logits, each row scaled by some factor; the sum of
+    each row; its log-sum-exp; the logits of the targets.
 
     Shapes: rows [N, D], weight [V, D], ones [V], targets each [N]
     -> [N, V], [N], [N], [N]
     """
     xp = array_module(rows)
+    # A kernel may compute exponentials within the product: safe if no logit is far from
+    # 0.
     if kernel := fused_kernel("exponentials", (rows, weight), None):
         exponentials, _ = kernel(rows, weight)
         with np.errstate(over="ignore"):  # `exp_is_safe` sees it
@@ -334,8 +357,10 @@ def _softmax_terms(
         of_targets = exponentials[targets]
         if exp_is_safe(totals) and of_targets.all():
             return exponentials, totals, xp.log(totals), xp.log(of_targets)
+    # Otherwise subtract the maximum of each row from the exponents.
     logits = matmul(round_for(rows, weight), weight.T)  # [N, V]
-    target_logits, highest = logits[targets], logits.max(axis=-1)
+    target_logits = logits[targets]
+    highest = logits.max(axis=-1)
     logits -= highest[:, None]
     exponentials = xp.exp(logits, out=logits)
     totals = exponentials @ ones
@@ -392,7 +417,7 @@ def exp_is_safe(totals: Array) -> bool:
 def _draw_dropout(
     shape: tuple[int, ...], rate: float, rng: RandomStream | None
 ) -> tuple[Array | None, float]:
-    """Draw a mask of what dropout keeps (None for all) and the factor for it."""
+    """Draw a mask of kept elements, or None if all are kept, and their factor."""
     return (None, 1.0) if rng is None or rate == 0 else rng.keep_mask(shape, rate)
 
 
@@ -400,11 +425,11 @@ def _apply_dropout(
     x: Array, dropout_mask: tuple[Array | None, float], out: Array | None = None
 ) -> Array:
     """Return x times the factor where kept, 0 elsewhere; x itself if all is kept."""
-    keep, factor = dropout_mask
+    keep, scale = dropout_mask
     if keep is None:
         return x
     out = array_module(x).multiply(x, keep, out=out)
-    out *= factor
+    out *= scale
     return out
 
 

@@ -27,8 +27,8 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.runs.state import RunState, json_of
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import from_dict
+from minitransformer.system.announce import announce
 from minitransformer.system.files import atomic_write
-from minitransformer.system.waiting import announce
 from minitransformer.text.tokenizer import Tokenizer
 
 SUFFIX = ".safetensors"

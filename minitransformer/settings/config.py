@@ -106,9 +106,10 @@ class ModelConfig(Config):
     @property
     def num_parameters(self) -> int:
         """The number of parameters, computed without making the model."""
-        d, inner = self.d_model, self.d_ff
+        d = self.d_model
         attention = 2 * d * self.num_heads * (self.key_width + self.value_width)
-        feed_forward, norm = 2 * d * inner + inner + d, 2 * d
+        feed_forward = 2 * d * self.d_ff + self.d_ff + d
+        norm = 2 * d
         encoder = attention + feed_forward + 2 * norm
         decoder = 2 * attention + feed_forward + 3 * norm
         stacks = self.encoder_layers * encoder + self.decoder_layers * decoder
@@ -192,8 +193,6 @@ class TrainingConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        if self.precision == "fp32-onednn":  # of an older run
-            object.__setattr__(self, "precision", "fp32")
         super().__post_init__()
         if self.best_by == "bleu" and not self.validate_bleu:
             raise ValueError("--best-by bleu expects --validate-bleu above 0, got 0")
@@ -209,7 +208,7 @@ class TrainingConfig(Config):
         return before // interval < after // interval
 
     def is_regular(self, step: int) -> bool:
-        """Whether a checkpoint was due, not saved because the run stopped or ended."""
+        """Whether a checkpoint was due, and not only saved because the run stopped."""
         return self.checkpoint_minutes is not None or step % self.save_every == 0
 
     @property
@@ -238,9 +237,9 @@ RESUMABLE = (
 class RunConfig:
     """All settings of a training run, which its directory's config.json stores.
 
-    `text` has the source and the target file of each split (train, val, test), and
-    `vocabulary` a file whose word pieces were taken, if none were learned. `start`
-    names the checkpoint that the run began with, if any.
+    `text` has the source and the target file of each split (train, val, test).
+    `vocabulary` is the file of its word pieces, or None if the run learned them.
+    `start` names the checkpoint that the run began with, if any.
     """
 
     preset: str
@@ -262,7 +261,8 @@ class RunConfig:
         """
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")
-        limit, longest = self.model.position_limit, self.training.max_length
+        limit = self.model.position_limit
+        longest = self.training.max_length
         if limit is not None and longest > limit:
             learned = f"the learned positions (max_positions), {limit}"
             raise UsageError(f"--max-length: expected at most {learned}, got {longest}")
@@ -281,6 +281,7 @@ class RunConfig:
 
         Raises: UsageError if another has a new value or names text, or one is wrong.
         """
+        # Refuse flags of text, and new values of settings that must stay.
         refused = list(flags_of(namespace, TextConfig))
         for part in (self.model, self.training, self.decoding):
             values = flags_of(namespace, type(part))
@@ -292,6 +293,7 @@ class RunConfig:
                 f"{flag_name(refused[0])}: cannot change in a resumed run; "
                 f"what can: {', '.join(map(flag_name, RESUMABLE))}"
             )
+        # Replace the settings that may change.
         changes = flags_of(namespace, TrainingConfig)
         changes = {name: changes[name] for name in changes.keys() & {*RESUMABLE}}
         training = make_config(TrainingConfig, vars(self.training), changes)
@@ -304,21 +306,20 @@ class RunConfig:
         """Raises: ValueError if something is missing or out of range."""
         try:
             stored = json.loads(text)
-            files, start = stored["text"], stored.get("start")
-            pairs = {"train": files["train"], **files}.items()
-            vocabulary = stored.get("vocabulary")
-            if isinstance(vocabulary, dict):  # of an older run, as the next one
+            files = stored["text"]
+            if "train" not in files:
+                raise ValueError("expected a run's configuration, with training text")
+            vocabulary = stored["vocabulary"]
+            if isinstance(vocabulary, dict):  # of the runs in tests/golden
                 vocabulary = vocabulary["tokenizer"]
-            if isinstance(start, list):
-                start = start[0]
             return cls(
-                stored["preset"],
-                from_dict(ModelConfig, stored["model"]),
-                from_dict(TrainingConfig, stored["training"]),
-                from_dict(DecodingConfig, stored["decoding"]),
-                {split: (source, target) for split, (source, target) in pairs},
-                vocabulary,
-                start,
+                preset=stored["preset"],
+                model=from_dict(ModelConfig, stored["model"]),
+                training=from_dict(TrainingConfig, stored["training"]),
+                decoding=from_dict(DecodingConfig, stored["decoding"]),
+                text={split: (a, b) for split, (a, b) in files.items()},
+                vocabulary=vocabulary,
+                start=stored["start"],
             )
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a run's configuration: {error!r}") from error

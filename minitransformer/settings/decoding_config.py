@@ -80,7 +80,11 @@ class TranslationConfig(DecodingConfig):
         "sample translations instead of searching; --nbest says how many per line",
     )
     temperature: float | None = option(
-        None, "sample: divide logits by this (default 1)", at_least=0.01, at_most=100
+        None,
+        "sample: divide logits by this (default 1)",
+        hint="; --beam 1 always takes the likeliest token",
+        at_least=0.01,
+        at_most=100,
     )
     top_k: int | None = option(
         None, "sample: draw among the N likeliest tokens (default all)", at_least=1

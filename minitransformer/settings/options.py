@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
 import operator
 import types
 import typing
@@ -24,7 +25,7 @@ COMPARISONS = {
     "below": operator.lt,
 }
 
-# What numbers stay below, so that they fit into arrays and counters.
+# Numbers must be smaller than this to fit into arrays and counters.
 TOO_LARGE = 2**63
 
 
@@ -44,11 +45,17 @@ def option(
     *,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
+    hint: str = "",
     **limits: float,
 ) -> Any:
-    """Return a dataclass field that becomes a flag; `limits` are of COMPARISONS."""
+    """Return a dataclass field that becomes a flag.
+
+    The names of `limits` are those of COMPARISONS. `hint` ends the error message of a
+    value that is out of its limits.
+    """
     flag = {"help": help, "choices": choices, "metavar": metavar}
-    return field(default=default, metadata={"limits": limits, "flag": flag})
+    metadata = {"limits": limits, "hint": hint, "flag": flag}
+    return field(default=default, metadata=metadata)
 
 
 class Config:
@@ -80,12 +87,12 @@ def checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
         raise ValueError("expected a name, got an empty one")
     if type(value) is not kind and (kind, type(value)) != (float, int):
         raise ValueError(f"expected {kind.__name__}, got {value!r:.40}")
-    if kind is not str and not abs(value) < TOO_LARGE:  # not a number, either
+    if kind is not str and (abs(value) >= TOO_LARGE or math.isnan(value)):
         raise ValueError(f"expected a number below 2^63, got {value!s:.40}")
     for name, limit in f.metadata["limits"].items():
         if not COMPARISONS[name](value, limit):
             expected = f"{name.replace('_', ' ')} {limit}"
-            raise ValueError(f"expected {expected}, got {value}")
+            raise ValueError(f"expected {expected}, got {value}{f.metadata['hint']}")
     if choices is not None and value not in choices:
         raise ValueError(f"expected one of {', '.join(choices)}, got {value}")
     return kind(value)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from minitransformer.system.announce import announce
 from minitransformer.system.files import build_once
-from minitransformer.system.waiting import announce
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitransformer.system.waiting import announce
+from minitransformer.system.announce import announce
 from minitransformer.text.lines import open_text, read_lines, require_file
 
 # From so many bytes on, to make a vocabulary or batches of text may take two seconds.

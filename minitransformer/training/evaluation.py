@@ -11,7 +11,7 @@ import numpy as np
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import PAD_ID, TrainingConfig
-from minitransformer.system.waiting import announce
+from minitransformer.system.announce import announce
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus
 from minitransformer.text.pairs import TextPair

@@ -21,7 +21,7 @@ from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
-from minitransformer.settings.extras import as_installed
+from minitransformer.settings.scripts import as_installed
 from minitransformer.system.machine import multiplies_bf16_fast
 from minitransformer.text.batches import Batches
 from minitransformer.text.pairs import TextPair

@@ -2,7 +2,7 @@
 
 import sys
 
-from minitransformer.system.waiting import announce
+from minitransformer.system.announce import announce
 
 
 def test_a_wait_is_said_when_it_begins(monkeypatch, capsys):
