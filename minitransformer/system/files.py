@@ -20,12 +20,12 @@ T = TypeVar("T")
 # How long a lock is waited for before the user is told of it. Units: seconds
 SILENT_SECONDS = 2.0
 
-# When an unfinished file was left by a process that was killed: nobody has written to
-# it for so long. Units: seconds
+# An unfinished file without a write for so long was left by a process that was killed.
+# Units: seconds
 LEFTOVER_AGE = 24 * 3600.0
 
 # Errors of file systems without locks (Lustre, NFS), and of folders that cannot be
-# synced: by nobody (CIFS), or by none who may not read them.
+# synced: on CIFS, or without the permission to read them.
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 
@@ -34,9 +34,9 @@ NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 def atomic_write(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
     """Open a file that becomes `path`, whole and synced to disk, after the block.
 
-    An old file with another content stays, unless `replace`: then it passes on its
-    mode. If `path` is a symbolic link, what it leads to is meant. A device, a pipe or
-    /dev/stdout is written directly.
+    An old file with another content stays, unless `replace`: then the new file gets its
+    mode. If `path` is a symbolic link, the file that it leads to is written. Devices,
+    pipes and /dev/stdout are written directly.
 
     Raises: OSError naming `path` if it cannot be written; its old content remains.
     """
@@ -44,11 +44,13 @@ def atomic_write(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
         old: os.stat_result | None = path.stat()
     except FileNotFoundError:
         old = None
+    # Write to devices, pipes and descriptors as they are.
     is_open = str(path.absolute()).startswith(("/dev/fd/", "/dev/std", "/proc/"))
     if is_open or (old and not stat.S_ISREG(old.st_mode)):
         with name_errors(path), open(path, "ab") as file:
             yield file
         return
+    # Write any other file under a temporary name, and rename it at the end.
     target = Path(os.path.realpath(path))
     with _partial_name(target) as partial, name_errors(path, partial):
         with open(partial, "xb") as file:
@@ -56,8 +58,8 @@ def atomic_write(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
                 os.chmod(partial, stat.S_IMODE(old.st_mode))
             yield file
         if target.exists() and not (replace or filecmp.cmp(partial, target, False)):
-            found = "it exists with another content: move it, or name another file"
-            raise FileExistsError(errno.EEXIST, found, str(path))
+            problem = "it exists with another content: move it, or name another file"
+            raise FileExistsError(errno.EEXIST, problem, str(path))
         _complete(partial, target)
 
 
@@ -83,9 +85,10 @@ def build_once(
 ) -> T:
     """Return `read(path)`; if there is nothing to read, `build(name)` makes it first.
 
-    It is a file or folder, which is built under a temporary name and then renamed. Of
-    several processes one builds while the others wait. `read` raises FileNotFoundError
-    if it is missing, or ValueError if it is damaged and has to be built again.
+    `path` is a file or folder, which is built under a temporary name and then renamed.
+    Of several processes one builds while the others wait. `read` raises
+    FileNotFoundError if it is missing, or ValueError if it is damaged and has to be
+    built again.
     """
     with suppress(FileNotFoundError, ValueError):
         return read(path)
@@ -99,9 +102,11 @@ def build_once(
             print(f"{error}; it is made again", file=sys.stderr)
         with _partial_name(path) as partial, name_errors(path, partial):
             build(partial)
+            # Replace what is there, unless it is a folder with files that are not ours:
+            # then the rename fails.
             own = os.listdir(partial) if partial.is_dir() else ()
             if not path.is_dir() or {*os.listdir(path)} <= {*own}:
-                _remove(path)  # else nothing can take its place
+                _remove(path)
             _complete(partial, path)
     return read(path)
 
@@ -110,13 +115,14 @@ def build_once(
 def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold a lock that only one process can hold; a crash releases it.
 
-    The file at `path` stands for it, and stays. Some file systems have no locks: a line
-    says so unless it is to `wait`.
+    The file at `path` stays when the lock is released. On a file system without locks,
+    the block runs all the same; unless `wait`, a line says so.
 
     Raises: TimeoutError if another process holds it and `wait` is False.
     """
     from filelock import FileLock  # here, since most commands are to start at once
 
+    # Wait in silence first, then say so.
     lock = FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=SILENT_SECONDS if wait else 0)
@@ -137,9 +143,10 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def sweep(folder: Path, names: str, age: float = 0.0) -> None:
-    """Delete what killed processes left of files and folders that they were writing.
+    """Delete unfinished files and folders that killed processes have left.
 
-    `names`: of these, a regular expression. Units: `age` in seconds, without a write
+    `names` is a regular expression of the names that they were to get. Units: `age` is
+    in seconds without a write
     """
     pattern = re.compile(unfinished(names))
     with suppress(OSError):
@@ -160,7 +167,7 @@ def write_bytes(path: Path, data: bytes, replace: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder where that can be, are on disk."""
+    """Wait until a file is on disk, or the names in a folder if it can be synced."""
     with name_errors(path):
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -194,9 +201,9 @@ def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def _partial_name(path: Path) -> Iterator[Path]:
-    """Yield a name that nobody can predict, of which nothing is left after the block.
+    """Yield a name that nobody can predict; its file is gone after the block.
 
-    What killed processes left beside `path` long ago is deleted first.
+    Files that killed processes left beside `path` long ago are deleted first.
     """
     start = path.name[:50]  # names have at most 255 bytes
     sweep(path.parent, re.escape(start), LEFTOVER_AGE)
@@ -204,7 +211,7 @@ def _partial_name(path: Path) -> Iterator[Path]:
     try:
         yield partial
     finally:
-        with suppress(OSError):  # what went wrong before says more
+        with suppress(OSError):  # an earlier error says more
             _remove(partial)
 
 

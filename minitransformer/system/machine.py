@@ -21,7 +21,9 @@ def tune_allocator() -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):  # another C library
         return
-    m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
+    m_trim_threshold = -1
+    m_mmap_threshold = -3
+    m_arena_max = -8
     # Older versions take at most 32 MiB. If glibc took neither, a trim threshold would
     # make it map every array above 128 KiB anew.
     if mallopt(m_mmap_threshold, 1 << 30) or mallopt(m_mmap_threshold, 1 << 25):

@@ -2,12 +2,13 @@
 
 Only one thread of a process runs Python code at a time, and threads that call NumPy
 every few microseconds often wait for each other. Processes do not. A forked process
-starts within milliseconds, with a copy of all that its parent has in memory, such as a
-model; the copy of a page is made only when one of the two writes to it. What is to be
-seen by all must be in memory that they share (`shared_zeros`).
+starts within milliseconds, with a copy of its parent's memory, which includes the
+model; a page is copied only when one of the two writes to it. Arrays that all processes
+write to and read from lie in shared memory (`shared_zeros`).
 
-A fork copies the thread that calls it and no other. Locks that others hold at that
-moment stay locked in the copy, so that only who asks for several processes gets them.
+A fork copies the thread that calls it and no other. Locks that other threads hold at
+that moment stay locked in the copy. Therefore nothing forks unless the caller asks for
+more than one process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ R = TypeVar("R")
 # macOS has forks, too, but its library of matrix products fails after one.
 CAN_FORK = sys.platform == "linux" and hasattr(os, "fork")
 
-STANDARD_ERROR = 2  # its descriptor
+STANDARD_ERROR = 2  # its file descriptor
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -58,9 +59,10 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-# The limits that are in force, of which the least counts, and a lock for them.
-_LIMITS, _LOCK = list[int](), threading.Lock()
-_unlimited: Any = None
+# The limits of all blocks that are running. The least one applies.
+_LIMITS = list[int]()
+_LOCK = threading.Lock()
+_unlimited: Any = None  # remembers the number of threads outside of all blocks
 
 
 @contextmanager
@@ -69,27 +71,25 @@ def limit_threads(count: int) -> Iterator[None]:
 
     The limit of 1 is for processes that share the cores with others.
     """
-    _change_limits(_LIMITS.append, count)
-    try:
-        yield
-    finally:
-        _change_limits(_LIMITS.remove, count)
-
-
-def _change_limits(change: Callable[[int], None], count: int) -> None:
     global _unlimited
     with _LOCK:
         if not _LIMITS:
-            _unlimited = _blas().limit(limits=count)  # remembers what there was
-        change(count)
-        if _LIMITS:
-            _blas().limit(limits=min(_LIMITS))
-        else:
-            _unlimited.restore_original_limits()
+            _unlimited = _blas().limit(limits=count)
+        _LIMITS.append(count)
+        _blas().limit(limits=min(_LIMITS))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _LIMITS.remove(count)
+            if _LIMITS:
+                _blas().limit(limits=min(_LIMITS))
+            else:
+                _unlimited.restore_original_limits()
 
 
 def product_threads() -> int:
-    """Return how many threads a product by oneDNN has: as many as were asked for."""
+    """Return the number of threads of oneDNN's products: the limit, or else 1."""
     return min(_LIMITS, default=1)
 
 
@@ -102,9 +102,9 @@ def parallel_map(
 ) -> Iterator[Callable[[Iterable[A]], Iterable[R]]]:
     """Yield a `map` of `function` over items, in order, on `count` processes.
 
-    Each has one thread for its matrix products: small ones wait longer for threads than
-    they take. Where processes cannot be forked, this one does the work, and its matrix
-    products have `count` threads.
+    Each process has one thread for its matrix products: with more, small products would
+    spend most of their time waiting for threads. Where processes cannot be forked, this
+    one does the work, and its matrix products have `count` threads.
     """
     if count == 1 or not CAN_FORK:
         with limit_threads(count):
@@ -117,9 +117,9 @@ def parallel_map(
 class Workers(Generic[A, R]):
     """Forked processes that apply a function to the items that they are sent.
 
-    They have the function, and all that it refers to, as it is when they start. Items
-    and results are pickled. Signals that stop a program are left to the parent; when it
-    ends, or the thread that made them, so do the workers, whatever they are doing.
+    The function, and all that it refers to, is copied when they start. Items and
+    results are pickled. The workers ignore signals that stop a program; they are killed
+    when the parent ends, or the thread that started them.
     """
 
     def __init__(self, function: Callable[[A], R], count: int) -> None:
@@ -127,9 +127,9 @@ class Workers(Generic[A, R]):
         self._processes: dict[Connection, int] = {}  # their ids
         self._end = weakref.finalize(self, _end, self._processes, os.getpid())
         for _ in range(count):
-            ours, theirs = Pipe()
-            self._processes[ours] = _fork(partial(_serve, function, theirs))
-            theirs.close()
+            connection, of_worker = Pipe()
+            self._processes[connection] = _fork(partial(_serve, function, of_worker))
+            of_worker.close()
 
     def __enter__(self) -> Workers[A, R]:
         return self
@@ -140,27 +140,31 @@ class Workers(Generic[A, R]):
     def map(self, items: Iterable[A]) -> Iterator[R]:
         """Yield function(item) for each item, in order.
 
-        An error ends the workers, and so does a caller who leaves before the last item.
+        An error ends the workers, and so does a caller that stops before the last item.
 
         Raises: what the function raises; RuntimeError if a worker has ended
         """
-        numbered, number = enumerate(items), 0
-        idle, busy = list(self._processes), dict[Connection, int]()
-        found = dict[int, R]()
+        numbered = enumerate(items)
+        idle = list(self._processes)
+        busy = dict[Connection, int]()  # the number of the item of each
+        results = dict[int, R]()  # by the number of the item
+        number = 0  # of the next result to yield
         try:
             while True:
+                # Send an item to each idle worker.
                 while idle and (following := next(numbered, None)):
                     connection = idle.pop(0)
                     busy[connection], item = following
                     self._send(connection, item)
-                while number in found:
-                    yield found.pop(number)
+                # Yield the results that come next in order.
+                while number in results:
+                    yield results.pop(number)
                     number += 1
                 if not busy:
                     break
+                # Wait until at least one worker has answered.
                 for connection in cast(list[Connection], wait(list(busy))):
-                    found[busy[connection]] = self._receive(connection)
-                    del busy[connection]
+                    results[busy.pop(connection)] = self._receive(connection)
                     idle.append(connection)
         finally:
             if busy:
@@ -183,7 +187,7 @@ class Workers(Generic[A, R]):
         return answer
 
     def _explain_end(self, connection: Connection) -> NoReturn:
-        """Raises: RuntimeError"""
+        """Raises: RuntimeError saying how a worker ended"""
         _, status = os.waitpid(self._processes.pop(connection), 0)
         code = os.waitstatus_to_exitcode(status)
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -207,9 +211,9 @@ def _end(processes: dict[Connection, int], parent: int) -> None:
 
 
 def _release_free_memory() -> None:
-    """Return what the allocator keeps for reuse to the system.
+    """Return the memory that the allocator keeps for reuse to the system.
 
-    A process that is forked would fill copies of these pages, beside the parent's.
+    Otherwise a forked process would fill its own copies of these pages.
     """
     with suppress(AttributeError):  # other C libraries than glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -217,10 +221,12 @@ def _release_free_memory() -> None:
 
 def _fork(work: Callable[[], None]) -> int:
     """Start a process that does some work and ends; return its id."""
-    stops, parent = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), os.getpid()
+    # Block the signals that stop a program: the worker inherits the mask.
+    parent = os.getpid()
+    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
-        with warnings.catch_warnings():  # of NumPy's threads, which forks stop for
+        with warnings.catch_warnings():  # of NumPy's threads, which stop for a fork
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 process = os.fork()
@@ -229,16 +235,17 @@ def _fork(work: Callable[[], None]) -> int:
                 raise RuntimeError(f"{reason}, --threads 1 needs none") from error
         if process:
             return process
+        # In the worker: have Linux kill it when its parent ends, and do the work.
         code = 1
         try:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == parent:  # else it ended before that
-                work()  # with the signals blocked
+            if os.getppid() == parent:  # else it had ended before
+                work()
             code = 0
         except BaseException:
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)
         finally:
-            os._exit(code)  # what the parent would do at its end is left to it
+            os._exit(code)  # without the parent's exit handlers
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -254,9 +261,8 @@ def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
     with suppress(EOFError, OSError):
         while True:
             item = connection.recv()
-            result, error, trace = None, None, ""
             try:
-                result = function(item)
-            except BaseException as raised:
-                error, trace = raised, traceback.format_exc()
-            connection.send((result, error, trace))
+                answer: Any = function(item), None, ""
+            except BaseException as error:
+                answer = None, error, traceback.format_exc()
+            connection.send(answer)
