@@ -58,14 +58,15 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments with the one list of words among them or after `--`."""
-        args, words = list(sys.argv[1:] if args is None else args), []
-        if "--" in args:
-            place = args.index("--")
-            args, words = args[:place], args[place + 1 :]
-        found = self._refuse_unknown(*self.parse_known_intermixed_args(args, namespace))
+        args = list(sys.argv[1:] if args is None else args)
+        end = args.index("--") if "--" in args else len(args)
+        parsed, unknown = self.parse_known_intermixed_args(args[:end], namespace)
+        self._refuse_unknown(parsed, unknown)
+        # Add the words after `--`, which may look like flags.
         [action] = self._get_positional_actions()
-        setattr(found, action.dest, [*getattr(found, action.dest), *words])
-        return found
+        words = getattr(parsed, action.dest)
+        setattr(parsed, action.dest, [*words, *args[end + 1 :]])
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line, without the list of all flags before it."""
@@ -76,6 +77,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _refuse_unknown(self, namespace: Any, unknown: list[str]) -> Any:
         if unknown:
+            # Suggest the flag that does the same here, or else one of a similar name.
             flag = next((x for x in unknown if x.startswith("-")), unknown[0])
             flag = flag.partition("=")[0]
             own = self._option_string_actions
@@ -110,17 +112,22 @@ class Parser(CommandParser):
         )
         self._usual = usual
         if usual:
-            every = "show all flags, by topic, and exit"
-            none = argparse.SUPPRESS
             self.add_argument(
-                "--help-all", action=_HelpAll, nargs=0, help=every, default=none
+                "--help-all",
+                action=_HelpAll,
+                nargs=0,
+                default=argparse.SUPPRESS,
+                help="show all flags, by topic, and exit",
             )
-        hidden = argparse.SUPPRESS  # each command has it, and none needs to say so
-        shown = package_version()
-        self.add_argument("--version", action="version", version=shown, help=hidden)
+        self.add_argument(
+            "--version",
+            action="version",
+            version=package_version(),
+            help=argparse.SUPPRESS,  # each command has it, and none needs to say so
+        )
 
     def format_help(self) -> str:
-        """Return the help, which leaves out the flags that are not usual."""
+        """Return the help without the flags that are not usual."""
         shown = {"-h", "--help-all", *self._usual}
         for action in self._actions if self._usual else ():
             if action.option_strings and not shown & {*action.option_strings}:
@@ -150,6 +157,7 @@ def add_arguments(
     flag that takes no value.
     """
     seen = set(without)
+    # Base classes come first: each field goes to the class that declares it.
     for part in reversed(cls.__mro__):
         if not (issubclass(part, Config) and dataclasses.is_dataclass(part)):
             continue
@@ -162,7 +170,7 @@ def add_arguments(
 
 
 def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """Return what `add_argument` needs to know of a field's flag."""
+    """Return the arguments of `add_argument` for a field's flag."""
     kind, optional = value_type(hint)
     settings = {"dest": f.name, "default": argparse.SUPPRESS, **f.metadata["flag"]}
     if kind is bool:
@@ -223,21 +231,25 @@ def exit_code(
 ) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
-    That is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong usage,
-    130 after Ctrl-C and 141 if nobody reads the output any more, as with `| head`.
-    `who`, such as a rank, is put before the message, and `advice` after it if the
-    file that cannot be written is in the folder that the advice is for.
+    The code is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong
+    usage, 130 after Ctrl-C and 141 if nobody reads the output any more, as with
+    `| head`. `who`, such as a rank, is put before the message. `advice` is put after it
+    if the file that cannot be written is in the folder of the advice.
     """
+    # Do the work; without an error, its output is complete.
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    message, code = "", 1
+    message = ""
+    code = 1
     try:
         result = work() or 0
         sys.stdout.flush()
         return result
+    # Else find the message and the exit code of the error.
     except KeyboardInterrupt:
-        message, code = "interrupted", 130
+        message = "interrupted"
+        code = 130
     except (ValueError, RuntimeError, OverflowError) as error:
         message = str(error)
         code = 2 if isinstance(error, UsageError) else 1
@@ -246,16 +258,17 @@ def exit_code(
     except OSError as error:
         place = f"{error.filename}: " if error.strerror and error.filename else ""
         message = f"{place}{error.strerror or error}"
-        for folder, helps in (advice or {}).items():
+        for folder, hint in (advice or {}).items():
             path = Path(error.filename or "/").absolute()
             if place and path.is_relative_to(folder.absolute()):
-                message += f"; {helps}"
+                message += f"; {hint}"
     except MemoryError as error:
-        helps = "try a lower --max-tokens to train, --decode-tokens to translate"
-        message = f"out of memory, {helps}: {error}"
+        hint = "try a lower --max-tokens to train, --decode-tokens to translate"
+        message = f"out of memory, {hint}: {error}"
+    # Write what has been printed so far, then the message.
     try:
         sys.stdout.flush()
-    except OSError:  # at its exit, Python would fail to write the rest once more
+    except OSError:  # when Python exits, it would try to write the rest again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message:
         say(f"{prog}: error: {who}{printable(message)}")
@@ -265,7 +278,8 @@ def exit_code(
 def _open_closed_streams() -> None:
     """Open the null device for each standard stream that is closed.
 
-    Otherwise the next file to be opened would get its number, and what libraries print.
+    Otherwise the next file to be opened would get its number, and libraries would print
+    into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -278,5 +292,5 @@ def say(line: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Escape line feeds, and what else could confuse a terminal."""
+    """Escape line feeds and other characters that could confuse a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

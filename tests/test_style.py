@@ -63,8 +63,6 @@ ALLOWED = {
     ("minitransformer/commands/mix.py", "packed"): 1,
     ("minitransformer/commands/mix.py", "positional"): 1,
     ("minitransformer/commands/serve.py", "long"): 1,
-    ("minitransformer/engine/ops.py", "long"): 1,
-    ("minitransformer/model/kv_cache.py", "packed"): 1,
     ("minitransformer/runs/checkpoint.py", "long"): 1,
     ("minitransformer/text/cache.py", "long"): 1,
     ("minitransformer/text/placeholders.py", "long"): 1,

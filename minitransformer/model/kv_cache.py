@@ -32,8 +32,10 @@ class KeyValueCache:
     def __init__(
         self, memory_keys: Array, memory_values: Array, reach: int | None = None
     ) -> None:
-        xp, rows = array_module(memory_keys), memory_keys.shape[1]
-        self.memory_keys, self.memory_values = memory_keys, memory_values
+        xp = array_module(memory_keys)
+        rows = memory_keys.shape[1]
+        self.memory_keys = memory_keys
+        self.memory_values = memory_values
         self.reach = sys.maxsize if reach is None else reach
         self.keys, self.values = (
             xp.empty((FIRST_CAPACITY, rows, m.shape[-1]), dtype=m.dtype)
@@ -49,6 +51,7 @@ class KeyValueCache:
         Shapes: key [B K, 1, H d_k], value [B K, 1, H d_v]
         -> keys [B K, n, H d_k], values [B K, n, H d_v], mask [1, 1, 1, n]
         """
+        # Double the capacity if the cache is full.
         if self.length == len(self.keys):
             xp = array_module(self.keys)
             self.keys, self.values = (
@@ -58,6 +61,7 @@ class KeyValueCache:
         self.keys[self.length] = key.data[:, 0]
         self.values[self.length] = value.data[:, 0]
         self.length += 1
+        # With restricted attention (section 4), only the last positions are in reach.
         keys, values = self.first(self.length)
         near = slice(max(self.length - 1 - self.reach, 0), None)
         return Tensor(keys[:, near]), Tensor(values[:, near]), None
@@ -79,8 +83,9 @@ class KeyValueCache:
         if not isinstance(array, np.ndarray):
             return array[:, rows]
         selected = np.empty((len(array), len(rows), array.shape[-1]), array.dtype)
-        used, out = array[: self.length], selected[: self.length]
-        np.take(used, rows, axis=1, out=out, mode="clip")  # "raise" would buffer
+        used = slice(self.length)
+        out = selected[used]
+        np.take(array[used], rows, axis=1, out=out, mode="clip")  # "raise" would buffer
         return selected
 
     def select_sentences(self, sentences: Array) -> None:
@@ -91,7 +96,8 @@ class KeyValueCache:
 
     def join(self, other: KeyValueCache) -> None:
         """Add the beams and the memory of a cache that has as many positions."""
-        used, capacity = self.length, len(self.keys)
+        used = self.length
+        capacity = len(self.keys)
         self.keys = _joined(self.keys[:used], other.keys[:used], capacity)
         self.values = _joined(self.values[:used], other.values[:used], capacity)
         self.memory_keys = _joined(self.memory_keys, other.memory_keys)
@@ -103,9 +109,11 @@ def _joined(a: Array, b: Array, length: int = 0) -> Array:
 
     Shapes: a [S, B, ...], b [S', B', ...] -> [max(S, S', length), B + B', ...]
     """
-    length, columns = max(len(a), len(b), length), a.shape[1] + b.shape[1]
+    length = max(len(a), len(b), length)
+    columns = a.shape[1] + b.shape[1]
     joined = array_module(a).zeros((length, columns, *a.shape[2:]), a.dtype)
-    joined[: len(a), : a.shape[1]], joined[: len(b), a.shape[1] :] = a, b
+    joined[: len(a), : a.shape[1]] = a
+    joined[: len(b), a.shape[1] :] = b
     return joined
 
 
@@ -119,7 +127,8 @@ class DecoderState:
     """
 
     def __init__(self, caches: list[KeyValueCache], source_mask: Array) -> None:
-        self.caches, self.source_mask = caches, source_mask
+        self.caches = caches
+        self.source_mask = source_mask
         self.beam_size = 1
         self.position = 0
 
@@ -136,6 +145,7 @@ class DecoderState:
             return  # all go on as before, as in greedy search
         for cache in self.caches:
             cache.select_beams(rows)
+        # Forget the sentences of which no beam is left.
         if len(rows) < len(self.source_mask) * beam_size:
             sentences = rows[::beam_size] // self.beam_size
             self.source_mask = self.source_mask[sentences]
@@ -145,7 +155,8 @@ class DecoderState:
 
     def join(self, other: DecoderState) -> None:
         """Add the sentences of a state with the same position and beam size."""
-        masks = self.source_mask[:, 0, 0].T, other.source_mask[:, 0, 0].T  # [S, B]
-        self.source_mask = _joined(*masks).T[:, None, None]
+        here = self.source_mask[:, 0, 0].T  # [S, B]
+        there = other.source_mask[:, 0, 0].T
+        self.source_mask = _joined(here, there).T[:, None, None]
         for cache, joining in zip(self.caches, other.caches, strict=True):
             cache.join(joining)

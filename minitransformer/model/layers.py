@@ -49,10 +49,11 @@ class MultiHeadAttention(Module):
     """
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
-        self.num_heads = heads = config.num_heads
+        self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
         d_model = config.d_model
-        keys, values = heads * config.key_width, heads * config.value_width
+        keys = config.num_heads * config.key_width
+        values = config.num_heads * config.value_width
         fan_out = 2 * keys + values
         self.query = init.glorot_uniform(d_model, keys, fan_out=fan_out)
         self.key = init.glorot_uniform(d_model, keys, fan_out=fan_out)
@@ -90,9 +91,14 @@ class MultiHeadAttention(Module):
 
         Shapes: queries [B, T, D], keys [B, S, H d_k], values [B, S, H d_v] -> [B, T, D]
         """
-        query, heads = ops.linear(queries, self.query), self.num_heads
         attended = ops.attention(
-            query, keys, values, mask, num_heads=heads, rate=self.dropout, rng=rng
+            ops.linear(queries, self.query),
+            keys,
+            values,
+            mask,
+            num_heads=self.num_heads,
+            rate=self.dropout,
+            rng=rng,
         )
         return ops.linear(attended, self.output)
 
@@ -141,7 +147,8 @@ class Embedding(Module):
     """
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
-        d_model, num_learned = config.d_model, config.position_limit
+        d_model = config.d_model
+        num_learned = config.position_limit
         self.dropout = config.dropout
         self.scale = math.sqrt(d_model)
         self.table = init.normal(d_model**-0.5, config.vocab_size, d_model)
@@ -177,11 +184,12 @@ class Embedding(Module):
 
         Sinusoids are moved to the device of the embedding table.
         """
-        positions, table = self.positions, self.table.data
+        positions = self.positions
+        table = self.table.data
         available, d_model = positions.shape
         elsewhere = type(positions.data) is not type(table)
         if not self.learned and (length > available or elsewhere):
             values = sinusoids(max(length, 2 * available), d_model)
-            xp, dtype = array_module(table), positions.data.dtype
-            positions = self.positions = Tensor(xp.asarray(values, dtype=dtype))
+            values = array_module(table).asarray(values, dtype=positions.data.dtype)
+            positions = self.positions = Tensor(values)
         return positions

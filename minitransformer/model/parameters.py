@@ -135,12 +135,16 @@ class ParameterBuffer:
 
     def first_nonfinite_gradient(self) -> str | None:
         """Return the name of the first parameter with a NaN or infinite gradient."""
-        isfinite, views = array_module(self.grad).isfinite, self.views(self.grad)
-        return next((n for n, view in views.items() if not isfinite(view).all()), None)
+        isfinite = array_module(self.grad).isfinite
+        for name, gradient in self.views(self.grad).items():
+            if not isfinite(gradient).all():
+                return name
+        return None
 
     def views(self, flat: Array) -> dict[str, Array]:
         """Return the parts of a vector laid out like `data`, by parameter name."""
-        views, start = {}, 0
+        views = {}
+        start = 0
         for name, parameter in self.parameters.items():
             end = start + parameter.data.size
             views[name] = flat[start:end].reshape(parameter.data.shape)

@@ -117,15 +117,17 @@ class Transformer(Module):
     """The encoder-decoder of Figure 1, with one matrix for both embeddings and logits.
 
     `seed` determines the random parameters; with None these are zero, to be loaded.
-    `position_limit` is the longest sentence in tokens, EOS counted, or None. `reach` is
-    how far self-attention sees on either side (section 4), or None for all positions.
+    `position_limit` is the longest sentence in tokens, EOS counted, or None; ensembles
+    have it too. `reach` is how far self-attention sees on either side (section 4), or
+    None for all positions.
     """
 
     def __init__(
         self, config: ModelConfig, seed: int | None = 1, dtype: str = "float32"
     ) -> None:
         init = Initializer(seed, dtype)
-        self.config, self.position_limit = config, config.position_limit
+        self.config = config
+        self.position_limit = config.position_limit
         window = config.attention_window
         self.reach = None if window is None else window // 2
         self.embedding = Embedding(init, config)
@@ -143,7 +145,8 @@ class Transformer(Module):
 
         Shapes: source [B, S] -> memory [B, S, D], mask [B, 1, 1, S] bool
         """
-        mask, x = padding_mask(source), self.embedding(source, rng)
+        x = self.embedding(source, rng)
+        mask = padding_mask(source)
         near = restricted(mask, self.reach)
         for layer in self.encoder:
             x = layer(x, near, rng)
@@ -157,7 +160,8 @@ class Transformer(Module):
         Shapes: source [B, S], target [B, T] -> [B, T, D]
         """
         memory, source_mask = self.encode(source, rng)
-        x, target_mask = self.embedding(target, rng), self.target_mask(target)
+        x = self.embedding(target, rng)
+        target_mask = self.target_mask(target)
         for layer in self.decoder:
             x = layer(x, memory, target_mask, source_mask, rng)
         return x
@@ -240,6 +244,7 @@ def token_log_probs(
         outputs = model(source, target[:, :-1]).data
         dtype = np.promote_types(outputs.dtype, np.float32)
         log_probs, is_best = (xp.zeros(expected.shape, t) for t in (dtype, bool))
+        # Score all tokens but padding, in chunks that bound the memory of the logits.
         used = expected != PAD_ID
         rows, ids = outputs[used], expected[used]  # [N, D], [N]
         row_log_probs, row_is_best = (xp.empty(len(ids), t) for t in (dtype, bool))
@@ -249,6 +254,7 @@ def token_log_probs(
             part = slice(start, start + chunk)
             logits = as_float32(model.logits(Tensor(rows[part])).data)  # [chunk, V]
             row_is_best[part] = logits.argmax(axis=-1) == ids[part]
+            # log softmax(z) = z - max - log(sum(exp(z - max))).
             logits -= logits.max(axis=-1, keepdims=True)
             token_logits = logits[xp.arange(len(logits)), ids[part]]
             totals = xp.exp(logits, out=logits).sum(axis=-1)
