@@ -14,18 +14,21 @@ from minitransformer.training.averaging import mean_of
 
 
 def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
-    """Return the `last` checkpoints (5) of one run directory, or else the files named.
+    """Return the `last` checkpoints (5) of one run directory, or the files themselves.
 
     Raises: UsageError if directories and files are mixed, or if there are files and
     `last`; ValueError if the run has too few checkpoints.
     """
+    # Files
     if len(paths) > 1 or not paths[0].is_dir():
         if last is not None and all(path.exists() for path in paths):
             raise UsageError("--last does nothing with checkpoints that are named")
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")
         return list(paths)
-    checkpoints, last = RunDirectory(paths[0]).checkpoints(), last or 5
+    # A run directory
+    checkpoints = RunDirectory(paths[0]).checkpoints()
+    last = last or 5
     if len(checkpoints) < last:
         raise ValueError(
             f"{paths[0]}: expected at least {last} checkpoints (--last), it has "

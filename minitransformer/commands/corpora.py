@@ -1,8 +1,8 @@
 """Download public parallel corpora and verify them.
 
 The files of Multi30k are verified by their sha256. WMT 2014 publishes no digests: its
-files are verified by the size that the server announces and by their line counts, which
-must be the same for both languages and equal the published ones where there are any.
+files are verified by the size that the server announces and by their line counts. These
+must be the same for both languages, and equal the published counts if there are any.
 """
 
 from __future__ import annotations
@@ -120,8 +120,10 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
             raise CorpusError(f"{path}: it exists with another content than {url}")
         return
     headers = {"User-Agent": f"minitransformer/{VERSION}"}
-    request, digest = urllib.request.Request(url, headers=headers), hashlib.sha256()
+    request = urllib.request.Request(url, headers=headers)
+    digest = hashlib.sha256()
     try:
+        # Download it; the file appears only if the verification below succeeds.
         with (
             urllib.request.urlopen(request, timeout=TIMEOUT) as response,
             atomic_write(path) as file,
@@ -133,9 +135,10 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
                 bar.update(len(block))
             if response.length:  # bytes that were announced and are still missing
                 raise http.client.IncompleteRead(b"", response.length)
-            if sha256 is not None and digest.hexdigest() != sha256:
-                found = f"expected sha256 {sha256}, got {digest.hexdigest()}"
-                raise CorpusError(f"{url}: {found}")
+            if sha256 not in (None, digest.hexdigest()):
+                raise CorpusError(
+                    f"{url}: expected sha256 {sha256}, got {digest.hexdigest()}"
+                )
     except NETWORK_ERRORS as error:
         advice = f"try again, or put the file at {path} (wget -c)"
         raise CorpusError(f"{url}: {error}; {advice}") from error
@@ -159,24 +162,22 @@ def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -
 
     Raises: CorpusError if the sides of a part differ in length or a count is wrong.
     """
-    counts: list[list[int]] = []  # of each language, by part
+    counts: list[list[int]] = [[] for _ in parts]  # the lines of each language
+    # The files of both languages appear together, at the end.
     with ExitStack() as stack:
         for side in parts[0].members:
             file = stack.enter_context(atomic_write(folder / f"{split}.{side}.gz"))
             with gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
-                copied = [
-                    _copy_member(
-                        downloads / _name(part.archive), part.members[side], out
-                    )
-                    for part in parts
-                ]
-            counts.append(copied)
-        for part, found in zip(parts, zip(*counts, strict=True), strict=True):
-            expected = found[0] if part.lines is None else part.lines
-            if set(found) != {expected}:
+                for part, lines in zip(parts, counts, strict=True):
+                    archive = downloads / _name(part.archive)
+                    lines.append(_copy_member(archive, part.members[side], out))
+        # Verify the line counts before that.
+        for part, lines in zip(parts, counts, strict=True):
+            expected = lines[0] if part.lines is None else part.lines
+            if set(lines) != {expected}:
                 raise CorpusError(
                     f"{' and '.join(part.members.values())}: expected {expected:,} "
-                    f"lines each, got {' and '.join(f'{n:,}' for n in found)}"
+                    f"lines each, got {' and '.join(f'{n:,}' for n in lines)}"
                 )
 
 
@@ -223,6 +224,7 @@ def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
             digest, file = line.split()
             fetch_into(folder, f"{MULTI30K}{file}.gz", digest)
         return
+    # WMT 2014: the archives of each split that is not there yet, and then its files.
     for split, parts in WMT14[name].items():
         if all((folder / f"{split}.{s}.gz").exists() for s in parts[0].members):
             continue

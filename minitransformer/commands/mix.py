@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.outputs import check_output
@@ -15,18 +16,25 @@ from minitransformer.text.find import find_splits
 from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
 
-Part = tuple[TextPair, int, str]  # how often it is repeated, and its tag
+
+class Part(NamedTuple):
+    """Parallel text, how often it is repeated, and its tag."""
+
+    text: TextPair
+    repeat: int
+    tag: str
 
 
 def write_split(
     folder: Path, split: str, languages: Sequence[str], parts: Sequence[Part]
 ) -> int:
-    """Write one after the other, a tag before source lines; return how many pairs."""
+    """Write the pairs of all parts with their tags; return the number of pairs."""
     count = 0
     source, target = (folder / f"{split}.{language}.gz" for language in languages)
     with open_output(source) as sources, open_output(target) as targets:
         for text, repeat, tag in parts:
-            for s, t in (pair for _ in range(repeat) for pair in text.lines()):
+            pairs = (pair for _ in range(repeat) for pair in text.lines())
+            for s, t in pairs:
                 sources.write(f"{tag} {s}\n" if tag and clean(s) else f"{s}\n")
                 targets.write(f"{t}\n")
                 count += 1
@@ -47,6 +55,7 @@ def one_for_each(flag: str, values: Sequence, count: int) -> list:
 def mix(
     folder: Path,
     corpora: Sequence[Path],
+    *,
     sources: Sequence[str],
     targets: Sequence[str],
     repeats: Sequence[int],
@@ -57,18 +66,26 @@ def mix(
     Raises: UsageError if the numbers of values do not fit, ValueError if a corpus has
     no training text.
     """
-    count = max(map(len, (corpora, sources, targets, repeats, tags)))
-    named = {"CORPUS": corpora, "--source": sources, "--target": targets}
-    named |= {"--repeat": repeats, "--tag": tags}
-    each = [one_for_each(flag, values, count) for flag, values in named.items()]
+    # A folder, both languages, a number and a tag for each corpus.
+    flags = {
+        "CORPUS": corpora,
+        "--source": sources,
+        "--target": targets,
+        "--repeat": repeats,
+        "--tag": tags,
+    }
+    count = max(map(len, flags.values()))
+    each = [one_for_each(flag, values, count) for flag, values in flags.items()]
+    # Corpora of several languages have the name of all of them, such as de-fr.
     languages = ["-".join(dict.fromkeys(side)) for side in (sources, targets)]
     if languages[0] == languages[1]:
         expected = "--source and --target: expected two languages"
         raise UsageError(f"{expected}, got {languages[0]} for both")
+    # The parts of each split; only training text is repeated.
     splits: dict[str, list[Part]] = {"train": [], "val": [], "test": []}
     for place, source, target, repeat, tag in zip(*each, strict=True):
         for split, text in find_splits(place, source, target).items():
-            splits[split].append((text, repeat if split == "train" else 1, tag))
+            splits[split].append(Part(text, repeat if split == "train" else 1, tag))
     with atomic_folder(folder) as partial:
         sizes = [
             f"{write_split(partial, split, languages, parts):,} {split}"
@@ -76,8 +93,8 @@ def mix(
             if parts
         ]
     source, target = languages
-    flags = f"--data {folder} --source {source} --target {target}"
-    return as_installed(f"{', '.join(sizes)} pairs, for train.py {flags}")
+    command = f"train.py --data {folder} --source {source} --target {target}"
+    return as_installed(f"{', '.join(sizes)} pairs, for {command}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         check_output(args.folder, args)
-        languages = args.source, args.target
-        print(mix(args.folder, args.corpora, *languages, args.repeat, args.tag))
+        mixed = mix(
+            args.folder,
+            args.corpora,
+            sources=args.source,
+            targets=args.target,
+            repeats=args.repeat,
+            tags=args.tag,
+        )
+        print(mixed)
 
     return exit_code(parser.prog, work)

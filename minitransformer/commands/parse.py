@@ -35,8 +35,8 @@ from minitransformer.system.files import make_folder, write_bytes
 from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
 
-# The tags of words that no span counts, and labels that count as another one, as in the
-# parameters of EVALB that parsers are compared with (COLLINS.prm).
+# Tags of words that spans leave out, and labels that count as equal, as in the
+# parameters of EVALB for comparing parsers (COLLINS.prm).
 PUNCTUATION = (",", ":", "``", "''", ".")
 SAME_LABELS = {"PRT": "ADVP"}
 
@@ -54,14 +54,17 @@ def linearise(
     With numbers, they stand before the tags in NAME.tree, and before the words in
     NAME.numbered.
 
-    Raises: UsageError as `divide`. Nothing has been written then.
+    Raises: UsageError as `divide`, before anything is written.
     """
+    # Divide the trees; the first split may get their constituents as well.
     trees = (normalise_tree(tree) for path in paths for tree in read_trees(path))
     divided = divide(trees, splits)
     if labels:
         first = next(iter(divided))
         divided[first] = with_constituents(divided[first], labels)
-    contents, sizes = dict[Path, list[str]](), []
+    # Write the trees of each split as words, as sequences and with brackets.
+    contents = dict[Path, list[str]]()
+    sizes = []
     for name, part in divided.items():
         sentences = [words(tree) for tree in part]
         written = {"words": [" ".join(sentence) for sentence in sentences]}
@@ -81,8 +84,8 @@ def linearise(
 def divide(trees: Iterator[Tree], splits: Sequence[str]) -> dict[str, list[Tree]]:
     """Divide trees among splits in order: NAME=COUNT, or NAME for all that are left.
 
-    Raises: UsageError if two splits have one name, or if there are too few trees for
-    them, or too many.
+    Raises: UsageError if two splits have one name, or if there are too few trees, or
+    too many.
     """
     divided: dict[str, list[Tree]] = {}
     for split in splits:
@@ -102,8 +105,8 @@ def divide(trees: Iterator[Tree], splits: Sequence[str]) -> dict[str, list[Tree]
 def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree]:
     """Return the different trees, then their different constituents of these labels.
 
-    Constituents of one word are left out. From short texts a model learns much sooner
-    which word a tag belongs to.
+    Constituents of one word are left out. A model learns the alignment of tags and
+    words much sooner from short texts.
     """
     parts = (
         tree[left : right + 1]
@@ -115,7 +118,7 @@ def with_constituents(trees: Sequence[Tree], labels: Sequence[str]) -> list[Tree
 
 
 class Score(NamedTuple):
-    """The constituents of the right trees, of those that are scored, and of both."""
+    """Numbers of constituents: of the reference, of the parser, and of both."""
 
     gold: int = 0
     test: int = 0
@@ -131,14 +134,16 @@ class Score(NamedTuple):
 
 
 def score(gold: Tree, test: Tree) -> Score:
-    """Compare a normalised tree with the right one over the same words (COLLINS.prm).
+    """Compare a normalised tree with the reference for the same words (COLLINS.prm).
 
-    Words that the right tree tags as punctuation are left out of the spans.
+    Words that the reference tags as punctuation are left out of the spans.
     """
+    # The number of words before each word, without punctuation.
     tags = [node.tag for node in gold if isinstance(node, Leaf)]
-    kept = itertools.accumulate((tag not in PUNCTUATION for tag in tags), initial=0)
-    before = list(kept)
-    right, found = (
+    counted = (tag not in PUNCTUATION for tag in tags)
+    before = list(itertools.accumulate(counted, initial=0))
+    # The labelled spans of both trees; one that occurs twice counts twice.
+    expected, scored = (
         Counter(
             Span(SAME_LABELS.get(label, label), before[start], before[end])
             for (label, start, end), _, _ in spans(tree)
@@ -146,7 +151,7 @@ def score(gold: Tree, test: Tree) -> Score:
         )
         for tree in (gold, test)
     )
-    return Score(right.total(), found.total(), (right & found).total())
+    return Score(expected.total(), scored.total(), (expected & scored).total())
 
 
 def score_files(gold: Path, test: Path) -> Score:
@@ -156,19 +161,19 @@ def score_files(gold: Path, test: Path) -> Score:
     """
     total = Score()
     pairs = itertools.zip_longest(read_trees(gold), read_trees(test))
-    for number, (right, found) in enumerate(pairs):
-        if right is None or found is None:
-            short, long = (gold, test) if right is None else (test, gold)
+    for number, (reference, scored) in enumerate(pairs):
+        if reference is None or scored is None:
+            short, long = (gold, test) if reference is None else (test, gold)
             raise ValueError(
                 f"{short}: expected as many trees as in {long}, got {number:,}"
             )
-        right, found = normalise_tree(right), normalise_tree(found)
-        if words(right) != words(found):
+        reference, scored = normalise_tree(reference), normalise_tree(scored)
+        if words(reference) != words(scored):
             raise ValueError(
                 f"{test}, tree {number + 1}: expected the words of the tree in {gold}, "
                 "got others"
             )
-        total = Score(*map(operator.add, total, score(right, found)))
+        total = Score(*map(operator.add, total, score(reference, scored)))
     return total
 
 

@@ -15,8 +15,8 @@ from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 
-# What can be plotted: a title with the unit, and the metrics that are drawn together,
-# by their names in metrics.jsonl, each with what the legend says of it.
+# The quantities: a title with the unit, and the metrics in metrics.jsonl that are drawn
+# together, each with its words in the legend.
 QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
     "loss": (
         "loss (nats a token)",
@@ -43,19 +43,12 @@ DARK += b"{svg {filter: invert(0.9) hue-rotate(180deg)}}"
 def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
     """Read the finite numbers in metrics.jsonl, and the `tokens` up to each line.
 
-    Runs of earlier versions did not count tokens: theirs are speed times time.
-
     Raises: ValueError as `RunDirectory.read_metrics`.
     """
-    records, tokens, seconds = [], 0.0, 0.0
+    records, tokens = [], 0.0
     for line in run.read_metrics():
         record = {k: v for k, v in line.items() if is_finite_number(v)}
-        elapsed = record.get("seconds", seconds) - seconds
-        if "loss" in record:
-            for side in ("source", "target"):
-                speed = record.get(f"{side}_tokens_per_second", 0)
-                tokens += record.get(f"{side}_tokens", speed * max(elapsed, 0.0))
-            seconds += elapsed
+        tokens += record.get("source_tokens", 0) + record.get("target_tokens", 0)
         records.append({**record, "tokens": tokens})
     return records
 
@@ -78,7 +71,7 @@ def draw(
     runs: Sequence[RunDirectory], what: Sequence[str], against: str, output: Path
 ) -> None:
     """Write PNG or SVG with a panel for each quantity, all runs in each."""
-    records = {run: read_metrics(run) for run in runs}
+    records = [(_name(run), read_metrics(run)) for run in runs]
     need = "plots need matplotlib"
     figure_module = import_extra("matplotlib.figure", "plot", need)
     columns = 1 if len(what) == 1 else 2
@@ -89,34 +82,44 @@ def draw(
         panel.set_visible(False)
     for panel, quantity in zip(panels, what, strict=False):
         title, metrics = QUANTITIES[quantity]
-        for number, run in enumerate(runs):
-            for name, suffix in metrics.items():
-                xs, ys = series(records[run], name, against)
+        # A line for each metric of each run, in the run's colour.
+        for number, (run, lines) in enumerate(records):
+            for metric, words in metrics.items():
+                xs, ys = series(lines, metric, against)
                 if xs:
-                    label, color = _name(run) + suffix, f"C{number % 10}"
-                    style = _line_style(name, alone=len(metrics) == 1)
-                    panel.plot(xs, ys, label=label, color=color, **style)
+                    panel.plot(
+                        xs,
+                        ys,
+                        label=run + words,
+                        color=f"C{number % 10}",
+                        **_line_style(metric, alone=len(metrics) == 1),
+                    )
         panel.set_title(title, fontsize=10)
         panel.set_xlabel(AXES[against], fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.set_xlim(left=0)
-        if panel.has_data():
-            lines = list(panel.lines)
-            names = [line.get_label() for line in lines]  # also those with _ first
-            for text in panel.legend(lines, names, fontsize=8, frameon=False).texts:
-                text.set_parse_math(False)
-        else:
-            panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
+        _finish(panel)
     figure.tight_layout()
     write_picture(figure, output, dpi=150)
+
+
+def _finish(panel: Any) -> None:
+    """Draw the grid and the legend of a panel, or say that it is empty."""
+    panel.tick_params(labelsize=8)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.set_xlim(left=0)
+    if panel.has_data():
+        lines = list(panel.lines)
+        names = [line.get_label() for line in lines]  # also those with _ first
+        for text in panel.legend(lines, names, fontsize=8, frameon=False).texts:
+            text.set_parse_math(False)
+    else:
+        panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
 
 
 def write_picture(figure: Any, path: Path, dpi: int) -> None:
     """Write a figure as PNG or SVG, by the end of the file's name.
 
-    An SVG shown by a browser is dark where pages are. Units: dpi dots an inch
+    A browser shows an SVG dark on dark pages. Units: dpi dots an inch
     """
     drawn = io.BytesIO()
     undated = {"Date": None} if path.suffix == ".svg" else None

@@ -21,28 +21,29 @@ def size(run: RunDirectory) -> str:
 def about(run: RunDirectory) -> str:
     """Return a line about a run: its size, and the model that it translates with."""
     try:
-        what = described(run.preferred_checkpoint())
+        model = described(run.preferred_checkpoint())
     except (OSError, ValueError) as error:
-        what = str(error)
-    return f"{size(run):>12}  {what}{'' if run.has_ended() else ', not ended'}"
+        model = str(error)
+    return f"{size(run):>12}  {model}{'' if run.has_ended() else ', not ended'}"
 
 
 def named_run(name: Path, folder: Path) -> RunDirectory:
-    """Return the run that is meant: a path, or the name of one in a folder.
+    """Return the run with a path, or with a name in a folder.
 
-    Raises: UsageError if that is no run, or might be one of two.
+    Raises: UsageError if there is no such run, or one of each.
     """
     paths = {path.resolve(): path for path in (folder / name, name)}
-    found = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
-    if len(found) != 1:
-        names = " and ".join(str(run.path.absolute()) for run in found) or "none"
-        hint = suggestion(str(name), () if found else os.listdir(folder))
+    runs = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
+    if len(runs) != 1:
+        names = " and ".join(str(run.path.absolute()) for run in runs) or "none"
+        hint = suggestion(str(name), () if runs else os.listdir(folder))
         raise UsageError(f"{name}: expected one run, found {names}{hint}")
-    return found[0]
+    return runs[0]
 
 
 def delete(runs: Sequence[RunDirectory]) -> None:
-    """Delete the files of runs, or nothing if one is being trained; others stay."""
+    """Delete the files that runs have written, or nothing if one is being trained."""
+    # Lock all runs first, as a training does.
     with ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.lock([os.getpid()], resumes=True))
@@ -50,6 +51,7 @@ def delete(runs: Sequence[RunDirectory]) -> None:
         for run in runs:
             for path in run.own_files():
                 run.remove(path)
+    # Say what was deleted, and which files of others are left.
     for run, freed in zip(runs, sizes, strict=True):
         kept = ", ".join(sorted(path.name for path in run.path.glob("*")))
         print(f"deleted {run.path}, {freed}" + f", but not {kept}" * bool(kept))

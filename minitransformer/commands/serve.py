@@ -1,6 +1,7 @@
 """A page to translate on, and LibreTranslate's interface for other programs.
 
-`translate.py --serve` serves both; the page's script uses the interface.
+`translate.py --serve` serves both; the page's script uses the interface. A `Handler`
+reads a request, `LibreTranslate` answers it, and `TranslationQueue` translates.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ import re
 import secrets
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,26 +24,27 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from minitransformer.cli import say
-from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.commands.pages import page
+from minitransformer.commands.translation_queue import Job, TranslationQueue
 from minitransformer.runs.models import described, language_codes
 from minitransformer.settings import VERSION
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.system.workers import limit_threads
 from minitransformer.text.lines import as_list_of_str
+from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import UNSURE
 from minitransformer.translation.translator import Translator, json_objects
 
 MAX_BODY = 65_536  # bytes: room for the longest text in any notation
 MAX_BEAM = 16  # unless the default is larger
 MAX_TOKENS = 16_384  # of text, prefixes and ends of lines, times the beam
-MAX_WAITING = 5 * MAX_TOKENS  # in all requests that are not being answered yet
+MAX_WAITING = 5 * MAX_TOKENS  # in all requests that wait
 REQUEST_TIMEOUT = 10  # seconds that a client may send nothing
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-# What stands between the texts that are translated, by format. Markup within a sentence
-# is part of its text.
+# The separators of lines that are translated, by format. Markup within a sentence is
+# part of its line.
 BETWEEN = {
     "text": re.compile(r"(\r?\n)"),
     "html": re.compile(
@@ -80,22 +80,114 @@ class RequestError(ValueError):
         self.status = status
 
 
-@dataclass
-class Job:
-    """Lines that wait for their translations, or, without `config`, for attention."""
+class LibreTranslate:
+    """LibreTranslate's interface to one model: the answer to each kind of request.
 
-    lines: Sequence[str]
-    prefixes: Sequence[str] = ()
-    config: TranslationConfig | None = None
-    size: int = 0  # tokens times the beam
-    result: Future[Any] = field(default_factory=Future)
+    Answers are JSON, or become JSON. Requests that wait are translated together.
+    """
+
+    def __init__(self, translator: Translator, checkpoint: Path) -> None:
+        self.source, self.target = language_codes(checkpoint)
+        self.model = described(checkpoint)
+        self.translator = translator
+        self.config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
+        self.max_beam = max(MAX_BEAM, self.config.beam)
+        self.queue = TranslationQueue(translator)
+
+    def page(self, request: Request) -> str:
+        return page(
+            "translate.html",
+            LIMIT=MAX_TOKENS // self.config.beam,
+            UNSURE=UNSURE,
+            SOURCE=html.escape(self.source),
+            TARGET=html.escape(self.target),
+            MODEL=html.escape(self.model),
+        )
+
+    def languages(self, request: Request) -> list[Request]:
+        targets = {self.source: [self.target], self.target: []}
+        return [{"code": x, "name": x, "targets": targets[x]} for x in targets]
+
+    def detect(self, request: Request) -> list[Request]:
+        _texts(request)
+        return [{"confidence": 100.0, "language": self.source}]
+
+    def attention(self, request: Request) -> str:
+        """Return how the heads look at a line, which the page shows."""
+        job = Job(_texts(request)[:1], self.config, shows_attention=True)
+        return self._result(job)
+
+    def translate(self, request: Request) -> Request:
+        """Translate text: only the page needs the fields `details` and `prefix`.
+
+        Raises: ValueError saying, mostly in LibreTranslate's words, what is wrong.
+        """
+        texts = _texts(request)
+        for name, code in (("source", self.source), ("target", self.target)):
+            if (asked := _required(request, name)) not in (code, "auto"):
+                raise ValueError(f"{asked} is not supported")
+        config = self._decoding(request)
+        # Divide each text into lines, each with the separator that follows it.
+        divided = [_lines(text, str(request.get("format") or "text")) for text in texts]
+        lines = [line for parts in divided for line, _ in parts]
+        given = str(request.get("prefix") or "\n" * (len(lines) - 1))
+        prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
+        # Translate all lines together, and answer each text.
+        translations = iter(self._result(Job(lines, config, prefixes)))
+        answers = []
+        for parts in divided:
+            answer = _answer(parts, [next(translations) for _ in parts], config)
+            if request["source"] == "auto":
+                [answer["detectedLanguage"]] = self.detect(request)
+            answers.append(answer)
+        if isinstance(request["q"], str):
+            return answers[0]
+        return {name: [answer[name] for answer in answers] for name in answers[0]}
+
+    def _decoding(self, request: Request) -> TranslationConfig:
+        """Return how to decode: with alternatives, or an alignment for `details`."""
+        given, most = str(request.get("alternatives") or 0), self.max_beam - 1
+        if not given.isdecimal() or int(given) > most:
+            expected = f"alternatives parameter must be 0 to {most}, got {given:.40}"
+            raise ValueError(f"Invalid request: {expected}")
+        nbest = 1 + int(given)
+        return replace(
+            self.config,
+            beam=max(self.config.beam, nbest),
+            nbest=nbest,
+            alignment=bool(request.get("details")),
+        )
+
+    def _result(self, job: Job) -> Any:
+        """Return the result of a job. Raises: ValueError if it is too large."""
+        texts = [*job.lines, *filter(None, job.prefixes)]
+        beam = job.config.beam
+        tokens = sum(map(len, self.translator.tokenizer.encode(texts))) + len(texts)
+        job.size = tokens * beam
+        if job.size > MAX_TOKENS:
+            limit = f"text limit ({MAX_TOKENS // beam:,} tokens)"
+            raise ValueError(f"Invalid request: request ({tokens:,}) exceeds {limit}")
+        if job.size + self.queue.size() > MAX_WAITING:
+            busy = "Slowdown: too much text is waiting, try again soon"
+            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, busy)
+        return self.queue.submit(job).result()
+
+
+ROUTES: dict[tuple[str, str], Callable[[LibreTranslate, Request], Any]] = {
+    ("GET", "/"): LibreTranslate.page,
+    ("GET", "/health"): lambda interface, request: {"status": "ok"},
+    ("GET", "/languages"): LibreTranslate.languages,
+    ("POST", "/attention"): LibreTranslate.attention,
+    ("POST", "/detect"): LibreTranslate.detect,
+    ("POST", "/translate"): LibreTranslate.translate,
+}
 
 
 class Server(ThreadingHTTPServer):
-    """A server of one model, in which one thread translates for all requests.
+    """An HTTP server of one model.
 
-    Requests that wait are translated together. Unless only this computer reaches the
-    server, they need a key: `api_key` or else a new one, which the address contains.
+    Unless only this computer reaches the server, requests need a key: `api_key` or else
+    a new one, which the address contains.
     """
 
     daemon_threads = True
@@ -112,17 +204,11 @@ class Server(ThreadingHTTPServer):
     ) -> None:
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self.source, self.target = language_codes(checkpoint)
-        self.model, self.checkpoint = described(checkpoint), checkpoint
+        self.interface = LibreTranslate(translator, checkpoint)
         super().__init__((host, port), Handler)
-        self.translator = translator
-        self.config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
-        self.max_beam = max(MAX_BEAM, self.config.beam)
         self.api_key = api_key
         if not api_key and host not in LOOPBACK:
             self.api_key = secrets.token_urlsafe(16)
-        self._waiting = deque[Job]()
-        self.worker = ThreadPoolExecutor(1)  # whose GPU, if any, is the model's
 
     @property
     def address(self) -> str:
@@ -136,135 +222,9 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
-    # What requests ask for (ROUTES): answers are JSON, or what becomes JSON
-
-    def page(self, request: Request) -> str:
-        limit = MAX_TOKENS // self.config.beam
-        values = {"SOURCE": self.source, "TARGET": self.target, "MODEL": self.model}
-        escaped = {key: html.escape(text) for key, text in values.items()}
-        return page("translate.html", LIMIT=limit, UNSURE=UNSURE, **escaped)
-
-    def languages(self, request: Request) -> list[Request]:
-        targets = {self.source: [self.target], self.target: []}
-        return [{"code": x, "name": x, "targets": targets[x]} for x in targets]
-
-    def detect(self, request: Request) -> list[Request]:
-        _texts(request)
-        return [{"confidence": 100.0, "language": self.source}]
-
-    def attention(self, request: Request) -> str:
-        """Return how the heads look at a line, which the page shows."""
-        return self._wait(Job(_texts(request)[:1]))
-
-    def translate(self, request: Request) -> Request:
-        """Translate text: `details` and `prefix` are fields that only the page needs.
-
-        Raises: ValueError saying, mostly in LibreTranslate's words, what is wrong.
-        """
-        texts = _texts(request)
-        for name, code in (("source", self.source), ("target", self.target)):
-            if (asked := _required(request, name)) not in (code, "auto"):
-                raise ValueError(f"{asked} is not supported")
-        kind = str(request.get("format") or "text")
-        if (between := BETWEEN.get(kind)) is None:
-            raise ValueError(f"{kind} format is not supported")
-        given, most = str(request.get("alternatives") or 0), self.max_beam - 1
-        if not given.isdecimal() or int(given) > most:
-            expected = f"alternatives parameter must be 0 to {most}, got {given:.40}"
-            raise ValueError(f"Invalid request: {expected}")
-        nbest, alignment = 1 + int(given), bool(request.get("details"))
-        beam = max(self.config.beam, nbest)
-        config = replace(self.config, beam=beam, nbest=nbest, alignment=alignment)
-        split = [between.split(text) for text in texts]
-        lines = [line for parts in split for line in parts[::2]]
-        if kind == "html":
-            lines = [ENTITY.sub(_plain, line) for line in lines]
-        given = str(request.get("prefix") or "\n" * (len(lines) - 1))
-        prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
-        found = iter(self._wait(Job(lines, prefixes, config)))
-        answers = []
-        for parts in split:
-            best = [next(found) for _ in parts[::2]]
-            ranked = []
-            for n in range(nbest):
-                parts[::2] = [x[min(n, len(x) - 1)].text for x in best]
-                ranked.append("".join(parts))
-            text, *others = dict.fromkeys(ranked)
-            answer: Request = {"translatedText": text}
-            if nbest > 1:
-                answer["alternatives"] = others
-            if request["source"] == "auto":
-                [answer["detectedLanguage"]] = self.detect(request)
-            if alignment:
-                answer["lines"] = [json_objects(x, config) for x in best]
-            answers.append(answer)
-        if isinstance(request["q"], str):
-            return answers[0]
-        return {name: [answer[name] for answer in answers] for name in answers[0]}
-
-    # What waits, and the thread that computes
-
-    def _wait(self, job: Job) -> Any:
-        """Return what a job results in. Raises: ValueError if it is too large."""
-        texts = [*job.lines, *filter(None, job.prefixes)]
-        beam = (job.config or self.config).beam
-        tokens = sum(map(len, self.translator.tokenizer.encode(texts)))
-        tokens += len(texts)
-        if tokens * beam > MAX_TOKENS:
-            limit = f"text limit ({MAX_TOKENS // beam:,} tokens)"
-            raise ValueError(f"Invalid request: request ({tokens:,}) exceeds {limit}")
-        job.size = tokens * beam
-        if job.size + sum(x.size for x in self._waiting.copy()) > MAX_WAITING:
-            busy = "Slowdown: too much text is waiting, try again soon"
-            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, busy)
-        self._waiting.append(job)
-        self.worker.submit(self._next)
-        return job.result.result()
-
-    def _next(self) -> None:
-        """Do the first job that waits, and with it all that are to decode alike."""
-        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if waiting:  # else an earlier call did them
-            config = waiting[0].config
-            self._waiting.extend(job for job in waiting if job.config != config)
-            self._do([job for job in waiting if job.config == config])
-
-    def _do(self, jobs: Sequence[Job]) -> None:
-        try:
-            results = self._results(jobs)
-        except Exception as error:
-            if len(jobs) == 1:
-                jobs[0].result.set_exception(error)
-            else:  # it is of one of them
-                for job in jobs:
-                    self._do([job])
-            return
-        for job, result in zip(jobs, results, strict=True):
-            job.result.set_result(result)
-
-    def _results(self, jobs: Sequence[Job]) -> list[Any]:
-        self.translator.use_device()
-        lines = [line for job in jobs for line in job.lines]
-        if (config := jobs[0].config) is None:
-            found = [attention_maps(self.translator, x, self.config) for x in lines]
-            return [maps.to_json() for maps in found]
-        prefixes = [prefix for job in jobs for prefix in job.prefixes]
-        best = iter(self.translator.hypotheses(lines, config, 1, prefixes))
-        return [[next(best) for _ in job.lines] for job in jobs]
-
-
-ROUTES: dict[tuple[str, str], Callable[[Server, Request], Any]] = {
-    ("GET", "/"): Server.page,
-    ("GET", "/health"): lambda server, request: {"status": "ok"},
-    ("GET", "/languages"): Server.languages,
-    ("POST", "/attention"): Server.attention,
-    ("POST", "/detect"): Server.detect,
-    ("POST", "/translate"): Server.translate,
-}
-
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads a request, and sends what the server answers or why it does not."""
+    """Reads a request, and sends the answer or the reason why there is none."""
 
     server: Server
     timeout = REQUEST_TIMEOUT
@@ -283,14 +243,13 @@ class Handler(BaseHTTPRequestHandler):
             if (route := ROUTES.get((self.command, path))) is None:
                 raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
             request = self._request() if self.command == "POST" else {}
-            answer = route(self.server, request)
+            answer = route(self.server.interface, request)
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
-            refused = isinstance(error, (ValueError, RecursionError))
-            failed = HTTPStatus.INTERNAL_SERVER_ERROR
-            other = HTTPStatus.BAD_REQUEST if refused else failed
-            status = getattr(error, "status", other)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            if isinstance(error, (ValueError, RecursionError)):
+                status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
             answer = {"error": str(error) or type(error).__name__}
         self._send(status, answer if isinstance(answer, str) else json.dumps(answer))
 
@@ -307,6 +266,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _request(self) -> Request:
         """Read the fields of JSON or of a form. Raises: ValueError if it is refused."""
+        # The body, which must not be too long.
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise RequestError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
@@ -314,10 +274,12 @@ class Handler(BaseHTTPRequestHandler):
             message = f"expected at most {MAX_BODY:,} bytes, got {int(length):,}"
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         body = self.rfile.read(int(length))
+        # Its fields.
         is_json = self.headers.get_content_type() == "application/json"
         request = json.loads(body) if is_json else dict(parse_qsl(body.decode()))
         if not isinstance(request, dict):
             raise ValueError("Invalid JSON format")
+        # The key, if the server has one, compared in constant time.
         expected, key = self.server.api_key, str(request.get("api_key") or "")
         if expected and not key:
             raise ValueError("Invalid request: missing api_key parameter")
@@ -344,8 +306,45 @@ def _texts(request: Request) -> list[str]:
     return texts
 
 
+def _lines(text: str, kind: str) -> list[tuple[str, str]]:
+    """Divide text into lines, each with the separator that follows it."""
+    if (separators := BETWEEN.get(kind)) is None:
+        raise ValueError(f"{kind} format is not supported")
+    parts = separators.split(text)
+    lines = parts[::2]
+    if kind == "html":
+        lines = [ENTITY.sub(_plain, line) for line in lines]
+    return list(zip(lines, [*parts[1::2], ""], strict=True))
+
+
+def _answer(
+    parts: Sequence[tuple[str, str]],
+    nbest_lists: Sequence[list[Hypothesis]],
+    config: TranslationConfig,
+) -> Request:
+    """Return the translation of a text, given the hypotheses of each of its `_lines`.
+
+    An alternative of some rank has the hypothesis of this rank, or the last, of each
+    line.
+    """
+    ranked = [
+        "".join(
+            hypotheses[min(rank, len(hypotheses) - 1)].text + separator
+            for hypotheses, (_, separator) in zip(nbest_lists, parts, strict=True)
+        )
+        for rank in range(config.nbest)
+    ]
+    best, *others = dict.fromkeys(ranked)
+    answer: Request = {"translatedText": best}
+    if config.nbest > 1:
+        answer["alternatives"] = others
+    if config.alignment:
+        answer["lines"] = [json_objects(x, config) for x in nbest_lists]
+    return answer
+
+
 def _plain(entity: re.Match[str]) -> str:
-    """Return the character that is meant, if HTML has no use of its own for it."""
+    """Return the character of an entity, escaped if it is one of HTML's own."""
     return html.escape(html.unescape(entity[0]), quote=False)
 
 
@@ -363,10 +362,9 @@ def serve(
     except (OSError, UnicodeError) as error:  # a name may be no possible host
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
-    # Small products wait longer for threads than they take. OpenBLAS obeys this thread
-    # and not the worker.
+    # Small products take less time than starting threads. OpenBLAS takes the limit from
+    # this thread, not from the worker.
     with server, limit_threads(1), suppress(KeyboardInterrupt):
         say(f"translate.py: open {server.address} (Ctrl-C ends)")
         server.serve_forever()
-    # A thread in C++ code cannot be ended safely: its answer is waited for.
-    server.worker.shutdown(cancel_futures=True)
+    server.interface.queue.close()

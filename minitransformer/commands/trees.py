@@ -1,7 +1,7 @@
 """Constituency trees: read, written as sequences, and made from sequences (6.3).
 
-A tree is the list of its brackets and leaves from left to right, which is what a model
-of sequences writes. No function here is recursive, so trees may have any depth.
+A tree is the list of its brackets and leaves from left to right, as a model of
+sequences writes it. No function here is recursive: trees may have any depth.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def read_trees(path: Path) -> Iterator[Tree]:
     tree: Tree = []
     inside: list[int] = []  # the indices in `tree` of brackets not yet closed
     number, previous = 1, ")"
+    # Each token opens a bracket, closes one, labels one, or turns one into a leaf.
     for token in tokens:
         place = f"{path}, tree {number}"
         innermost = tree[inside[-1]] if inside else None
@@ -90,7 +91,7 @@ def base_label(label: str) -> str:
 def normalise_tree(tree: Tree) -> Tree:
     """Return a tree as parsers are scored on it.
 
-    Traces (-NONE-) are removed, and so are constituents that are empty without them,
+    Traces (-NONE-) are removed with the constituents that they leave empty, and so are
     function tags, indices, and brackets without a label or around the tree (TOP, ROOT).
     """
     result: Tree = []
@@ -102,7 +103,7 @@ def normalise_tree(tree: Tree) -> Tree:
             continue
         elif isinstance(node, Open):
             result.append(Open(label))
-        elif isinstance(result[-1], Open):
+        elif isinstance(result[-1], Open):  # an empty constituent
             result.pop()
         else:
             result.append(Close(label))
@@ -153,9 +154,9 @@ def bracket_tree(tree: Tree) -> str:
 def linearise_tree(tree: Tree, with_numbers: bool = False) -> str:
     """Write a tree without its words: bS bNP NN eNP bVP VBZ eVP eS.
 
-    bNP and eNP begin and end a constituent. They are no parentheses, because those are
-    never joined to a label by SentencePiece: each bracket would be two pieces. With
-    numbers, each tag follows the number that `number_words` gives its word.
+    bNP and eNP begin and end a constituent. Parentheses would cost two pieces each,
+    because SentencePiece never joins them to a label. With numbers, each tag follows
+    the number of its word, as in `number_words`.
 
     Raises: ValueError if a tag looks like such a bracket or a number.
     """
@@ -177,7 +178,7 @@ def number_words(sentence: Sequence[str]) -> str:
 
 
 def restore_tree(sequence: str, sentence: Sequence[str]) -> Tree:
-    """Make a tree over exactly these words from any sequence that a model may write.
+    """Make a tree over exactly these words from any output of a model.
 
     Each word gets the next tag. Tags without a word are dropped, and words without a
     tag become NN beside the last one. An end bracket closes the innermost open
@@ -187,6 +188,7 @@ def restore_tree(sequence: str, sentence: Sequence[str]) -> Tree:
     nodes: Tree = []
     left = list(reversed(sentence))
     end = 0  # of the last leaf
+    # Read brackets, and tags while there are words.
     for symbol in sequence.split():
         kind, label = symbol[0], symbol[1:]
         if kind in "be" and label:
@@ -194,6 +196,7 @@ def restore_tree(sequence: str, sentence: Sequence[str]) -> Tree:
         elif left and not symbol.isdecimal():
             nodes.append(Leaf(symbol, left.pop()))
             end = len(nodes)
+    # Insert the words without a tag after the last leaf.
     nodes[end:end] = [Leaf("NN", word) for word in reversed(left)]
     return _balance(nodes)
 
@@ -210,6 +213,7 @@ def _balance(nodes: Iterable[Open | Leaf | Close]) -> Tree:
         else:
             result.append(Close(label))
 
+    # An end bracket closes all constituents inside its own.
     for node in nodes:
         if not isinstance(node, Close):
             result.append(node)
@@ -219,6 +223,7 @@ def _balance(nodes: Iterable[Open | Leaf | Close]) -> Tree:
             while inside[-1] != node.label:
                 close()
             close()
+    # The end of the sequence closes the others.
     while inside:
         close()
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 from collections.abc import Sequence
@@ -44,26 +45,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--option", nargs="+", default=[], metavar="NAME=VALUE", help=other)
     args = parser.parse_args(arguments)
 
-    def work() -> None:
-        check_output(args.file, args)
-        own, copies = map(clean, args.user_symbols), tuple[str, ...]()
-        if len(args.text) == 2:
-            source, target = map(read_lines, args.text)
-            copies = symbols_for(zip(source, target, strict=False))
-        options: dict[str, Any] = {
-            "user_defined_symbols": list(dict.fromkeys([*own, *copies])),
-            "normalization_rule_name": args.normalization,
-        }
-        for option in args.option:
-            name, equals, value = option.partition("=")
-            if not (name and equals):
-                raise UsageError(f"--option: expected NAME=VALUE, got {option}")
-            options[name] = value
-        lines = itertools.chain.from_iterable(map(read_lines, args.text))
-        cores = os.cpu_count() or 1
-        with ended_by_interrupt():
-            learned = Tokenizer.train(lines, args.vocab_size, cores, **options)
-        write_bytes(args.file, learned.model)
-        print(f"wrote {args.file}: {learned.vocab_size:,} word pieces")
+    return exit_code(parser.prog, lambda: learn(args))
 
-    return exit_code(parser.prog, work)
+
+def learn(args: argparse.Namespace) -> None:
+    """Learn a vocabulary of text, and write it."""
+    check_output(args.file, args)
+    # The symbols of the user, and those with which pairs copy, as in training.
+    symbols = list(map(clean, args.user_symbols))
+    if len(args.text) == 2:
+        source, target = map(read_lines, args.text)
+        symbols += symbols_for(zip(source, target, strict=False))
+    # The options of SentencePiece's trainer.
+    options: dict[str, Any] = {
+        "user_defined_symbols": list(dict.fromkeys(symbols)),
+        "normalization_rule_name": args.normalization,
+    }
+    for option in args.option:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--option: expected NAME=VALUE, got {option}")
+        options[name] = value
+    lines = itertools.chain.from_iterable(map(read_lines, args.text))
+    with ended_by_interrupt():
+        cores = os.cpu_count() or 1
+        learned = Tokenizer.train(lines, args.vocab_size, cores, **options)
+    write_bytes(args.file, learned.model)
+    print(f"wrote {args.file}: {learned.vocab_size:,} word pieces")

@@ -18,6 +18,8 @@ TRAINING = {
     "gradient_norm": 2.0,
     "source_tokens_per_second": 100,
     "target_tokens_per_second": 50,
+    "source_tokens": 6000,
+    "target_tokens": 3000.0,
 }
 LINES = [
     {"step": 10, "loss": 5.0, "seconds": 60.0, **TRAINING},
@@ -40,7 +42,7 @@ def test_series_against_steps_tokens_and_minutes(run):
     records = plot.read_metrics(run)
     assert plot.series(records, "loss", "steps") == ([10, 20], [5, 3])
     assert plot.series(records, "loss", "minutes") == ([1, 3], [5, 3])
-    assert plot.series(records, "loss", "tokens") == ([9000, 27000], [5, 3])
+    assert plot.series(records, "loss", "tokens") == ([9000, 18000], [5, 3])
     assert plot.series(records, "validation_bleu", "tokens") == ([9000], [1])
     assert plot.series(records, "nothing", "steps") == ([], [])
 

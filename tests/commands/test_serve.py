@@ -42,10 +42,14 @@ def serving(checkpoint, host="127.0.0.1", **options):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "captions"
-    run = save_run(folder, {"averaged": {}}, ("my.en", "my.de.gz"))
-    with serving(run.averaged) as server:
+    return save_run(folder, {"averaged": {}}, ("my.en", "my.de.gz")).averaged
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint):
+    with serving(checkpoint) as server:
         yield server
 
 
@@ -74,7 +78,7 @@ def best(server):
 
     def find(text, n=0, **options):
         config = serve.TranslationConfig(**vars(SHORT) | options)
-        return server.translator.hypotheses([text], config)[0][n].text
+        return server.interface.translator.hypotheses([text], config)[0][n].text
 
     return find
 
@@ -105,10 +109,10 @@ def test_html_keeps_its_markup_and_entities(server, best):
     expected = source.replace("\n the cat", f"\n {word}")
     assert translated(server, source, format="html")["translatedText"] == expected
     seen = []
-    plain = server.translator.hypotheses
+    plain = server.interface.translator.hypotheses
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(
-            server.translator,
+            server.interface.translator,
             "hypotheses",
             lambda lines, *rest: seen.extend(lines) or plain(lines, *rest),
         )
@@ -124,14 +128,13 @@ def test_markup_within_a_sentence_is_part_of_it(shipped):
     assert answer["translatedText"] == expected
 
 
-def test_what_the_page_needs(server, model_path, tmp_path):
+def test_what_the_page_needs(server, checkpoint, tmp_path):
     """`--json` writes the same of each line, with the same prefixes."""
     (tmp_path / "prefix").write_text("the c\n\non a mat\n")
     lines = [LINE, "", f"{LINE} on"]
     flags = ["--max-len-a", "0", "--max-len-b", "5", "--nbest", "2", "--alignment"]
     flags += ["--json", "--prefix", str(tmp_path / "prefix"), "--model"]
-    checkpoint = str(server.checkpoint)
-    code, out, err = run_translate(*flags, checkpoint, *lines)
+    code, out, err = run_translate(*flags, str(checkpoint), *lines)
     assert code == 0, err
     expected = [json.loads(line)["translations"] for line in out.splitlines()]
     fields = {"prefix": "the c\n\non a mat", "details": True, "alternatives": 1}
@@ -169,7 +172,7 @@ def test_a_form_is_answered_as_json_is(server, best):
 def test_what_waits_is_translated_together(server, monkeypatch):
     """One request is being translated while others come, of which one is wrong."""
     began, go_on = threading.Event(), threading.Event()
-    plain, batches = server.translator.hypotheses, []
+    plain, batches = server.interface.translator.hypotheses, []
 
     def slow(lines, config, *rest):
         began.set()
@@ -177,7 +180,7 @@ def test_what_waits_is_translated_together(server, monkeypatch):
         batches.append(len(lines))
         return plain(lines, config, *rest)
 
-    monkeypatch.setattr(server.translator, "hypotheses", slow)
+    monkeypatch.setattr(server.interface.translator, "hypotheses", slow)
     texts = [f"the cat number {n}\non the mat" for n in range(40)]
     with ThreadPoolExecutor(60) as threads:
         first = threads.submit(translated, server, LINE)
@@ -186,7 +189,7 @@ def test_what_waits_is_translated_together(server, monkeypatch):
         more = threads.submit(translated, server, LINE, alternatives=2)
         wrong = {**PAIR, "q": "\n", "prefix": "the\ncat"}
         wrong = threads.submit(request, server, "POST", "/translate", wrong)
-        while len(server._waiting) < 42:
+        while len(server.interface.queue.waiting) < 42:
             pass
         go_on.set()
         found = [other.result() for other in others]
@@ -207,26 +210,26 @@ def test_too_much_that_waits_is_refused(server, monkeypatch):
         assert go_on.wait(30)
         return [[]] * len(lines)
 
-    monkeypatch.setattr(server.translator, "hypotheses", slow)
+    monkeypatch.setattr(server.interface.translator, "hypotheses", slow)
     long = {"q": "a" * 4000, **PAIR}
     with ThreadPoolExecutor(9) as threads:
         threads.submit(request, server, "POST", "/translate", long)
         assert began.wait(30)
         for _ in range(5):
             threads.submit(request, server, "POST", "/translate", long)
-        while len(server._waiting) < 5:
+        while len(server.interface.queue.waiting) < 5:
             pass
         status, text, _ = request(server, "POST", "/translate", long)
         assert (status, text[:20]) == (429, '{"error": "Slowdown:')
         go_on.set()
 
 
-def test_the_page_is_whole_and_loads_nothing(server):
+def test_the_page_is_whole_and_loads_nothing(server, checkpoint):
     status, text, headers = request(server, "GET", "/?api_key=x")
     assert (status, headers.get_content_type()) == (200, "text/html")
     assert "/*" not in text.replace("*/", "")[:200]
     assert "showAttention" in text
-    assert str(server.checkpoint) in text
+    assert str(checkpoint) in text
 
 
 def test_other_sites_may_ask_but_nothing_is_passed_on(server):
@@ -247,17 +250,19 @@ def test_a_failure_does_not_end_the_server(server, monkeypatch):
         raise IndexError
 
     with monkeypatch.context() as patches:
-        patches.setattr(server.translator, "use_device", fails)  # a GPU that is lost
+        patches.setattr(
+            server.interface.translator, "use_device", fails
+        )  # a GPU that is lost
         body = {"q": LINE, **PAIR}
         got, text, _ = request(server, "POST", "/translate", body)
     assert (got, json.loads(text)) == (500, {"error": "IndexError"})
     translated(server, LINE)
 
 
-def test_an_address_that_is_taken_is_named(server):
+def test_an_address_that_is_taken_is_named(server, checkpoint):
     host, port = server.server_address[:2]
     with pytest.raises(OSError, match=f"at {host}, port {port}: Address already"):
-        serve.serve(server.translator, server.checkpoint, host, port, None)
+        serve.serve(server.interface.translator, checkpoint, host, port, None)
 
 
 def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd):
@@ -364,7 +369,7 @@ def test_many_connections_wait_for_their_turn(model_path):
 def shipped():
     """A server of the shipped model, which decodes by default, with a key."""
     with serving(shipped_model("en-de"), api_key="geheim & gut") as server:
-        server.config = serve.TranslationConfig()
+        server.interface.config = serve.TranslationConfig()
         yield server
 
 
