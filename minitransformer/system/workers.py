@@ -167,7 +167,7 @@ class Workers(Generic[A, R]):
                     results[busy.pop(connection)] = self._receive(connection)
                     idle.append(connection)
         finally:
-            if busy:
+            if busy or results:  # after an error, or if the caller leaves early
                 self.close()
 
     def _send(self, connection: Connection, item: A) -> None:
@@ -183,8 +183,7 @@ class Workers(Generic[A, R]):
             self._explain_end(connection)
         if error is not None:
             raise error from RuntimeError(f"in a worker process:\n{trace}")
-        answer: R = result
-        return answer
+        return cast(R, result)
 
     def _explain_end(self, connection: Connection) -> NoReturn:
         """Raises: RuntimeError saying how a worker ended"""
@@ -251,7 +250,7 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
-    """Answer what the parent sends, until it closes the connection or ends."""
+    """Apply the function to the parent's items, until the connection is closed."""
     # A pipe does not end, and a file stays locked, while another process has it open.
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STANDARD_ERROR and int(name) != connection.fileno():

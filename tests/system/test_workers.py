@@ -161,11 +161,18 @@ def test_workers_end_with_the_last_reference():
 
 
 @forks
-def test_a_caller_who_leaves_early_ends_the_workers():
-    workers = Workers(abs, 2)
-    found = workers.map(range(-9, 0))
-    assert next(found) == 9
-    found.close()
+@pytest.mark.parametrize("seconds", [0, 0.3])
+def test_a_caller_who_leaves_early_ends_the_workers(seconds):
+    """Also when the other worker has done all the other items."""
+
+    def wait_at_first(item):
+        time.sleep(0 if item else seconds)
+        return item
+
+    workers = Workers(wait_at_first, 2)
+    results = workers.map(range(9))
+    assert next(results) == 0
+    results.close()
     assert not workers._processes
 
 
