@@ -11,8 +11,8 @@ from pathlib import Path
 from minitransformer.cli import exit_code, package_version
 from minitransformer.settings.options import suggestion
 
-# The commands, where their `main` is, and what they do. The two scripts are files of
-# their own, at the top of a source tree and in the folder `scripts` of a wheel.
+# The commands, where their `main` is, and their help. The two scripts are files at the
+# top of a source tree, and in the folder `scripts` of a wheel.
 COMMANDS = {
     "train": ("train.py", "train a model (section 5)"),
     "translate": ("translate.py", "translate, score and serve (section 6.1)"),

@@ -28,7 +28,7 @@ from minitransformer.settings.scripts import as_installed
 METAVARS = {int: "N", float: "X", str: "NAME"}
 NUMBERS = {int: "a whole number", float: "a number"}
 
-# Flags of other toolkits, and those that do here what they do there.
+# Flags of other toolkits, and the flags that do the same here.
 ELSEWHERE = {
     **dict.fromkeys(map(flag_name, ONLY_IN_FILES), "--config"),
     "--batch-size": "--max-tokens --decode-tokens",
@@ -185,7 +185,7 @@ def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _read_flag(f: dataclasses.Field[Any], kind: type, text: str) -> Any:
-    """Read and check a value of a field's flag, so that an error names the flag."""
+    """Read and check the value of a field's flag, which an error names."""
     try:
         return checked(f, kind, _number(kind, text))
     except ValueError as error:

@@ -54,7 +54,7 @@ class Backend:
 
 
 _NUMPY = Backend()
-_BACKENDS: dict[type, Backend] = {}
+_BACKENDS: dict[type, Backend | None] = {}
 
 
 def array_module(array: Array) -> ModuleType:
@@ -66,15 +66,12 @@ def array_module(array: Array) -> ModuleType:
 
 def register_backend(array_type: type, backend: Backend | None) -> None:
     """Register `backend` for arrays of `array_type`; None restores the default."""
-    if backend is None:
-        _BACKENDS.pop(array_type, None)
-    else:
-        _BACKENDS[array_type] = backend
+    _BACKENDS[array_type] = backend
 
 
 def backend_of(array: Array) -> Backend:
     """Return the backend that is registered for the type of `array`."""
-    return _BACKENDS.get(type(array), _NUMPY)
+    return _BACKENDS.get(type(array)) or _NUMPY
 
 
 def fused_kernel(
@@ -91,7 +88,7 @@ def fused_kernel(
 
 
 def parameters_changed(parameters: Array) -> None:
-    """Tell the backend that what it prepared from these values is out of date."""
+    """Have the backend renew what it prepared from a vector of parameters."""
     backend_of(parameters).parameters_changed(parameters)
 
 

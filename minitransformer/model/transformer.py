@@ -32,7 +32,7 @@ def padding_mask(ids: Array) -> Array:
 
 
 def causal_mask(ids: Array) -> Array:
-    """Return a mask that hides what follows. Shapes: ids [B, T] -> [T, T] bool"""
+    """Return a mask that hides later positions. Shapes: ids [B, T] -> [T, T] bool"""
     return array_module(ids).tri(ids.shape[1], dtype=bool)
 
 
@@ -167,7 +167,7 @@ class Transformer(Module):
         return x
 
     def target_mask(self, target: Array) -> Array:
-        """Return what a query may attend to. Shapes: target [B, T] -> [T, T] bool"""
+        """Return the mask of self-attention. Shapes: target [B, T] -> [T, T] bool"""
         return restricted(causal_mask(target), self.reach)
 
     def logits(self, x: Tensor) -> Tensor:

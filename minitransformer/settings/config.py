@@ -5,9 +5,9 @@ paper's base model (sections 5 and 6.1, Table 3); `presets.py` has others.
 
 Differs: batches have 4,096 tokens instead of 25,000, checkpoints are saved every 1,000
 updates instead of every ten minutes, and the validation loss decides how many of the
-last are averaged; the presets of the paper's models do all three as the paper says.
-Training leaves out pairs of more than 256 tokens a side, which the paper does not
-mention: few sentences are longer, and they would need much memory.
+last checkpoints are averaged. The presets of the paper's models do all three as the
+paper says. Training leaves out pairs of more than 256 tokens a side, which the paper
+does not mention: few sentences are longer, and they would need much memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from minitransformer.settings.text_config import TextConfig
 # CPU.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
-# How sacreBLEU finds words, without the dictionaries of further packages.
+# The tokenizers of sacreBLEU that need no dictionaries of further packages.
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
 # The ids of the special symbols in every vocabulary.
@@ -169,7 +169,7 @@ class TrainingConfig(Config):
     )
     best_by: str | None = option(
         None,
-        "what makes a validation the best so far (default loss)",
+        "measure of the best validation so far (default loss)",
         choices=("loss", "bleu"),
     )
     save_every: int = option(1000, "updates between checkpoints", at_least=1)
@@ -226,8 +226,8 @@ ONLY_IN_FILES = tuple(
 # All settings that flags and files may name.
 SETTINGS = TextConfig, ModelConfig, TrainingConfig, DecodingConfig
 
-# What may change when a run is resumed: when it ends, what it reports and keeps, and in
-# which precision it computes.
+# The settings that may change when a run is resumed: its end, its reports, which
+# checkpoints it keeps and averages, and its precision.
 RESUMABLE = (
     "steps decay minutes patience keep_last average average_by log_every precision"
 ).split()
@@ -257,7 +257,7 @@ class RunConfig:
     def refuse_useless(self, namespace: argparse.Namespace) -> None:
         """Refuse flags that have no effect with these settings, and too few positions.
 
-        A preset may have such settings, since it is made for more than one run.
+        A preset may have settings without effect, since it is made for many runs.
         """
         if "save_every" in namespace and self.training.checkpoint_minutes is not None:
             raise UsageError("--save-every does nothing with --checkpoint-minutes")

@@ -1,4 +1,4 @@
-"""The settings of decoding: beam search (6.1), and what is beyond the paper."""
+"""The settings of decoding: beam search (6.1), and options beyond the paper."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class DecodingConfig(Config):
     )
     split: str = option(
         "auto",
-        "which lines of several sentences are divided into them (auto: those of more "
-        "than in training text)",
+        "which lines are divided into sentences (auto: lines of more sentences than in "
+        "training text)",
         choices=("auto", "always", "never"),
     )
     max_input: int = option(
@@ -67,10 +67,10 @@ class DecodingConfig(Config):
 
 @dataclass(frozen=True)
 class TranslationConfig(DecodingConfig):
-    """How to translate: beam search, and what goes beyond the paper.
+    """How to translate: beam search, and options beyond the paper.
 
-    That is samples, and figures of words. Training does not need them, so they are not
-    stored with a run.
+    These are samples, alignments and figures of words. Training does not need them, so
+    they are not stored with a run.
     """
 
     help_group: ClassVar[str] = "samples and alignments (beyond the paper)"
@@ -109,7 +109,7 @@ class TranslationConfig(DecodingConfig):
     def changed(
         cls, defaults: DecodingConfig, values: dict[str, Any]
     ) -> TranslationConfig:
-        """Return defaults with what flags, a program or a request ask for instead.
+        """Return defaults, overridden by the values of flags, a program or a request.
 
         Raises: UsageError if a value is unknown, out of range or does nothing.
         """

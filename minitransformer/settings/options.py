@@ -110,9 +110,9 @@ def make_config(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) ->
 
 
 def merged(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a preset with those of `values` in their place.
+    """Return the settings of a preset, overridden by `values`.
 
-    A number of updates between checkpoints replaces a number of minutes, too.
+    A number of updates between checkpoints also replaces a number of minutes.
     """
     if "save_every" in values:
         preset = {k: v for k, v in preset.items() if k != "checkpoint_minutes"}
@@ -120,7 +120,7 @@ def merged(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read the values in a JSON file by field name, also those in objects within.
+    """Read the settings in a JSON file by field name, nested objects included.
 
     Raises: UsageError if it cannot be read.
     """
@@ -138,9 +138,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def from_dict(cls: type[C], values: dict[str, Any]) -> C:
-    """Make a config of a JSON object. What is missing has its default.
+    """Make a config of a JSON object. Missing fields have their defaults.
 
-    Values that are not its own, such as those of another version, are left out.
+    Unknown fields, such as those of another version, are left out.
     """
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return cls(**{name: value for name, value in values.items() if name in names})

@@ -152,7 +152,7 @@ PRESETS |= {
 # learned from 4.5 million in the paper. Few are nearer to the 29,000 of Multi30k.
 FEW_PAIRS, MANY_PAIRS = 75_000, 1_000_000
 
-# What a file for --config may say beside settings, by the names of flags.
+# The entries of a file for --config that are no settings, by the names of their flags.
 EXPERIMENT = "run device threads ranks gpus start vocabulary".split()
 EXPERIMENT += [f.name for f in dataclasses.fields(TextConfig)]
 
@@ -177,7 +177,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of a preset, or of a JSON file and what else it says.
+    """Return the settings of a preset, or of a JSON file with its other entries.
 
     A file may name a preset as `config` or `preset`, and override it. The config.json
     of a run can be such a file: its text becomes that of single files.
@@ -190,6 +190,7 @@ def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
     if path.suffix != ".json":
         hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"
         raise UsageError(f"--config: expected FILE.json or a preset, got {name}{hint}")
+    # Find the preset that the file is based on. A run has all its settings.
     values = read_settings(path)
     classes = ModelConfig, TrainingConfig, DecodingConfig
     known = {f.name for cls in classes for f in dataclasses.fields(cls)}
@@ -200,14 +201,16 @@ def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
             f"{path}: config: expected the name of a preset, got {base}"
             f"{suggestion(str(base), PRESETS)}"
         )
+    # Turn the text of a run into flags, and take out the entries that are no settings.
     for split in ("train", "val", "test"):
         if isinstance(pair := values.pop(split, None), list) and len(pair) == 2:
             values |= {f"{split}_source": pair[0], f"{split}_target": pair[1]}
-    said = {x: values.pop(x) for x in EXPERIMENT if x in values}
+    others = {x: values.pop(x) for x in EXPERIMENT if x in values}
+    # Refuse unknown settings, but in a run, which may be of another version.
     unknown = sorted(values.keys() - known)
     if unknown and not is_run:
         hint = suggestion(unknown[0], [*known, *EXPERIMENT])
         raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
-    values = {x: y for x, y in values.items() if x in known}  # a run may be older
-    options = {x: str(y) for x, y in said.items() if isinstance(y, str | int)}
+    values = {x: y for x, y in values.items() if x in known}
+    options = {x: str(y) for x, y in others.items() if isinstance(y, str | int)}
     return merged(PRESETS[base] if base else {}, values), options

@@ -31,6 +31,7 @@ class TextConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Single files, of which training needs both, and others one another.
         named = {split: pair for split, pair in self._pairs().items() if any(pair)}
         given = self.data, self.source, self.target
         if named:
@@ -41,6 +42,7 @@ class TextConfig(Config):
             for split in ("train", *named):
                 if None in named.get(split, (None,)):
                     raise ValueError(f"expected --{split}-source and --{split}-target")
+        # Or a folder, with the names of two languages.
         elif self.data and not (self.source and self.target):
             raise ValueError("--data expects --source and --target, such as en and de")
         elif any(given) and not self.data:

@@ -156,7 +156,7 @@ def sweep(folder: Path, names: str, age: float = 0.0) -> None:
 
 
 def unfinished(names: str) -> str:
-    """Return a regular expression of what files are called while they are written."""
+    """Return a regular expression of the names that files have until they are whole."""
     return rf"\.(?:{names})\.[0-9a-f]{{16}}\.partial"
 
 
