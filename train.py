@@ -138,7 +138,7 @@ def encode(
         split: encoded_corpus(pair, tokenizer, cache, cores)
         for split, pair in text.items()
     }
-    run.progress.change(usual_sentences=corpora["train"].usual_sentences)
+    run.progress.change(median_sentences=corpora["train"].median_sentences)
     training = run.settings.training
     batches = BatchStream(corpora["train"], training, state.epoch, state.position)
     samples = evaluation.samples(text.get("val"), tokenizer, training)
@@ -279,8 +279,12 @@ def translate(
 ) -> quality.TranslationQuality:
     """Compare translations with the targets; keep how sure the model was of them."""
     rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
-    given = model.model, run.start.tokenizer, model.num_processes
-    translator = Translator(*given, usual_sentences=run.state.usual_sentences)
+    translator = Translator(
+        model.model,
+        run.start.tokenizer,
+        num_threads=model.num_processes,
+        median_sentences=run.state.median_sentences,
+    )
     announce(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99)
     sources = [source for source, _ in pairs[rank::size]]
     found = translator.hypotheses(sources, settings.decoding)

@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace) -> None:
     figures = {"losses": losses, "minutes": seconds / 60}
     if "test" in text and not args.no_bleu:
         open_device("cpu", "fp32", args.threads)
-        translator = Translator(side.trained(), tokenizer, args.threads)
+        translator = Translator(side.trained(), tokenizer, num_threads=args.threads)
         pairs = list(text["test"].lines())
         lines = translator.translate(
             [source for source, _ in pairs], make_config(DecodingConfig, preset, {})

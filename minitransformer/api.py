@@ -71,8 +71,16 @@ def load(
         # Workers share the integers of parameters, which are made at their first use.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
-    rest = tag, state.usual_sentences, glossary, state.log_prob_quantiles
-    return Translator(model, tokenizer, opened.num_threads, state.decoding, *rest)
+    return Translator(
+        model,
+        tokenizer,
+        num_threads=opened.num_threads,
+        decoding=state.decoding,
+        tag=tag,
+        median_sentences=state.median_sentences,
+        glossary=glossary,
+        quantiles=state.log_prob_quantiles,
+    )
 
 
 def translate(

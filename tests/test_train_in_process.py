@@ -768,12 +768,12 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(start):
 
 
 def test_a_run_keeps_how_many_sentences_its_lines_have(start, whole, place):
-    assert state(whole[0], 6).usual_sentences == 1
+    assert state(whole[0], 6).median_sentences == 1
     for name in ("train.en", "train.de", "val.en", "val.de"):
         (place / name).write_text("ab. c? ba ab. c\n" * 22 + "ab c\n" * 2)
     start("--data", place, "--steps", 2, "--run", "run")
-    assert state("run", 2).usual_sentences == 4
-    assert load("run", threads=1).usual_sentences == 4
+    assert state("run", 2).median_sentences == 4
+    assert load("run", threads=1).median_sentences == 4
 
 
 def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):

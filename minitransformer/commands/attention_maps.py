@@ -16,7 +16,7 @@ from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.system.workers import limit_threads
 from minitransformer.translation.alignment import attention_weights
-from minitransformer.translation.translator import Translator
+from minitransformer.translation.translator import Segment, Translator
 
 MAX_PIECES = 256  # of a sentence: a map of more would be too small to read
 
@@ -68,7 +68,7 @@ def attention_maps(
         )
     if not source:
         raise ValueError("expected a sentence, got a blank line")
-    [[best, *_]] = translator.translate_as_read([line], config, [1], [""])
+    [[best, *_]] = translator.translate_as_read([Segment(line)], config)
     target = list(best.tokens)
     fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
     layers = model.config.encoder_layers

@@ -67,10 +67,11 @@ class ParallelCorpus:
     """Encoded pairs; `dropped_blank` others had a blank side and were left out."""
 
     notes: Sequence[str] = ()  # lines for the log on what the vocabulary lacks
-    usual_sentences = 1  # how many half of the lines of the source have at most
+    median_sentences = 1  # in a line of the source
 
     def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
-        self.source, self.target = source, target
+        self.source = source
+        self.target = target
         self.dropped_blank = dropped_blank
 
     def __len__(self) -> int:
@@ -85,8 +86,8 @@ class ParallelCorpus:
         Raises: ValueError if there are none.
         """
         longest = np.maximum(self.source.lengths, self.target.lengths)
-        if (found := np.flatnonzero(longest + 1 <= max_length)).size:
-            return found.astype(INDEX)
+        if (kept := np.flatnonzero(longest + 1 <= max_length)).size:
+            return kept.astype(INDEX)
         raise ValueError(
             f"expected pairs of at most {max_length} tokens a side (--max-length), "
             f"found none among {len(self):,}"
@@ -102,6 +103,7 @@ class ParallelCorpus:
         batch of its own). With `rng`, the batches are shuffled, and so are pairs of
         equal length.
         """
+        # Sorting keeps the order of pairs of equal length: it is random from here on.
         if rng is not None:
             pairs = rng.permutation(pairs)
         batches = [
@@ -119,18 +121,22 @@ class ParallelCorpus:
         Sorted by source or by target length, a group has other halves: each time, the
         order whose halves need less padding is taken.
         """
-        source, target = self.source.lengths[pairs] + 1, self.target.lengths[pairs] + 1
+        source = self.source.lengths[pairs] + 1
+        target = self.target.lengths[pairs] + 1
         total = max(source.sum(), target.sum())
         everything = np.arange(len(pairs), dtype=INDEX)
         waiting = [(everything, max(1, round(total / max_tokens)))]
         batches = []
         while waiting:
             group, parts = waiting.pop()  # a group becomes about `parts` batches
-            s, t = source[group], target[group]
+            s = source[group]
+            t = target[group]
+            # A group that is small enough, padding included, is a batch.
             padded = max(int(s.max()), int(t.max())) * len(group)
             if len(group) == 1 or (parts == 1 and padded <= 1.25 * max_tokens):
                 batches.append(pairs[group])
                 continue
+            # Otherwise halve it by source and by target length; keep what pads less.
             parts = max(parts, 2)
             share = (parts // 2) / parts
             halves = [_short_and_long(lengths, s + t, share) for lengths in (s, t)]
@@ -148,9 +154,9 @@ class ParallelCorpus:
 def _short_and_long(
     lengths: np.ndarray, tokens: np.ndarray, share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the shortest, and of the rest.
+    """Return the indices of the shortest sequences, and of the rest.
 
-    The shortest are one at least, and as many as have less than `share` of all tokens.
+    The shortest are at least one, and together have less than `share` of all tokens.
     """
     order = np.argsort(lengths, kind="stable").astype(INDEX)
     sums = np.cumsum(tokens[order])
@@ -161,9 +167,9 @@ def _short_and_long(
 class BatchStream:
     """The endless sequence of training batches, epoch after epoch.
 
-    The seed determines the sequence, so that a checkpoint saves no more than `epoch`
-    and `position`, which is how many batches of this epoch have been taken. `pairs` are
-    the pairs of the corpus that are short enough to be drawn.
+    The seed determines the sequence: a checkpoint saves only the `epoch` and, as
+    `position`, how many of its batches have been taken. `pairs` are the indices of the
+    pairs that are not too long.
     """
 
     def __init__(
@@ -173,9 +179,11 @@ class BatchStream:
         epoch: int = 0,
         position: int = 0,
     ) -> None:
-        self.corpus, self.training = corpus, training
+        self.corpus = corpus
+        self.training = training
         self.pairs = corpus.filter_by_length(training.max_length)
-        self.epoch, self.position = epoch, position
+        self.epoch = epoch
+        self.position = position
         self._shuffle()
 
     def _shuffle(self) -> None:
@@ -189,7 +197,8 @@ class BatchStream:
 
     def __next__(self) -> Batch:
         while self.position >= len(self._batches):
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch += 1
+            self.position = 0
             self._shuffle()
         self.position += 1
         return self.corpus.batch(self._batches[self.position - 1])
@@ -204,9 +213,10 @@ class BatchStream:
         They have, padding included, the most source tokens, the most target tokens, or
         the most pairs of both, which is what attention between them needs.
         """
-        source, target = self.corpus.source.lengths, self.corpus.target.lengths
+        source = self.corpus.source.lengths
+        target = self.corpus.target.lengths
         batches = self._batches
         sizes = [(len(b), source[b].max() + 1, target[b].max() + 1) for b in batches]
         rows, s, t = np.array(sizes, dtype=np.int64).T
-        found = {int(count.argmax()) for count in (rows * s, rows * t, rows * s * t)}
-        return [self.corpus.batch(batches[i]) for i in sorted(found)]
+        largest = {int(count.argmax()) for count in (rows * s, rows * t, rows * s * t)}
+        return [self.corpus.batch(batches[i]) for i in sorted(largest)]

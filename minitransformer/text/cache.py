@@ -22,7 +22,7 @@ from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.placeholders import Finder, symbols_for
-from minitransformer.text.sentences import usual_sentences
+from minitransformer.text.sentences import median_sentences
 from minitransformer.text.tokenizer import (
     Tokenizer,
     VocabularyError,
@@ -31,11 +31,14 @@ from minitransformer.text.tokenizer import (
 
 # How much text is encoded at a time, in characters with line ends.
 CHUNK = 4_000_000
-# Of how many lines the sentences are counted.
+# The largest sample of lines whose sentences are counted.
 MOST_LINES = 20_000
 
-# Part of the names of files, which changes with `clean`, `Finder` or the format.
+# Part of the names of files, a new one whenever `clean`, `Finder` or the format change.
 CLEANED = "-clean-copied-3"
+
+# The names of a corpus's files of ids.
+SIDES = "source", "target"
 
 
 def cached_tokenizer(
@@ -48,18 +51,23 @@ def cached_tokenizer(
     """
 
     def build(partial: Path) -> None:
-        options = {"user_defined_symbols": list(symbols_for(text.lines()))}
-        lines = itertools.chain.from_iterable(text.lines())
+        # Symbols that stand for what translations copy are pieces of the vocabulary.
+        symbols = list(symbols_for(text.lines()))
         announce(f"learning {vocab_size:,} word pieces from {text}", text.is_large)
         try:
             with ended_by_interrupt():
-                made = Tokenizer.train(lines, vocab_size, num_threads, **options)
+                learned = Tokenizer.train(
+                    itertools.chain.from_iterable(text.lines()),
+                    vocab_size,
+                    num_threads,
+                    user_defined_symbols=symbols,
+                )
         except VocabularyError as error:
             built_in = are_built_in([text.source])
-            other = "; --data or --train-source names other text" * built_in
-            raise ValueError(f"{text}: {error}{other}") from error
+            hint = "; --data or --train-source names other text" * built_in
+            raise ValueError(f"{text}: {error}{hint}") from error
         _expect_unchanged(text, digest)
-        partial.write_bytes(made.model)
+        partial.write_bytes(learned.model)
 
     digest = text.digest()
     path = cache / f"{digest}-{vocab_size}{CLEANED}.model"
@@ -76,6 +84,7 @@ def encoded_corpus(
     Raises: ValueError if the files differ in length, are not UTF-8, hold no pair or
     change while they are read.
     """
+    # The ids depend on the text, the vocabulary and the version of the encoding.
     digest = text.digest()
     salt = (digest + CLEANED).encode()
     key = hashlib.blake2b(tokenizer.model, digest_size=16, key=salt)
@@ -101,15 +110,17 @@ def read_corpus(folder: Path) -> ParallelCorpus:
     """
     try:
         header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        # Map the ids of both sides, and compare their lengths with what was noted.
         sides = []
-        for side in ("source", "target"):
-            ids = _mapped(folder / f"{side}.ids", header["dtype"])
-            starts = _mapped(folder / f"{side}.starts", "int64")
+        for name in SIDES:
+            ids = _mapped(folder / f"{name}.ids", header["dtype"])
+            starts = _mapped(folder / f"{name}.starts", "int64")
             if len(starts) != header["pairs"] + 1 or starts[-1] != len(ids):
-                raise ValueError(f"the {side} is not whole")
+                raise ValueError(f"the {name} is not whole")
             sides.append(Ragged(ids, starts))
         corpus = ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
-        corpus.notes, corpus.usual_sentences = header["notes"], header["sentences"]
+        corpus.notes = header["notes"]
+        corpus.median_sentences = header["sentences"]
         return corpus
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: a damaged cache ({error})") from error
@@ -120,61 +131,100 @@ def _mapped(path: Path, dtype: str) -> np.ndarray:
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
+def _sampled(
+    lines: Iterable[tuple[str, str]], sample: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Pass pairs of lines on, and collect sources at equal distances in `sample`.
+
+    It begins with every line. Whenever it has more than MOST_LINES, every second one is
+    dropped, and the distance doubles.
+    """
+    distance = 1
+    for number, pair in enumerate(lines):
+        if number % distance == 0:
+            sample.append(pair[0])
+        if len(sample) > MOST_LINES:
+            del sample[1::2]
+            distance *= 2
+        yield pair
+
+
+class _Side:
+    """One side of a corpus: two growing files, and how many ids have no text."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._path = path
+        self._dtype = dtype
+        self.num_ids = 0
+        self.num_unknown = 0
+        self._append(".starts", np.zeros(1, dtype=np.int64))
+
+    def add(self, lines: Sequence[list[int]], no_text: list[int]) -> None:
+        """Write the ids of lines, of which those in `no_text` count as unknown."""
+        lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
+        ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=self._dtype)
+        self._append(".ids", ids)
+        self._append(".starts", self.num_ids + np.cumsum(lengths))
+        self.num_ids += len(ids)
+        self.num_unknown += int(np.isin(ids, no_text).sum())
+
+    def _append(self, suffix: str, values: np.ndarray) -> None:
+        with open(self._path.with_suffix(suffix), "ab") as file:
+            file.write(values.data)
+
+
 def _encode(
     text: TextPair, tokenizer: Tokenizer, num_threads: int, folder: Path
 ) -> None:
+    """Write the ids of both sides to a folder, and a header that describes them."""
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
+    no_text = [i for i, piece in enumerate(tokenizer.written()) if not piece]
     folder.mkdir()
-    ends = {"source": 0, "target": 0}
+    sides = [_Side(folder / name, dtype) for name in SIDES]
+    sample = list[str]()
+    target_characters = Counter[str]()
     pairs = blank = 0
-    unknown, characters = {"source": 0, "target": 0}, Counter[str]()  # of the targets
-    some, stride = list[str](), 1  # every so many lines of the source
-    no_text = [i for i, text in enumerate(tokenizer.written()) if not text]
 
-    def append(name: str, values: np.ndarray) -> None:
-        with open(folder / name, "ab") as file:
-            file.write(values.data)
-
-    for side in ends:
-        append(f"{side}.starts", np.zeros(1, dtype=np.int64))
-    finder, read = Finder(tokenizer), text.lines()
+    # The model is to learn symbols in place of what both sides of a pair copy.
+    finder = Finder(tokenizer)
+    lines = text.lines()
     if finder.has_symbols:
-        read = itertools.starmap(finder.hide_pair, read)
-    for chunk in _chunks(read):
-        some += [source for source, _ in chunk[-(pairs + blank) % stride :: stride]]
-        while len(some) > MOST_LINES:
-            some, stride = some[::2], 2 * stride
-        characters.update("".join(target for _, target in chunk))
-        sides = (
-            tokenizer.encode([pair[column] for pair in chunk], num_threads)
-            for column in (0, 1)
-        )
-        kept = [ids for ids in zip(*sides, strict=True) if all(ids)]
+        lines = itertools.starmap(finder.hide_pair, lines)
+
+    for chunk in _chunks(_sampled(lines, sample)):
+        sources, targets = zip(*chunk, strict=True)
+        target_characters.update("".join(targets))
+        # Encode both sides, and leave out pairs with a blank one.
+        encoded = (tokenizer.encode(side, num_threads) for side in (sources, targets))
+        kept = [ids for ids in zip(*encoded, strict=True) if all(ids)]
         blank += len(chunk) - len(kept)
         pairs += len(kept)
-        for column, side in enumerate(ends):
-            lines = [ids[column] for ids in kept]
-            lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
-            ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=dtype)
-            starts = ends[side] + np.cumsum(lengths)
-            ends[side] += len(ids)
-            unknown[side] += int(np.isin(ids, no_text).sum())
-            append(f"{side}.ids", ids)
-            append(f"{side}.starts", starts)
+        for column, side in enumerate(sides):
+            side.add([ids[column] for ids in kept], no_text)
     if not pairs:
-        found = f"{blank:,} with a blank line each" if blank else "none"
-        raise ValueError(f"{text}: expected sentence pairs, found {found}")
-    header = {"dtype": dtype, "dropped_blank": blank, "pairs": pairs}
-    header["sentences"] = usual_sentences(some)
-    shares = [unknown[side] / ends[side] for side in ends]
-    header["notes"] = _notes(shares, characters, tokenizer)
+        none = f"{blank:,} with a blank line each" if blank else "none"
+        raise ValueError(f"{text}: expected sentence pairs, found {none}")
+
+    # The header comes last: a folder with it is complete.
+    unknown = [side.num_unknown / side.num_ids for side in sides]
+    header = {
+        "dtype": dtype,
+        "dropped_blank": blank,
+        "pairs": pairs,
+        "sentences": median_sentences(sample),
+        "notes": _notes(unknown, target_characters, tokenizer),
+    }
     (folder / "corpus.json").write_bytes(json.dumps(header).encode())
 
 
 def _notes(
     unknown: Sequence[float], characters: Counter[str], tokenizer: Tokenizer
 ) -> list[str]:
-    """Return lines for the log on what the vocabulary lacks and loses of a corpus."""
+    """Return lines for the log: which characters the vocabulary lacks or changes.
+
+    `unknown` has the share of such ids on each side, and `characters` those of the
+    targets with their counts.
+    """
     notes = []
     if max(unknown) > 5e-3:
         notes.append(
@@ -182,6 +232,7 @@ def _notes(
             "target, characters that the vocabulary lacks: --vocab-size, if it is not "
             f"{tokenizer.vocab_size}, learns one of this text, also with --from"
         )
+    # Characters that normalisation changes come back as others, or not at all.
     lost = Counter({c: n for c, n in characters.items() if not tokenizer.keeps(c)})
     if lost:
         names = (
@@ -197,12 +248,14 @@ def _notes(
 
 def _chunks(lines: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     """Divide pairs of lines into lists that need a bounded amount of memory."""
-    chunk, characters = list[tuple[str, str]](), 0
+    chunk = list[tuple[str, str]]()
+    characters = 0
     for pair in lines:
         chunk.append(pair)
         characters += sum(map(len, pair)) + 2
         if characters > CHUNK:
             yield chunk
-            chunk, characters = [], 0
+            chunk = []
+            characters = 0
     if chunk:
         yield chunk

@@ -19,25 +19,30 @@ _DROPPED = (
     "\u2060-\u2064\u206a-\u206f\ufeff"  # the word joiner, invisible operators, BOM
     "\ufff9-\ufffb\U000e0001"  # the frames of annotations, a language tag
 )
-# What shows nothing by itself: fillers, marks, joiners and selectors that are kept.
+# Kept characters that show nothing by themselves: fillers, marks, joiners, selectors.
 _SILENT = (
     " \u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2065-\u2069\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-# SentencePiece's mark for a space, as which it would read this block; it looks alike.
-_MARK, _LOW_LINE = "\u2581", "_"
+# SentencePiece reads this block as its mark for a space; a low line looks like it.
+_MARK = "\u2581"
+_LOW_LINE = "_"
 
-_SPACE, _DROP = re.compile(f"[{_SPACES}]"), re.compile(f"[{_DROPPED}]")
+_SPACE = re.compile(f"[{_SPACES}]")
+_DROP = re.compile(f"[{_DROPPED}]")
 _SHOWN = re.compile(f"[^{_SPACES}{_DROPPED}{_SILENT}]")
 
-# Composition takes time that is quadratic in a run of accents, so that those of longer
-# lines are cut as Unicode's stream-safe format says (UAX 15), by a mark of no effect.
-_LONG, _MOST_MARKS, _CUT = 4096, 30, "\u034f"
+# Composition takes time that is quadratic in a run of accents. In lines longer than
+# this, a mark of no effect cuts such runs, as in Unicode's stream-safe format (UAX 15).
+_LONG = 4096
+_MOST_MARKS = 30
+_CUT = "\u034f"
 
 
 def clean(text: str) -> str:
     """Return the one form of a line of text, which is empty if it shows nothing."""
+    # Most lines are plain ASCII, which is that form already.
     if text.isascii() and text.isprintable():
         return "" if text.isspace() else text
     if not _SHOWN.search(text):

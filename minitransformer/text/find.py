@@ -27,37 +27,39 @@ def find_splits(folder: Path, source: str, target: str) -> dict[str, TextPair]:
     """
     if not folder.is_dir():
         raise ValueError(f"expected a folder of text, found none at {folder}")
-    found = {}
+    splits = {}
     for split in ("train", "val", "test"):
         if pair := find_pair(folder, split, source, target):
-            found[split] = pair
+            splits[split] = pair
         elif split == "train":
             raise ValueError(
                 f"expected train.{source} and train.{target}, plain or .gz, found "
                 f"none in {folder}"
             )
-    return found
+    return splits
 
 
 def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
     """Find `stem.source` and `stem.target` in a folder, plain or .gz.
 
-    Of test text, whose name may go on, the first is taken.
+    Names of test text may go on after the stem; the first one is taken.
 
     Raises: ValueError if only one side exists.
     """
     name = "test*" if stem == "test" else stem
+    # Collect the files of each side by the names that they share; plain ones win.
     sides: list[dict[str, Path]] = []
     for language in (source, target):
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for suffix in (f".{language}", f".{language}.gz"):
             for path in sorted(folder.glob(name + suffix)):
-                found.setdefault(path.name.removesuffix(suffix), path)
-        sides.append(found)
+                files.setdefault(path.name.removesuffix(suffix), path)
+        sides.append(files)
     if both := sorted(sides[0].keys() & sides[1].keys()):
         for path in (paths := [side[both[0]] for side in sides]):
             require_file(path)
         return TextPair(*paths)
+    # A side without the other one is an error.
     for side, missing in zip(sides, (target, source), strict=True):
         for path in side.values():
             raise ValueError(f"expected {name}.{missing} beside {path}, found none")

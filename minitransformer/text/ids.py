@@ -17,7 +17,8 @@ class Ragged:
     """
 
     def __init__(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        self.ids, self.starts = ids, starts
+        self.ids = ids
+        self.starts = starts
 
     @classmethod
     def from_lists(cls, lines: Sequence[Sequence[int]]) -> Ragged:
@@ -36,6 +37,8 @@ class Ragged:
         """Return the ids of the chosen sequences. Shapes: chosen [B] -> [total]"""
         starts = self.starts[chosen]
         lengths = self.starts[chosen + 1] - starts
+        # The position of an id is that of its sequence's first id, plus how many
+        # follow: `arange` counts through all sequences, which `first` takes back.
         first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
         return self.ids[first + np.arange(len(first))]
 
@@ -46,6 +49,7 @@ class Ragged:
 
         Shapes: chosen [B] -> [B, longest]
         """
+        # Where a row has ids, they come in the order of the concatenated sequences.
         lengths = self.lengths[chosen]
         columns = np.arange(lengths.max(initial=0))
         begin = int(first is not None)

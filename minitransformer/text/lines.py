@@ -16,13 +16,13 @@ from typing import BinaryIO, TextIO, cast
 
 from minitransformer.system.files import atomic_write, name_errors
 
-# The longest line that is read, in bytes. To cut it into word pieces takes 60 to 120
+# The longest line that is read, in bytes. Cutting it into word pieces takes 60 to 120
 # times as much memory.
 MAX_LINE = 1 << 22
 
 
 def require_file(path: Path) -> None:
-    """Raises: FileNotFoundError if a file does not exist, ValueError if it is none."""
+    """Raises: FileNotFoundError if nothing is there, ValueError if it is no file."""
     if not path.exists():
         raise FileNotFoundError(f"expected a file, found none at {path}")
     if not path.is_file():
@@ -81,22 +81,26 @@ def source_lines(
 ) -> Iterator[list[str]]:
     """Yield the lines of a file, or sentences, or standard input, in lists of `limit`.
 
-    A list ends earlier after MAX_LINE characters, and where a terminal or a pipe has no
-    more for now.
+    A list ends earlier after MAX_LINE characters, and when a terminal or a pipe has no
+    more lines for now.
     """
+    # Where a line is None, there are no more for now.
     lines: Iterable[str | None] = (
         sentence.replace("\n", " ") for sentence in sentences
     )
     if not sentences:
         lines = read_lines(path) if path else read_open_file(sys.stdin.fileno())
-    taken, size = list[str](), 0
+    # Collect lines until a list is full.
+    taken = list[str]()
+    size = 0
     for line in lines:
         if line is not None:
             taken.append(line)
             size += len(line)
         if taken and (line is None or len(taken) == limit or size > MAX_LINE):
             yield taken
-            taken, size = [], 0
+            taken = []
+            size = 0
     if taken:
         yield taken
 
@@ -104,10 +108,11 @@ def source_lines(
 def read_open_file(descriptor: int) -> Iterator[str | None]:
     """Yield the lines of an open file, and None whenever it has no more for now.
 
-    So whoever types, or a program at the other end of a pipe, gets an answer to each
-    line. Raises: ValueError as `read_lines`.
+    So a person who types, or a program at the other end of a pipe, gets an answer to
+    each line. Raises: ValueError as `read_lines`.
     """
-    place, numbers = "standard input", itertools.count(1)
+    place = "standard input"
+    numbers = itertools.count(1)
     rest = b""  # a line whose end has not been read yet
     with name_errors(Path(place)):
         while (block := os.read(descriptor, 1 << 16)) and len(rest) <= MAX_LINE:
@@ -127,16 +132,17 @@ def zip_lines(
 
     Without a file, these are blank. Raises: ValueError if it has more lines or fewer.
     """
-    beside = read_lines(path) if path else itertools.repeat("")
-    expected, number = f"{path}: expected a line for each source line", 0
+    expected = f"{path}: expected a line for each source line"
+    others = read_lines(path) if path else itertools.repeat("")
+    count = 0
     for lines in parts:
-        others = list(itertools.islice(beside, len(lines)))
-        if len(others) < len(lines):
-            raise ValueError(f"{expected}, got {number + len(others)}")
-        number += len(lines)
-        yield lines, others
-    if path and next(beside, None) is not None:
-        raise ValueError(f"{expected}, got more than {number}")
+        beside = list(itertools.islice(others, len(lines)))
+        if len(beside) < len(lines):
+            raise ValueError(f"{expected}, got {count + len(beside)}")
+        count += len(lines)
+        yield lines, beside
+    if path and next(others, None) is not None:
+        raise ValueError(f"{expected}, got more than {count}")
 
 
 # Writing
@@ -146,7 +152,7 @@ def zip_lines(
 def open_output(path: Path | None) -> Iterator[TextIO]:
     """Open standard output, or a file that appears once it is complete.
 
-    It is compressed if its name ends in .gz, always to the same bytes.
+    A file whose name ends in .gz is compressed, always to the same bytes.
 
     Raises: OSError naming a file that cannot be written.
     """
@@ -169,10 +175,10 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
 def progress_bar(
     source: Path | None, unseen: Path | bool | None
 ) -> Iterator[Callable[[int], object]]:
-    """Yield a function that shows how many more lines of a file are done.
+    """Yield a function that adds to a bar how many more lines of a file are done.
 
-    The bar is for people who wait: there is none unless standard error is a terminal,
-    nor where the output is seen on the terminal or the source is no file.
+    There is no bar unless standard error is a terminal and the source a file, nor if
+    the output is seen on the terminal.
     """
     waits = sys.stderr.isatty() and (unseen or not sys.stdout.isatty())
     if not waits or source is None or not source.is_file():
@@ -193,9 +199,9 @@ def as_list_of_str(
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ValueError(f"expected a list of {name}, got {given!r}")
-    found = list(given)
-    if others := [thing for thing in found if not isinstance(thing, str)]:
+    strings = list(given)
+    if others := [x for x in strings if not isinstance(x, str)]:
         raise ValueError(f"expected a list of {name}, got {others[0]!r} in it")
-    if count is not None and len(found) != count:
-        raise ValueError(f"expected {name} for {count} lines, got {len(found)}")
-    return found
+    if count is not None and len(strings) != count:
+        raise ValueError(f"expected {name} for {count} lines, got {len(strings)}")
+    return strings

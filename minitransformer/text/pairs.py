@@ -14,7 +14,7 @@ from pathlib import Path
 from minitransformer.system.announce import announce
 from minitransformer.text.lines import open_text, read_lines, require_file
 
-# From so many bytes on, to make a vocabulary or batches of text may take two seconds.
+# Making a vocabulary or batches of a text of this size, in bytes, takes some seconds.
 LARGE = 500_000
 
 
@@ -35,7 +35,7 @@ class TextPair:
 
     @property
     def is_large(self) -> bool:
-        """Whether there is so much text that people wait for what is made of it."""
+        """Whether there is so much text that people wait for its vocabulary or ids."""
         sizes = (os.path.getsize(path) for path in (self.source, self.target))
         return sum(sizes) > LARGE
 
@@ -53,7 +53,8 @@ class TextPair:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of lines. Raises: ValueError if one file has more lines."""
-        source, target = read_lines(self.source), read_lines(self.target)
+        source = read_lines(self.source)
+        target = read_lines(self.target)
         for number, (s, t) in enumerate(itertools.zip_longest(source, target)):
             if s is None or t is None:
                 total = number + 1 + sum(1 for _ in itertools.chain(source, target))
@@ -68,7 +69,7 @@ class TextPair:
 
 @functools.lru_cache(maxsize=64)
 def _digest(path: Path, version: tuple[int, ...]) -> bytes:
-    """Return the digest of a file, which is kept for a version of it."""
+    """Return the digest of a file. It is cached for each version of the file."""
     digest = hashlib.blake2b(digest_size=16)
     announce(f"reading {path}", version[1] > 100 * LARGE)
     with open_text(path) as file:
@@ -91,11 +92,12 @@ def check_files(output: Path | None, source: Path | None, *others: Path | None) 
     """Check that all files are text and have as many lines as the source.
 
     Pipes are left alone. A source with no file beside it is read if there is an output
-    file, which an error in the last line would cost.
+    file: an error in the last line would come after all the work.
 
     Raises: ValueError if a file has more lines or is not text; OSError if it cannot be
     read.
     """
+    # What is read from a pipe is gone, so pipes are not compared.
     pipes = [x for x in (source, *others) if x and (x.is_fifo() or x.is_char_device())]
     compared = [path for path in others if path and path not in pipes]
     if source in pipes:

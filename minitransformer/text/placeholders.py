@@ -22,26 +22,23 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
 from zlib import crc32
 
 from minitransformer.settings.options import UsageError
 from minitransformer.text.lines import read_lines
 from minitransformer.text.tokenizer import Tokenizer
 
-Links: TypeAlias = Sequence[tuple[int, int]]
-
 # The names of items: symbols of a vocabulary, or numbers where it has none.
 SYMBOLS = tuple(f"⟦{n}⟧" for n in range(1, 10))
 NUMBERS = tuple("47 58 36 29 61 83 74 92 17 35 68 53 24 76 19 85 42 63 38 97".split())
-# A vocabulary gets the symbols for so many training pairs with something to copy.
+# A vocabulary gets the symbols if so many training pairs have something to copy.
 LEAST_PAIRS = 1000
 # Longer lines are translated as they are.
 MOST_CHARACTERS = 5000
 _NAME = re.compile(rf"⟦\d+⟧|(?<![\w.,])(?:{'|'.join(NUMBERS)})(?!\w|[.,]\d)")
 
 _PICTURE = "\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
-_LOOSE = rf"""  # what a sentence is whole without: comments, tags, escapes, emoji
+_LOOSE = rf"""  # a sentence is whole without these: comments, tags, escapes, emoji
     <!--.*?--> | </?[A-Za-z][^<>]*> | <\d+/?> | &(?:[A-Za-z]+|\#\w+); | \\[nrt]
   | (?:[0-9\#*]\ufe0f?\u20e3 | [{_PICTURE}] | \S\ufe0f)
     [\ufe0f\u200d\u20e3\U000e0020-\U000e007f{_PICTURE}]*
@@ -55,7 +52,7 @@ _ENDINGS = (
     "txt|pdf|md|json|xml|html?|css|js|py|c|h|cpp|java|sh|exe|zip|gz|tar|csv|log|toml|"
     "ya?ml|ini|docx?|xlsx?|jpe?g|png|gif|svg|mp[34]|com|org|net|edu|gov|io|dev|de|uk|fr"
 )
-_WORD = rf"""  # what has a place in the sentence
+_WORD = rf"""  # these have a place in the sentence
     ``.+?``(?!`) | `[^`]+` | ⟦\d+⟧  # code, names
   | (?:[a-z]+://|mailto:|www\.)  # addresses
     [^\s<>"()]*(?:\([^\s<>"()]*\)[^\s<>"()]*)*(?<![.,:;!?'])
@@ -72,7 +69,7 @@ _WORD = rf"""  # what has a place in the sentence
 """
 _LOOSE_ONLY = re.compile(rf"(?:{_LOOSE}|\W)+", re.X)
 _COUNT = rf"(?<![\w.,:])(?:\d{{1,4}}|{_GROUPED}|\d+[.,:]\d+)(?!\w|[.,:]\d)"
-# What all of the above have something of, and most lines have not.
+# All of the above have one of these signs, and most lines have none.
 _SIGN = re.compile(r"[^\w\s,.!?;:'\"()-]|--|\d|_|\w\.\w")
 _CLOSING = ".,:;!?…)]}\"'»”"
 _MARKS = _CLOSING + "([{«„“"
@@ -81,12 +78,13 @@ _MARKS = _CLOSING + "([{«„“"
 SPELLED = tuple(map(str, range(13)))
 
 # A rare name is a word with a capital and small letters that the vocabulary cuts into
-# at least so many pieces, also without the capital.
+# at least so many pieces, with its capital and without.
 LEAST_PIECES = 3
 
 # A word is a name respelled if their `SequenceMatcher.ratio` is at least SIMILAR, and
-# the mean log-probability of the word's pieces is below UNSURE.
-SIMILAR, UNSURE = 0.6, -0.3
+# the mean log-probability of the word's pieces is below UNSURE_LOG_PROB.
+SIMILAR = 0.6
+UNSURE_LOG_PROB = -0.3
 _LETTERS = re.compile(r"[^\W\d_]{3,}")
 
 
@@ -114,28 +112,30 @@ def read_glossary(path: Path) -> dict[str, str]:
 
     Raises: UsageError naming the first line that is something else.
     """
-    found = dict[str, str]()
+    glossary = dict[str, str]()
     for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
         term, _, output = map(str.strip, line.partition("\t"))
-        if line.strip() and (not (term and output) or "\t" in output or term in found):
+        if not (term and output) or "\t" in output or term in glossary:
             expected = "expected a new term, a tab and its translation"
             raise UsageError(f"{path}, line {number}: {expected}, got {line!r:.60}")
-        if line.strip():
-            found[term] = output
-    return found
+        glossary[term] = output
+    return glossary
 
 
 class Finder:
-    """Finds what a translation has as it is, or as the glossary says.
+    """Finds the items of a line: what is copied, and the terms of a glossary.
 
-    A term of the glossary also stands for itself with a capital letter. Characters that
-    no piece of the vocabulary has are copied, letters with the word that they are in.
+    A term also matches with a capital letter at its start. Characters that no piece of
+    the vocabulary has are copied; letters among them, with their whole word.
     """
 
     def __init__(
         self, tokenizer: Tokenizer | None = None, glossary: Mapping[str, str] = {}
     ) -> None:
-        self._normalise, self._known = lambda _: "", set[str]()
+        self._normalise = lambda _: ""
+        self._known = set[str]()
         self.has_symbols = False
         if tokenizer:
             self._normalise = tokenizer.normalise
@@ -160,6 +160,7 @@ class Finder:
 
         A line of more than MOST_CHARACTERS has none: to search it may take long.
         """
+        # Most lines have nothing to look for.
         unknown = {*self._normalise(line)} - self._known
         if unknown:
             unknown = {x for x in line if {*self._normalise(x)} - self._known}
@@ -167,11 +168,18 @@ class Finder:
         if not may_have or len(line) > MOST_CHARACTERS:
             return []
         pattern = self._pattern("".join(sorted(unknown)))
-        items, end, rest = list[Item](), 0, ""
+        # Collect the items, and the rest of the line, which the model reads.
+        items = list[Item]()
+        rest = ""
+        end = 0
         for match in pattern.finditer(line):
-            start, output, kind, read = match.start(), match[0], "word", ""
+            start = match.start()
+            output = match[0]
+            kind = "word"
+            read = ""
             rest += line[end:start]
-            before, behind = line[start - 1 : start], line[match.end() :][:1]
+            before = line[start - 1 : start]
+            behind = line[match.end() :][:1]
             touches = before.strip() != "", behind.isalnum()
             if match.lastgroup:
                 kind = match.lastgroup
@@ -190,40 +198,44 @@ class Finder:
         return items
 
     def hide_pair(self, source: str, target: str) -> tuple[str, str]:
-        """Put symbols in place of what both sides of a training pair have in order."""
-        copied = [x for x in self.find(source) if x.kind != "number"]
-        if not copied:
+        """Put symbols in place of items that both sides of a pair have in order."""
+        in_source = [x for x in self.find(source) if x.kind != "number"]
+        if not in_source:
             return source, target
-        there = [x for x in self.find(target) if x.kind != "number"]
-        if [x.output for x in copied] == [x.output for x in there]:
-            first = crc32(source.encode()) % len(SYMBOLS)  # all are learned alike
+        in_target = [x for x in self.find(target) if x.kind != "number"]
+        if [x.output for x in in_source] == [x.output for x in in_target]:
+            # Begin with any symbol, so that all are learned alike.
+            first = crc32(source.encode()) % len(SYMBOLS)
             names = SYMBOLS[first:] + SYMBOLS[:first]
-            hidden = hide(source, named(source, copied, names))
+            hidden = hide(source, named(source, in_source, names))
             if hidden.strip():
-                return hidden, hide(target, named(target, there, names))
+                return hidden, hide(target, named(target, in_target, names))
         return source, target
 
 
 def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the symbols, or none if too few of the first million pairs need them."""
     hide_pair = Finder().hide_pair
-    found = (x for x in itertools.islice(pairs, 10**6) if hide_pair(*x) != x)
-    enough = sum(1 for _ in itertools.islice(found, LEAST_PAIRS)) == LEAST_PAIRS
-    return SYMBOLS if enough else ()
+    need_them = (x for x in itertools.islice(pairs, 10**6) if hide_pair(*x) != x)
+    count = sum(1 for _ in itertools.islice(need_them, LEAST_PAIRS))
+    return SYMBOLS if count == LEAST_PAIRS else ()
 
 
 def named(line: str, items: Iterable[Item], names: Sequence[str]) -> list[Item]:
-    """Let the model read names in place of words and numbers; none if they are too few.
+    """Give items their names; return none if there are too few names.
 
-    It reads terms as they are, and without names nothing in place of what is copied.
+    The model reads names of words and numbers. It reads terms as they are. Without
+    `names` it reads nothing in place of items that are copied.
     """
-    free, result = iter([x for x in names if x not in line]), list[Item]()
+    free = iter([x for x in names if x not in line])
+    result = list[Item]()
     kinds = ("word", "number") if names else ()
     for number, item in enumerate(items, start=100):
         name = next(free, "") if item.kind in kinds else f"⟦{number}⟧"
         if not name:
             return []
-        read, output = item.read, item.output
+        read = item.read
+        output = item.output
         if item.kind in kinds:  # letters that touch the item do not touch the name
             before = line[item.start - 1 : item.start].isalnum()
             behind = item.touches[1]
@@ -237,13 +249,20 @@ def named(line: str, items: Iterable[Item], names: Sequence[str]) -> list[Item]:
 
 def hide(line: str, items: Iterable[Item]) -> str:
     """Return what the model reads of a line."""
-    read, end = "", 0
+    read = ""
+    end = 0
     for item in items:
-        read, end = read + line[end : item.start] + item.read, item.end
+        read += line[end : item.start] + item.read
+        end = item.end
     return read + line[end:]
 
 
-def place(line: str, items: Sequence[Item], translation: str, links: Links) -> str:
+def place(
+    line: str,
+    items: Sequence[Item],
+    translation: str,
+    links: Sequence[tuple[int, int]],
+) -> str:
     """Put the names of items that the model did not read into its translation.
 
     A copy goes behind the word that was made from the one before it, or before the word
@@ -252,13 +271,18 @@ def place(line: str, items: Sequence[Item], translation: str, links: Links) -> s
     """
     if all(item.read.strip() == item.name for item in items):
         return translation
-    source, words, last, shift = hide(line, items), translation.split() or [""], -1, 0
+    source = hide(line, items)
+    words = translation.split() or [""]
+    last = -1  # the word of the translation that has the item before
+    shift = 0  # from a place in the line to that in the source that the model read
     for item in items:
-        before, after = source[: item.start + shift], source[item.start + shift :]
+        before = source[: item.start + shift]
+        after = source[item.start + shift :]
         shift += len(item.read) - (item.end - item.start)
         if item.read.strip() == item.name:
             last = next((n for n, x in enumerate(words) if item.name in x), last)
             continue
+        # A term replaces the words that were made from it.
         number = len(before.split())  # of the next word that was read
         if item.kind == "term":
             first = number - bool(before[-1:].strip())
@@ -268,16 +292,21 @@ def place(line: str, items: Sequence[Item], translation: str, links: Links) -> s
                 whole = text.replace(text.strip(_MARKS) or text, item.name, 1)
                 words[own[0] : own[-1] + 1] = [whole, *[""] * (len(own) - 1)]
                 continue
+        # A copy opens the next word, or follows the word made from the one before it.
         opens = item.touches[1] and not item.touches[0]
         inside = before[-1:].isalnum()  # a mark that follows the word follows the item
         if not re.search(r"\w", before):
-            n, opens = 0, True
+            n = 0
+            opens = True
         elif not re.search(r"\w", after):
-            n, opens, inside = len(words) - 1, False, bool(after.strip())
+            n = len(words) - 1
+            opens = False
+            inside = bool(after.strip())
         else:
             i = max((i for i, _ in links if i < number + opens), default=-1)
             opens = opens and i == number
             n = (min if opens else max)((j for k, j in links if k == i), default=0)
+        # Items keep their order.
         if opens and n > last:
             space = "" if item.touches[1] or not words[n] else " "
             words[n] = item.name + space + words[n]
@@ -288,10 +317,10 @@ def place(line: str, items: Sequence[Item], translation: str, links: Links) -> s
             rest = words[n][len(text) :]
             words[n] = text + space + item.name + "\b" * item.touches[1] + rest
         last = n
-    return _joined(" ".join(filter(None, words)))
+    return _without_backspaces(" ".join(filter(None, words)))
 
 
-def _joined(text: str) -> str:
+def _without_backspaces(text: str) -> str:
     """Take out each backspace with the spaces around it."""
     return re.sub(" ?\x08 ?", "", text)
 
@@ -311,20 +340,23 @@ def restore(items: Sequence[Item], translation: str) -> str | None:
 
     None if a name was lost, doubled or invented, or if copies changed their order.
     """
-    own, terms = [x.name for x in items], [x.name for x in items if x.kind == "term"]
-    found = [x for x in _NAME.findall(translation) if x in own or x[0] == "⟦"]
-    copies = [[x for x in names if x not in terms] for names in (found, own)]
-    if sorted(found) != sorted(own) or copies[0] != copies[1]:
+    names = [x.name for x in items]
+    terms = [x.name for x in items if x.kind == "term"]
+    written = [x for x in _NAME.findall(translation) if x in names or x[0] == "⟦"]
+    if sorted(written) != sorted(names):
+        return None
+    if [x for x in written if x not in terms] != [x for x in names if x not in terms]:
         return None
     outputs = {x.name: x.output for x in items}
-    return _joined(_NAME.sub(lambda x: outputs.get(x[0], x[0]), translation))
+    text = _NAME.sub(lambda x: outputs.get(x[0], x[0]), translation)
+    return _without_backspaces(text)
 
 
 def lacking(translation: str, items: Iterable[Item]) -> list[Item]:
-    """Return the items that a translation has not.
+    """Return the items that a translation lacks.
 
-    8.760 may stand for 8,760, and numbers up to twelve may be spelled if no number is
-    written in digits.
+    8.760 may stand for 8,760. Numbers up to twelve may be spelled if the translation
+    has none in digits.
     """
     plain = re.sub(r"(?<=\d)[.,:](?=\d)", "", translation)
     written = re.findall(r"\d+", plain)
@@ -347,7 +379,7 @@ def hide_in_prefix(prefix: str, items: Iterable[Item]) -> str:
 
 
 def rare_names(tokenizer: Tokenizer, texts: Iterable[str]) -> set[str]:
-    """Return what may be names in texts: their rare words with a capital."""
+    """Return words of texts that may be names: rare ones with a capital."""
     words = list({word for text in texts for word in _capitalised(text)})
     pieces, small = (
         map(len, tokenizer.encode(forms))
@@ -360,33 +392,33 @@ def rare_names(tokenizer: Tokenizer, texts: Iterable[str]) -> set[str]:
 def near_misses(names: set[str], source: str, translation: str) -> dict[str, str]:
     """Return words of a translation and, for each, a name that it may stand for.
 
-    The source has the name and the translation has not. The word is the one of the
-    translation that is most similar to it.
+    The source has the name, and the translation lacks it. The word is the most similar
+    one of the translation.
     """
     lacking = [x for x in _capitalised(source) if x in names and x not in translation]
     words = [word for word in _capitalised(translation) if word not in source]
-    found = dict[str, str]()
+    respelled = dict[str, str]()
     for name in lacking if words else ():
         similarity, word = max((_similarity(name, word), word) for word in words)
         if similarity >= SIMILAR:
-            found.setdefault(word, name)
-    return found
+            respelled.setdefault(word, name)
+    return respelled
 
 
 def copy_names(
     translation: str, names: dict[str, str], words: Iterable[tuple[str, float | None]]
 ) -> str:
-    """Return a translation with names in place of words of which the model is unsure.
+    """Put names in place of words of which the model is unsure.
 
-    `names` are those of `near_misses`; `words` has the log-probability of each word.
+    `names` come from `near_misses`; `words` has the log-probability of each word.
     """
     unsure = {
         word: names[word]
         for text, log_prob in words
-        if log_prob is not None and log_prob < UNSURE
+        if log_prob is not None and log_prob < UNSURE_LOG_PROB
         for word in names.keys() & _LETTERS.findall(text)
     }
-    return _LETTERS.sub(lambda found: unsure.get(found[0], found[0]), translation)
+    return _LETTERS.sub(lambda word: unsure.get(word[0], word[0]), translation)
 
 
 def _capitalised(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 # Stops with the quotes and brackets that close after them.
 WIDE_CLOSERS = r"[」』）》〉】〕”’\"')]"
@@ -21,7 +22,7 @@ STOP = re.compile(
 )
 ENDS_WIDE = re.compile(rf"{WIDE}$")
 
-# What follows: white space, what opens a sentence, and its first word or character.
+# The text after a stop: white space, opening marks, and the first word or character.
 NEXT = re.compile(
     r"(?P<space>\s*)[\"'“”„‚‘’«»‹›(\[{「『（《〈【¿¡–—•*#\s-]*"
     r"(?P<word>https?:|www\.|[^\W\d_]+(?:['’][^\W\d_]+)?\.?|.)"
@@ -29,16 +30,16 @@ NEXT = re.compile(
 
 ADDRESSES = "http:", "https:", "www."
 
-# What comes before a full stop: a word with its dots, and initials before it.
+# The end of the text before a full stop: a word with its dots, and initials before it.
 LAST = re.compile(r"(?:\b[^\W\d_]\.[\s-]?)*[\w’'§.-]*$")
 
 # Words of languages, which the file explains.
 LISTS = Path(__file__).with_name("abbreviations.txt").read_text(encoding="utf-8")
 NEVER, BEFORE_NUMBER, SELDOM, BEGINNINGS, BEFORE_ORDINAL = (
-    frozenset(found.partition("]")[2].split()) for found in LISTS.split("[")[1:]
+    frozenset(section.partition("]")[2].split()) for section in LISTS.split("[")[1:]
 )
 
-# Initials and some numbers are as the words that seldom end a sentence.
+# Initials, Roman numbers and names of streets seldom end a sentence, as those words do.
 INITIAL = re.compile(r"(?:\w\.)*[^\W\d_]|[IVXLC]+|\w+str")
 DAY = re.compile(r"\d{1,3}")
 
@@ -48,8 +49,10 @@ ITEM = re.compile(r"(?:^|:)\W*(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)$")
 # A word whose capitals are put aside.
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 
-# How many characters before a stop are looked at, and around the middle of a long text.
-CONTEXT, REACH = 40, 1000
+# How many characters before a stop decide whether it ends a sentence.
+CONTEXT = 40
+# How far from the middle of a long sentence it is divided, in characters.
+REACH = 1000
 
 # Where a sentence is best divided: after punctuation, which in ASCII ends a word.
 CLOSING = r"[\"'\p{Pe}\p{Pf}]*"
@@ -59,65 +62,78 @@ PUNCTUATION = (
 )
 
 
-def split_sentences(text: str) -> list[str]:
-    """Return white space and sentences by turns, which together are the text.
+class Sentence(NamedTuple):
+    """A sentence, or half of a long one, and the white space before it."""
 
-    The first and the last are white space, if only the empty string.
+    space: str
+    text: str
+
+
+def split_sentences(line: str) -> list[Sentence]:
+    """Divide a line into its sentences; a blank line has one, which is empty.
+
+    Together they are the line, up to the white space at its end.
     """
-    lead, core, tail = as_one_sentence(text)
-    split, start, end = [lead], len(lead), len(lead) + len(core)
-    is_lower = core.islower()
-    for stop in STOP.finditer(text, start, end):
-        following = NEXT.match(text, stop.end(), end)
-        before = text[max(start, stop.start() - CONTEXT) : stop.start()]
+    space, text = as_one_sentence(line)
+    start = len(space)
+    end = start + len(text)
+    is_lower = text.islower()
+    sentences = list[Sentence]()
+    for stop in STOP.finditer(line, start, end):
+        following = NEXT.match(line, stop.end(), end)
+        before = line[max(start, stop.start() - CONTEXT) : stop.start()]
         if following and _ends(before, stop["stop"], following["word"], is_lower):
-            split += [text[start : stop.end()], following["space"]]
+            sentences.append(Sentence(space, line[start : stop.end()]))
+            space = following["space"]
             start = following.end("space")
-    return [*split, text[start:end], tail]
+    return [*sentences, Sentence(space, line[start:end])]
 
 
-def as_one_sentence(text: str) -> list[str]:
-    """Return the white space before a text, the text, and the white space after it."""
-    core = text.strip()
-    lead, _, tail = text.partition(core) if core else (text, "", "")
-    return [lead, core, tail]
+def as_one_sentence(line: str) -> Sentence:
+    """Return a line as one sentence, without the white space at its end."""
+    line = line.rstrip()
+    text = line.lstrip()
+    return Sentence(line.removesuffix(text), text)
 
 
-def usual_sentences(lines: Iterable[str]) -> int:
-    """Return how many sentences half of the lines have at most."""
-    counts = sorted(len(split_sentences(line)) // 2 for line in lines)
+def median_sentences(lines: Iterable[str]) -> int:
+    """Return the median of the number of sentences in a line, the lower one of two."""
+    counts = sorted(len(split_sentences(line)) for line in lines)
     return counts[(len(counts) - 1) // 2]
 
 
-def halved(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Return white space between parts that fit: halves of the text, or these halved.
+def halved(sentence: Sentence, fits: Callable[[str], bool]) -> list[Sentence]:
+    """Divide a sentence into halves, and these again, until each text fits.
 
-    A text is divided near its middle: after punctuation if there is any between the
-    quarters, else between words, else between characters. The parts come first, third,
-    and so on.
+    A sentence is divided near its middle: after punctuation if there is any between the
+    quarters, else between words, else between characters.
     """
+    space, text = sentence
     if len(text) < 2 or fits(text):
-        return [text]
+        return [sentence]
     import regex  # here, since most commands are to start without delay
 
-    first = end = middle = len(text) // 2
+    # Of the best kind of place that there is, take the one nearest to the middle.
+    left_end = right_start = middle = len(text) // 2
     kinds = (PUNCTUATION, middle // 2), (r"\s+", middle), (r"\X\K", middle)
     for pattern, reach in kinds:
         begin = middle - min(reach, REACH)
         stop = len(text) - begin
-        found = regex.finditer(pattern, text, pos=begin, endpos=stop)
-        inside = [x.span() for x in found if begin < x.start() and x.end() < stop]
+        matches = regex.finditer(pattern, text, pos=begin, endpos=stop)
+        inside = [x.span() for x in matches if begin < x.start() and x.end() < stop]
         if inside:
-            first, end = min(inside, key=lambda span: abs(span[0] - middle))
+            left_end, right_start = min(inside, key=lambda span: abs(span[0] - middle))
             break
-    return [*halved(text[:first], fits), text[first:end], *halved(text[end:], fits)]
+    left = Sentence(space, text[:left_end])
+    right = Sentence(text[left_end:right_start], text[right_start:])
+    return [*halved(left, fits), *halved(right, fits)]
 
 
 def space_after(translation: str, space: str) -> str:
-    """Return what stands between the translation of a sentence and the next one.
+    """Return the white space between the translation of a sentence and the next one.
 
-    That is the white space of the source; but between one space and none, the script of
-    the translation decides.
+    It is that of the source, unless this is one space or none: then the script of the
+    translation decides.
     """
     if space.strip(" ") or len(space) > 1:
         return space
@@ -127,42 +143,48 @@ def space_after(translation: str, space: str) -> str:
 def without_capitals(
     text: str, encode: Callable[[list[str]], list[list[int]]]
 ) -> str | None:
-    """Return text in capitals as it usually is, None if it is not in capitals.
+    """Return text in capitals as it is usually written; None if it is not in capitals.
 
-    Of each word in small letters, with a capital and in capitals, that is taken which
-    has fewest word pieces, or the more frequent ones, which have lower ids. So names
-    keep a capital, and text stays that has no word of one piece, as abbreviations do.
+    A word is written in small letters, with a capital or in capitals. The form with the
+    fewest word pieces is taken; of two, the one with the lower ids, which is more
+    frequent. So names keep their capital. Text in which no word becomes a single piece
+    stays as it is, as abbreviations do: None.
     """
     if not all(letter.isupper() for letter in text if letter.isalpha()):
         return None
-    usual = []
+    # Choose the form of each word.
+    chosen = []
     for word in WORD.findall(text):
         forms = [word.lower(), word.capitalize(), word]
-        sizes = [(len(ids), ids) for ids in encode(forms)]
-        usual.append(min(zip(sizes, forms, strict=True)))
-    if not any(n == 1 < len(word) and not word.isupper() for (n, _), word in usual):
+        costs = [(len(ids), ids) for ids in encode(forms)]
+        chosen.append(min(zip(costs, forms, strict=True)))
+    if not any(n == 1 < len(word) and not word.isupper() for (n, _), word in chosen):
         return None
-    words = (word for _, word in usual)
-    small = WORD.sub(lambda found: next(words), text)
+    # Put these forms in place of the words, and begin with a capital.
+    words = (word for _, word in chosen)
+    small = WORD.sub(lambda match: next(words), text)
     return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), small, count=1)
 
 
 def _ends(before: str, stops: str | None, word: str, is_lower: bool) -> bool:
-    """Whether stops end the sentence whose last characters are given.
+    """Whether `stops` between the characters `before` and a `word` end a sentence.
 
-    `word` follows. The text may be in lower case.
+    `is_lower` says that the whole line is in lower case.
     """
     if stops is None:  # wide ones, which stand nowhere else
         return True
+    # What follows must be able to begin a sentence.
     first = word[0]
     if first.islower() and not is_lower and word not in ADDRESSES:
         return False
     if not (first.isalnum() or first > "\u2fff"):  # letters, digits, CJK, emoji
         return False
+    # An ellipsis after one word, or before "I", is a pause; other signs always end.
     if stops == "…" or stops.startswith(".."):
         return len(before.split()) > 1 and not re.fullmatch("I(['’].*)?", word)
     if stops != ".":
         return True
+    # A full stop may belong to the number of an item or to an abbreviation.
     if ITEM.search(before):
         return False
     last = re.sub(r"[\s-]", "", LAST.findall(before)[0])
@@ -170,6 +192,7 @@ def _ends(before: str, stops: str | None, word: str, is_lower: bool) -> bool:
     names = {last, last.lower(), tail, tail.lower()}
     if names & NEVER or (names & BEFORE_NUMBER and first.isdigit()):
         return False
+    # After an ordinal or an initial, only some words begin a sentence.
     previous = "".join(before.split()[-2:-1]).lower()
     around = previous in BEFORE_ORDINAL or previous[-1:] == ","
     if (around and DAY.fullmatch(last)) or names & SELDOM or INITIAL.fullmatch(last):

@@ -23,15 +23,15 @@ SPECIAL = "<pad>", "<unk>", "<s>", "</s>"
 # SentencePiece's mark for a space; a piece that starts with this mark begins a word.
 SPACE = "\u2581"
 
-# Vocabularies of at least this size include the 256 bytes as pieces, which would take
-# too large a share of a smaller one.
+# Vocabularies of at least this size include the 256 bytes as pieces. Of a smaller one,
+# they would take too large a share.
 BYTES_FROM_SIZE = 1024
 
 # From longer text, a vocabulary is learned on a random sample of this many lines.
 MAX_SENTENCES = 1_000_000
 
-# Lines of more bytes take no part in it: from a word of 300,000 characters,
-# SentencePiece cannot learn a unigram vocabulary.
+# Longer lines, in bytes, are left out: SentencePiece cannot learn a unigram vocabulary
+# from a word of 300,000 characters.
 MAX_SENTENCE = 1 << 15
 
 
@@ -45,13 +45,13 @@ class Tokenizer:
     `model` is the serialised SentencePiece model, which is part of every checkpoint.
     A character that the training text lacks becomes the pieces of its UTF-8 bytes, such
     as <0xE2>; in vocabularies of fewer than BYTES_FROM_SIZE pieces, it is unknown.
+    Lines are cleaned first (`clean`), then normalised as the model says. A model that
+    is learned here only joins spaces (identity); NFKC, SentencePiece's default, makes
+    letters of a ligature. The special symbols have the ids PAD_ID to EOS_ID, whatever
+    ids they have in the model; its other pieces follow in their order.
 
     Differs: the paper's English-French vocabulary is one of word pieces (Wu et al.,
-    2016). Lines are cleaned first (`clean`), and then normalised as the model says: in
-    one that is learned here, nothing changes but that spaces are joined (identity); by
-    NFKC, the default of SentencePiece, a ligature becomes its letters.
-    The special symbols have the ids PAD_ID to EOS_ID here; in a model with others, or
-    without some of them, they come first, and the other pieces follow in their order.
+    2016).
 
     Raises: ValueError if `model` is damaged.
     """
@@ -59,23 +59,22 @@ class Tokenizer:
     def __init__(self, model: bytes) -> None:
         self.model = model
         try:
-            if not model:  # which SentencePiece would complain about only later
+            if not model:  # SentencePiece would complain only later
                 raise RuntimeError("no bytes")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            # All pieces are read now, because those of a damaged model may be no text.
+            # Read all pieces now: in a damaged model, some may be no text.
             pieces = self._processor.id_to_piece(list(range(len(self._processor))))
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(
                 "expected a SentencePiece model, got other bytes"
             ) from error
+        # Find the model's ids of the special symbols, which it may have as mere pieces.
         p = self._processor
-        found = {PAD_ID: p.pad_id(), UNK_ID: p.unk_id()}
-        found |= {BOS_ID: p.bos_id(), EOS_ID: p.eos_id()}
-        special = [found[i] for i in range(len(SPECIAL))]
+        special = [p.pad_id(), p.unk_id(), p.bos_id(), p.eos_id()]
         for i, name in enumerate(SPECIAL):
-            if special[i] < 0 and name in pieces:  # a piece without that role
+            if special[i] < 0 and name in pieces:
                 special[i] = pieces.index(name)
-        # The model's id of each id here, or -1 if it lacks the symbol, and the inverse.
+        # Map our ids to the model's, -1 for a symbol that it lacks, and back.
         others = [i for i in range(len(pieces)) if i not in special]
         self._theirs = [*special, *others]
         self._ours = {theirs: i for i, theirs in enumerate(self._theirs)}
@@ -107,17 +106,20 @@ class Tokenizer:
         Raises: VocabularyError saying which size is possible if this one is not, or
         what `lines` raises.
         """
-        model, failures = io.BytesIO(), list[Exception]()
+        model = io.BytesIO()
+        failures = list[Exception]()
 
+        # SentencePiece keeps only the message of an error that `lines` raises.
         def reported() -> Iterator[str]:
             try:
                 yield from map(clean, lines)
             except Exception as error:
-                failures.append(error)  # of which SentencePiece keeps the message only
+                failures.append(error)
                 raise
 
-        usual = {"model_type": "bpe", "character_coverage": 1.0}
-        usual["normalization_rule_name"] = "identity"
+        # Byte-pair encoding of all characters as they are, unless options override it.
+        defaults = {"model_type": "bpe", "character_coverage": 1.0}
+        defaults["normalization_rule_name"] = "identity"
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=reported(),
@@ -133,7 +135,7 @@ class Tokenizer:
                 eos_id=EOS_ID,
                 num_threads=num_threads,
                 minloglevel=2,
-                **{**usual, **options},
+                **{**defaults, **options},
             )
         except (RuntimeError, OSError) as error:
             if failures:
@@ -162,12 +164,12 @@ class Tokenizer:
         """
         try:
             cleaned = [clean(line) for line in lines]
-            found = self._processor.encode(cleaned, num_threads=num_threads)
+            encoded = self._processor.encode(cleaned, num_threads=num_threads)
         except TypeError as error:
             raise _surrogate_error(lines) from error
         if self._is_permuted:
-            return [[self._ours[i] for i in ids] for ids in found]
-        return found
+            return [[self._ours[i] for i in ids] for ids in encoded]
+        return encoded
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the detokenised text of each list of ids.
@@ -190,10 +192,10 @@ class Tokenizer:
             raise _surrogate_error([text]) from error
 
     def keeps(self, character: str) -> bool:
-        """Whether text with this character is what is read, up to its composed form."""
+        """Whether normalisation keeps a character, or only composes it."""
         word = unicodedata.normalize("NFC", f"x{character}x")
-        found = unicodedata.normalize("NFC", self.normalise(word).strip(SPACE))
-        return character.isspace() or found == word
+        normal = unicodedata.normalize("NFC", self.normalise(word).strip(SPACE))
+        return character.isspace() or normal == word
 
     def keeps_whole(self, symbol: str) -> bool:
         """Whether a text is one piece wherever it stands, as a user symbol is."""
@@ -235,16 +237,17 @@ def _surrogate_error(lines: Sequence[str]) -> ValueError:
 
 def _explain(message: str, vocab_size: int) -> str:
     """Put SentencePiece's error in terms of our settings."""
-    if found := re.search(r"value <= (\d+)", message):
-        limit = int(found[1])
-        if vocab_size >= BYTES_FROM_SIZE > limit:  # fewer pieces come without bytes
+    # Vocabularies around BYTES_FROM_SIZE gain or lose the 256 bytes.
+    if match := re.search(r"value <= (\d+)", message):
+        limit = int(match[1])
+        if vocab_size >= BYTES_FROM_SIZE > limit:
             limit -= 256
         return (
             f"vocab_size: expected at most {limit} word pieces, which is what this "
             f"text supports, got {vocab_size}"
         )
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        least = int(found[1])
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        least = int(match[1])
         if vocab_size < BYTES_FROM_SIZE <= least:
             least += 256
         return (

@@ -28,10 +28,8 @@ from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
 from minitransformer.text.tokenizer import SPACE, Tokenizer
 from minitransformer.translation.batch_translation import map_batches
+from minitransformer.translation.beam_search import Links
 from minitransformer.translation.incremental_decoding import Ensemble
-
-# Pairs of a source word and a target word, counted from 0.
-Links: TypeAlias = tuple[tuple[int, int], ...]
 
 # A text and its word pieces.
 Encoded: TypeAlias = tuple[str, Sequence[int]]
@@ -41,25 +39,29 @@ def align_words(
     model: Transformer | Ensemble,
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[Encoded, Encoded]],
+    *,
     tag_length: int = 0,
     max_tokens: int = 4096,
     num_threads: int = 1,
 ) -> list[Links]:
     """Align the words of texts and translations.
 
-    The ids of each text begin with `tag_length` of a tag, which it does not have.
+    The first `tag_length` ids of each text are those of a tag, which is not in it.
     """
+    # From the attention between pieces, take how much each word is made from each.
     sources, targets = ([pair[side][1] for pair in pairs] for side in (0, 1))
-    found = piece_weights(model, sources, targets, max_tokens, num_threads)
-    results: list[Links] = []
-    for (source, target), weights in zip(pairs, found, strict=True):
-        words = words_of_pieces(tokenizer, *source, tag_length)
-        sums = word_weights(weights, words, words_of_pieces(tokenizer, *target))
-        made = np.flatnonzero(sums.any(axis=1)).tolist()
-        links = sorted((int(sums[j].argmax()), j) for j in made)
+    of_pieces = piece_weights(model, sources, targets, max_tokens, num_threads)
+    alignments: list[Links] = []
+    for (source, target), weights in zip(pairs, of_pieces, strict=True):
+        source_words = words_of_pieces(tokenizer, *source, tag_length)
+        target_words = words_of_pieces(tokenizer, *target)
+        of_words = word_weights(weights, source_words, target_words)
+        # Link each target word to the source word with the largest weight.
+        linked = np.flatnonzero(of_words.any(axis=1)).tolist()
+        links = sorted((int(of_words[j].argmax()), j) for j in linked)
         has_words = source[0].strip() and target[0].strip()
-        results.append(tuple(links) if has_words else ())
-    return results
+        alignments.append(tuple(links) if has_words else ())
+    return alignments
 
 
 def piece_weights(
@@ -78,7 +80,8 @@ def piece_weights(
     """
     members = model.members if isinstance(model, Ensemble) else [model]
     xp = array_module(model.embedding.table.data)
-    source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
+    source = Ragged.from_lists(sources)
+    target = Ragged.from_lists(targets)
 
     def align_batch(batch: np.ndarray) -> list[np.ndarray]:
         # BOS and all pieces but the last: the end may have no position left.
@@ -98,30 +101,32 @@ def piece_weights(
 
 
 def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Array:
-    """Return the mean attention to the source, of the heads of the upper layers.
+    """Return the mean attention to the source of all heads in the upper layers.
 
-    Both are ids; the target begins with BOS. Shapes: source [B, S], target [B, T]
+    Both sides are ids; the target begins with BOS. Shapes: source [B, S], target [B, T]
     -> [B, T, S]
     """
     layers = len(model.decoder)
     upper = range(first_aligning_layer(layers), layers)
     cross = [len(model.encoder) + 2 * layer + 1 for layer in upper]
-    found = attention_weights(model, source, target, cross)
-    return sum(weights.mean(axis=1) for weights in found) / len(found)
+    layers_weights = attention_weights(model, source, target, cross)
+    return sum(weights.mean(axis=1) for weights in layers_weights) / len(layers_weights)
 
 
 def attention_weights(
     model: Transformer, source: Array, target: Array, chosen: Sequence[int]
 ) -> list[Array]:
-    """Return the weights of some attentions of a pass through the model.
+    """Return the weights of the `chosen` attention sub-layers in a forward pass.
 
-    They are counted from 0: one in each layer of the encoder, then two in each layer of
-    the decoder, self-attention and cross-attention. Targets begin with BOS.
+    Sub-layers are counted from 0: one in each layer of the encoder, then two in each
+    layer of the decoder, self-attention and cross-attention. Targets begin with BOS.
 
     Shapes: source [B, S], target [B, T] -> each [B, H, any, any]
     """
-    recorded, counted = list[Array](), itertools.count()
+    recorded = list[Array]()
+    counted = itertools.count()
 
+    # The model calls the attention primitive once for each sub-layer, in their order.
     def observer(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
         if name != "attention" or next(counted) not in chosen:
             return body
@@ -150,15 +155,17 @@ def words_of_pieces(
 ) -> np.ndarray:
     """Return the number of the word of `text` that each of its pieces belongs to.
 
-    Words are what has white space around it. The first `tag_length` pieces, of a tag,
-    belong to none, which is -1.
+    White space divides words. The first `tag_length` pieces are those of a tag, whose
+    number is -1.
     """
     if tag_length and ids:
         own = words_of_pieces(tokenizer, text, ids[tag_length:])
         return np.concatenate([np.full(tag_length, -1), own])
+    # Cut the pieces where a word begins, and count the words of each segment.
     pieces = tokenizer.pieces(ids)
     starts = [i for i, piece in enumerate(pieces) if piece.startswith(SPACE)]
-    words, count = list[int](), 0
+    words = list[int]()
+    count = 0
     for first, end in zip([0, *starts], [*starts, len(ids)], strict=True):
         [segment] = tokenizer.decode([ids[first:end]])
         begun = [len(segment.split())] * (end - first)
@@ -168,11 +175,12 @@ def words_of_pieces(
         words += [count + max(number, 1) - 1 for number in begun]
         count += begun[-1] if begun else 0
     words = [min(word, max(count - 1, 0)) for word in words]
+    # Normalisation may have made two words or none of one: count the original ones.
     originals = text.split()
-    if originals and count != len(originals):  # normalisation made one word two or none
+    if originals and count != len(originals):
         normal = [tokenizer.normalise(w).replace(SPACE, " ").split() for w in originals]
         owners = np.repeat(np.arange(len(originals)), [len(parts) for parts in normal])
-        if not len(owners):  # nothing that is printed, so all is the first word's
+        if not len(owners):  # nothing is printed: all belongs to the first word
             return np.zeros(len(words), int)
         words = [int(owners[min(word, len(owners) - 1)]) for word in words]
     return np.array(words, int)
@@ -188,13 +196,14 @@ def word_weights(
 ) -> np.ndarray:
     """Return how much each target word is made from each source word.
 
-    That is the sum over the pieces of the source word, and the mean over those of the
-    target word. A source piece of word -1 counts for none.
+    It is the sum over the source word's pieces and the mean over the target word's. A
+    source piece of word -1 is left out.
 
     Shapes: weights [T, S], source_words [S], target_words [T] -> [any, any]
     """
     counts = source_words >= 0
-    weights, source_words = weights[:, counts], source_words[counts]
+    weights = weights[:, counts]
+    source_words = source_words[counts]
     size = [int(words.max(initial=-1)) + 1 for words in (target_words, source_words)]
     sums = np.zeros(size)
     np.add.at(sums, (target_words[:, None], source_words), weights)

@@ -25,6 +25,9 @@ from minitransformer.translation.incremental_decoding import (
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
 
+# A word alignment: pairs of a source word and a target word, counted from 0.
+Links: TypeAlias = tuple[tuple[int, int], ...]
+
 # Each word with the mean log-probability of its tokens or, if it was copied, None.
 Words: TypeAlias = tuple[tuple[str, float | None], ...]
 
@@ -35,11 +38,10 @@ class Hypothesis:
 
     `log_prob` is the sum of the log-probabilities of the tokens and, unless the search
     was cut off, EOS; `score` is log_prob / ((5 + n) / 6)^alpha for n of these.
-    What follows is added by a `Translator`. `text` is what the tokens say, `alignment`
-    has pairs of a source word and a target word, and `words` says how sure the model is
-    of each. `mean_log_prob` is that of all tokens, and `confidence` the share of
-    validation sentences of which the model was less sure; of a line in parts, both are
-    those of its least sure part.
+    A `Translator` adds the other fields: the detokenised `text`, its word `alignment`,
+    and how sure the model is of each of its `words`. `mean_log_prob` is the mean over
+    the tokens, and `confidence` is the share of validation sentences of which the model
+    was less sure. Both describe the least sure sentence of a line.
 
     Units: nats
     """
@@ -47,7 +49,7 @@ class Hypothesis:
     tokens: tuple[int, ...]
     score: float
     log_prob: float
-    alignment: tuple[tuple[int, int], ...] = ()
+    alignment: Links = ()
     text: str = ""
     words: Words = ()
     mean_log_prob: float = 0.0

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from operator import add
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from minitransformer.text.placeholders import (
     restore,
 )
 from minitransformer.text.sentences import (
+    Sentence,
     as_one_sentence,
     halved,
     space_after,
@@ -41,24 +43,34 @@ from minitransformer.text.sentences import (
     without_capitals,
 )
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.alignment import Encoded, Links, align_words
+from minitransformer.translation.alignment import Encoded, align_words
 from minitransformer.translation.batch_translation import score_targets, translate_ids
-from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.beam_search import Hypothesis, Links
 from minitransformer.translation.confidence import SHARES, sure_words, with_copies
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
 
 
+class Segment(NamedTuple):
+    """Text that is translated at once: a line, a sentence, or half of a long one.
+
+    Errors call its line by `number`; its translation begins with `prefix`.
+    """
+
+    text: str
+    number: int = 1
+    prefix: str = ""
+
+
 class Translator:
     """A model or an ensemble with its tokenizer.
 
-    It translates on `num_threads` workers; `decoding` is how it decodes by default.
-    `tag` is a symbol of the vocabulary that is put before every source line,
-    `usual_sentences` is how many sentences the model learned to translate at once, and
+    It translates on `num_threads` workers; `decoding` has its default settings. `tag`
+    is a symbol of the vocabulary that is put before every source line.
+    `median_sentences` is the median of the sentences in a line of the training text,
     `glossary` has the translations of terms, and `quantiles` are the state's
-    `log_prob_quantiles`. Where a method takes `first_line`, that is the number by which
-    errors call the first of its lines.
+    `log_prob_quantiles`. Errors count lines from `first_line`.
 
     Raises: UsageError if the tag is no symbol of the vocabulary.
     """
@@ -67,20 +79,23 @@ class Translator:
         self,
         model: Transformer | Ensemble,
         tokenizer: Tokenizer,
+        *,
         num_threads: int = 1,
         decoding: DecodingConfig | None = None,
         tag: str | None = None,
-        usual_sentences: int = 1,
+        median_sentences: int = 1,
         glossary: Mapping[str, str] | None = None,
         quantiles: Sequence[float] = (),
     ) -> None:
         if tag is not None and not tokenizer.keeps_whole(tag):
             raise UsageError(f"--tag: expected a symbol of the vocabulary, got {tag!r}")
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
         self.tag = tokenizer.encode([tag])[0] if tag else []
         self.num_threads = num_threads
         self.decoding = TranslationConfig(**vars(decoding or DecodingConfig()))
-        self.usual_sentences, self.quantiles = usual_sentences, quantiles
+        self.median_sentences = median_sentences
+        self.quantiles = quantiles
         self._items = Finder(tokenizer, glossary or {})
 
     def use_device(self) -> None:
@@ -105,8 +120,8 @@ class Translator:
         prefixes: Iterable[str] | None = None,
     ) -> list[str]:
         """Return the best translation of each line."""
-        found = self.hypotheses(lines, config, first_line, prefixes)
-        return [best.text for best, *_ in found]
+        ranked = self.hypotheses(lines, config, first_line, prefixes)
+        return [best.text for best, *_ in ranked]
 
     def hypotheses(
         self,
@@ -117,10 +132,10 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Return the `config.nbest` best translations of each line, best first.
 
-        The n-th best translation of a line in several parts (`divide`) consists of the
-        n-th best of each, whose scores are added. `prefixes` has what the translation
-        of each line begins with; an empty one asks for nothing. A `TranslationConfig`
-        may ask for samples or word alignments.
+        If a line is divided (`divide`), its n-th best translation joins the n-th best
+        of each sentence, and their scores are added. The translation of each line
+        begins with its prefix, which may be empty. A `TranslationConfig` may ask for
+        samples or word alignments.
 
         Raises: ValueError naming a line that has no translation with its prefix.
         """
@@ -128,56 +143,72 @@ class Translator:
             config = TranslationConfig(**vars(config))
         # Layout is kept, but not what other programs may take for the end of a line.
         lines = [" ".join(x.splitlines()) for x in as_list_of_str("lines", lines)]
-        given = [""] * len(lines) if prefixes is None else prefixes
-        prefixes = as_list_of_str("prefixes", given, len(lines))
-        divided = [*self.divide(lines, config, prefixes)]
-        parts = [part for split in divided for part in split[1::2]]
-        numbers = [n for n, x in enumerate(divided, first_line) for _ in x[1::2]]
-        begun = [
-            beginning
-            for prefix, split in zip(prefixes, divided, strict=True)
-            for beginning in [prefix, *[""] * (len(split) // 2 - 1)]
+        if prefixes is None:
+            prefixes = [""] * len(lines)
+        prefixes = as_list_of_str("prefixes", prefixes, len(lines))
+
+        # Translate the sentences of all lines at once. The first has the line's prefix.
+        divided = list(self.divide(lines, config, prefixes))
+        segments = [
+            Segment(sentence.text, number, prefix if i == 0 else "")
+            for number, (prefix, sentences) in enumerate(
+                zip(prefixes, divided, strict=True), start=first_line
+            )
+            for i, sentence in enumerate(sentences)
         ]
-        translated = self._translate_around_items(parts, config, numbers, begun)
-        for part, number, best in zip(parts, numbers, translated, strict=True):
-            if config.alignment and self._items.find(part):  # all words were not read
+        translated = self._translate_around_items(segments, config)
+
+        # Align again where the model did not read all words.
+        for (text, number, _), best in zip(segments, translated, strict=True):
+            if config.alignment and self._items.find(text):
                 texts = [h.text for h in best]
-                links = self.align([part] * len(best), texts, config, number)
-                each = zip(best, links, strict=True)
-                best[:] = [replace(h, alignment=x) for h, x in each]
-        found = iter(translated)
-        return [_joined(split, [next(found) for _ in split[1::2]]) for split in divided]
+                links = self.align([text] * len(best), texts, config, number)
+                aligned = zip(best, links, strict=True)
+                best[:] = [replace(h, alignment=own) for h, own in aligned]
+
+        # Join the translations of each line's sentences.
+        remaining = iter(translated)
+        return [
+            _join_sentences(
+                sentences,
+                [next(remaining) for _ in sentences],
+                end=line[len(line.rstrip()) :],
+            )
+            for line, sentences in zip(lines, divided, strict=True)
+        ]
 
     def divide(
         self,
         lines: Sequence[str],
         config: TranslationConfig,
         prefixes: Sequence[str],
-    ) -> Iterator[list[str]]:
-        """Yield white space and what is translated at once by turns, for each line.
+    ) -> Iterator[list[Sentence]]:
+        """Yield the sentences of each line, or the whole line as one.
 
-        `config.split` says whether that is a line or a sentence. A line whose
-        translation has a prefix is divided only if it is too long, and a sentence that
-        is too long by itself in halves. Sentences in capitals are read by themselves.
+        `config.split` says which. A line whose translation has a prefix is divided only
+        if it is too long. A sentence that is too long is halved until its parts fit.
+        Sentences in capitals are read by themselves.
         """
-        usual = {"always": 1, "never": math.inf}.get(config.split, self.usual_sentences)
+        at_once = {"always": 1, "never": math.inf}.get(
+            config.split, self.median_sentences
+        )
         limit = max(self._limit(config) - len(self.tag), 1)
 
-        def fits(part: str) -> bool:
-            return len(self.tokenizer.encode([part])[0]) <= limit
+        def fits(text: str) -> bool:
+            return len(self.tokenizer.encode([text])[0]) <= limit
 
-        each = zip(lines, prefixes, strict=True)
-        found = [split_sentences(x.lstrip() if prefix else x) for x, prefix in each]
         encoded = self.tokenizer.encode(lines)
-        for split, prefix, ids in zip(found, prefixes, encoded, strict=True):
+        for line, prefix, ids in zip(lines, prefixes, encoded, strict=True):
+            if prefix:
+                line = line.lstrip()
+            sentences = split_sentences(line)
+            mixed = len({x.text.isupper() for x in sentences}) == 2
             if len(ids) > limit and config.split != "never":
-                cut = (halved(part, fits) for part in split)
-                split = [*itertools.chain.from_iterable(cut)]
+                yield [part for x in sentences for part in halved(x, fits)]
+            elif prefix or (math.inf if mixed else len(sentences)) <= at_once:
+                yield [as_one_sentence(line)]
             else:
-                alike = len({part.isupper() for part in split[1::2]}) < 2
-                if prefix or (len(split) // 2 if alike else math.inf) <= usual:
-                    split = as_one_sentence("".join(split))
-            yield split
+                yield sentences
 
     def _limit(self, config: DecodingConfig) -> int:
         """Return how many word pieces are translated at once, the tag counted."""
@@ -197,12 +228,14 @@ class Translator:
 
         Raises: ValueError that names a line that is too long or begins with the tag.
         """
-        limit, what = self._limit(config), "translation of line" if targets else "line"
-        tag, encoded = [] if targets else self.tag, []
+        tag = [] if targets else self.tag
+        limit = self._limit(config)
+        encoded = []
         for number, ids in zip(numbers, self.tokenizer.encode(lines), strict=False):
             if tag and ids[: len(tag)] == tag:
                 raise ValueError(f"line {number}: expected no tag, --tag puts it there")
             if (length := len(tag) + len(ids)) > limit:
+                what = "translation of line" if targets else "line"
                 raise ValueError(
                     f"{what} {number}: expected at most {limit} word pieces "
                     f"(--max-input, or the model's positions), got {length}"
@@ -210,181 +243,237 @@ class Translator:
             encoded.append([*tag, *ids] if ids else [])
         return encoded
 
-    def _translate_around_items(
-        self,
-        parts: Sequence[str],
-        config: TranslationConfig,
-        numbers: Sequence[int],
-        prefixes: Sequence[str],
-    ) -> list[list[Hypothesis]]:
-        """Translate parts around their items, and put these into the translations.
+    # What a translation copies: items, which the model reads by names
 
-        The model reads names of words at first, then also of the numbers that it
-        changed, then a part without these items. The first attempt that lacks fewest
-        items counts; if a name gets lost in all of them, a part is read as it is.
+    def _translate_around_items(
+        self, segments: Sequence[Segment], config: TranslationConfig
+    ) -> list[list[Hypothesis]]:
+        """Translate segments around their items, and put these into the translations.
+
+        Of several attempts, the first that lacks the fewest items counts. If a name
+        gets lost in all of them, the model reads the segment as it is.
         """
-        parts = list(map(clean, parts))
-        items = list(map(self._items.find, parts))
-        found: list[list[Hypothesis]] = [[] for _ in parts]
-        lost: list[list[Item]] = [[] for _ in parts]
+        # Items are found in the text as the tokenizer reads it.
+        segments = [x._replace(text=clean(x.text)) for x in segments]
+        items = [self._items.find(x.text) for x in segments]
+        translated: list[list[Hypothesis]] = [[] for _ in segments]
+        lost: list[list[Item]] = [[] for _ in segments]
 
         def attempt(tried: dict[int, list[Item]]) -> None:
-            read = [hide(parts[n], own) for n, own in tried.items()]
-            begun = [hide_in_prefix(prefixes[n], own) for n, own in tried.items()]
-            aligns = any(x.read.strip() != x.name for y in tried.values() for x in y)
-            asked = replace(config, alignment=True) if aligns else config
-            given = read, asked, [numbers[n] for n in tried], begun
-            results = zip(tried.items(), self.translate_as_read(*given), strict=True)
-            for (n, own), hypotheses in results:
-                whole = list[Hypothesis]()
-                for h in hypotheses:
-                    placed = place(parts[n], own, h.text, h.alignment)
-                    text = restore(own, placed) if own else h.text
-                    if text is not None and text.startswith(prefixes[n]):
-                        h = replace(h, text=text)
-                        whole.append(with_copies(h) if h.words else h)
-                # The best one decides for the others, too.
-                lacks = lacking(whole[0].text, items[n]) if whole else items[n]
-                if not found[n] or len(lacks) < len(lost[n]):
-                    found[n], lost[n] = whole, lacks
+            pairs = [(segments[n], own) for n, own in tried.items()]
+            results = self._translate_with_names(pairs, config)
+            for n, best in zip(tried, results, strict=True):
+                # The best translation decides for the others, too.
+                lacks = lacking(best[0].text, items[n]) if best else items[n]
+                if not translated[n] or len(lacks) < len(lost[n]):
+                    translated[n] = best
+                    lost[n] = lacks
 
+        # The model reads words by names, and numbers as they are. Then it reads numbers
+        # that it changed by names, too. At last it reads none of these items.
         symbols = SYMBOLS if self._items.has_symbols else NUMBERS
-        last: list[list[Item] | None] = [None for _ in parts]
+        last_tried: list[list[Item] | None] = [None for _ in segments]
         alone = dict[str, str]()
         for names in (symbols, symbols, ()):
+            # A number that was changed gets the marks that the model puts in it alone.
             changed = {x.output for own in lost for x in own if x.kind == "number"}
             alone |= self._written_alone(sorted(changed - alone.keys()), config)
             tried = dict[int, list[Item]]()
-            for n in range(len(parts)):
+            for n, (text, _, prefix) in enumerate(segments):
                 own = [
                     replace(x, output=alone.get(x.output, x.output))
                     for x in items[n]
                     if x.kind != "number" or x in lost[n]
                 ]
-                own = named(parts[n], own, names)
-                blank = prefixes[n] and not hide(parts[n], own).strip()
-                if (lost[n] or not found[n]) and own != last[n] and not blank:
-                    tried[n] = last[n] = own
+                own = named(text, own, names)
+                is_blank = prefix and not hide(text, own).strip()
+                is_wanted = lost[n] or not translated[n]
+                if is_wanted and own != last_tried[n] and not is_blank:
+                    tried[n] = last_tried[n] = own
             attempt(tried)
-        attempt({n: [] for n, best in enumerate(found) if not best})
-        return found
+        attempt({n: [] for n, best in enumerate(translated) if not best})
+        return translated
+
+    def _translate_with_names(
+        self, pairs: Sequence[tuple[Segment, list[Item]]], config: TranslationConfig
+    ) -> list[list[Hypothesis]]:
+        """Translate segments with names for items, and put the items in their places.
+
+        A translation that lost a name, or its prefix, is left out.
+        """
+        hidden = [
+            Segment(
+                hide(segment.text, items),
+                segment.number,
+                hide_in_prefix(segment.prefix, items),
+            )
+            for segment, items in pairs
+        ]
+        # Where the model does not read a name, the word alignment places its item.
+        aligns = any(x.read.strip() != x.name for _, items in pairs for x in items)
+        asked = replace(config, alignment=True) if aligns else config
+        translated = self.translate_as_read(hidden, asked)
+        restored = []
+        for (segment, items), best in zip(pairs, translated, strict=True):
+            whole = list[Hypothesis]()
+            for h in best:
+                placed = place(segment.text, items, h.text, h.alignment)
+                text = restore(items, placed) if items else h.text
+                if text is not None and text.startswith(segment.prefix):
+                    h = replace(h, text=text)
+                    whole.append(with_copies(h) if h.words else h)
+            restored.append(whole)
+        return restored
 
     def _written_alone(
         self, numbers: Sequence[str], config: TranslationConfig
     ) -> dict[str, str]:
         """Return numbers with the marks that the model puts in each of them alone.
 
-        In German, 1,234.5 is 1.234,5. Those of which it changes a digit stay.
+        In German, 1,234.5 is 1.234,5. A number of which it changes a digit stays.
         """
         asked = [x for x in numbers if not x.isdigit()]
-        given = asked, config, range(len(asked)), [""] * len(asked)
-        written = [x[0].text.rstrip(".") for x in self.translate_as_read(*given)]
+        translated = self.translate_as_read([Segment(x) for x in asked], config)
+        written = [best.text.rstrip(".") for best, *_ in translated]
         return {
             x: y if re.split("[.,:]", x) == re.split("[.,:]", y) else x
             for x, y in zip(asked, written, strict=True)
         }
 
-    def translate_as_read(
-        self,
-        parts: Sequence[str],
-        config: TranslationConfig,
-        numbers: Sequence[int],
-        prefixes: Sequence[str],
-    ) -> list[list[Hypothesis]]:
-        """Return the best translations of texts as they are, with nothing kept out.
+    # What the model reads: word pieces, a search for translations, and their text
 
-        `numbers` are those of their lines in errors.
+    def translate_as_read(
+        self, segments: Sequence[Segment], config: TranslationConfig
+    ) -> list[list[Hypothesis]]:
+        """Return the best translations of segments as they are, with nothing hidden.
+
+        Raises: as `hypotheses`.
         """
-        if not parts:
+        if not segments:
             return []
-        encode, as_given = self.tokenizer.encode, config.split == "never"
+        # The model has seldom seen text in capitals: it reads small letters.
+        encode = self.tokenizer.encode
         small = [
-            None if as_given or prefix else without_capitals(part, encode)
-            for part, prefix in zip(parts, prefixes, strict=True)
+            without_capitals(text, encode)
+            if config.split != "never" and not prefix
+            else None
+            for text, _, prefix in segments
         ]
-        read = [new or part for new, part in zip(small, parts, strict=True)]
-        sources = self.encode(read, config, numbers)
-        starts: list[Prefix | None] = [None] * len(parts)
+        read = [new or x.text for new, x in zip(small, segments, strict=True)]
+        sources = self.encode(read, config, [x.number for x in segments])
+        translated = self._search(segments, sources, config)
+        for best in itertools.compress(translated, small):
+            best[:] = [replace(h, text=h.text.upper()) for h in best]
+
+        # Align the words of each translation with those of its segment.
+        if config.alignment:
+            pairs = [
+                ((segment.text, ids), (h.text, h.tokens))
+                for segment, ids, best in zip(
+                    segments, sources, translated, strict=True
+                )
+                for h in best
+            ]
+            links = iter(self._align(pairs, config))
+            for best in translated:
+                best[:] = [replace(h, alignment=next(links)) for h in best]
+        texts = ["" if x.prefix else x.text for x in segments]
+        self._copy_names(texts, sources, translated, config)
+        return translated
+
+    def _search(
+        self,
+        segments: Sequence[Segment],
+        sources: Sequence[list[int]],
+        config: TranslationConfig,
+    ) -> list[list[Hypothesis]]:
+        """Search for translations of the segments' ids, or draw samples.
+
+        Raises: as `hypotheses`.
+        """
+        prefixes = [x.prefix for x in segments]
+        starts: list[Prefix | None] = [None] * len(segments)
         if any(prefixes):
-            given = prefixes, sources, config.max_input, numbers
-            starts = self._finder.find_each(*given)
-        search = self.model, sources, config, self.num_threads
+            numbers = [x.number for x in segments]
+            starts = self._prefix_finder.find_each(
+                prefixes, sources, config.max_input, numbers
+            )
         if config.sample:
-            found = sample_ids(*search, starts)
+            ranked = sample_ids(self.model, sources, config, self.num_threads, starts)
         else:
-            constraints = Constraints(starts) if any(starts) else None
-            found = translate_ids(*search, constraints)
-        for number, best in zip(numbers, found, strict=True):
+            ranked = translate_ids(
+                self.model,
+                sources,
+                config,
+                self.num_threads,
+                Constraints(starts) if any(starts) else None,
+            )
+        for segment, best in zip(segments, ranked, strict=True):
             if not best:
                 expected = "expected a translation with this prefix, found none"
-                raise ValueError(f"line {number}: {expected}")
-        written = list(map(self._written, found, prefixes))
-        for best in itertools.compress(written, small):
-            best[:] = [replace(h, text=h.text.upper()) for h in best]
-        if config.alignment:
-            each = zip(parts, sources, written, strict=True)
-            pairs = [((x, ids), (h.text, h.tokens)) for x, ids, y in each for h in y]
-            links = iter(self._align(pairs, config))
-            for best in written:
-                best[:] = [replace(h, alignment=next(links)) for h in best]
-        texts = ["" if prefix else x for x, prefix in zip(parts, prefixes, strict=True)]
-        self._copy_names(texts, sources, written, config)
-        return written
+                raise ValueError(f"line {segment.number}: {expected}")
+        return list(map(self._written, ranked, prefixes))
 
     def _copy_names(
         self,
         texts: Sequence[str],
         sources: Sequence[list[int]],
-        written: Sequence[list[Hypothesis]],
+        translated: Sequence[list[Hypothesis]],
         config: TranslationConfig,
     ) -> None:
         """Copy the names of texts that the model respelled, and add `words` if asked.
 
-        `sources` are the ids of the texts and `written` their translations.
+        `sources` are the ids of the texts and `translated` their translations.
         """
+        # Choose the translations with a word that is similar to a name that they lack.
         rare = rare_names(self.tokenizer, texts)
         chosen = list[tuple[list[int], list[Hypothesis], int, dict[str, str]]]()
-        for text, ids, best in zip(texts, sources, written, strict=True):
+        for text, ids, best in zip(texts, sources, translated, strict=True):
             for n, h in enumerate(best):
                 names = near_misses(rare, text, h.text)
                 if names or config.words:
                     chosen.append((ids, best, n, names))
-        pairs = (
+        # Of these words, replace those of which the model is unsure.
+        scores = score_targets(
+            self.model,
             [ids for ids, *_ in chosen],
             [best[n].tokens for _, best, n, _ in chosen],
+            max_tokens=config.decode_tokens // config.beam,
+            num_threads=self.num_threads,
         )
-        max_tokens = config.decode_tokens // config.beam
-        scores = score_targets(self.model, *pairs, max_tokens, self.num_threads)
         for (_, best, n, names), log_probs in zip(chosen, scores, strict=True):
             words = sure_words(self.tokenizer, best[n], log_probs)
             text = copy_names(best[n].text, names, words)
             best[n] = replace(best[n], text=text, words=words if config.words else ())
 
     @cached_property
-    def _finder(self) -> PrefixFinder:
+    def _prefix_finder(self) -> PrefixFinder:
         return PrefixFinder(self.tokenizer)
 
-    def _written(self, found: Sequence[Hypothesis], prefix: str) -> list[Hypothesis]:
-        """Detokenise. A line feed within a translation becomes a space.
+    def _written(
+        self, hypotheses: Sequence[Hypothesis], prefix: str
+    ) -> list[Hypothesis]:
+        """Add the text and how sure the model is. Line feeds become spaces.
 
         The model sees the prefix normalised; the text starts with it exactly as given.
 
         Raises: ValueError if there was too little room for the prefix.
         """
-        decoded = self.tokenizer.decode([h.tokens for h in found])
+        decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
         lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
-        start = self._finder.find(prefix) if prefix else None
+        start = self._prefix_finder.find(prefix) if prefix else None
         texts = [start.restore(x, prefix) if start else prefix + x for x in lines]
         result = []
-        for h, text in zip(found, texts, strict=True):
-            mean, share = h.log_prob / (len(h.tokens) + 1), None  # EOS counted
+        for h, text in zip(hypotheses, texts, strict=True):
+            mean = h.log_prob / (len(h.tokens) + 1)  # EOS counted
+            share = None
             if self.quantiles and h.tokens:  # else all was copied
                 share = float(np.interp(mean, self.quantiles, SHARES))
-            h = replace(h, text=text, mean_log_prob=mean, confidence=share)
-            result.append(h)
+            added = replace(h, text=text, mean_log_prob=mean, confidence=share)
+            result.append(added)
         return result
 
-    # Given translations: their scores, and which words were made from which
+    # Given translations: their scores and word alignments
 
     def score(
         self,
@@ -398,14 +487,17 @@ class Translator:
         Raises: ValueError if a line is too long, or if there is not one translation for
         each.
         """
-        numbers = itertools.count(first_line)
         lines = as_list_of_str("lines", lines)
         translations = as_list_of_str("translations", translations, len(lines))
-        sources = self.encode(lines, config, numbers)
-        targets = self.encode(translations, config, itertools.count(first_line), True)
-        max_tokens = config.decode_tokens // config.beam
-        given = self.model, sources, targets, max_tokens, self.num_threads
-        return [(float(scores.sum()), len(scores)) for scores in score_targets(*given)]
+        numbers = range(first_line, first_line + len(lines))
+        log_probs = score_targets(
+            self.model,
+            self.encode(lines, config, numbers),
+            self.encode(translations, config, numbers, targets=True),
+            max_tokens=config.decode_tokens // config.beam,
+            num_threads=self.num_threads,
+        )
+        return [(float(each.sum()), len(each)) for each in log_probs]
 
     def align(
         self,
@@ -414,7 +506,7 @@ class Translator:
         config: DecodingConfig,
         first_line: int = 1,
     ) -> list[Links]:
-        """Return which words of given translations were made from which of the lines.
+        """Return the word alignments of lines and given translations.
 
         Raises: ValueError if a line is too long, or if there is not one translation
         for each.
@@ -423,62 +515,72 @@ class Translator:
         translations = as_list_of_str("translations", translations, len(lines))
         numbers = range(first_line, first_line + len(lines))
         sources = zip(lines, self.encode(lines, config, numbers), strict=True)
-        encoded = self.encode(translations, config, numbers, True)
+        encoded = self.encode(translations, config, numbers, targets=True)
         targets = zip(translations, encoded, strict=True)
         return self._align(list(zip(sources, targets, strict=True)), config)
 
     def _align(
         self, pairs: Sequence[tuple[Encoded, Encoded]], config: DecodingConfig
     ) -> list[Links]:
-        tag, tokens = len(self.tag), config.decode_tokens // config.beam
-        given = self.model, self.tokenizer, pairs, tag, tokens
-        return align_words(*given, self.num_threads)
+        return align_words(
+            self.model,
+            self.tokenizer,
+            pairs,
+            tag_length=len(self.tag),
+            max_tokens=config.decode_tokens // config.beam,
+            num_threads=self.num_threads,
+        )
 
 
 def json_objects(
-    found: list[Hypothesis], config: TranslationConfig
+    ranked: list[Hypothesis], config: TranslationConfig
 ) -> list[dict[str, Any]]:
-    """Return a line's translations as what is written in JSON for each of them."""
+    """Return the fields that JSON has of each translation of a line."""
     names = ["text", "score", "log_prob", "confidence"]
     names += [name for name in ("alignment", "words") if getattr(config, name)]
-    return [{name: getattr(h, name) for name in names} for h in found]
+    return [{name: getattr(h, name) for name in names} for h in ranked]
 
 
-def _joined(split: list[str], parts: list[list[Hypothesis]]) -> list[Hypothesis]:
-    """Join the translations of a line's parts, the n-th best of each to one.
+def _join_sentences(
+    sentences: list[Sentence], translated: list[list[Hypothesis]], end: str
+) -> list[Hypothesis]:
+    """Join the translations of a line's sentences, the n-th best of each to one.
 
-    `split` has white space and the parts by turns.
+    `end` is the white space at the end of the line.
     """
-    begin, *between, end = split[::2]
-    sources = map("".join, zip(split[1::2], between, strict=False))
-    source_words = _first_words([begin, *sources])
+    spaces = [x.space for x in sentences]
+    # Word alignments count the words of the line, and of its translation.
+    source_words = _first_words(map(add, ["", *(x.text for x in sentences)], spaces))
     result = []
-    for ranked in zip(*parts, strict=False):
-        spaced = zip(ranked, between, strict=False)
-        texts = [h.text + space_after(h.text, space) for h, space in spaced]
-        words = zip(source_words, _first_words([begin, *texts]), strict=True)
+    for ranked in zip(*translated, strict=False):
+        texts = [h.text for h in ranked]
+        gaps = [spaces[0], *map(space_after, texts, spaces[1:])]
+        words = zip(
+            source_words, _first_words(map(add, ["", *texts], gaps)), strict=True
+        )
         links = (
             (i + m, j + n)
             for (m, n), h in zip(words, ranked, strict=True)
             for i, j in h.alignment
         )
+        # Scores add up; the confidence of a line is that of its least sure sentence.
         joined = replace(
             min(ranked, key=lambda h: h.mean_log_prob),
             tokens=tuple(itertools.chain.from_iterable(h.tokens for h in ranked)),
             score=sum(h.score for h in ranked),
             log_prob=sum(h.log_prob for h in ranked),
             alignment=tuple(links),
-            text="".join([begin, *texts, ranked[-1].text, end]),
+            text="".join(map(add, gaps, texts)) + end,
             words=tuple(itertools.chain.from_iterable(h.words for h in ranked)),
         )
         result.append(joined)
     return result
 
 
-def _first_words(texts: Sequence[str]) -> list[int]:
-    """Return the number of the word with which that begins what follows each text.
+def _first_words(texts: Iterable[str]) -> list[int]:
+    """Return the number of the first word after each text, counted through all texts.
 
-    A text that ends without white space is continued by the next one's first word.
+    The last word of a text that ends without white space goes on in the next text.
     """
     counts = (max(len(x.split()) - (not x[-1:].isspace()), 0) for x in texts)
     return list(itertools.accumulate(counts))

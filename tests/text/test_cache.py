@@ -83,7 +83,7 @@ def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
 
 
 @pytest.mark.parametrize(("paragraphs", "expected"), [(1500, 1), (3500, 20)])
-def test_each_line_counts_as_much_for_the_usual_number_of_sentences(
+def test_each_line_counts_as_much_for_the_median_number_of_sentences(
     pair, cache, monkeypatch, paragraphs, expected
 ):
     """However long it is: paragraphs make most of the text in both cases."""
@@ -93,7 +93,7 @@ def test_each_line_counts_as_much_for_the_usual_number_of_sentences(
         lines = [*LINES * 28, *["The cat sat. " * 20] * paragraphs]
         path.write_text("".join(f"{line}\n" for line in lines))
     corpus = encoded_corpus(pair, Tokenizer.train(LINES, 60), cache)
-    assert corpus.usual_sentences == expected
+    assert corpus.median_sentences == expected
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "uint16"), (65_537, "int32")])

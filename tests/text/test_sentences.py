@@ -1,5 +1,6 @@
 """Sentences found by rules, against a table by hand."""
 
+import itertools
 import time
 from pathlib import Path
 
@@ -8,22 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.text.sentences import (
+    Sentence,
     as_one_sentence,
     halved,
+    median_sentences,
     space_after,
     split_sentences,
-    usual_sentences,
 )
 
 TABLE = Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8")
 CASES = [x for x in TABLE.split("\n") if x and not x.startswith("# ")]
 
 
+def joined(sentences):
+    return "".join(itertools.chain(*sentences))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_sentences_are_those_of_the_table(case):
-    first, *split = split_sentences(case.replace("\N{PILCROW SIGN}", ""))
-    found = ["".join(pair) for pair in zip(split[::2], split[1::2], strict=True)]
-    assert first + "\N{PILCROW SIGN}".join(found) == case
+    (space, first), *others = split_sentences(case.replace("\N{PILCROW SIGN}", ""))
+    marked = [f"{space}\N{PILCROW SIGN}{text}" for space, text in others]
+    assert space + first + "".join(marked) == case.rstrip()
 
 
 PARTS = st.sampled_from(
@@ -32,22 +38,21 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(PARTS).map("".join) | st.text())
-def test_white_space_and_sentences_are_the_text(text):
-    for split in (split_sentences(text), as_one_sentence(text)):
-        assert "".join(split) == text
-        assert all(not space.strip() for space in split[::2])
-        assert all(sentence == sentence.strip() for sentence in split[1::2])
-        assert all(split[1::2]) or not text.strip()
-    assert len(as_one_sentence(text)) == 3
+def test_white_space_and_sentences_are_the_text(line):
+    for sentences in (split_sentences(line), [as_one_sentence(line)]):
+        assert joined(sentences) == line.rstrip()
+        assert all(not space.strip() for space, _ in sentences)
+        assert all(text == text.strip() for _, text in sentences)
+        assert all(text for _, text in sentences) or not line.strip()
 
 
 @given(st.lists(PARTS | st.just("long"), max_size=20).map("".join), st.integers(1, 9))
 def test_halves_fit(text, limit):
-    text = text.strip()
-    parts = halved(text, lambda part: len(part) <= limit)
-    assert "".join(parts) == text
-    assert all(len(part) <= limit and part.strip() == part for part in parts[::2])
-    assert all(space.isspace() or not space for space in parts[1::2])
+    whole = Sentence("\t", text.strip())
+    parts = halved(whole, lambda part: len(part) <= limit)
+    assert joined(parts) == joined([whole])
+    assert all(len(part) <= limit and part.strip() == part for _, part in parts)
+    assert all(space.isspace() or not space for space, _ in parts)
 
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
@@ -73,7 +78,8 @@ FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 def test_halves_end_after_punctuation_else_between_words_or_characters(
     text, limit, parts
 ):
-    assert halved(text, lambda part: len(part) <= limit)[::2] == parts
+    found = halved(Sentence("", text), lambda part: len(part) <= limit)
+    assert [part for _, part in found] == parts
 
 
 @pytest.mark.parametrize(
@@ -87,8 +93,9 @@ def test_the_time_is_linear(begin, repeated, end):
     """A second where the time is quadratic would be a minute and more."""
     text = begin + repeated * 30_000 + end
     started = time.process_time()
-    assert "".join(split_sentences(text)) == text
-    assert "".join(halved(text.strip(), lambda part: len(part) < 999)) == text.strip()
+    assert joined(split_sentences(text)) == text.rstrip()
+    whole = as_one_sentence(text)
+    assert joined(halved(whole, lambda part: len(part) < 999)) == text.rstrip()
     assert time.process_time() - started < 5
 
 
@@ -101,9 +108,9 @@ def test_white_space_between_translations_is_that_of_their_script():
         assert space_after("Er kam.", space) == space_after("他来了。", space) == space
 
 
-def test_half_of_the_lines_have_the_usual_number_of_sentences():
+def test_the_median_number_of_sentences_is_the_lower_one_of_two():
     one, two, three = "He came.", "He came. She left.", "He came. She left. I stayed."
-    assert usual_sentences([one]) == usual_sentences([""]) == 1
-    assert usual_sentences([*[one] * 9, three]) == 1
-    assert usual_sentences([one, one, two, two, three]) == 2
-    assert usual_sentences([one] + [three] * 2) == 3
+    assert median_sentences([one]) == median_sentences([""]) == 1
+    assert median_sentences([*[one] * 9, three]) == 1
+    assert median_sentences([one, one, two, two, three]) == 2
+    assert median_sentences([one] + [three] * 2) == 3

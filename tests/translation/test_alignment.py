@@ -120,19 +120,21 @@ def test_an_ensemble_aligns_by_the_mean(ensemble):
 def test_words_of_a_line_are_counted_through_its_parts(translator, line, settings):
     config = replace(ALIGN, max_len_b=6, **settings)
     [[best, *_]] = translator.hypotheses([line], config)
-    [split] = translator.divide([line], config, [""])
-    parts = split[1::2]
-    assert len(parts) > 2
-    each = [best for best, *_ in translator.hypotheses(parts, config)]
-    expected, source, target = set(), split[0], split[0]
-    for part, h, space in zip(parts, each, split[2::2], strict=True):
-        # What is counted is the words that end before this part begins.
-        places = [len(f"{text}x".split()) - 1 for text in (source, target)]
-        expected |= {(i + places[0], j + places[1]) for i, j in h.alignment}
-        source += part + space
-        target += h.text + space * (not h.text.endswith("。"))
-    assert source == line
-    assert target == best.text
+    [divided] = translator.divide([line], config, [""])
+    assert len(divided) > 2
+    ranked = translator.hypotheses([text for _, text in divided], config)
+    expected, source, target = set(), "", ""
+    for (space, text), (h, *_) in zip(divided, ranked, strict=True):
+        source += space
+        target += space * (not target.endswith("。"))
+        # Words are counted that end before this part begins.
+        before = [len(f"{side}x".split()) - 1 for side in (source, target)]
+        expected |= {(i + before[0], j + before[1]) for i, j in h.alignment}
+        source += text
+        target += h.text
+    end = line[len(source) :]
+    assert source + end == line
+    assert target + end == best.text
     assert {*best.alignment} == expected
     assert {j for _, j in best.alignment} == {*range(len(best.text.split()))}
 

@@ -1,5 +1,6 @@
 """Lines of several sentences: how they are divided, and what is made of them."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -47,36 +48,30 @@ def test_a_paragraph_comes_back_with_all_its_sentences(shipped):
 )
 def test_which_lines_are_divided(translator, settings, usual, prefix, parts):
     """The lines have 3, 14 and 18 word pieces."""
-    given = translator.model, translator.tokenizer
-    translator = Translator(*given, usual_sentences=usual)
+    translator = Translator(
+        translator.model, translator.tokenizer, median_sentences=usual
+    )
     lines, config = ["the cat", TWO, THREE], replace(CONFIG, **settings)
     divided = [*translator.divide(lines, config, [prefix] * 3)]
-    assert [len(split) // 2 for split in divided] == parts
-    assert ["".join(split) for split in divided] == lines
+    assert [*map(len, divided)] == parts
+    assert ["".join(itertools.chain(*sentences)) for sentences in divided] == lines
 
 
 @pytest.mark.parametrize(
-    ("split", "end"),
+    ("layout", "sentences"),
     [
-        ([""], ""),
-        (["  \t ", "", ""], ""),
-        (["\t", "the cat", "  "], ""),
-        (["  ", "The cat.", "\t", "Sat!", "  ", "3?", " "], ""),
-        (["", "the cat\N{IDEOGRAPHIC FULL STOP}", "", "sat", ""], ""),
+        ("", []),
+        ("  \t ", []),
+        ("\t{}  ", ["the cat"]),
+        ("  {}\t{}  {} ", ["The cat.", "Sat!", "3?"]),
+        ("{}{}", ["the cat\N{IDEOGRAPHIC FULL STOP}", "sat"]),
     ],
 )
-def test_layout_is_kept(translator, split, end):
-    """White space stays, and sentences that had none between them get a space."""
-    texts = translator.translate(split[1::2], CONFIG)
-    spaces = [
-        split[0],
-        *(space or end for space in split[2:-1:2]),
-        *split[-1:][: len(texts)],
-    ]
-    [found] = translator.translate(["".join(split)], CONFIG)
-    assert found == spaces[0] + "".join(
-        map("".join, zip(texts, spaces[1:], strict=True))
-    )
+def test_layout_is_kept(translator, layout, sentences):
+    """White space stays; these translations have their own script's space."""
+    texts = translator.translate(sentences, CONFIG)
+    [text] = translator.translate([layout.format(*sentences)], CONFIG)
+    assert text == layout.format(*texts)
 
 
 def test_capitals_come_back_as_capitals(shipped):

@@ -23,8 +23,9 @@ def encoded(tokenizer, tag, *lines, **settings):
     translator = Translator(small_model(), tokenizer, tag=tag)
     found, config = [], replace(CONFIG, **settings)
     divided = translator.divide(lines, config, [""] * len(lines))
-    for number, split in enumerate(divided, 7):
-        ids = translator.encode(split[1::2], config, [number] * len(split))
+    for number, sentences in enumerate(divided, 7):
+        texts = [text for _, text in sentences]
+        ids = translator.encode(texts, config, [number] * len(texts))
         found.append(["".join(tokenizer.pieces(part)) for part in ids])
     return found
 
