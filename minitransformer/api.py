@@ -38,18 +38,19 @@ def load(
     """Load a run directory, a checkpoint or a shipped model by its name.
 
     The default is the newest run in ./runs that has ended and learned from text of the
-    user, or else the shipped model. Several paths make an ensemble, whose probabilities
-    are averaged, and which decodes as the run of the first. `device` is "cpu", "cuda"
-    or "cuda:N"; `devices.open_device` explains `precision`, which is that of all models
-    of this process. A processor translates on one core; on Linux, `threads` above 1
-    divides the lines of a call among so many forked processes, which a program whose
-    other threads hold locks should not ask for. The memory that this process frees is
-    kept for reuse from now on (`tune_allocator`). `tag` is put before every line, for a
-    model of several corpora. `glossary` has translations of terms, or is a file of them
-    (`read_glossary`).
+    user, or else the shipped model. Several paths make an ensemble: its probabilities
+    are averaged, and it decodes with the settings of the first run. `device` is "cpu",
+    "cuda" or "cuda:N". `precision` holds for all models of this process (see
+    `devices.open_device`). A processor translates on one core; on Linux, `threads`
+    above 1 divides the lines of a call among so many forked processes. Do not ask for
+    them in a program whose other threads hold locks. From now on, this process keeps
+    the memory that it frees for reuse (`tune_allocator`). `tag` is put before every
+    line, for a model of several corpora. `glossary` has translations of terms, or is a
+    file of them (`read_glossary`).
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
+    # Open the device, and read the checkpoints.
     if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
         raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
     if isinstance(glossary, str | PathLike):
@@ -57,18 +58,20 @@ def load(
     tune_allocator()
     opened = open_device(device, precision, threads)
     places: list[Path | None] = [Path(path) for path in paths] or [None]
-    found = [find_checkpoint(place) for place in places]
-    checkpoints = [checkpoint.load(path) for path in found]
-    tokenizer, state = checkpoints[0].tokenizer, checkpoints[0].state
+    checkpoints = [checkpoint.load(find_checkpoint(place)) for place in places]
+    tokenizer = checkpoints[0].tokenizer
+    state = checkpoints[0].state
     for place, loaded in zip(places, checkpoints, strict=True):
         if loaded.tokenizer.model != tokenizer.model:
             raise ValueError(f"{place}: its tokenizer differs from that of {paths[0]}")
         loaded.parameters.move_to(opened.xp, opened.low_precision)
-        loaded.parameters.data_changed()  # what is prepared from them, workers share
+        # Round or copy the parameters now: forked workers share the results.
+        loaded.parameters.data_changed()
     models = [loaded.model for loaded in checkpoints]
     model = models[0] if len(models) == 1 else Ensemble(models)
     if opened.precision == "int8":
-        # Workers share the integers of parameters, which are made at their first use.
+        # Translate once: the first use of a parameter makes its integers, which forked
+        # workers then share.
         shortest = DecodingConfig(beam=1, max_len_a=0, max_len_b=1)
         translate_ids(model, [[UNK_ID]], shortest)
     return Translator(
@@ -91,10 +94,10 @@ def translate(
 ) -> list[str]:
     """Return the best translation of each line, or with `sample=True` one at random.
 
-    `prefix` has what the translation of each line begins with. `options` are fields of
-    `TranslationConfig`, such as `beam=5`; what is not given is as in the run that was
-    loaded. `Translator.hypotheses` returns several translations of a line, their scores
-    and word alignments.
+    `prefix` has the beginning of the translation of each line. `options` are fields of
+    `TranslationConfig`, such as `beam=5`; their defaults are the settings of the run
+    that was loaded. `Translator.hypotheses` returns several translations of a line,
+    their scores and word alignments.
 
     Raises: ValueError if an option is unknown, out of range or does nothing, or if a
     line has no translation within its constraints.
