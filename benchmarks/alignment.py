@@ -25,12 +25,13 @@ def main() -> None:
     translator = load(args.run)
     lines = args.pairs.read_text(encoding="utf-8").splitlines()
     sources, targets, by_hand = zip(*(x.split(" ||| ") for x in lines), strict=True)
-    found = translator.align(sources, targets, translator.decoding)
+    alignments = translator.align(sources, targets, translator.decoding)
     right = links = expected = 0
-    for pairs_found, text in zip(found, by_hand, strict=True):
+    for alignment, text in zip(alignments, by_hand, strict=True):
         truth = {tuple(map(int, pair.split("-"))) for pair in text.split()}
-        right += len(truth & {*pairs_found})
-        links, expected = links + len(pairs_found), expected + len(truth)
+        right += len(truth & {*alignment})
+        links += len(alignment)
+        expected += len(truth)
     report(
         "alignment",
         sentences=len(lines),

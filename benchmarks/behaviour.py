@@ -3,11 +3,11 @@
     python benchmarks/behaviour.py --model en-de
     python benchmarks/behaviour.py --model runs/NAME --failures
 
-Of each kind of input, the share of lines for which everything holds: `kept`, what the
-table says must be in the translation, as often; `sentences`, as many as in the input;
-`no loop`, no three words occur three times; `length`, between a half and twice
-that of the input (and 15 characters). Numbers may change their punctuation: 1,234.5 in
-English is 1.234,5 in German.
+For each kind of input, the share of lines with each property. `kept`: the translation
+has the words that the table names, as often as the source. `sentences`: it has as many
+as the source. `no loop`: no three words occur three times. `length`: it is between half
+and twice that of the source (and 15 characters). Numbers may change their punctuation:
+1,234.5 in English is 1.234,5 in German.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def main() -> None:
     help = "print each line for which something does not hold"
     parser.add_argument("--failures", action="store_true", help=help)
     args = parser.parse_args()
+    # Translate all lines, and check the properties of each.
     cases = list(read_table(args.table))
     outputs = translate(load(args.model), [case.source for case in cases])
     held: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
@@ -99,6 +100,7 @@ def main() -> None:
         if args.failures and not all(results.values()):
             failed = ", ".join(name for name, result in results.items() if not result)
             print(f"{case.kind}: {failed}\n  {case.source}\n  {output}")
+    # The share of lines by kind, and of all.
     print(f"| kind | lines | {' | '.join(PROPERTIES)} |")
     print("| --- |" + " ---: |" * (1 + len(PROPERTIES)))
     for kind, shares in sorted(held.items(), key=lambda item: item[0] == "all"):

@@ -2,8 +2,8 @@
 
     python benchmarks/charts.py
 
-Speeds come from measure.py. `table3.json` has mean and standard deviation of what
-table3.py prints, and `growth.json` is what scaling.py prints.
+Speeds come from measure.py. `table3.json` has the mean and the standard deviation of
+the figures that table3.py prints.
 """
 
 from __future__ import annotations
@@ -29,15 +29,6 @@ STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "charts",
 }
-AXES = {
-    "length": "tokens a sentence",
-    "batch-tokens": "tokens a batch",
-    "vocabulary": "vocabulary",
-    "depth": "layers",
-    "output-length": "output length",
-    "beam": "beam",
-    "decoding-depth": "decoder layers",
-}
 
 
 def speed(pyplot: Any) -> Any:
@@ -46,26 +37,16 @@ def speed(pyplot: Any) -> Any:
         "training": ("train-", training_ratios),
         "decoding": ("decode-", decoding_ratios),
     }
-    found = {title: read_figures(prefix) for title, (prefix, _) in kinds.items()}
-    sizes = [len(figures) for figures in found.values()]
+    figures = {title: read_figures(prefix) for title, (prefix, _) in kinds.items()}
+    sizes = [len(groups) for groups in figures.values()]
     figure, plots = pyplot.subplots(
         len(kinds), 1, figsize=(5.4, 0.46 * sum(sizes) + 1.6), height_ratios=sizes
     )
     for plot, (title, (_, ratios)) in zip(plots, kinds.items(), strict=True):
         labels = []
-        for place, figures in enumerate(found[title]):
-            shape = figures["name"].partition("-")[2]
-            labels.append(f"{machine(figures)}\n{shape}")
-            over = ratios(figures)
-            height = 0.8 / len(over)
-            for number, (name, ratio) in enumerate(over.items()):
-                y = place + (number - (len(over) - 1) / 2) * height
-                median = ratio["median"]
-                label = name if place == 0 else None
-                plot.barh(y, median, height, color=COLORS[name], label=label)
-                plot.plot([ratio["least"], ratio["greatest"]], [y, y], "k", lw=0.8)
-                end = ratio["greatest"] + 0.04
-                plot.text(end, y, f"{median:.2f}", va="center", fontsize=8)
+        for place, group in enumerate(figures[title]):
+            labels.append(f"{machine(group)}\n{group['name'].partition('-')[2]}")
+            draw_bars(plot, place, ratios(group))
         plot.axvline(1, color="black", linewidth=0.8, linestyle=":")
         plot.set_yticks(range(len(labels)), labels, fontsize=8)
         plot.invert_yaxis()
@@ -75,9 +56,27 @@ def speed(pyplot: Any) -> Any:
     return figure
 
 
+def draw_bars(plot: Any, place: int, ratios: dict[str, dict[str, float]]) -> None:
+    """Draw a bar with a range for each toolkit; those at the first place have names."""
+    height = 0.8 / len(ratios)
+    for number, (name, ratio) in enumerate(ratios.items()):
+        y = place + (number - (len(ratios) - 1) / 2) * height
+        median = ratio["median"]
+        label = name if place == 0 else None
+        plot.barh(y, median, height, color=COLORS[name], label=label)
+        plot.plot([ratio["least"], ratio["greatest"]], [y, y], "k", lw=0.8)
+        end = ratio["greatest"] + 0.04
+        plot.text(end, y, f"{median:.2f}", va="center", fontsize=8)
+
+
 def published(row: str) -> dict[str, float]:
     _, perplexity, bleu, _ = PAPER[row]
     return {"perplexity": perplexity, "bleu": bleu}
+
+
+def against_base(key: str, value: float, base: float) -> float:
+    """Return perplexity in percent of base's, or BLEU less base's."""
+    return 100 * value / base if key == "perplexity" else value - base
 
 
 def table3(pyplot: Any) -> Any:
@@ -90,14 +89,10 @@ def table3(pyplot: Any) -> Any:
         ("bleu", "BLEU, less base's"),
     ]
     for plot, (key, title) in zip(plots, panels, strict=True):
-
-        def against(value: float, mean: float, key: str = key) -> float:
-            return 100 * value / mean if key == "perplexity" else value - mean
-
         for place, (row, result) in enumerate(rows.items()):
             mean, *deviation = result[key]
-            here = against(mean, base[key][0])
-            paper = against(published(row)[key], published("base")[key])
+            here = against_base(key, mean, base[key][0])
+            paper = against_base(key, published(row)[key], published("base")[key])
             plot.plot([here, paper], [place, place], color="0.75", zorder=0)
             labels = ("here", "paper") if place == 0 else (None, None)
             plot.plot(here, place, "o", color=HERE, label=labels[0])
@@ -116,31 +111,7 @@ def table3(pyplot: Any) -> Any:
     return figure
 
 
-def growth(pyplot: Any) -> Any:
-    """Time along each axis of scaling.py, over that of the axis's first point."""
-    found = json.loads((FIGURES / "growth.json").read_text(encoding="utf-8"))["axes"]
-    kinds = {"a training step": list(AXES)[:4], "decoding": list(AXES)[4:]}
-    figure, plots = pyplot.subplots(1, 2, figsize=(6.4, 3.2), sharey=True)
-    for plot, (title, axes) in zip(plots, kinds.items(), strict=True):
-        plot.plot([1, 16], [1, 16], color="0.75", linestyle=":")
-        for number, axis in enumerate(axes):
-            values, seconds = next(iter(found[axis].values())), found[axis]["seconds"]
-            x = [value / values[0] for value in values]
-            y = [second / seconds[0] for second in seconds]
-            plot.loglog(x, y, "o-", color=f"C{number}", markersize=4)
-            text = f"{AXES[axis]}: {found[axis]['exponent']:.2f}"
-            place = {"va": "center", "ha": "left", "fontsize": 8}
-            plot.text(x[-1] * 1.15, y[-1], text, color=f"C{number}", **place)
-        plot.set_title(f"{title}, time over the first", loc="left", fontsize=9)
-        plot.set_xlabel("times as many")
-        plot.set_xlim(0.9, 190)
-        plot.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-        plot.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-        plot.minorticks_off()
-    return figure
-
-
-CHARTS = {"speed": speed, "table3": table3, "growth": growth}
+CHARTS = {"speed": speed, "table3": table3}
 
 
 def draw(folder: Path = PICTURES) -> None:

@@ -47,9 +47,11 @@ SHAPES = {  # preset: its vocabulary here, sentences, tokens of each
     "multi30k": (10_000, 1000, 15),
 }
 CTRANSLATE2 = ("float32", "bfloat16", "int16", "int8", "int8_bfloat16")
+# The names of the ratios in each precision of this engine, and its side.
+OURS = {"speed_over": "ours"}
+OURS |= {f"{kind}_speed_over": f"ours-{kind}" for kind in ONEDNN}
 SIDES = (
-    "ours",
-    *(f"ours-{kind}" for kind in ONEDNN),
+    *OURS.values(),
     "pytorch",
     "pytorch-drop",
     *(f"ctranslate2-{kind}" for kind in CTRANSLATE2),
@@ -65,7 +67,8 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
         tokenizer = trained.tokenizer
         return trained.model, tokenizer.all_pieces(), tokenizer.encode(lines), 0
     vocab_size, sentences, length = SHAPES[args.shape]
-    sentences, length = args.sentences or sentences, args.length or length
+    sentences = args.sentences or sentences
+    length = args.length or length
     sizes = {"vocab_size": vocab_size}
     model = Transformer(make_config(ModelConfig, PRESETS[args.shape], sizes), seed=1)
     model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
@@ -90,10 +93,10 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
 
     def decode(sources: Sentences) -> Sentences:
         with limit_threads(args.threads):  # as translate.py does
-            found = translate_ids(model, sources, config, args.threads)
-        return [list(hypotheses[0].tokens) for hypotheses in found]
+            ranked = translate_ids(model, sources, config, args.threads)
+        return [list(hypotheses[0].tokens) for hypotheses in ranked]
 
-    decode([[EOS_ID]])  # forked processes share what it makes of the parameters
+    decode([[EOS_ID]])  # rounds the parameters, which forked processes then share
     return decode
 
 
@@ -106,6 +109,7 @@ def pytorch(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     decoder = TorchDecoder(model, drop_finished=args.side == "pytorch-drop")
 
     def decode(sources: Sentences) -> Sentences:
+        # Batches of sentences of similar length, the longest first.
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         results: Sentences = [[] for _ in sources]
         while order:
@@ -116,8 +120,8 @@ def pytorch(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
             for row, i in enumerate(chosen):
                 batch[row, : len(sources[i]) + 1] = [*sources[i], EOS_ID]
             limits = [longest or len(sources[i]) + 51 for i in chosen]
-            found = decoder.search(torch.from_numpy(batch), limits, args.beam, 0.6)
-            for i, tokens in zip(chosen, found, strict=True):
+            outputs = decoder.search(torch.from_numpy(batch), limits, args.beam, 0.6)
+            for i, tokens in zip(chosen, outputs, strict=True):
                 results[i] = tokens
         return results
 
@@ -138,7 +142,7 @@ def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     limits = {"max_decoding_length": longest, "min_decoding_length": longest}
 
     def decode(sources: Sentences) -> Sentences:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             [[pieces[i] for i in line] for line in sources],
             beam_size=args.beam,
             length_penalty=0.6,
@@ -146,7 +150,7 @@ def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
             max_batch_size=args.ctranslate2_tokens,
             **(limits if longest else {}),
         )
-        return [[ids[piece] for piece in result.hypotheses[0]] for result in found]
+        return [[ids[piece] for piece in result.hypotheses[0]] for result in results]
 
     return decode
 
@@ -223,26 +227,22 @@ def main() -> None:
         model, pieces, sources, _ = workload(args)
         export.to_ctranslate2(model, pieces, workspace / "ctranslate2", "float32")
         arguments = [*sys.argv[1:], "--workspace", directory]
-        found = alternate(__file__, args.sides, arguments, args.rounds)
-        figures = {side: medians(results) for side, results in found.items()}
+        results = alternate(__file__, args.sides, arguments, args.rounds)
+        figures = {side: medians(rounds) for side, rounds in results.items()}
         others = [side for side in args.sides if side != "ours"]
         best = max(
             (side for side in others if side.startswith("ctranslate2")),
             key=lambda side: figures[side]["tokens_per_second"],
             default=None,
         )
-        speed_over = {
-            f"{prefix}speed_over": {
-                side: ratio(found[ours], found[side], "tokens_per_second")
-                for side in others
-                if side != ours
-            }
-            for prefix, ours in (
-                ("", "ours"),
-                *((f"{kind}_", f"ours-{kind}") for kind in ONEDNN),
-            )
-            if ours in found
-        }
+        speed_over = {}
+        for name, ours in OURS.items():
+            if ours in results:
+                speed_over[name] = {
+                    side: ratio(results[ours], results[side], "tokens_per_second")
+                    for side in others
+                    if side != ours
+                }
         report(
             "decode_speed",
             model=str(args.run or args.shape),

@@ -7,22 +7,24 @@
 
 Both sides begin with the same weights and take the same batches, in processes of their
 own, one after the other. Without dropout, their losses differ by rounding alone, which
-training amplifies; --float64 shows how far both agree where rounding is small. With
+training amplifies; --float64 shows the difference where rounding is small. With
 dropout, they drop the same places at the same rates, but other elements. The PyTorch
 side is benchmarks/torch_training.py, in float32 or in the mode that --mode names. At
 the end, both translate the test text with this engine's beam search in float32, without
-averaging checkpoints; PyTorch's side takes the first seed alone, this engine's every
-seed in every format that --precision names. The losses, minutes of training and BLEU
-are printed as JSON.
+averaging checkpoints. PyTorch's side takes the first seed alone; this engine takes
+every seed in every format that --precision names. The losses, the minutes of training
+and BLEU are printed as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from harness import report, run_side
@@ -54,12 +56,18 @@ from minitransformer.translation.translator import Translator
 class Ours:
     def __init__(self, model: Transformer, training: TrainingConfig, threads: int):
         tune_allocator()
-        self.model, self.training = model, training
+        self.model = model
+        self.training = training
         self.parameters = ParameterBuffer(model)
         self.threaded = CpuModel(model, self.parameters, threads)
-        constants = training.beta1, training.beta2, training.epsilon
-        share = None, threads, self.threaded.map
-        self.adam = Adam(self.parameters.data, *constants, *share)
+        self.adam = Adam(
+            self.parameters.data,
+            beta1=training.beta1,
+            beta2=training.beta2,
+            epsilon=training.epsilon,
+            num_threads=threads,
+            map=self.threaded.map,
+        )
 
     def update(self, batch: Batch, rate: float) -> float:
         key = self.training.seed, self.adam.steps + 1
@@ -82,9 +90,14 @@ class PyTorch:
         from torch_training import TorchUpdates
 
         torch.set_default_dtype(getattr(torch, model.embedding.table.data.dtype.name))
-        smoothing = training.label_smoothing
         self.ours = model
-        self.torch = TorchUpdates(model, threads, mode, training.seed, smoothing)
+        self.torch = TorchUpdates(
+            model,
+            threads,
+            mode,
+            seed=training.seed,
+            label_smoothing=training.label_smoothing,
+        )
         self.update = self.torch.update
 
     def trained(self) -> Transformer:
@@ -94,19 +107,20 @@ class PyTorch:
 
 def measure(args: argparse.Namespace) -> None:
     """Train one side, and print its losses, minutes and BLEU."""
+    # The settings, the text and its batches, as train.py has them.
     preset = PRESETS[args.config]
     changed = {} if args.dropout is None else {"dropout": args.dropout}
     config = make_config(ModelConfig, preset, changed)
-    training = make_config(
-        TrainingConfig, preset, {"seed": args.seed, "steps": args.steps}
-    )
+    given = {"seed": args.seed, "steps": args.steps}
+    training = make_config(TrainingConfig, preset, given)
     folder = {"data": str(args.data), "source": args.source, "target": args.target}
     text = find_text(make_config(TextConfig, {}, folder))
     tokenizer = cached_tokenizer(
         text["train"], config.vocab_size, args.cache, args.threads
     )
     corpus = encoded_corpus(text["train"], tokenizer, args.cache, args.threads)
-    stream = BatchStream(corpus, training, 0, 0)
+    stream = BatchStream(corpus, training)
+    # The model, on one side or the other.
     dtype = "float64" if args.float64 else "float32"
     model = Transformer(config, training.seed, dtype)
     side: Ours | PyTorch
@@ -115,44 +129,54 @@ def measure(args: argparse.Namespace) -> None:
         side = Ours(model, training, args.threads)
     else:
         side = PyTorch(model, training, args.threads, args.mode)
-    peak = training.learning_rate or peak_learning_rate(config.d_model, training.warmup)
+    figures = train(side, args.side, stream, training, config.d_model)
+    # BLEU of the test text.
+    if "test" in text and not args.no_bleu:
+        open_device("cpu", "fp32", args.threads)
+        translator = Translator(side.trained(), tokenizer, num_threads=args.threads)
+        sources, references = zip(*text["test"].lines(), strict=True)
+        decoding = make_config(DecodingConfig, preset, {})
+        lines = translator.translate(sources, decoding)
+        quality = translation_quality(lines, references)
+        figures |= {"bleu": quality.bleu, "signature": quality.bleu_signature}
+    shown = {name: value for name, value in figures.items() if name != "losses"}
+    print(f"{args.side} seed {args.seed} {shown}", file=sys.stderr)
+    print(json.dumps(figures))
+
+
+def train(
+    side: Ours | PyTorch,
+    name: str,
+    stream: BatchStream,
+    training: TrainingConfig,
+    d_model: int,
+) -> dict[str, Any]:
+    """Make all updates; return the loss before each, and the minutes that they took."""
+    peak = training.learning_rate or peak_learning_rate(d_model, training.warmup)
     losses, seconds = [], 0.0
-    for step in range(1, args.steps + 1):
+    for step in range(1, training.steps + 1):
         batch = next(stream)
         started = time.perf_counter()
         losses.append(side.update(batch, learning_rate(step, peak, training.warmup)))
         seconds += time.perf_counter() - started
         if step % 100 == 0:
-            print(f"{args.side} step {step} loss {losses[-1]:.4f}", file=sys.stderr)
-    figures = {"losses": losses, "minutes": seconds / 60}
-    if "test" in text and not args.no_bleu:
-        open_device("cpu", "fp32", args.threads)
-        translator = Translator(side.trained(), tokenizer, num_threads=args.threads)
-        pairs = list(text["test"].lines())
-        lines = translator.translate(
-            [source for source, _ in pairs], make_config(DecodingConfig, preset, {})
-        )
-        quality = translation_quality(lines, [target for _, target in pairs])
-        figures |= {"bleu": quality.bleu, "signature": quality.bleu_signature}
-    found = {name: value for name, value in figures.items() if name != "losses"}
-    print(f"{args.side} seed {args.seed} {found}", file=sys.stderr)
-    print(json.dumps(figures))
+            print(f"{name} step {step} loss {losses[-1]:.4f}", file=sys.stderr)
+    return {"losses": losses, "minutes": seconds / 60}
 
 
-def draw(found: dict[str, list[float]], path: Path) -> None:
-    """Draw the losses of all sides, and below them how far they are from the first."""
+def draw(losses: dict[str, list[float]], path: Path) -> None:
+    """Draw the losses of all sides, and below them their differences from the first."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 5))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    first = next(iter(found.values()))
+    first = next(iter(losses.values()))
     steps = np.arange(1, len(first) + 1)
-    for style, (name, losses) in zip(
-        ("-", "--", ":", "-."), found.items(), strict=False
-    ):
-        above.plot(steps, losses, style, label=name, linewidth=1.2)
-        if losses is not first:
-            difference = np.abs(np.subtract(losses, first))
+    styles = itertools.cycle(("-", "--", ":", "-."))
+    for style, (name, curve) in zip(styles, losses.items(), strict=False):
+        above.plot(steps, curve, style, label=name, linewidth=1.2)
+        if curve is not first:
+            difference = np.abs(np.subtract(curve, first))
             below.semilogy(steps, np.maximum(difference, 1e-16), label=name)
     above.set_ylabel("loss, nats a token")
     above.legend(frameon=False)
@@ -165,7 +189,7 @@ def draw(found: dict[str, list[float]], path: Path) -> None:
     write_picture(figure, path, dpi=150)
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
     add("--config", default="multi30k", help="preset (default multi30k)")
@@ -177,13 +201,9 @@ def main() -> None:
     add("--seeds", type=int, nargs="+", default=[1])
     add("--mode", choices=PYTORCH, default="pytorch", help="how PyTorch computes")
     add("--float64", action="store_true", help="compute both sides in double precision")
-    add(
-        "--precision",
-        nargs="+",
-        choices=("fp32", "bf16"),
-        default=["fp32"],
-        help="how this engine multiplies (default fp32)",
-    )
+    formats = "how this engine multiplies (default fp32)"
+    kinds, one = ("fp32", "bf16"), ["fp32"]
+    add("--precision", nargs="+", choices=kinds, default=one, help=formats)
     add("--no-bleu", action="store_true", help="do not translate the test text")
     add("--plot", type=Path, metavar="FILE", help="draw the losses")
     add("--cache", type=Path, default=Path("cache"))
@@ -193,17 +213,22 @@ def main() -> None:
     args = parser.parse_args()
     if args.float64 and "bf16" in args.precision:
         parser.error("--float64 does not go with --precision bf16")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
     if args.side:
         measure(args)
         return
     sides = [("pytorch", args.seeds[0], "fp32")]
     sides += [("ours", seed, low) for low in args.precision for seed in args.seeds]
-    found = {}
+    figures = {}
     for side, seed, precision in sides:
         wanted = ["--side", side, "--seed", str(seed), "--precision", precision]
         name = f"{side}, bf16" if precision == "bf16" else side
-        found[f"{name}, seed {seed}"] = run_side(__file__, [*sys.argv[1:], *wanted])
-    losses = {name: figures.pop("losses") for name, figures in found.items()}
+        figures[f"{name}, seed {seed}"] = run_side(__file__, [*sys.argv[1:], *wanted])
+    losses = {name: each.pop("losses") for name, each in figures.items()}
     theirs, ours, *_ = losses.values()
     if args.plot:
         draw(losses, args.plot)
@@ -217,7 +242,7 @@ def main() -> None:
         float64=args.float64,
         last_loss={name: each[-1] for name, each in losses.items()},
         largest_difference=float(np.abs(np.subtract(theirs, ours)).max()),
-        **found,
+        **figures,
     )
 
 

@@ -41,12 +41,13 @@ def peak_memory_mb() -> float:
 def watched_memory() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the peak memory inside the block so far, in MB.
 
-    It is that of this process, or the highest sum with the processes that this one has
-    forked that was seen, if that is higher. What several of them share counts once.
-    The kernel visits every page for it, so that a look may take tens of milliseconds:
-    there are at most ten a second, which take 1% of the time.
+    It is the peak of this process, or the highest sum of this process and those that it
+    has forked, if that is higher. Shared memory counts once. A look may take tens of
+    milliseconds, because the kernel visits every page. Therefore there are at most ten
+    a second, and they take 1% of the time.
     """
-    highest, ended = 0.0, threading.Event()
+    highest = 0.0
+    ended = threading.Event()
 
     def watch() -> None:
         nonlocal highest
@@ -74,7 +75,7 @@ def forked_processes() -> list[int]:
 
 
 def proportional_memory_mb(process: int) -> float:
-    """Return the memory of a process, with its share of what it has in common."""
+    """Return the memory of a process, with its share of the memory of several."""
     try:
         rollup = Path(f"/proc/{process}/smaps_rollup").read_text("ascii")
     except OSError:  # it has ended
@@ -96,12 +97,12 @@ def alternate(
     script: str, sides: Sequence[str], arguments: Sequence[str], rounds: int
 ) -> dict[str, list[Result]]:
     """Run each side `rounds` times with `--side`, in alternating order."""
-    found: dict[str, list[Result]] = {side: [] for side in sides}
+    results: dict[str, list[Result]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides:
             print(f"round {number + 1}/{rounds}: {side}", file=sys.stderr)
-            found[side].append(run_side(script, [*arguments, "--side", side]))
-    return found
+            results[side].append(run_side(script, [*arguments, "--side", side]))
+    return results
 
 
 def medians(results: Sequence[Result]) -> Result:
@@ -131,8 +132,8 @@ def processor() -> str:
     fields = {name.strip(): value.strip() for name, _, value in lines}
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     flags = set(fields.get("flags", "").split())
-    found = ", ".join(name for name in wanted if name in flags)
-    return f"{fields.get('model name', platform.machine())} ({found})"
+    instructions = ", ".join(name for name in wanted if name in flags)
+    return f"{fields.get('model name', platform.machine())} ({instructions})"
 
 
 def can_compute_in(precision: str) -> bool:
@@ -145,11 +146,10 @@ def can_compute_in(precision: str) -> bool:
 
 
 def blas_in_use() -> str:
-    """Return the library of NumPy's matrix products, and for which processor it works.
+    """Return the library of NumPy's matrix products, and the kernels that it chose.
 
-    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. The choice
-    matters more than anything else: a processor with AVX-512 is half as fast with
-    kernels that do not use it.
+    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. A processor with
+    AVX-512 is half as fast with kernels that do not use it.
     """
     used = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
     return ", ".join(
@@ -164,10 +164,10 @@ def report(benchmark: str, **values: object) -> None:
     machine = (
         f"{platform.machine()} {platform.system()} Python {platform.python_version()}"
     )
-    found = {
+    described = {
         "benchmark": benchmark,
         "machine": machine,
         "processor": processor(),
         "numpy_products": blas_in_use(),
     }
-    print(json.dumps({**found, **values}, indent=2))
+    print(json.dumps({**described, **values}, indent=2))

@@ -39,14 +39,17 @@ def marian(
         size = ["--mini-batch-words", str(tokens), "--maxi-batch-sort", "none"]
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = write_text(Path(folder), config.vocab_size, batches)
-        command = [sys.executable, "-m", "pymarian", "train", "--type", "transformer"]
-        command += ["-m", f"{folder}/model.npz", "-v", vocabulary, vocabulary]
-        command += ["-t", f"{folder}/source", f"{folder}/target", "--shuffle", "none"]
-        command += [*size, *flags(config), "--cpu-threads", str(threads)]
-        command += ["--sync-sgd", "--after-epochs", "1", "--disp-freq", "1u"]
+        command = [
+            *(sys.executable, "-m", "pymarian", "train", "--type", "transformer"),
+            *("-m", f"{folder}/model.npz", "-v", vocabulary, vocabulary),
+            *("-t", f"{folder}/source", f"{folder}/target", "--shuffle", "none"),
+            *(*size, *flags(config), "--cpu-threads", str(threads)),
+            *("--sync-sgd", "--after-epochs", "1", "--disp-freq", "1u"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"Marian ended: {done.stderr[-500:]}")
+    # The log has a line for each update; those after the warm-up count.
     updates = [
         (int(sentences.replace(",", "")), float(seconds))
         for sentences, seconds in UPDATE.findall(done.stderr)

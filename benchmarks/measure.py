@@ -5,13 +5,13 @@
     python benchmarks/measure.py --tables
 
 Each benchmark writes a JSON file into docs/figures, in a folder named after the
-processor. From all these files, the tables between the markers of docs/results.md, such
-as `<!-- table training -->` and `<!-- end -->`, are made; --tables does only that, and
-`python benchmarks/charts.py` draws the charts. A benchmark does not begin while other
-processes are at work, and its figures are not kept if others used more than 5% of the
-processors meanwhile. Everything takes two to three hours on two cores, most of which
-PyTorch compiles: --modes may leave that out, and the best mode is then the best of
-those measured.
+processor. These files become the tables of docs/results.md, between markers such as
+`<!-- table training -->` and `<!-- end -->`. --tables does only that, and `python
+benchmarks/charts.py` draws the charts. A benchmark does not begin while other processes
+are at work, and its figures are not kept if others used more than 5% of the processors
+meanwhile. Everything takes two to three hours on two cores, most of them while PyTorch
+compiles. With --modes the compiled modes can be left out; the best mode is then the
+best of the measured ones.
 """
 
 from __future__ import annotations
@@ -59,34 +59,33 @@ Row: TypeAlias = Sequence[str]
 
 
 def busy_seconds() -> float:
-    """Return for how long all processors together have worked, idle time left out."""
+    """Return the time that all processors together have worked. Units: seconds"""
     with open("/proc/stat") as file:
         times = [int(ticks) for ticks in file.readline().split()[1:8]]
     return (sum(times) - times[3] - times[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def own_seconds() -> float:
-    """Return for how long this process and those that it started have worked."""
-    used = (
-        resource.getrusage(x) for x in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return sum(u.ru_utime + u.ru_stime for u in used)
+    """Return the time that this process and its children have worked. Units: seconds"""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 class Watch:
-    """Says what share of the processors other processes have used since it began."""
+    """Measures the share of the processors that other processes use."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic(), busy_seconds() - own_seconds()
+        self.started = time.monotonic()
+        self.before = busy_seconds() - own_seconds()
 
     def other_work(self) -> float:
-        started, others = self.began
-        possible = (time.monotonic() - started) * (os.cpu_count() or 1)
-        return max(0.0, busy_seconds() - own_seconds() - others) / possible
+        possible = (time.monotonic() - self.started) * (os.cpu_count() or 1)
+        return max(0.0, busy_seconds() - own_seconds() - self.before) / possible
 
 
 def measure(name: str, command: str, folder: Path) -> None:
     """Run a benchmark and keep its figures. Ends the program if others are at work."""
+    # Look for other work first.
     watch = Watch()
     time.sleep(5)
     require_idle(name, watch.other_work())
@@ -101,8 +100,12 @@ def measure(name: str, command: str, folder: Path) -> None:
     )
     share = watch.other_work()
     require_idle(name, share)
-    figures = {"command": f"python benchmarks/{command}", **json.loads(done.stdout)}
-    figures |= {"date": time.strftime("%Y-%m-%d"), "other_work": round(share, 3)}
+    figures = {
+        "command": f"python benchmarks/{command}",
+        **json.loads(done.stdout),
+        "date": time.strftime("%Y-%m-%d"),
+        "other_work": round(share, 3),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -128,9 +131,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def machine(found: Figures) -> str:
+def machine(measured: Figures) -> str:
     """Return the processor's name with what it multiplies fastest with."""
-    name, _, instructions = found["processor"].partition(" (")
+    name, _, instructions = measured["processor"].partition(" (")
     name = name.replace("(R)", "").replace(" Processor", "")
     for instruction, words in (
         ("amx", "AMX"),
@@ -143,57 +146,59 @@ def machine(found: Figures) -> str:
     return str(name)
 
 
-def speed(found: Figures, side: str) -> float:
-    return float(found[side]["tokens_per_second"])
+def speed(measured: Figures, side: str) -> float:
+    return float(measured[side]["tokens_per_second"])
 
 
-def fastest(found: Figures, sides: Iterable[str]) -> str:
-    return max((x for x in sides if x in found), key=lambda side: speed(found, side))
+def fastest(measured: Figures, sides: Iterable[str]) -> str:
+    return max(
+        (x for x in sides if x in measured), key=lambda side: speed(measured, side)
+    )
 
 
-def best_kind(found: Figures) -> tuple[str, str]:
+def best_kind(measured: Figures) -> tuple[str, str]:
     """Return this engine's fastest precision, and the side that has its figures."""
     sides = {"ours" if kind == "float32" else f"ours-{kind}": kind for kind in KINDS}
-    side = fastest(found, sides)
+    side = fastest(measured, sides)
     return sides[side], side
 
 
-def training_ratios(found: Figures) -> dict[str, Figures]:
+def training_ratios(measured: Figures) -> dict[str, Figures]:
     """Return this engine's speed over each other toolkit's, the best mode of both."""
-    kind, _ = best_kind(found)
+    kind, _ = best_kind(measured)
     prefix = "" if kind == "float32" else f"{kind}_"
-    ratios = {"PyTorch": found[f"{prefix}speed_over_best_of_pytorch"]}
-    if "marian" in found:
-        ratios["Marian"] = found[f"{prefix}speed_over_marian"]
+    ratios = {"PyTorch": measured[f"{prefix}speed_over_best_of_pytorch"]}
+    if "marian" in measured:
+        ratios["Marian"] = measured[f"{prefix}speed_over_marian"]
     return ratios
 
 
-def decoding_ratios(found: Figures) -> dict[str, Figures]:
-    kind, _ = best_kind(found)
-    over = found["speed_over" if kind == "float32" else f"{kind}_speed_over"]
+def decoding_ratios(measured: Figures) -> dict[str, Figures]:
+    kind, _ = best_kind(measured)
+    over = measured["speed_over" if kind == "float32" else f"{kind}_speed_over"]
     others = {"PyTorch": "pytorch", "CTranslate2": "ctranslate2"}
     return {
-        name: over[fastest(found, [side for side in over if side.startswith(stem)])]
+        name: over[fastest(measured, [side for side in over if side.startswith(stem)])]
         for name, stem in others.items()
     }
 
 
-def training_row(found: Figures) -> Row:
-    kind, side = best_kind(found)
-    best = found["best_of_pytorch"]
-    ratios = training_ratios(found)
-    plain = found["speed_over_pytorch"].get("pytorch")
+def training_row(measured: Figures) -> Row:
+    kind, side = best_kind(measured)
+    best = measured["best_of_pytorch"]
+    ratios = training_ratios(measured)
+    plain = measured["speed_over_pytorch"].get("pytorch")
     return (
-        machine(found),
-        found["shape"],
-        f"{number(speed(found, side))} ({kind})",
-        f"{number(speed(found, best))} ({mode_name(best)})",
+        machine(measured),
+        measured["shape"],
+        f"{number(speed(measured, side))} ({kind})",
+        f"{number(speed(measured, best))} ({mode_name(best)})",
         spread(ratios["PyTorch"]),
         spread(plain) if plain else "",
         spread(ratios["Marian"]) if "Marian" in ratios else "",
-        f"{number(found[side]['peak_memory_mb'])}, "
-        f"{number(found[best]['peak_memory_mb'])}",
-        found["date"],
+        f"{number(measured[side]['peak_memory_mb'])}, "
+        f"{number(measured[best]['peak_memory_mb'])}",
+        measured["date"],
     )
 
 
@@ -205,36 +210,36 @@ def mode_name(side: str) -> str:
     return ", ".join(parts)
 
 
-def decoding_row(found: Figures) -> Row:
-    kind, side = best_kind(found)
-    over = found["speed_over"]
-    other = fastest(found, [x for x in over if x.startswith("ctranslate2")])
-    ratios = decoding_ratios(found)
+def decoding_row(measured: Figures) -> Row:
+    kind, side = best_kind(measured)
+    over = measured["speed_over"]
+    other = fastest(measured, [x for x in over if x.startswith("ctranslate2")])
+    ratios = decoding_ratios(measured)
     return (
-        machine(found),
-        found["name"].partition("-")[2],
-        f"{number(speed(found, side))} ({kind})",
-        f"{number(speed(found, other))} ({other.partition('-')[2]})",
+        machine(measured),
+        measured["name"].partition("-")[2],
+        f"{number(speed(measured, side))} ({kind})",
+        f"{number(speed(measured, other))} ({other.partition('-')[2]})",
         spread(ratios["CTranslate2"]),
         spread(over["ctranslate2-float32"]),
         spread(ratios["PyTorch"]),
-        f"{number(found[side]['peak_memory_mb'])}, "
-        f"{number(found[other]['peak_memory_mb'])}",
-        found["date"],
+        f"{number(measured[side]['peak_memory_mb'])}, "
+        f"{number(measured[other]['peak_memory_mb'])}",
+        measured["date"],
     )
 
 
-def startup_row(found: Figures) -> Row:
+def startup_row(measured: Figures) -> Row:
     return (
-        machine(found),
-        f"{found['seconds']:.2f} s",
-        f"{found['least']:.2f} to {found['greatest']:.2f} s",
-        f"{found['numpy_alone']:.2f} s",
-        found["date"],
+        machine(measured),
+        f"{measured['seconds']:.2f} s",
+        f"{measured['least']:.2f} to {measured['greatest']:.2f} s",
+        f"{measured['numpy_alone']:.2f} s",
+        measured["date"],
     )
 
 
-# Of each table: which figures it shows, its head, and how a row is made.
+# For each table, the prefix of its figures, its head, and the function for a row.
 TABLES: dict[str, tuple[str, Row, Callable[[Figures], Row]]] = {
     "training": (
         "train-",
@@ -287,7 +292,7 @@ def read_figures(prefix: str, figures: Path = FIGURES) -> list[Figures]:
 def table(name: str, figures: Path = FIGURES) -> str:
     """Return a table of one kind, without columns that nothing was measured for."""
     prefix, head, row = TABLES[name]
-    rows = [row(found) for found in read_figures(prefix, figures)]
+    rows = [row(measured) for measured in read_figures(prefix, figures)]
     if not rows:
         return "Not measured yet."
     kept = [i for i in range(len(head)) if any(line[i] for line in rows)]
@@ -315,6 +320,7 @@ def main() -> None:
     add("--modes", nargs="+", choices=PYTORCH, help=modes)
     add("--tables", action="store_true", help="make the tables, measure nothing")
     args = parser.parse_args()
+    # Measure, each benchmark with the text and the run that it needs.
     chosen = [] if args.tables else args.only or list(BENCHMARKS)
     for name in chosen:
         if "{run}" in BENCHMARKS[name] and not args.run:
@@ -325,6 +331,7 @@ def main() -> None:
         if args.modes and name.startswith("train-"):
             command += f" --modes {' '.join(args.modes)}"
         measure(name, command, FIGURES / slug)
+    # Make the tables of the page.
     text = PAGE.read_text(encoding="utf-8")
     if "<!-- table " not in text:
         sys.exit(f"{PAGE}: expected <!-- table training --> or another, found none")

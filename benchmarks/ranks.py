@@ -43,10 +43,9 @@ def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
         ]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
         speeds = [
             line["source_tokens_per_second"] + line["target_tokens_per_second"]
-            for line in found
+            for line in map(json.loads, lines)
             if "loss" in line
         ]
         return {"tokens_per_second": statistics.median(speeds[1:])}
@@ -55,7 +54,7 @@ def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
 def time_all_reduces() -> None:
     """Run on every rank; rank 0 prints the seconds of an all-reduce by vector size."""
     ranks = connect_ranks("cpu")
-    found = {}
+    medians_by_size = {}
     for size in SIZES:
         vector = np.ones(size, np.float32)
         seconds = []
@@ -64,9 +63,9 @@ def time_all_reduces() -> None:
             started = time.perf_counter()
             ranks.start_all_reduce(vector)()
             seconds.append(time.perf_counter() - started)
-        found[size] = statistics.median(seconds[2:])
+        medians_by_size[size] = statistics.median(seconds[2:])
     if ranks.rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(medians_by_size))
 
 
 def all_reduce_seconds(ranks: int) -> dict[str, float]:
@@ -107,20 +106,23 @@ def main() -> None:
     if args.all_reduces:
         time_all_reduces()
         return
+    # Training on one rank and on two, in turns.
     values: dict[str, object] = {}
     if args.data:
-        found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+        one: list[dict[str, float]] = []
+        two: list[dict[str, float]] = []
         for number in range(args.rounds):
-            for ranks in found:
+            for ranks, results in ((1, one), (2, two)):
                 print(f"round {number + 1}: {ranks} rank(s)", file=sys.stderr)
-                found[ranks].append(tokens_per_second(args, ranks))
+                results.append(tokens_per_second(args, ranks))
         values = {
-            "one_rank": medians(found[1]),
-            "two_ranks": medians(found[2]),
-            "speed_of_two_over_one": ratio(found[2], found[1], "tokens_per_second"),
+            "one_rank": medians(one),
+            "two_ranks": medians(two),
+            "speed_of_two_over_one": ratio(two, one, "tokens_per_second"),
         }
+    # The all-reduce alone.
     seconds = {ranks: all_reduce_seconds(ranks) for ranks in (2, 4, 8)}
-    fits = {ranks: fitted(ranks, found) for ranks, found in seconds.items()}
+    fits = {ranks: fitted(ranks, by_size) for ranks, by_size in seconds.items()}
     report("ranks", **values, seconds_of_an_all_reduce=seconds, fit=fits)
 
 

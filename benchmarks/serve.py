@@ -41,24 +41,25 @@ def measure(
     address: str, lines: list[str], clients: int, seconds: float
 ) -> dict[str, float]:
     """Let clients ask for some seconds."""
-    given, started = itertools.cycle(lines), time.perf_counter()
+    repeated = itertools.cycle(lines)
+    started = time.perf_counter()
 
     def client(_: int) -> list[float]:
         latencies = []
         while time.perf_counter() - started < seconds:
-            latencies.append(ask(address, next(given)))
+            latencies.append(ask(address, next(repeated)))
         return latencies
 
     with ThreadPoolExecutor(clients) as threads:
-        latencies = [x for found in threads.map(client, range(clients)) for x in found]
+        by_client = threads.map(client, range(clients))
+        latencies = list(itertools.chain.from_iterable(by_client))
     elapsed = time.perf_counter() - started
     median, p95 = np.percentile(latencies, [50, 95]) * 1000
-    found = {
-        "median_ms": median,
-        "p95_ms": p95,
-        "lines_a_second": len(latencies) / elapsed,
+    return {
+        "median_ms": round(median, 1),
+        "p95_ms": round(p95, 1),
+        "lines_a_second": round(len(latencies) / elapsed, 1),
     }
-    return {name: round(value, 1) for name, value in found.items()}
 
 
 def main() -> None:
@@ -70,11 +71,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     args = parser.parse_args()
     lines = [line for line in read_lines(args.input) if line.strip()]
-    command = [SCRIPT, "--model", args.model, "--serve", str(args.port)]
-    server = subprocess.Popen(
-        [sys.executable, *command], stderr=subprocess.PIPE, text=True
-    )
+    flags = ["--model", args.model, "--serve", str(args.port)]
+    command = [sys.executable, str(SCRIPT), *flags]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
+        # Wait until it serves, and until the first line is translated.
         assert server.stderr
         said = server.stderr.readline().split()
         if "open" not in said:

@@ -47,7 +47,8 @@ def main() -> None:
     args = parser.parse_args()
     translate = [str(SCRIPT), "--model", args.model, args.sentence]
     _, translation = start(translate)
-    ours, numpy = [], []
+    ours = []
+    numpy = []
     for _ in range(args.rounds):
         ours.append({"seconds": start(translate)[0]})
         numpy.append({"seconds": start(["-c", "import numpy"])[0]})

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 from harness import Result, report, run_side
-from scaling import exponent
 
 from minitransformer.commands.plot import write_picture
 from minitransformer.engine import ops
@@ -99,16 +98,24 @@ def restricted(
 
     Shapes: q, k, v [1, n, d] -> [1, n, d]
     """
-    (_, length, _), size = q.shape, max(reach, 16)
+    length = q.shape[1]
+    size = max(reach, 16)
     sides = int(length > size)  # a single block has no neighbours
+    # Each query sees the keys within its reach that exist. Queries beyond the end see
+    # themselves.
     place = np.arange(-sides * size, (1 + sides) * size)
     starts = np.arange(0, length, size)[:, None, None]
     near = abs(place - np.arange(size)[:, None]) <= reach  # [size, keys]
     mask = near & (starts + place >= 0) & (starts + place < length)  # [blocks, ...]
-    mask |= place == np.arange(size)[:, None]  # of queries beyond the end, too
-    keys, values = (_to_blocks(x, size, sides) for x in (k, v))
-    inputs = _to_blocks(q, size), keys, values, mask[:, None]
-    out, block_vjp = PRIMITIVES["attention"](*inputs, num_heads=1)
+    mask |= place == np.arange(size)[:, None]
+    # Attention within blocks is the engine's own.
+    out, block_vjp = PRIMITIVES["attention"](
+        _to_blocks(q, size),
+        _to_blocks(k, size, sides),
+        _to_blocks(v, size, sides),
+        mask[:, None],
+        num_heads=1,
+    )
 
     def vjp(g: np.ndarray) -> tuple[np.ndarray, ...]:
         gradients: tuple[Any, ...] = block_vjp(_to_blocks(g, size))
@@ -124,7 +131,8 @@ def _to_blocks(x: np.ndarray, size: int, sides: int = 0) -> np.ndarray:
 
     Shapes: x [1, n, d] -> [blocks, (1 + 2 sides) size, d]
     """
-    (_, length, width), count = x.shape, -(-x.shape[1] // size)
+    _, length, width = x.shape
+    count = -(-length // size)
     blocks = np.zeros((count + 2 * sides, size, width), x.dtype)
     blocks.reshape(-1, width)[sides * size : sides * size + length] = x[0]
     near = [blocks[i : i + count] for i in range(1 + 2 * sides)]
@@ -192,14 +200,16 @@ def measure(kind: str, n: int, d: int, r: int) -> Result:
         out = forward(*(Tensor(array, requires_grad=True) for array in arrays))
         out.backward(np.ones_like(out.data))
 
+    # Time passes after one that is not counted.
     step()
     processor: list[float] = []
     wall: list[float] = []
     while len(wall) < 3 or (sum(wall) < 1 and len(wall) < 50):
-        started = time.process_time(), time.perf_counter()
+        processor_start, wall_start = time.process_time(), time.perf_counter()
         step()
-        processor.append(time.process_time() - started[0])
-        wall.append(time.perf_counter() - started[1])
+        processor.append(time.process_time() - processor_start)
+        wall.append(time.perf_counter() - wall_start)
+    # Watch the memory of another, which is slower then.
     tracemalloc.start()
     step()
     peak = tracemalloc.get_traced_memory()[1] / 2**20
@@ -215,24 +225,30 @@ def first_fitted(values: Sequence[int]) -> int:
     return (len(values) - 1) // 2
 
 
+def exponent(values: Sequence[int], results: Sequence[Result], key: str) -> float:
+    """Return the power of `values` that the figures called `key` follow."""
+    figures = [result[key] for result in results]
+    return round(float(np.polyfit(np.log(values), np.log(figures), 1)[0]), 3)
+
+
 def along(
     axis: str, values: list[int], kinds: list[str], fixed: dict[str, int]
 ) -> dict[str, Any]:
     """Measure every kind at each value of `axis`, n or d, and fit the upper half."""
-    found: dict[str, Any] = {axis: values}
+    figures: dict[str, Any] = {axis: values}
     upper = first_fitted(values)
     for kind in kinds:
         points = [json.dumps({"kind": kind, **fixed, axis: x}) for x in values]
         results = [run_side(__file__, ["--point", point]) for point in points]
-        found[kind] = {
+        figures[kind] = {
             key: [round(result[key], 6) for result in results] for key in results[0]
         }
         for name, first in (("exponents", 0), ("exponents_of_upper_half", upper)):
-            found[kind][name] = {
+            figures[kind][name] = {
                 key: exponent(values[first:], results[first:], key)
                 for key in ("seconds", "peak_memory_mb")
             }
-    return found
+    return figures
 
 
 def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> None:
@@ -246,26 +262,8 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
     ]
     figure, plots = pyplot.subplots(1, 3, figsize=(11.4, 4.4))
     for plot, (axis, key, title, unit) in zip(plots, panels, strict=True):
-        values = np.array(axes[axis][axis])
-        upper, ends = first_fitted(axes[axis][axis]), {}
-        for number, (kind, row) in enumerate(ROWS.items()):
-            if kind not in axes[axis]:
-                continue
-            measured = unit * np.array(axes[axis][kind][key])
-            power = axes[axis][kind]["exponents_of_upper_half"][key]
-            color = f"C{number}"
-            plot.loglog(values, measured, "o", color=color, markersize=4)
-            middle = np.exp(np.log(measured[upper:]).mean())
-            line = middle * (values / np.exp(np.log(values[upper:]).mean())) ** power
-            label = f"{row.title}: ${row.complexity}$" if plot is plots[0] else None
-            plot.plot(values[upper:], line[upper:], color=color, label=label)
-            ends[line[-1]] = {"s": f"${axis}^{{{power:.2f}}}$", "color": color}
-        plot.margins(y=0.1)
-        lowest = 0.0
-        apart = (plot.get_ylim()[1] / plot.get_ylim()[0]) ** 0.055
-        for end, style in sorted(ends.items()):
-            lowest = max(end, lowest * apart)  # exponents do not cover each other
-            plot.text(values[-1] * 1.12, lowest, va="center", fontsize=9, **style)
+        draw_points(plot, axis, axes[axis], key, unit)
+        values = axes[axis][axis]
         plot.set_title(title, fontsize=10)
         plot.set_xlabel(axis)
         plot.set_xticks(values, [f"{x:,}" for x in values], fontsize=8)
@@ -274,9 +272,40 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
         plot.tick_params(labelsize=8)
         plot.grid(alpha=0.25)
         plot.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="lower center", ncols=4, fontsize=9, frameon=False)
+    handles, labels = plots[0].get_legend_handles_labels()
+    style = {"ncols": 4, "fontsize": 9, "frameon": False}
+    figure.legend(handles, labels, loc="lower center", **style)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     write_picture(figure, path, dpi=150)
+
+
+def draw_points(
+    plot: Any, axis: str, figures: dict[str, Any], key: str, unit: float
+) -> None:
+    """Draw the points of every kind, with the power law of their upper half."""
+    values = np.array(figures[axis])
+    upper = first_fitted(figures[axis])
+    ends: dict[float, dict[str, Any]] = {}  # the exponent beside the end of each line
+    for number, (kind, row) in enumerate(ROWS.items()):
+        if kind not in figures:
+            continue
+        color = f"C{number}"
+        measured = unit * np.array(figures[kind][key])
+        plot.loglog(values, measured, "o", color=color, markersize=4)
+        # The line passes through the middle of the points that it is fitted to.
+        power = figures[kind]["exponents_of_upper_half"][key]
+        middle = np.exp(np.log(measured[upper:]).mean())
+        line = middle * (values / np.exp(np.log(values[upper:]).mean())) ** power
+        label = f"{row.title}: ${row.complexity}$"
+        plot.plot(values[upper:], line[upper:], color=color, label=label)
+        ends[line[-1]] = {"s": f"${axis}^{{{power:.2f}}}$", "color": color}
+    # Exponents do not cover each other.
+    plot.margins(y=0.1)
+    lowest = 0.0
+    apart = (plot.get_ylim()[1] / plot.get_ylim()[0]) ** 0.055
+    for end, style in sorted(ends.items()):
+        lowest = max(end, lowest * apart)
+        plot.text(values[-1] * 1.12, lowest, va="center", fontsize=9, **style)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ layers are divided by the same numbers in all rows. As in the paper, big is trai
 three times as many steps as the other rows (300,000 and 100,000), and checkpoints are
 not averaged: perplexity (per word piece, without label smoothing) and BLEU are
 those of the last checkpoint on the validation text. All further flags are passed to
-train.py for every row. A row whose run is complete in --runs is read from there, and
-one that was interrupted continues. The table goes to standard error.
+train.py for every row. A complete run in --runs is read, and an interrupted one
+continues. The table goes to standard error.
 """
 
 from __future__ import annotations
@@ -78,13 +78,12 @@ def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
     """
     settings = dict(PRESETS[row])
     shape = make_config(ModelConfig, settings, {})
-    for names, divisor in ((WIDTHS, width), (DEPTHS, depth)):
-        for name in names:
-            value = getattr(shape, name)
-            if value is not None and value % divisor:
+    divisors = {**dict.fromkeys(WIDTHS, width), **dict.fromkeys(DEPTHS, depth)}
+    for name, divisor in divisors.items():
+        if (value := getattr(shape, name)) is not None:
+            if value % divisor:
                 sys.exit(f"{row}: expected {name} {value} to be divisible by {divisor}")
-            if value is not None:
-                settings[name] = value // divisor
+            settings[name] = value // divisor
     return settings
 
 
@@ -95,7 +94,8 @@ def steps_of(row: str, steps: int) -> int:
 
 def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -> Path:
     """Train one row with one seed, or continue where its run stopped."""
-    run, steps = args.runs / f"{row}-seed{seed}", str(steps_of(row, args.steps))
+    run = args.runs / f"{row}-seed{seed}"
+    steps = str(steps_of(row, args.steps))
     command = [sys.executable, str(TRAIN), "--cache", str(args.cache)]
     if (run / "config.json").exists():
         command += ["--resume", str(run)]
@@ -121,12 +121,12 @@ def last_validation(run: Path) -> Result | None:
     directory = RunDirectory(run)
     if not directory.metrics.is_file():
         return None
-    for found in directory.read_metrics():
-        if "validation_bleu" in found:
+    for line in directory.read_metrics():
+        if "validation_bleu" in line:
             return Result(
-                found["validation_perplexity"],
-                found["validation_bleu"],
-                found["seconds"],
+                perplexity=line["validation_perplexity"],
+                bleu=line["validation_bleu"],
+                seconds=line["seconds"],
             )
     return None
 
@@ -137,19 +137,22 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
 
 
-def table(found: dict[str, list[Result]], parameters: dict[str, int]) -> str:
+def table(results: dict[str, list[Result]], parameters: dict[str, int]) -> str:
     lines = [
         "| row | PPL | BLEU | parameters (10^6) | paper's PPL | BLEU | parameters |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row, results in found.items():
+    for row, seeds in results.items():
         name, perplexity, bleu, millions = PAPER[row]
-        ours = [
-            spread([r.perplexity for r in results]),
-            spread([r.bleu for r in results]),
+        cells = [
+            name,
+            spread([result.perplexity for result in seeds]),
+            spread([result.bleu for result in seeds]),
+            f"{parameters[row] / 1e6:.2f}",
+            f"{perplexity:.2f}",
+            f"{bleu:.1f}",
+            str(millions or ""),
         ]
-        cells = [name, *ours, f"{parameters[row] / 1e6:.2f}"]
-        cells += [f"{perplexity:.2f}", f"{bleu:.1f}", str(millions or "")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -175,17 +178,17 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 
 def main() -> None:
     args, flags = parse_arguments()
-    found: dict[str, list[Result]] = {row: [] for row in args.rows}
+    # Train every row with every seed, or read its run.
+    results: dict[str, list[Result]] = {row: [] for row in args.rows}
     parameters = {}
     for seed in args.seeds:
         for row in args.rows:
             run = train(args, row, seed, flags)
             if (result := last_validation(run)) is None:
                 sys.exit(f"{run}: expected a validation with BLEU, found none")
-            found[row].append(result)
-            model = RunDirectory(run).read_config().model
-            parameters[row] = model.num_parameters
-    print(table(found, parameters), file=sys.stderr)
+            results[row].append(result)
+            parameters[row] = RunDirectory(run).read_config().model.num_parameters
+    print(table(results, parameters), file=sys.stderr)
     report(
         "table3",
         steps=args.steps,
@@ -195,12 +198,12 @@ def main() -> None:
         rows={
             row: {
                 "parameters": parameters[row],
-                "runs": [asdict(result) for result in results],
+                "runs": [asdict(result) for result in seeds],
                 "paper": dict(
                     zip(("perplexity", "bleu", "millions"), PAPER[row][1:], strict=True)
                 ),
             }
-            for row, results in found.items()
+            for row, seeds in results.items()
         },
     )
 

@@ -26,8 +26,10 @@ class TorchDecoder:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.config, self.drop_finished = model.config, drop_finished
-        self.device, self.dtype = torch.device(device), dtype
+        self.config = model.config
+        self.drop_finished = drop_finished
+        self.device = torch.device(device)
+        self.dtype = dtype
         self.weights = {
             name: torch.from_numpy(
                 p.data.T.copy() if p.data.ndim == 2 and "table" not in name else p.data
@@ -100,6 +102,7 @@ class TorchDecoder:
         rows, sentences = len(tokens), len(mask)
         for i in range(self.config.decoder_layers):
             name, cache = f"decoder.{i}", caches[i]
+            # Self-attention, to the keys and values of earlier positions too.
             for kind, part in enumerate(("key", "value")):
                 new = self.heads(f"{name}.self_attention.{part}", x)
                 cache[kind][:, :, position : position + 1] = new
@@ -107,7 +110,8 @@ class TorchDecoder:
             q = self.heads(f"{name}.self_attention.query", x)
             attended = self.attend(f"{name}.self_attention", q, keys, values)
             x = self.norm(f"{name}.self_attention_norm", attended, x)
-            beams = x.view(sentences, -1, x.shape[-1])  # one sentence's share a memory
+            # Cross-attention: the beams of a sentence share its memory.
+            beams = x.view(sentences, -1, x.shape[-1])
             q = self.heads(f"{name}.cross_attention.query", beams)
             k, v = memories[i]
             attended = self.attend(f"{name}.cross_attention", q, k, v, mask)
@@ -127,6 +131,7 @@ class TorchDecoder:
     def _search(
         self, source: torch.Tensor, limits: list[int], beam: int, alpha: float
     ) -> list[list[int]]:
+        # Encode the sentences; project keys and values of the memory once.
         config, count = self.config, len(source)
         mask = (source != PAD_ID)[:, None, None, :]
         memory = self.encode(source, mask)
@@ -142,53 +147,22 @@ class TorchDecoder:
             [torch.empty(shape, dtype=self.dtype) for _ in "kv"]
             for _ in range(config.decoder_layers)
         ]
-        sentences = list(range(count))  # on the host, where they index `best`
-        limit = torch.tensor(limits)
-        tokens = torch.full((count, beam, 1), BOS_ID)
-        scores = torch.full((count, beam), -math.inf)
-        scores[:, 0] = 0
-        best: list[list[tuple[float, list[int]]]] = [[] for _ in limits]
-        over = torch.zeros(count, dtype=torch.bool)
+        beams = Beams(limits, beam, alpha)
         length = 0
-        while len(sentences):
+        while beams.sentences:
+            # Extend all beams by a token.
+            tokens = beams.tokens[:, :, -1].reshape(-1)
+            logits = self.step(tokens, length, caches, memories, mask)
             length += 1
-            logits = self.step(
-                tokens[:, :, -1].reshape(-1), length - 1, caches, memories, mask
-            )
             log_probs = torch.log_softmax(logits.float(), -1)
             log_probs[:, [PAD_ID, UNK_ID, BOS_ID]] = -math.inf
-            total = log_probs.view(len(sentences), beam, -1)
-            total += scores[:, :, None]
-            found, index = total.flatten(1).topk(2 * beam)
-            origin, token = index // config.vocab_size, index % config.vocab_size
-            ends = token == EOS_ID
-            penalty = ((5 + length) / 6) ** alpha
-            ended = ends[:, :beam] & found[:, :beam].isfinite() & ~over[:, None]
-            rows, places = ended.nonzero().unbind(1)
-            values = found[rows, places].tolist()
-            texts = tokens[rows, origin[rows, places], 1:].tolist()
-            for b, value, done in zip(rows.tolist(), values, texts, strict=True):
-                best[sentences[b]].append((value / penalty, done))
-            scores, order = found.masked_fill(ends, -math.inf).topk(beam)
-            origin, token = origin.gather(1, order), token.gather(1, order)
-            history = tokens.gather(1, origin[:, :, None].expand(-1, -1, length))
-            tokens = torch.cat([history, token[:, :, None]], 2)
-            reachable = scores[:, 0] / ((5 + limit) / 6) ** alpha
-            full = torch.tensor([len(best[s]) >= beam for s in sentences])
-            to_beat = torch.tensor(
-                [max((s for s, _ in best[i]), default=-math.inf) for i in sentences]
-            )
-            at_limit = limit == length
-            bare = at_limit.nonzero().flatten().tolist()
-            bare = [b for b in bare if not best[sentences[b]]]
-            values, texts = scores[bare, 0].tolist(), tokens[bare, 0, 1:].tolist()
-            for b, value, done in zip(bare, values, texts, strict=True):
-                best[sentences[b]].append((value / penalty, done))
-            over = over | at_limit | full | (to_beat >= reachable)
-            if self.drop_finished or bool(over.all()):
-                kept = (~over).nonzero().flatten()
+            origin = beams.extend(log_probs)
+            # Drop finished sentences, if wanted or at the end.
+            if self.drop_finished or bool(beams.over.all()):
+                kept = (~beams.over).nonzero().flatten()
             else:
-                kept = torch.arange(len(over))
+                kept = torch.arange(len(beams.over))
+            # Reorder the caches: each beam continues the one that it comes from.
             rows = (kept[:, None] * beam + origin[kept]).flatten()
             for cache in caches:
                 for kind in (0, 1):
@@ -196,9 +170,82 @@ class TorchDecoder:
                     used = old[:, :, :length].index_select(0, rows)
                     cache[kind] = old[: len(rows)]
                     cache[kind][:, :, :length] = used
-            if len(kept) < len(sentences):
+            if len(kept) < len(beams.sentences):
                 memories = [[m[kept] for m in pair] for pair in memories]
                 mask = mask[kept]
-            sentences, limit = [sentences[b] for b in kept.tolist()], limit[kept]
-            tokens, scores, over = tokens[kept], scores[kept], over[kept]
-        return [max(found, key=lambda pair: pair[0])[1] for found in best]
+            beams.keep(kept)
+        return [max(ranked, key=lambda pair: pair[0])[1] for ranked in beams.finished]
+
+
+class Beams:
+    """The K beams of each sentence of a batch, and its finished translations.
+
+    Shapes: tokens [B, K, t], scores [B, K], limit [B], over [B]
+    """
+
+    def __init__(self, limits: list[int], beam: int, alpha: float) -> None:
+        count = len(limits)
+        self.alpha = alpha
+        self.sentences = list(range(count))  # on the host, as indices of `finished`
+        self.finished: list[list[tuple[float, list[int]]]] = [[] for _ in limits]
+        self.limit = torch.tensor(limits)
+        self.tokens = torch.full((count, beam, 1), BOS_ID)
+        self.scores = torch.full((count, beam), -math.inf)
+        self.scores[:, 0] = 0
+        self.over = torch.zeros(count, dtype=torch.bool)
+
+    def extend(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Take the best extensions of each sentence; return the beam of each.
+
+        Shapes: log_probs [B K, V] -> [B, K]
+        """
+        # The best 2 K candidates of each sentence: at least K of them do not end.
+        count, beam, length = self.tokens.shape
+        total = log_probs.view(count, beam, -1)
+        total += self.scores[:, :, None]
+        best, index = total.flatten(1).topk(2 * beam)
+        vocab_size = total.shape[-1]
+        origin, token = index // vocab_size, index % vocab_size
+        # Those of the first K that end are finished.
+        ends = token == EOS_ID
+        ended = ends[:, :beam] & best[:, :beam].isfinite() & ~self.over[:, None]
+        rows, places = ended.nonzero().unbind(1)
+        texts = self.tokens[rows, origin[rows, places], 1:]
+        self._finish(rows.tolist(), best[rows, places], texts, length)
+        # The best K of the others are the new beams.
+        self.scores, order = best.masked_fill(ends, -math.inf).topk(beam)
+        origin, token = origin.gather(1, order), token.gather(1, order)
+        history = self.tokens.gather(1, origin[:, :, None].expand(-1, -1, length))
+        self.tokens = torch.cat([history, token[:, :, None]], 2)
+        self._end(length)
+        return origin
+
+    def _end(self, length: int) -> None:
+        """Mark sentences that are over: full, at their limit, or beyond improvement."""
+        ranked = [self.finished[sentence] for sentence in self.sentences]
+        full = torch.tensor([len(each) >= self.scores.shape[1] for each in ranked])
+        to_beat = torch.tensor(
+            [max((score for score, _ in each), default=-math.inf) for each in ranked]
+        )
+        reachable = self.scores[:, 0] / ((5 + self.limit) / 6) ** self.alpha
+        # At the limit, the best beam is finished if nothing else is.
+        at_limit = self.limit == length
+        bare = [b for b in at_limit.nonzero().flatten().tolist() if not ranked[b]]
+        self._finish(bare, self.scores[bare, 0], self.tokens[bare, 0, 1:], length)
+        self.over = self.over | at_limit | full | (to_beat >= reachable)
+
+    def _finish(
+        self, rows: list[int], scores: torch.Tensor, texts: torch.Tensor, length: int
+    ) -> None:
+        """Add finished translations, whose scores are divided by the length penalty."""
+        penalty = ((5 + length) / 6) ** self.alpha
+        for row, score, text in zip(rows, scores.tolist(), texts.tolist(), strict=True):
+            self.finished[self.sentences[row]].append((score / penalty, text))
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Keep the beams of some sentences."""
+        self.sentences = [self.sentences[b] for b in kept.tolist()]
+        self.limit = self.limit[kept]
+        self.tokens = self.tokens[kept]
+        self.scores = self.scores[kept]
+        self.over = self.over[kept]

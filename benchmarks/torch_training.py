@@ -28,6 +28,7 @@ class TorchTraining(nn.Module):
     def __init__(self, ours: Transformer, label_smoothing: float = 0.1) -> None:
         super().__init__()
         config = ours.config
+        # One matrix for both embeddings and the logits, and the stacks of section 3.1.
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.model = nn.Transformer(
             config.d_model,
@@ -39,9 +40,11 @@ class TorchTraining(nn.Module):
             batch_first=True,
             layer_norm_eps=LAYER_NORM_EPSILON,
         )
+        # No final norm, no dropout within the feed-forward layer or of attention
+        # weights, and attention without biases, as in the paper.
         self.model.encoder.norm = self.model.decoder.norm = None
         for layer in (*self.model.encoder.layers, *self.model.decoder.layers):
-            layer.dropout = nn.Identity()  # inside the feed-forward layer
+            layer.dropout = nn.Identity()
             for attention in attentions(layer):
                 attention.dropout = 0.0
                 for bias in (attention.in_proj_bias, attention.out_proj.bias):
@@ -50,6 +53,7 @@ class TorchTraining(nn.Module):
         self.criterion = nn.CrossEntropyLoss(
             label_smoothing=label_smoothing, ignore_index=PAD_ID
         )
+        # The same positions and weights as in `ours`.
         positions = ours.embedding.reserve(512).data
         self.register_buffer("positions", torch.from_numpy(positions.copy()))
         self.scale = math.sqrt(config.d_model)
@@ -76,9 +80,9 @@ class TorchTraining(nn.Module):
     def forward(
         self, source: torch.Tensor, target: torch.Tensor, padded: bool
     ) -> torch.Tensor:
-        """The mean loss. Shapes: source [B, S], target [B, T + 1] -> scalar
+        """Return the mean loss; if the source is `padded`, its padding is masked.
 
-        `padded` says whether the source has padding, which then is masked.
+        Shapes: source [B, S], target [B, T + 1] -> scalar
         """
         inputs, expected = target[:, :-1], target[:, 1:]
         causal = nn.Transformer.generate_square_subsequent_mask(
