@@ -162,19 +162,23 @@ class TorchDecoder:
                 kept = (~beams.over).nonzero().flatten()
             else:
                 kept = torch.arange(len(beams.over))
-            # Reorder the caches: each beam continues the one that it comes from.
+            # Each beam continues the one that it comes from.
             rows = (kept[:, None] * beam + origin[kept]).flatten()
             for cache in caches:
-                for kind in (0, 1):
-                    old = cache[kind]
-                    used = old[:, :, :length].index_select(0, rows)
-                    cache[kind] = old[: len(rows)]
-                    cache[kind][:, :, :length] = used
+                cache[:] = [reordered(array, rows, length) for array in cache]
             if len(kept) < len(beams.sentences):
                 memories = [[m[kept] for m in pair] for pair in memories]
                 mask = mask[kept]
             beams.keep(kept)
         return [max(ranked, key=lambda pair: pair[0])[1] for ranked in beams.finished]
+
+
+def reordered(cache: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a cache with other beams in its rows, in the same memory."""
+    used = cache[:, :, :length].index_select(0, rows)
+    cache = cache[: len(rows)]
+    cache[:, :, :length] = used
+    return cache
 
 
 class Beams:
