@@ -154,9 +154,7 @@ class TorchDecoder:
             tokens = beams.tokens[:, :, -1].reshape(-1)
             logits = self.step(tokens, length, caches, memories, mask)
             length += 1
-            log_probs = torch.log_softmax(logits.float(), -1)
-            log_probs[:, [PAD_ID, UNK_ID, BOS_ID]] = -math.inf
-            origin = beams.extend(log_probs)
+            origin = beams.extend(logits)
             # Drop finished sentences, if wanted or at the end.
             if self.drop_finished or bool(beams.over.all()):
                 kept = (~beams.over).nonzero().flatten()
@@ -198,11 +196,13 @@ class Beams:
         self.scores[:, 0] = 0
         self.over = torch.zeros(count, dtype=torch.bool)
 
-    def extend(self, log_probs: torch.Tensor) -> torch.Tensor:
+    def extend(self, logits: torch.Tensor) -> torch.Tensor:
         """Take the best extensions of each sentence; return the beam of each.
 
-        Shapes: log_probs [B K, V] -> [B, K]
+        Shapes: logits [B K, V] -> [B, K]
         """
+        log_probs = torch.log_softmax(logits.float(), -1)
+        log_probs[:, [PAD_ID, UNK_ID, BOS_ID]] = -math.inf
         # The best 2 K candidates of each sentence: at least K of them do not end.
         count, beam, length = self.tokens.shape
         total = log_probs.view(count, beam, -1)
