@@ -52,7 +52,6 @@ ALLOWED = {
     ("minitransformer/backends/cuda/training.py", "positional"): 1,
     ("minitransformer/backends/devices.py", "positional"): 1,
     ("minitransformer/commands/attention_maps.py", "packed"): 1,
-    ("minitransformer/runs/checkpoint.py", "long"): 1,
     ("minitransformer/text/placeholders.py", "long"): 1,
     ("minitransformer/training/lifecycle.py", "packed"): 1,
     ("minitransformer/training/optimizer.py", "positional"): 1,

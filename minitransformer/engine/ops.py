@@ -285,7 +285,6 @@ def projected_cross_entropy(
     used = xp.flatnonzero(flat_targets != padding_id)  # [N]
     rows, ids = x.reshape(-1, width)[used], flat_targets[used]
     smoothing = label_smoothing / vocab_size
-    ones = _ones(xp, weight, vocab_size)
 
     # The one-hot part of q, for a chunk of rows at a time.
     loss = 0.0
@@ -295,14 +294,15 @@ def projected_cross_entropy(
     for start in range(0, len(rows), chunk):
         part = slice(start, start + chunk)
         part_loss, drows[part], term = _one_hot_loss(
-            rows[part], ids[part], weight, ones=ones, confidence=1 - label_smoothing
+            rows[part], ids[part], weight, confidence=1 - label_smoothing
         )
         loss += part_loss
         dweight = term if dweight is None else xp.add(dweight, term, out=dweight)
     dweight = xp.zeros_like(weight) if dweight is None else dweight
     # The e / V of all classes: their logits are summed by products of sums.
     if smoothing > 0:
-        weight_sum, row_sum = ones @ weight, _ones(xp, rows, len(rows)) @ rows
+        weight_sum = _ones(xp, weight, vocab_size) @ weight
+        row_sum = _ones(xp, rows, len(rows)) @ rows
         loss -= smoothing * float(row_sum @ weight_sum)
         drows -= smoothing * weight_sum
         dweight -= smoothing * row_sum
@@ -317,15 +317,15 @@ def projected_cross_entropy(
 
 
 def _one_hot_loss(
-    rows: Array, targets: Array, weight: Array, *, ones: Array, confidence: float
+    rows: Array, targets: Array, weight: Array, *, confidence: float
 ) -> tuple[float, Array, Array]:
     """Return the loss of rows whose q is `confidence` one-hot, drows and dweight.
 
-    Shapes: rows [N, D], targets [N], weight [V, D], ones [V] -> scalar, [N, D], [V, D]
+    Shapes: rows [N, D], targets [N], weight [V, D] -> scalar, [N, D], [V, D]
     """
     row = array_module(rows).arange(len(rows))
     exponentials, totals, log_totals, target_logits = _softmax_terms(
-        rows, weight, ones, (row, targets)
+        rows, weight, (row, targets)
     )
     loss = float((log_totals - confidence * target_logits).sum())
     # The gradient of the logits is exponentials / totals - q: 1 / totals scales rows.
@@ -337,19 +337,20 @@ def _one_hot_loss(
 
 
 def _softmax_terms(
-    rows: Array, weight: Array, ones: Array, targets: tuple[Array, Array]
+    rows: Array, weight: Array, targets: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, Array]:
     """Return the terms of the loss that come from the logits, rows W^T.
 
     Returns: the exponentials of the logits, each row scaled by some factor; the sum of
     each row; its log-sum-exp; the logits of the targets.
 
-    Shapes: rows [N, D], weight [V, D], ones [V], targets each [N]
+    Shapes: rows [N, D], weight [V, D], targets each [N]
     -> [N, V], [N], [N], [N]
     """
     xp = array_module(rows)
-    # A kernel may compute exponentials within the product: safe if no logit is far from
-    # 0.
+    ones = _ones(xp, weight, len(weight))
+    # A kernel may compute exponentials within the product, which is safe only if no
+    # logit is far from 0.
     if kernel := fused_kernel("exponentials", (rows, weight), None):
         exponentials, _ = kernel(rows, weight)
         with np.errstate(over="ignore"):  # `exp_is_safe` sees it

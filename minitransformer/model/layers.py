@@ -148,13 +148,12 @@ class Embedding(Module):
 
     def __init__(self, init: Initializer, config: ModelConfig) -> None:
         d_model = config.d_model
-        num_learned = config.position_limit
         self.dropout = config.dropout
         self.scale = math.sqrt(d_model)
         self.table = init.normal(d_model**-0.5, config.vocab_size, d_model)
-        self.learned = num_learned is not None
-        if num_learned is not None:
-            self.positions = init.normal(math.sqrt(0.5), num_learned, d_model)
+        self.learned = config.positions == "learned"
+        if self.learned:
+            self.positions = init.normal(math.sqrt(0.5), config.max_positions, d_model)
         else:
             self.positions = Tensor(sinusoids(256, d_model).astype(init.dtype))
 

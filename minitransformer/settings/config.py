@@ -294,8 +294,8 @@ class RunConfig:
                 f"what can: {', '.join(map(flag_name, RESUMABLE))}"
             )
         # Replace the settings that may change.
-        changes = flags_of(namespace, TrainingConfig)
-        changes = {name: changes[name] for name in changes.keys() & {*RESUMABLE}}
+        values = flags_of(namespace, TrainingConfig)
+        changes = {x: y for x, y in values.items() if x in RESUMABLE}
         training = make_config(TrainingConfig, vars(self.training), changes)
         resumed = dataclasses.replace(self, training=training)
         resumed.refuse_useless(argparse.Namespace(**changes))
