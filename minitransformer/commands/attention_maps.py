@@ -60,6 +60,7 @@ def attention_maps(
     model, tokenizer = translator.single_model, translator.tokenizer
     whole = {"nbest": 1, "split": "never", "max_input": 1 << 30}
     config = TranslationConfig(**vars(config or translator.decoding) | whole)
+    # Read the whole line as one sentence, and translate it.
     [source] = translator.encode([line], config, [1])
     if len(source) > MAX_PIECES:
         raise ValueError(
@@ -70,13 +71,19 @@ def attention_maps(
         raise ValueError("expected a sentence, got a blank line")
     [[best, *_]] = translator.translate_as_read([Segment(line)], config)
     target = list(best.tokens)
+    # Record the weights of all sub-layers while the model reads both.
     fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
     layers = model.config.encoder_layers
     xp = array_module(model.embedding.table.data)
-    ids = xp.asarray([[*source, EOS_ID]]), xp.asarray([fed])
-    every = range(layers + 2 * model.config.decoder_layers)
     with limit_threads(1):
-        weights = [to_host(w[0]) for w in attention_weights(model, *ids, every)]
+        recorded = attention_weights(
+            model,
+            xp.asarray([[*source, EOS_ID]]),
+            xp.asarray([fed]),
+            range(layers + 2 * model.config.decoder_layers),
+        )
+    weights = [to_host(each[0]) for each in recorded]
+    # Name the rows and columns; decoder layers have self-attention and cross-attention.
     names = [*tokenizer.pieces(target), "end"][: len(fed)]
     return AttentionMaps(
         source=[*tokenizer.pieces(source), "end"],
