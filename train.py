@@ -1,8 +1,8 @@
 """Train a Transformer (section 5 of "Attention Is All You Need").
 
 The functions come in the order of the paper's sections: text and batches (5.1), devices
-and ranks (5.2), the model (3), the loop (5.3, 5.4) and the end of a run (6.1). What
-keeps a run safe is in `training/lifecycle.py`.
+and ranks (5.2), the model (3), the loop (5.3, 5.4) and the end of a run (6.1). The
+safety of a run, such as saving after a signal, is in `training/lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from minitransformer.backends.devices import (
+    Device,
     check_device,
     connect_ranks,
     open_device,
@@ -26,6 +27,7 @@ from minitransformer.backends.devices import (
 from minitransformer.cli import (
     Parser,
     add_arguments,
+    add_device,
     exit_code,
     positive,
 )
@@ -66,40 +68,86 @@ USUAL = tuple(
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary = 'Train a Transformer (section 5 of "Attention Is All You Need").'
-    parser = Parser("train.py", summary, EXAMPLES, NOTES, USUAL)
-    add = parser.add_argument
-    preset = (
-        "tiny, multi30k, small, finetune, base, big or another preset, or a JSON file "
-        "of settings, text, run and device (default by the number of training pairs)"
+    parser = Parser(
+        "train.py",
+        'Train a Transformer (section 5 of "Attention Is All You Need").',
+        EXAMPLES,
+        NOTES,
+        USUAL,
     )
-    add("--config", metavar="NAME", help=preset)
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    threads = "how many cores of a CPU are used (default all cores)"
-    add("--threads", type=positive, metavar="N", help=threads)
-    ranks = "train with N processes on CPUs, which MPI starts and connects"
-    add("--ranks", default=1, type=positive, metavar="N", help=ranks)
-    gpus = "train on the first N GPUs, with a process for each (NCCL and MPI)"
-    add("--gpus", default=1, type=positive, metavar="N", help=gpus)
-    eager = "run without CUDA graphs (for debugging)"
-    add("--eager", action="store_true", help=eager)
-    new = "new run directory (default runs/CONFIG-TIME)"
-    add("--run", type=Path, metavar="DIR", help=new)
-    start = "begin with the weights of a run, a checkpoint or a shipped model"
-    add("--from", type=Path, metavar="PATH", dest="start", help=start)
-    last = "continue a run from its last checkpoint (default the newest run)"
-    add("--resume", nargs="?", const=True, type=Path, metavar="DIR", help=last)
+    add = parser.add_argument
+    add(
+        "--config",
+        metavar="NAME",
+        help="tiny, multi30k, small, finetune, base, big or another preset, or a JSON "
+        "file of settings, text, run and device (default by the number of training "
+        "pairs)",
+    )
+    add_device(parser)
+    add(
+        "--ranks",
+        default=1,
+        type=positive,
+        metavar="N",
+        help="train with N processes on CPUs, which MPI starts and connects",
+    )
+    add(
+        "--gpus",
+        default=1,
+        type=positive,
+        metavar="N",
+        help="train on the first N GPUs, with a process for each (NCCL and MPI)",
+    )
+    add(
+        "--eager",
+        action="store_true",
+        help="run without CUDA graphs (for debugging)",
+    )
+    add(
+        "--run",
+        type=Path,
+        metavar="DIR",
+        help="new run directory (default runs/CONFIG-TIME)",
+    )
+    add(
+        "--from",
+        type=Path,
+        metavar="PATH",
+        dest="start",
+        help="begin with the weights of a run, a checkpoint or a shipped model",
+    )
+    add(
+        "--resume",
+        nargs="?",
+        const=True,
+        type=Path,
+        metavar="DIR",
+        help="continue a run from its last checkpoint (default the newest run)",
+    )
     add("--dry-run", action="store_true", help="say what would be trained, and end")
-    kept = "where vocabularies and encoded text are kept (default cache)"
-    add("--cache", default=Path("cache"), type=Path, metavar="DIR", help=kept)
-    pieces = "SentencePiece model to take as the vocabulary; none is learned"
-    add("--vocabulary", type=Path, metavar="FILE", help=pieces)
+    add(
+        "--cache",
+        default=Path("cache"),
+        type=Path,
+        metavar="DIR",
+        help="where vocabularies and encoded text are kept (default cache)",
+    )
+    add(
+        "--vocabulary",
+        type=Path,
+        metavar="FILE",
+        help="SentencePiece model to take as the vocabulary; none is learned",
+    )
     for settings in SETTINGS:
         add_arguments(parser, settings, without=ONLY_IN_FILES)
     args = parser.parse_args(arguments)
+
+    # A file for --config may have the values of flags: the command line overrides them.
     if args.config:
         parser.set_defaults(**starting_point.options_of_file(args, parser.error))
         args = parser.parse_args(arguments)
+
+    # Flags that do not go together.
     new_only = args.run or args.config or args.start or args.vocabulary
     if args.resume is not None and (new_only or args.dry_run):
         names = "--run, --config, --from, --vocabulary and --dry-run"
@@ -121,7 +169,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Data:
-    """Each split (train, val, test), batches, and pairs that validations translate."""
+    """The text of a run: its splits, as files and encoded, and its batches.
+
+    A validation translates the `samples`.
+    """
 
     text: dict[str, TextPair]
     corpora: dict[str, ParallelCorpus]
@@ -129,74 +180,99 @@ class Data:
     samples: list[tuple[str, str]]
 
 
-def encode(
-    run: TrainingRun, text: dict[str, TextPair], cache: Path, cores: int
-) -> Data:
+def encode(run: TrainingRun, cache: Path) -> Data:
     """Turn text into word pieces, and these into batches of similar length."""
-    tokenizer, state = run.start.tokenizer, run.state
+    # The word pieces of each split.
+    tokenizer = run.start.tokenizer
+    text = text_of(run.settings)
     corpora = {
-        split: encoded_corpus(pair, tokenizer, cache, cores)
+        split: encoded_corpus(pair, tokenizer, cache, run.cores)
         for split, pair in text.items()
     }
     run.progress.change(median_sentences=corpora["train"].median_sentences)
+
+    # The batches, from the next one on.
     training = run.settings.training
-    batches = BatchStream(corpora["train"], training, state.epoch, state.position)
+    batches = BatchStream(
+        corpora["train"],
+        training,
+        epoch=run.state.epoch,
+        position=run.state.position,
+    )
     samples = evaluation.samples(text.get("val"), tokenizer, training)
     return Data(text, corpora, batches, samples)
 
 
-# Section 5.2: devices, each rank with one of its own; section 3: the model
+# Section 5.2: devices, and a device for each rank
 
 
-def prepare(
+def open_run(
     args: argparse.Namespace,
     directory: RunDirectory,
     settings: RunConfig,
     resumes: bool,
     ranks: distributed.Communicator,
-) -> tuple[TrainingRun, Data, ParallelModel, optimizer.Optimizer]:
-    """Load or create everything that training needs, and begin the run directory."""
-    training = settings.training
+) -> tuple[TrainingRun, Device]:
+    """Open this rank's device, and begin or continue a run there."""
     cores = args.threads or ranks.num_cores()
-    device = open_device(ranks.device(args.device), training.precision, cores)
-    text = text_of(settings)
+    device = open_device(
+        ranks.device(args.device), settings.training.precision, num_threads=cores
+    )
 
-    # The model and its vocabulary: from the run's last checkpoint, or new.
-    start, news = starting_point.last_checkpoint(directory) if resumes else None, ""
+    # The model of the run's last checkpoint, or else a new one, and its vocabulary.
+    text = text_of(settings)
+    copied = ""
+    start = starting_point.last_checkpoint(directory) if resumes else None
     if start is None:
-        begin = settings, text["train"], args.cache, cores
-        start, news = starting_point.first_checkpoint(*begin)
+        start, copied = starting_point.first_checkpoint(
+            settings, text["train"], args.cache, cores
+        )
     starting_point.remember_text(start, text)
-    scale = device.loss_scale(start.state.loss_scale)
-    run = TrainingRun(directory, settings, ranks, start, scale)
-    run.check_ranks(cores, device.precision)
+
+    # Every rank has the parameters of rank 0, on its own device.
+    run = TrainingRun(directory, settings, ranks, start, cores, copied=copied)
+    run.check_ranks(device.precision)
     start.parameters.move_to(device.xp, device.low_precision)
     ranks.broadcast(start.parameters.data)
     start.parameters.data_changed()
+    return run, device
 
-    # The text in its word pieces, what computes gradients of it, and the optimizer.
-    data = encode(run, text, args.cache, cores)
-    rest = training, scale, ranks, not args.eager, run.log
-    model, adam = parallel_model(device, start, *rest)
-    if start.moments is not None:
-        adam.restore(run.state.step - run.state.skipped, *start.moments)
-        start.moments = None  # which Adam has copied
 
-    # The run directory, as it was after the last checkpoint.
-    if not ranks.rank:
-        directory.begin(settings, start.tokenizer.model, resumes)
-        directory.truncate_metrics(run.state.step, bool(run.state.pending_validations))
-        directory.prune(training)
-    if news:
-        run.log(news)
-    if not args.dry_run:
-        run.log(f"run         {directory.path}")
-    summary = run_summary(data.batches, text, data.corpora, model, settings.decoding)
+# Section 3: the model
+
+
+def place_model(
+    run: TrainingRun, device: Device, graphs: bool
+) -> tuple[ParallelModel, optimizer.Optimizer]:
+    """Return the model that computes gradients on a device, and its optimizer."""
+    model, adam = parallel_model(
+        device,
+        run.start,
+        run.settings.training,
+        communicator=run.ranks,
+        graphs=graphs,
+        log=run.log,
+    )
+    if run.start.moments is not None:
+        mean, square = run.start.moments
+        adam.restore(run.state.step - run.state.skipped, mean, square)
+        run.start.moments = None  # which Adam has copied
+    return model, adam
+
+
+def describe(
+    run: TrainingRun, device: Device, data: Data, model: ParallelModel
+) -> None:
+    """Log the model, the text, and the costs of an update."""
+    summary = run_summary(
+        data.batches, data.text, data.corpora, model, run.settings.decoding
+    )
     targets = [target for _, target in data.samples]
-    notes = quality.looks_tokenised(targets, training.bleu_tokenizer)
+    tokenizer = run.settings.training.bleu_tokenizer
+    notes = quality.looks_tokenised(targets, tokenizer)
     summary += [f"BLEU        {note}" for note in notes]
-    run.describe(device.description, summary)
-    return run, data, model, adam
+    workers = model.num_processes * run.ranks.size
+    run.describe(device.description, workers, summary)
 
 
 # Sections 5.3 and 5.4: the loop
@@ -208,8 +284,12 @@ def train(
     """Update until steps, minutes or patience are used up, or a signal arrives."""
     batches = model.prefetched(data.batches)
     model.reserve_memory(data.batches, run.settings.training.label_smoothing)
+
+    # The validation that the last checkpoint was saved before.
     if run.state.pending_validations:
         validate(run, data, model)
+
+    # A checkpoint comes before the validation of the same step, which may fail.
     for step in run.updates():
         run.count(update(step, run.settings, batches, model, adam), batches)
         if not model.asynchronous:
@@ -236,16 +316,20 @@ def update(
 
     Gradient accumulation: the gradients of all these batches make one update.
     """
-    training, width = settings.training, settings.model.d_model
-    some = [next(batches) for _ in range(training.accumulate)]
     # Section 5.4: label smoothing and dropout are in `engine/ops.py`.
+    training = settings.training
+    some = [next(batches) for _ in range(training.accumulate)]
     loss = model.forward_backward(some, training.label_smoothing, (training.seed, step))
-    peak = training.learning_rate
-    peak = peak or optimizer.peak_learning_rate(width, training.warmup)
-    fall = training.steps, training.decay
-    rate = optimizer.learning_rate(step, peak, training.warmup, *fall)
+
+    # Section 5.3: the learning rate of equation 3, and Adam.
+    width = settings.model.d_model
+    peak = optimizer.peak_learning_rate(width, training.warmup)
+    peak = training.learning_rate or peak
+    rate = optimizer.learning_rate(
+        step, peak, training.warmup, training.steps, training.decay
+    )
     norm, finite = adam.step(model.parameters.grad, loss, rate)
-    return Update(some, rate, loss, norm, finite)
+    return Update(some, rate, loss, norm, finite, adam.scale)
 
 
 def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
@@ -254,22 +338,28 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
         run.progress.change(pending_validations=0)
         return
     run.synchronize()
+
+    # Loss and accuracy, with the targets given; BLEU of the samples, translated.
     training = run.settings.training
     total = evaluation.validate(model, data.corpora["val"], training)
     values = {"seconds": round(run.state.seconds, 3), **total.metrics("validation")}
-    text, bleu = "", -1.0
+    line = (
+        f"step {run.state.step:>6,}/{training.steps:,}  validation: loss "
+        f"{total.loss:.4f}  perplexity {total.perplexity:.4g}  "
+        f"accuracy {total.accuracy:.2%}"
+    )
+    bleu = -1.0
     if data.samples:
         bleu = translate(run, model, data.samples).bleu
-        text, values["validation_bleu"] = f"  BLEU {bleu:.2f}", bleu
+        values["validation_bleu"] = bleu
+        line += f"  BLEU {bleu:.2f}"
     run.record(**values)
+
+    # The best model so far has a file of its own.
     state = run.state.validated(total.loss, bleu, training.best_by)
-    better = not state.validations_since_best
-    text += "  best" * better
-    run.log(
-        f"step {state.step:>6,}/{training.steps:,}  validation: loss {total.loss:.4f}  "
-        f"perplexity {total.perplexity:.4g}  accuracy {total.accuracy:.2%}{text}"
-    )
-    if better:
+    is_best = not state.validations_since_best
+    run.log(line + "  best" * is_best)
+    if is_best:
         run.save_as(run.directory.best, state)
     run.progress.state = state
 
@@ -277,8 +367,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 def translate(
     run: TrainingRun, model: ParallelModel, pairs: Sequence[tuple[str, str]]
 ) -> quality.TranslationQuality:
-    """Compare translations with the targets; keep how sure the model was of them."""
-    rank, size, settings = run.ranks.rank, run.ranks.size, run.settings
+    """Compare translations with the targets; remember how sure the model was."""
     translator = Translator(
         model.model,
         run.start.tokenizer,
@@ -286,13 +375,18 @@ def translate(
         median_sentences=run.state.median_sentences,
     )
     announce(f"translating {len(pairs):,} lines", run.writes and len(pairs) > 99)
-    sources = [source for source, _ in pairs[rank::size]]
-    found = translator.hypotheses(sources, settings.decoding)
-    mine = [(best.text, best.mean_log_prob) for best, *_ in found]
+
+    # Ranks take the pairs in turn, and all get the best translation of each.
+    sources = [source for source, _ in pairs[run.ranks.rank :: run.ranks.size]]
+    mine = [
+        (best.text, best.mean_log_prob)
+        for best, *_ in translator.hypotheses(sources, run.settings.decoding)
+    ]
     lines, means = zip(*run.ranks.gather_in_turn(mine), strict=True)
     run.progress.change(log_prob_quantiles=quantiles(means))
-    how = settings.training.bleu_tokenizer
-    return quality.translation_quality(lines, [target for _, target in pairs], how)
+    targets = [target for _, target in pairs]
+    tokenizer = run.settings.training.bleu_tokenizer
+    return quality.translation_quality(lines, targets, tokenizer)
 
 
 # Section 6.1: the end of a run
@@ -307,13 +401,18 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
             return -translate(run, model, data.samples).bleu
         return evaluation.validate(model, data.corpora["val"], training).loss
 
+    # The mean that validates best, or of a given number. It is surer of its
+    # translations than the last checkpoint: they are measured again.
     chooses = "val" in data.corpora and training.average_by != "number"
-    places = run.directory, training, model
-    lowest = average_last(*places, cost if chooses else None, run.log)
+    lowest = average_last(
+        run.directory, training, model, cost=cost if chooses else None, log=run.log
+    )
     if lowest is not None:
-        if data.samples:  # the mean is surer of its translations
+        if data.samples:
             translate(run, model, data.samples)
         run.save_average(lowest)
+
+    # The test text is translated once, at the end.
     if "test" in data.text:
         test = translate(run, model, list(data.text["test"].lines()))
         run.record(test_bleu=test.bleu, exact=test.exact)
@@ -331,7 +430,11 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
     """Begin a run or continue one; return the exit code."""
     path, settings, resumes = starting_point.choose_run(args, ranks.rank)
     with locked_directory(path, ranks, resumes) as directory:
-        run, data, model, adam = prepare(args, directory, settings, resumes, ranks)
+        run, device = open_run(args, directory, settings, resumes, ranks)
+        data = encode(run, args.cache)
+        model, adam = place_model(run, device, graphs=not args.eager)
+        run.begin(resumes)
+        describe(run, device, data, model)
         with closing(model), run.saving_after_errors(adam):
             with run.heeding_signals():
                 train(run, data, model, adam)
@@ -345,11 +448,17 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
 def preview(args: argparse.Namespace) -> int:
     """Print what would be trained."""
     with tempfile.TemporaryDirectory() as folder:
-        directory = RunDirectory(Path(folder))
-        settings = starting_point.new_settings(args)
-        alone = distributed.Communicator()
-        _, _, model, _ = prepare(args, directory, settings, False, alone)
-        model.close()
+        run, device = open_run(
+            args,
+            RunDirectory(Path(folder)),
+            starting_point.new_settings(args),
+            resumes=False,
+            ranks=distributed.Communicator(),
+        )
+        data = encode(run, args.cache)
+        model, _ = place_model(run, device, graphs=not args.eager)
+        with closing(model):
+            describe(run, device, data, model)
     return 0
 
 
@@ -367,24 +476,31 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
     if args.dry_run:
         return preview(args)
+
+    # Several ranks: MPI starts this command again, once for each.
     if args.processes > 1 and not distributed.started_by_mpi():
         launch(args, arguments)
     ranks = connect_ranks(args.device)
     if ranks.size == 1:
         return run_training(args, ranks)
-    one = partial(run_training, args, ranks)
-    if (code := exit_code("train.py", one, f"rank {ranks.rank}: ")) in (1, 2):
+
+    # A rank that fails ends the others, which would wait for it.
+    train_rank = partial(run_training, args, ranks)
+    code = exit_code("train.py", train_rank, who=f"rank {ranks.rank}: ")
+    if code in (1, 2):
         ranks.abort(code)
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
-    given = sys.argv[1:] if arguments is None else arguments
-    other = "names another folder"
-    run = f"--run {other}, --resume goes on in this one"
-    advice = {args.cache: f"--cache {other}", args.run or Path("runs"): run}
-    return exit_code("train.py", lambda: work(args, given), advice=advice)
+    command_line = sys.argv[1:] if arguments is None else arguments
+    advice = {
+        args.cache: "--cache names another folder",
+        args.run or Path("runs"): "--run names another folder, --resume goes on in "
+        "this one",
+    }
+    return exit_code("train.py", lambda: work(args, command_line), advice=advice)
 
 
 if __name__ == "__main__":

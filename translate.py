@@ -8,13 +8,13 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from minitransformer.api import load
 from minitransformer.cli import (
     Parser,
     add_arguments,
+    add_device,
     exit_code,
     path_or_standard,
     positive,
@@ -22,7 +22,12 @@ from minitransformer.cli import (
 )
 from minitransformer.runs.models import described, find_checkpoint
 from minitransformer.runs.outputs import check_output
-from minitransformer.settings.config import BLEU_TOKENIZERS, PRECISIONS
+from minitransformer.settings.config import (
+    BLEU_TOKENIZER_HELP,
+    BLEU_TOKENIZERS,
+    PRECISION_HELP,
+    PRECISIONS,
+)
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import flag_name, flags_of
 from minitransformer.system.machine import num_cores
@@ -62,7 +67,7 @@ numbered from 0, also with --json. The score is the natural log-probability divi
 translation was cut off; a long line has the sum of its parts' scores. --alignment
 adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0."""
 
-# What each of these flags leaves without effect.
+# The flags that have no effect beside each of these.
 IGNORED = {
     "serve": "input output score attention reference json buffer prefix sample "
     "temperature top_k top_p seed alignment words nbest",
@@ -71,7 +76,7 @@ IGNORED = {
     "score": "reference json words beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed glossary",
 }
-# What has an effect beside each of these flags only.
+# The flags that have an effect only beside each of these.
 NEEDED = {
     "serve": "host api_key",
     "reference": "compound_split bleu_tokenizer compare",
@@ -80,58 +85,127 @@ NEEDED = {
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary = "Translate with a trained Transformer (section 6.1)."
-    parser = Parser("translate.py", summary, EXAMPLES, NOTES, USUAL)
+    parser = Parser(
+        "translate.py",
+        "Translate with a trained Transformer (section 6.1).",
+        EXAMPLES,
+        NOTES,
+        USUAL,
+    )
     add = parser.add_argument
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
-    source = "text to translate, plain or .gz (default standard input)"
-    add_text = partial(add, type=path_or_standard, metavar="FILE")
-    add_text("--input", "-i", help=source)
-    path = "file of the translations, plain or .gz (default -, which is standard "
-    path += "output; with --reference none)"
-    add_text("--output", "-o", default=False, help=path)
-    model = "run, checkpoint, en-de or de-en (default newest ended run, or en-de); "
-    model += "repeat for an ensemble"
-    add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
-    reference = "print BLEU and chrF beside these references, with 95%% intervals"
-    add("--reference", type=Path, metavar="FILE", help=reference)
-    other = "print how likely chance explains the difference to these translations"
-    add("--compare", type=Path, metavar="FILE", help=other)
-    paper_bleu = "also print the paper's BLEU: of tokenised LANG, with compounds split"
-    add("--compound-split", metavar="LANG", help=paper_bleu)
-    words = "how sacreBLEU finds words (default by the script of the references)"
-    add("--bleu-tokenizer", choices=BLEU_TOKENIZERS, help=words)
-    scored = "write log-probabilities (nats) and tokens of these translations instead"
-    add("--score", type=Path, metavar="FILE", help=scored)
-    tag = "tag that every line gets, such as <2de>, if the model learned several"
-    add("--tag", metavar="TAG", help=tag)
-    terms = "file of terms and their translations, with a tab between them"
-    add("--glossary", type=Path, metavar="FILE", help=terms)
-    beginning = "file whose line N is how translation N begins, possibly in mid-word"
-    add("--prefix", type=Path, metavar="FILE", help=beginning)
-    heads = "show the attention of every head in a page (.html)"
-    add("--attention", type=Path, metavar="FILE", help=heads)
-    served = "serve a web page to translate on, at this port (default 8000)"
-    add("--serve", nargs="?", const=8000, type=positive, metavar="PORT", help=served)
-    host = "address to serve at (default 127.0.0.1; with a key if others reach it)"
-    add("--host", metavar="NAME", help=host)
-    key = "what requests to the server must have as api_key (default with --host: new)"
-    add("--api-key", metavar="KEY", help=key)
+    add(
+        "--input",
+        "-i",
+        type=path_or_standard,
+        metavar="FILE",
+        help="text to translate, plain or .gz (default standard input)",
+    )
+    add(
+        "--output",
+        "-o",
+        type=path_or_standard,
+        default=False,
+        metavar="FILE",
+        help="file of the translations, plain or .gz (default -, which is standard "
+        "output; with --reference none)",
+    )
+    add(
+        "--model",
+        "-m",
+        type=Path,
+        action="append",
+        metavar="PATH",
+        help="run, checkpoint, en-de or de-en (default newest ended run, or en-de); "
+        "repeat for an ensemble",
+    )
+    add(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="print BLEU and chrF beside these references, with 95%% intervals",
+    )
+    add(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help="test whether the difference to the translations in FILE is significant "
+        "(p)",
+    )
+    add(
+        "--compound-split",
+        metavar="LANG",
+        help="also print the paper's BLEU: of tokenised LANG, with compounds split",
+    )
+    add("--bleu-tokenizer", choices=BLEU_TOKENIZERS, help=BLEU_TOKENIZER_HELP)
+    add(
+        "--score",
+        type=Path,
+        metavar="FILE",
+        help="do not translate: write the log-probability (nats) and token count of "
+        "each translation in FILE",
+    )
+    add(
+        "--tag",
+        metavar="TAG",
+        help="tag that every line gets, such as <2de>, if the model learned several",
+    )
+    add(
+        "--glossary",
+        type=Path,
+        metavar="FILE",
+        help="file of terms and their translations, with a tab between them",
+    )
+    add(
+        "--prefix",
+        type=Path,
+        metavar="FILE",
+        help="file whose line N is how translation N begins, possibly in mid-word",
+    )
+    add(
+        "--attention",
+        type=Path,
+        metavar="FILE",
+        help="show the attention of every head in a page (.html)",
+    )
+    add(
+        "--serve",
+        nargs="?",
+        const=8000,
+        type=positive,
+        metavar="PORT",
+        help="serve a web page to translate on, at this port (default 8000)",
+    )
+    add(
+        "--host",
+        metavar="NAME",
+        help="address to serve at (default 127.0.0.1; with a key if others reach it)",
+    )
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="api_key that requests must have (default with --host: a new one)",
+    )
     add("--json", action="store_true", help="write a JSON object for each line")
-    threads = "how many cores of a CPU are used (default all cores)"
-    add("--threads", type=positive, metavar="N", help=threads)
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    precision = "number format (default fp32; on a GPU bf16 if it can)"
-    add("--precision", choices=(*PRECISIONS, "int8"), help=precision)
-    buffer = "translate up to so many lines together (default 2000)"
-    add("--buffer", type=positive, metavar="LINES", help=buffer)
+    add_device(parser)
+    add("--precision", choices=(*PRECISIONS, "int8"), help=PRECISION_HELP)
+    add(
+        "--buffer",
+        type=positive,
+        metavar="LINES",
+        help="translate up to so many lines together (default 2000)",
+    )
     add_arguments(parser, TranslationConfig)
     args = parser.parse_intermixed_args(arguments)
+
+    # Beside references, translations are written only to a file that is named.
     args.quiet = bool(args.reference) and args.output is False
     args.output = args.output or None
     if args.sentence and os.path.exists(path := args.sentence[0]):
         hint = "--input translates the lines of a file, a second --model adds a model"
         say(f"translate.py: {path} is a path, too: {hint}")
+
+    # Flags that do nothing are refused, and such as contradict each other.
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     named = {name for name, x in vars(args).items() if x is not None and x is not False}
@@ -157,10 +231,14 @@ def load_model(args: argparse.Namespace) -> Translator:
     if not args.model:
         args.model = [find_checkpoint(None)]
         say(f"translate.py: using {described(args.model[0])}; --model names another")
-    names = "device", "precision", "tag", "glossary"
-    options = {name: getattr(args, name) for name in names}
-    threads = 1 if args.serve else args.threads  # a server's threads must not fork
-    translator = load(*args.model, threads=threads, **options)
+    translator = load(
+        *args.model,
+        device=args.device,
+        precision=args.precision,
+        threads=1 if args.serve else args.threads,  # a server's threads must not fork
+        tag=args.tag,
+        glossary=args.glossary,
+    )
     flags = flags_of(args, TranslationConfig)
     translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
@@ -170,19 +248,20 @@ def load_model(args: argparse.Namespace) -> Translator:
 
 
 def write_translations(args: argparse.Namespace, translator: Translator) -> None:
-    outputs, number, unsure = list[str](), 0, 0
+    # Translate some lines together, and write them before more are read.
+    config = translator.decoding
+    best: list[str] = []
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
+    number = unsure = 0
     unseen = args.output or args.quiet
     with open_output(args.output) as out, progress_bar(args.input, unseen) as done:
         for lines, prefixes in zip_lines(source, args.prefix):
-            config = translator.decoding
-            batch = translator.hypotheses(lines, config, number + 1, prefixes)
-            for found in batch:
+            for ranked in translator.hypotheses(lines, config, number + 1, prefixes):
                 if args.reference:
-                    outputs.append(found[0].text)
+                    best.append(ranked[0].text)
                 if not args.quiet:
-                    out.write(written(number, found, config, args.json))
-                share = found[0].confidence
+                    out.write(written(number, ranked, config, args.json))
+                share = ranked[0].confidence
                 unsure += share is not None and share < UNSURE
                 number += 1
             out.flush()
@@ -190,69 +269,88 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
     if unsure:
         surer = f"it was surer of {1 - UNSURE:.0%} of its validation sentences"
         say(f"translate.py: the model is unsure of {unsure} of {number} lines: {surer}")
+
+    # Compare them with the references.
     if args.reference:
-        references = list(read_lines(args.reference))
-        other = list(read_lines(args.compare)) if args.compare else None
-        bleu = args.compound_split, args.bleu_tokenizer, other
-        report = quality.report(outputs, references, *bleu)
+        report = quality.report(
+            best,
+            list(read_lines(args.reference)),
+            language=args.compound_split,
+            tokenizer=args.bleu_tokenizer,
+            other=list(read_lines(args.compare)) if args.compare else None,
+        )
         print(report, file=sys.stdout if args.quiet else sys.stderr)
 
 
 def written(
-    number: int, found: list[Hypothesis], config: TranslationConfig, as_json: bool
+    number: int, ranked: list[Hypothesis], config: TranslationConfig, as_json: bool
 ) -> str:
-    """Return what is written for line `number`: JSON, an n-best list, or its best."""
+    """Return the output for line `number`: JSON, an n-best list, or its best."""
     if as_json:
-        whole = {"line": number, "translations": json_objects(found, config)}
+        whole = {"line": number, "translations": json_objects(ranked, config)}
         return json.dumps(whole, ensure_ascii=False) + "\n"
-    links = [f" ||| {pharaoh(h.alignment)}" if config.alignment else "" for h in found]
+    links = [f" ||| {pharaoh(h.alignment)}" if config.alignment else "" for h in ranked]
     if config.nbest == 1:
-        return f"{found[0].text}{links[0]}\n"
-    ranked = zip(found, links, strict=True)
-    return "".join(f"{number} ||| {h.text} ||| {h.score:.4f}{x}\n" for h, x in ranked)
+        return f"{ranked[0].text}{links[0]}\n"
+    return "".join(
+        f"{number} ||| {h.text} ||| {h.score:.4f}{link}\n"
+        for h, link in zip(ranked, links, strict=True)
+    )
 
 
 def write_scores(args: argparse.Namespace, translator: Translator) -> None:
     """Write `log-probability TAB tokens`, and TAB and any links, for each --score."""
-    total, tokens, number = 0.0, 0, 0
+    config = translator.decoding
+    total = 0.0
+    tokens = 0
+    first = 1
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
     with open_output(args.output) as out, progress_bar(args.input, args.output) as done:
-        for pairs in zip_lines(source, args.score):
-            rest = translator.decoding, number + 1
-            scores = translator.score(*pairs, *rest)
+        for lines, given in zip_lines(source, args.score):
+            # The probability of each translation that is given, and its alignment.
+            scores = translator.score(lines, given, config, first)
             ends = [""] * len(scores)
             if "alignment" in args:
-                ends = [f"\t{pharaoh(x)}" for x in translator.align(*pairs, *rest)]
+                links = translator.align(lines, given, config, first)
+                ends = [f"\t{pharaoh(x)}" for x in links]
             for (log_prob, length), end in zip(scores, ends, strict=True):
                 out.write(f"{log_prob:.4f}\t{length}{end}\n")
-                total, tokens = total + log_prob, tokens + length
-            number += len(scores)
+                total += log_prob
+                tokens += length
+            first += len(scores)
             out.flush()
             done(len(scores))
+
+    # Of all tokens; e^700 is about the largest number that a float holds.
     perplexity = math.exp(min(-total / max(tokens, 1), 700))
     digits = ".4f" if perplexity < 1e9 else ".1e"
     print(f"perplexity {perplexity:{digits}}  {tokens} tokens", file=sys.stderr)
 
 
 def work(args: argparse.Namespace) -> None:
-    """Do what the flags ask for. What few translations need is imported here."""
+    """Do what the flags ask for. Modules that few translations need come in here."""
+    # Wrong files and a missing library are refused now, not after hours of work.
     check_output(args.attention or args.output, args, replace=True)
-    beside = args.reference, args.score, args.prefix, args.compare
-    check_files(args.output, args.input, *beside)
-    if args.compound_split is not None:  # refused before hours of work, not after them
+    check_files(
+        args.output, args.input, args.reference, args.score, args.prefix, args.compare
+    )
+    if args.compound_split is not None:
         quality.import_moses(args.compound_split)
+
     translator = load_model(args)
     if args.serve:
         from minitransformer.commands.serve import serve
 
-        checkpoint, host = find_checkpoint(args.model[0]), args.host or "127.0.0.1"
+        checkpoint = find_checkpoint(args.model[0])
+        host = args.host or "127.0.0.1"
         serve(translator, checkpoint, host, args.serve, args.api_key)
     elif args.attention:  # Figures 3 to 5
         from minitransformer.commands.attention_maps import show_attention
 
         show_attention(translator, args.sentence[0].replace("\n", " "), args.attention)
     else:
-        (write_scores if args.score else write_translations)(args, translator)
+        write = write_scores if args.score else write_translations
+        write(args, translator)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

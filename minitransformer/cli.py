@@ -169,6 +169,19 @@ def add_arguments(
                 seen.add(f.name)
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where to compute."""
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="how many cores of a CPU are used (default all cores)",
+    )
+
+
 def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return the arguments of `add_argument` for a field's flag."""
     kind, optional = value_type(hint)

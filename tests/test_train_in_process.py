@@ -207,7 +207,7 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
 
 def test_a_faster_precision_is_hinted_at(start, monkeypatch):
     monkeypatch.setattr(lifecycle, "multiplies_bf16_fast", lambda: True)
-    hint = "hint        --precision bf16 is 1.2 to 2.2 times as fast here"
+    hint = "hint        --precision bf16 is faster on this processor"
     assert hint in start("--dry-run").splitlines()
     assert "hint" not in start("--dry-run", "--precision", "fp32")
 
@@ -270,6 +270,17 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(start, whole, steps_before
     assert logged(out, "epoch") == list(range(steps_before + 1, 8))
     assert_same_results(whole[0], "run")
     assert len(values("run", "exact")) == 1
+
+
+def test_other_dropout_noise_of_a_resumed_run_is_announced(start):
+    """Each worker draws its own: one more or less gives other parameters."""
+    start("--steps", 2, "--run", "run")
+    shutil.copytree("run", "same")
+    told = "resumed     with workers: 1, not 2 as before (--threads): dropout draws "
+    assert told in start("--resume", "run", "--steps", 4, "--threads", 1)
+    assert "dropout noise" not in start("--resume", "same", "--steps", 4)
+    with pytest.raises(AssertionError, match="mismatch"):
+        assert_same_parameters("run", "same")
 
 
 def test_a_resumed_run_may_keep_fewer_checkpoints_and_no_other_model(start, whole):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from minitransformer.runs.checkpoint import Checkpoint
     from minitransformer.settings.config import TrainingConfig
     from minitransformer.training.distributed import Communicator
-    from minitransformer.training.loss_scale import LossScale
     from minitransformer.training.optimizer import Optimizer
     from minitransformer.training.parallel import ParallelModel
 
@@ -55,12 +54,6 @@ class Device:
             workers = f"{self.num_threads} worker{'s' * (self.num_threads > 1)}"
             return f"cpu, {workers}{products}"
         return f"{self.name}, {self.precision}"
-
-    def loss_scale(self, restored: tuple[float, int] | None) -> LossScale:
-        """Return the loss scale of this precision, or restore that of a run."""
-        from minitransformer.training.loss_scale import LossScale
-
-        return LossScale(self.xp, self.precision, restored)
 
 
 def check_device(name: str) -> None:
@@ -116,7 +109,7 @@ def parallel_model(
     device: Device,
     start: Checkpoint,
     training: TrainingConfig,
-    scale: LossScale,
+    *,
     communicator: Communicator,
     graphs: bool,
     log: Callable[[str], None],
@@ -153,7 +146,9 @@ def parallel_model(
         return cpu_model, adam
     from minitransformer.backends.cuda.optimizer import GpuAdam
     from minitransformer.backends.cuda.training import GpuModel
+    from minitransformer.training.loss_scale import LossScale
 
+    scale = LossScale(device.xp, device.precision, start.state.loss_scale)
     gpu_model = GpuModel(model, parameters, scale, communicator, graphs, log)
     return gpu_model, GpuAdam(parameters, training, scale)
 

@@ -251,7 +251,7 @@ def _read_parameters(
     parameters: ParameterBuffer,
     names: set[str],
     stored: str,
-    read: Callable[[str, Sequence[int], np.dtype[Any]], np.ndarray],
+    read: Callable[..., np.ndarray],
 ) -> None:
     """Fill `parameters` by `read` from a file that has these names, as float32.
 

@@ -33,9 +33,13 @@ from minitransformer.settings.text_config import TextConfig
 # The number formats of training (`cuda/precision.py`): all on a GPU, fp32 and bf16 on a
 # CPU.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISION_HELP = "number format (default fp32; on a GPU bf16 if it can)"
 
 # The tokenizers of sacreBLEU that need no dictionaries of further packages.
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "char", "none")
+BLEU_TOKENIZER_HELP = (
+    "how sacreBLEU finds words (default by the script of the references)"
+)
 
 # The ids of the special symbols in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = range(4)
@@ -161,7 +165,7 @@ class TrainingConfig(Config):
     )
     bleu_tokenizer: str | None = option(
         None,
-        "how sacreBLEU finds words (default by the script of the references)",
+        BLEU_TOKENIZER_HELP,
         choices=BLEU_TOKENIZERS,
     )
     patience: int | None = option(
@@ -188,7 +192,7 @@ class TrainingConfig(Config):
     log_every: int = option(50, "updates between progress lines", at_least=1)
     precision: str | None = option(
         None,
-        "number format (default fp32; on a GPU bf16 if it can)",
+        PRECISION_HELP,
         choices=PRECISIONS,
     )
 

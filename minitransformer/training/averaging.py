@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.parallel import ParallelModel
 
-# Where validation tells two models apart by less than this, it cannot say which is the
-# better one, and the mean of more checkpoints is taken. Units: nats, or BLEU.
+# The difference in cost below which validation does not decide between two means; the
+# mean of more checkpoints is taken. Units: nats, or BLEU.
 TIE = 1e-3
 
 
@@ -33,6 +34,8 @@ def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
     result = load(paths[-1])
     total = result.parameters.data.astype(np.float64)
     yield result
+
+    # From the newest to the oldest, keep their sum in float64.
     for count, path in enumerate(reversed(paths[:-1]), start=2):
         other = load(path)
         if other.model.config != result.model.config:
@@ -59,60 +62,100 @@ def average_last(
 ) -> float | None:
     """Set the parameters to the mean of the last n checkpoints.
 
-    `cost` validates them: the loss, or the negative of BLEU. n is the number up to
-    `average` of the lowest cost, or a larger one whose cost is within `TIE` of it. If
-    the best checkpoint is better still, the parameters are its. Without `cost`, n is
-    `average`.
+    `cost` validates the parameters: their loss, or the negative of their BLEU. n is the
+    number up to `average` of the lowest cost, or a larger one whose cost is within
+    `TIE` of it. If the best checkpoint is better still, its parameters are taken.
+    Without `cost`, n is `average`.
 
-    Returns: the lowest cost (NaN without `cost`), or None if there is no new mean
+    Returns: the lowest cost (NaN without `cost`), or None if no mean was taken
 
     Differs: the paper averages a fixed number. While the loss still falls fast, a mean
     that reaches far back is worse than the last checkpoint.
     """
-    ranks, parameters = parallel.communicator, parallel.parameters
-
-    def set_parameters(values: np.ndarray | None) -> None:
-        """Set those of all ranks to what rank 0 says, if anything."""
-        if values is not None:
-            parameters.data[...] = array_module(parameters.data).asarray(values)
-        ranks.broadcast(parameters.data)
-        parameters.data_changed()
-
-    def shown(value: float) -> str:
-        return (
-            f"BLEU {-value:.2f}" if training.best_by == "bleu" else f"loss {value:.4f}"
-        )
-
-    # Rank 0 alone has files.
-    paths, least, best = list[Path](), 0.0, None
+    # Rank 0 alone has files. The others learn how many there are, and the best cost.
+    ranks = parallel.communicator
+    paths: list[Path] = []
+    best_path, best_cost = None, 0.0
     if not ranks.rank:
         paths = run.checkpoints()[-training.average :]
-        least, best = math.inf, next(reversed(paths), None)
-        with suppress(ValueError):  # it is missing or damaged
-            least, best = recorded_state(run.best).best_cost(training.best_by), run.best
-    count, lowest = ranks.all_reduce_numbers([float(len(paths)), least])
+        best_path, best_cost = best_checkpoint(run, training, paths)
+    count, best_cost = ranks.all_reduce_numbers([float(len(paths)), best_cost])
 
-    # Of each mean, find the cost.
-    chosen, number, means = None, 0, running_means(paths)
-    for n in range(1, int(count) + 1):
-        mean = None if ranks.rank else next(means).parameters.data
-        if cost is None:
-            chosen, number = mean, n
-            continue
-        set_parameters(mean)
-        found = cost()
-        log(f"average {n:<4}validation {shown(found)}")
-        if found < lowest or (n > 1 and found < lowest + TIE):
-            lowest, number = min(found, lowest), n
-            chosen = None if mean is None else mean.copy()
+    # Choose n, by validation or by number.
+    number = int(count)
+    lowest = math.nan
+    parameters = None
+    if cost:
 
-    # Take the best.
-    if not number and best is not None:
-        run.remove(run.averaged)  # that of an earlier end, which would be preferred
-        chosen = load(best).parameters.data
-        log(f"averaged    none is better than {best.name}, validation {shown(lowest)}")
-    set_parameters(chosen)
+        def validate(n: int, mean: np.ndarray | None) -> float:
+            set_parameters(parallel, mean)
+            value = cost()
+            log(f"average {n:<4}validation {shown(value, training)}")
+            return value
+
+        means = running_means(paths) if paths else itertools.repeat(None, number)
+        number, lowest, parameters = best_mean(means, validate, best_cost)
+    elif paths:
+        parameters = mean_of(paths).parameters.data
+
+    # Where no mean is good enough, take the best checkpoint. An average of an earlier
+    # end would be preferred to it.
+    if not number and best_path is not None:
+        run.remove(run.averaged)
+        parameters = load(best_path).parameters.data
+        than = f"{best_path.name}, validation {shown(best_cost, training)}"
+        log(f"averaged    none is better than {than}")
+    set_parameters(parallel, parameters)
     if not number:
         return None
     log(f"averaged    the last {number} checkpoint{'s' * (number > 1)}")
-    return math.nan if cost is None else lowest
+    return lowest
+
+
+def best_checkpoint(
+    run: RunDirectory, training: TrainingConfig, paths: Sequence[Path]
+) -> tuple[Path | None, float]:
+    """Return the checkpoint of the best validation with its cost, or else the last."""
+    with suppress(ValueError):  # it is missing or damaged
+        return run.best, recorded_state(run.best).best_cost(training.best_by)
+    return next(reversed(paths), None), math.inf
+
+
+def best_mean(
+    means: Iterable[Checkpoint | None],
+    validate: Callable[[int, np.ndarray | None], float],
+    lowest: float,
+) -> tuple[int, float, np.ndarray | None]:
+    """Validate the means of more and more checkpoints, to find one of a lower cost.
+
+    All ranks validate a mean together, which is None where it was not read.
+
+    Returns: how many checkpoints the best mean has, or 0; the lowest cost; the best
+    mean
+    """
+    number = 0
+    best = None
+    for n, checkpoint in enumerate(means, start=1):
+        mean = checkpoint.parameters.data if checkpoint else None
+        value = validate(n, mean)
+
+        # Of means that validation cannot tell apart, take that of more checkpoints.
+        if value < lowest or (n > 1 and value < lowest + TIE):
+            number = n
+            lowest = min(value, lowest)
+            best = None if mean is None else mean.copy()
+    return number, lowest, best
+
+
+def set_parameters(parallel: ParallelModel, values: np.ndarray | None) -> None:
+    """Set the parameters of all ranks to the values of rank 0, or to its parameters."""
+    parameters = parallel.parameters
+    if values is not None:
+        parameters.data[...] = array_module(parameters.data).asarray(values)
+    parallel.communicator.broadcast(parameters.data)
+    parameters.data_changed()
+
+
+def shown(cost: float, training: TrainingConfig) -> str:
+    """Return a cost as a log names it."""
+    return f"BLEU {-cost:.2f}" if training.best_by == "bleu" else f"loss {cost:.4f}"

@@ -28,24 +28,28 @@ def parameters_by_block(model: Transformer) -> dict[str, int]:
 def training_flops(config: ModelConfig, source_length: float, length: float) -> float:
     """Count the floating-point operations of training on one sentence pair.
 
-    Only matrix products count. A multiply-add is two operations, and the backward pass
-    takes twice as many as the forward pass. Lengths are mean tokens of a source and a
-    target.
+    A multiply-add is two operations. Lengths are mean tokens of a source and a target.
+
+    Left out is all but matrix products: embeddings, softmax, normalisation, dropout and
+    Adam, and the padding of batches.
     """
-    d, h = config.d_model, config.num_heads
-    widths = h * (config.key_width + config.value_width)
+    d = config.d_model
+    widths = config.num_heads * (config.key_width + config.value_width)
     feed_forward = 2 * d * config.d_ff
 
+    # Multiply-adds of multi-head attention: four projections, scores and weighted sums.
     def attention(queries: float, memory: float) -> float:
-        projections, scores_and_sums = d * (queries + memory), queries * memory
-        return widths * (projections + scores_and_sums)
+        return widths * (d * (queries + memory) + queries * memory)
 
+    # A layer of either stack, on all positions.
     encoder = attention(source_length, source_length) + source_length * feed_forward
     decoder = (
         attention(length, length)
         + attention(length, source_length)
         + length * feed_forward
     )
+
+    # The backward pass takes twice as many as the forward pass.
     layers = config.encoder_layers * encoder + config.decoder_layers * decoder
     return 3 * 2 * (layers + length * d * config.vocab_size)
 
@@ -55,19 +59,30 @@ def training_memory(
 ) -> int:
     """Estimate how much memory training takes, to about a fifth. Units: bytes
 
-    All numbers are float32. Parameters, two moments and a gradient for each process are
-    there all the time. Added to these are the activations of `tokens` tokens a side,
-    with their attention to a sentence of the `longest`, and each process's logits.
+    All numbers are float32. The activations are those of `tokens` tokens a side, with
+    attention to a sentence of the `longest`.
+
+    Left out are the text, which is mapped from disk, the translations of a validation
+    (`translation_memory`), the buffers of MPI and NCCL, and all that a GPU's libraries
+    and recorded graphs keep for themselves.
     """
-    d, inner, weights = config.d_model, config.d_ff, config.num_heads * longest
+    # The parameters, two moments, and a gradient for each process.
+    vectors = (3 + num_processes) * config.num_parameters
+
+    # The numbers that the layers keep of each token for the backward pass.
+    d = config.d_model
+    inner = config.d_ff
+    weights = config.num_heads * longest
     encoder = config.encoder_layers * (8 * d + inner + weights) + 2 * d
     decoder = config.decoder_layers * (13 * d + inner + 2 * weights) + 2 * d
     tokens = max(tokens, longest * num_processes)
+    activations = tokens * (encoder + decoder)
+
+    # The logits of the rows that each process computes at a time.
     rows = ops.rows_per_chunk(config.vocab_size)
     rows = min(rows, math.ceil(tokens / num_processes))
     logits = num_processes * (rows + 2 * d) * config.vocab_size
-    vectors = (3 + num_processes) * config.num_parameters
-    return 4 * (vectors + tokens * (encoder + decoder) + logits) + PROCESS_MEMORY
+    return 4 * (vectors + activations + logits) + PROCESS_MEMORY
 
 
 def translation_memory(
@@ -75,12 +90,15 @@ def translation_memory(
 ) -> int:
     """Bound the memory of translating sentences, besides the model's. Units: bytes
 
-    Each process keeps keys and values for as many beams as it searches for at a time,
-    should none end before its longest output.
+    It is reached if no translation ends before its longest length. Left out are the
+    pieces and strings of the translations themselves.
     """
+    # How many sentences a process translates at a time, by their length with EOS.
     lengths = np.sort(np.minimum(lengths, decoding.max_input))[::processes] + 1
     at_once = np.maximum(decoding.decode_tokens // decoding.beam // lengths, 1)
     at_once = np.minimum(at_once, np.arange(1, len(lengths) + 1))
+
+    # Keys and values of each beam, whose room doubles as a translation gets longer.
     longest = decoding.max_len_a * lengths + decoding.max_len_b
     capacity = 2 ** np.ceil(np.log2(np.maximum(longest, FIRST_CAPACITY)))
     positions = (at_once * (lengths + decoding.beam * capacity)).max(initial=0)

@@ -2,8 +2,8 @@
 
 A run may have several ranks: processes that each hold a copy of the model, on one
 machine or many. Each rank computes the gradient of its share of every batch, and an
-all-reduce gives every rank the sum. MPI starts the ranks and connects them. Those that
-compute on GPUs sum by NCCL (`cuda/nccl.py`), while backward computes the rest.
+all-reduce gives every rank the sum. MPI starts the ranks and connects them. On GPUs,
+NCCL sums (`cuda/nccl.py`) while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Wait = Callable[[], None]
 
 # The environment variables by which launchers tell a process its rank and the number of
 # ranks: MPICH and Intel MPI, Open MPI, srun, and torchrun, which is no MPI.
-RANKS = "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"
-SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"
+RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 
 # Open MPI would bind each of two ranks, with all its threads, to one core.
 UNBOUND = {
@@ -83,7 +83,9 @@ class Communicator:
     ranks of this machine alone.
     """
 
-    rank, size, local_rank = 0, 1, 0
+    rank = 0
+    size = 1
+    local_rank = 0
 
     def device(self, name: str) -> str:
         """Return this rank's device; each rank of a machine has a GPU of its own."""
@@ -110,7 +112,7 @@ class Communicator:
         return [data]
 
     def gather_in_turn(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items of all ranks, of which each had one in turn."""
+        """Return the items of all ranks, one of each rank in turn."""
         each = (json.loads(x) for x in self.all_gather(json.dumps(items).encode()))
         turns = itertools.zip_longest(*each)
         return [item for turn in turns for item in turn if item is not None]
@@ -125,13 +127,19 @@ class Communicator:
 
         Raises: DivergedError naming the first that differs, and on which ranks.
         """
+        # Compared as JSON, in which NaN equals itself.
         mine = {name: json.dumps(value) for name, value in values.items()}
-        found = [json.loads(x) for x in self.all_gather(json.dumps(mine).encode())]
-        for name, value in found[0].items():
-            if others := [str(r) for r, x in enumerate(found) if x[name] != value]:
+        each = [json.loads(x) for x in self.all_gather(json.dumps(mine).encode())]
+        for name, value in each[0].items():
+            others = [
+                f"{theirs[name]} on rank {rank}"
+                for rank, theirs in enumerate(each)
+                if theirs[name] != value
+            ]
+            if others:
                 raise DivergedError(
-                    f"expected all ranks to have the same {name}; "
-                    f"it differs from rank 0's on {', '.join(others)}"
+                    f"expected all ranks to have the same {name}, got {value} on "
+                    f"rank 0, {', '.join(others)}"
                 )
 
     def abort(self, code: int) -> None:
@@ -142,8 +150,10 @@ class MpiCommunicator(Communicator):
     """Ranks that MPI has started and connects. `mpi` is the module mpi4py.MPI."""
 
     def __init__(self, mpi: Any) -> None:
-        self._mpi, self._comm = mpi, mpi.COMM_WORLD
-        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+        self._mpi = mpi
+        self._comm = mpi.COMM_WORLD
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
         self.local_rank = self._comm.Split_type(mpi.COMM_TYPE_SHARED).Get_rank()
 
     def start_all_reduce(self, array: Array) -> Wait:
@@ -160,8 +170,8 @@ class MpiCommunicator(Communicator):
 
     def all_gather(self, data: bytes) -> list[bytes]:
         _poll(self._comm.Ibarrier().Test)
-        found: list[bytes] = self._comm.allgather(data)
-        return found
+        each: list[bytes] = self._comm.allgather(data)
+        return each
 
     def abort(self, code: int) -> None:
         sys.stdout.flush()
@@ -186,15 +196,15 @@ def find_mpi(environ: Mapping[str, str] = os.environ) -> Any:
 
     Raises: RuntimeError if mpi4py is missing, or connects other ranks than were started
     """
-    given = next((environ[name] for name in SIZES if name in environ), "1")
-    if given == "1":
+    started = next((environ[name] for name in SIZES if name in environ), "1")
+    if started == "1":
         return None
     mpi = import_extra("mpi4py.MPI", "mpi", "several ranks need mpi4py and an MPI")
-    if (found := mpi.COMM_WORLD.Get_size()) != int(given):
+    if (connected := mpi.COMM_WORLD.Get_size()) != int(started):
         raise RuntimeError(
-            f"a launcher has started {given} ranks, but mpi4py connects {found}: start "
-            "them by the mpiexec of the MPI that mpi4py was installed with, or by "
-            "srun --mpi=pmi2 (see docs/multi-node.md)"
+            f"a launcher has started {started} ranks, but mpi4py connects {connected}: "
+            "start them by the mpiexec of the MPI that mpi4py was installed with, or "
+            "by srun --mpi=pmi2 (see docs/multi-node.md)"
         )
     return mpi
 

@@ -22,7 +22,7 @@ from minitransformer.training.parallel import ParallelModel
 def samples(
     text: TextPair | None, tokenizer: Tokenizer, training: TrainingConfig
 ) -> list[tuple[str, str]]:
-    """Return the pairs of validation text that are translated: the first short ones."""
+    """Return the pairs of validation text to translate: the first that are short."""
     if text is None:
         return []
     lengths = ((max(map(len, tokenizer.encode(p))), p) for p in text.lines())
@@ -84,21 +84,27 @@ def validate(
     A batch has about `max_tokens`, or what a process takes in training if that is less.
     Pairs longer than `max_length` are left out, as in training.
     """
-    ranks, xp = parallel.communicator, array_module(parallel.parameters.data)
+    # Each rank takes its batches in turn.
+    ranks = parallel.communicator
     at_once = parallel.tokens_at_once // parallel.num_processes
-    max_tokens = min(training.max_tokens, at_once)
+    pairs = corpus.filter_by_length(training.max_length)
+    batches = corpus.batch_by_length(pairs, min(training.max_tokens, at_once))
+    mine = (corpus.batch(batch) for batch in batches[ranks.rank :: ranks.size])
+    announce(f"validating on {len(pairs):,} pairs", len(pairs) > 99 and not ranks.rank)
+
+    # Its processes divide them.
+    xp = array_module(parallel.parameters.data)
 
     def work(batch: Batch) -> TokenStatistics:
-        source, target = xp.asarray(batch.source), xp.asarray(batch.target)
+        source = xp.asarray(batch.source)
+        target = xp.asarray(batch.target)
         return token_statistics(parallel.model, source, target)
 
     sums = np.zeros(3)
-    pairs = corpus.filter_by_length(training.max_length)
-    batches = corpus.batch_by_length(pairs, max_tokens)
-    mine = (corpus.batch(pairs) for pairs in batches[ranks.rank :: ranks.size])
-    announce(f"validating on {len(pairs):,} pairs", len(pairs) > 99 and not ranks.rank)
     with parallel_map(work, parallel.num_processes) as mapped:
         for statistics in mapped(mine):
             sums += statistics
+
+    # The sums over all ranks.
     nll, correct, tokens = ranks.all_reduce_numbers(sums.tolist())
     return TokenStatistics(nll, int(correct), int(tokens))

@@ -1,4 +1,4 @@
-"""What keeps a run safe: its directory and log, signals, clock, due dates, saving."""
+"""The safety of a run: its directory and log, signals, clock, due dates, saving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.starting_point import SPLITS
 from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.scripts import as_installed
@@ -26,14 +27,13 @@ from minitransformer.system.machine import multiplies_bf16_fast
 from minitransformer.text.batches import Batches
 from minitransformer.text.pairs import TextPair
 from minitransformer.training.distributed import Communicator, DivergedError, checksum
-from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Optimizer
 from minitransformer.training.progress import Progress, Update
 
 # The signals that ask a training to save and stop. SIGHUP says that a terminal closed.
-STOP_SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
-# The update after which the time that is left is said for the first time.
+# The update after which the remaining time is logged for the first time.
 SOON = 20
 
 
@@ -51,27 +51,29 @@ def locked_directory(
         yield run
 
 
+@dataclass
 class TrainingRun:
-    """A run while it is trained: `start` has its model, and its state at first.
+    """A run while this rank trains it, on so many `cores`.
 
-    `signal` is the stop signal that this process has received, and `stopped_by` the one
-    that stops all ranks after the same step. Of several ranks, the first `writes`.
+    `start` has the model, and the state at first. `copied` is a line for the log, about
+    the model whose weights it begins with.
     """
 
+    directory: RunDirectory
+    settings: RunConfig
+    ranks: Communicator
+    start: Checkpoint
+    cores: int
+    copied: str = ""
+
+    # The stop signal that this process has received.
     signal: int | None = None
+    # The stop signal at which all ranks end after the same step.
     stopped_by: int | None = None
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        settings: RunConfig,
-        ranks: Communicator,
-        start: Checkpoint,
-        scale: LossScale,
-    ) -> None:
-        self.directory, self.settings, self.ranks = directory, settings, ranks
-        self.start, self.writes = start, not ranks.rank
-        self.progress = Progress(start.state, scale)
+    def __post_init__(self) -> None:
+        self.writes = not self.ranks.rank  # to the directory
+        self.progress = Progress(self.start.state)
         self._began = time.monotonic() - self.state.seconds
         self._seconds_before = self.state.seconds  # the last update
 
@@ -79,13 +81,31 @@ class TrainingRun:
     def state(self) -> RunState:
         return self.progress.state
 
-    def check_ranks(self, cores: int, precision: str) -> None:
+    def check_ranks(self, precision: str) -> None:
         """Raises: DivergedError if ranks would not train the same in the same way."""
-        shared = {"threads": cores, "precision": precision, "state": asdict(self.state)}
-        shared["vocabulary"] = self.start.tokenizer.checksum
-        for part in (self.settings.model, self.settings.training):
-            shared |= vars(part)
-        self.ranks.assert_equal({**shared, **vars(self.settings.decoding)})
+        state = asdict(self.state)
+        digests = state.pop("text")
+        shared = {
+            "threads": self.cores,
+            "vocabulary": self.start.tokenizer.checksum,
+            **vars(self.settings.model),
+            **vars(self.settings.training),
+            **vars(self.settings.decoding),
+            "precision": precision,
+        }
+        for split, name in SPLITS.items():
+            shared[f"digest of the {name} text"] = digests.get(split)
+        shared |= {f"{name} of the checkpoint": x for name, x in state.items()}
+        self.ranks.assert_equal(shared)
+
+    def begin(self, resumes: bool) -> None:
+        """Begin the run directory, or restore it as of the last checkpoint."""
+        if self.writes:
+            state = self.state
+            self.directory.begin(self.settings, self.start.tokenizer.model, resumes)
+            self.directory.truncate_metrics(state.step, bool(state.pending_validations))
+            self.directory.prune(self.settings.training)
+        self.log(f"run         {self.directory.path}")
 
     def log(self, line: str) -> None:
         """Print a line, above the progress bar, and append it to the run's log."""
@@ -103,44 +123,62 @@ class TrainingRun:
         if self.writes:
             self.directory.record(self.state.step, **values)
 
-    def describe(self, device: str, summary: Sequence[str]) -> None:
-        """Say what is about to be computed, and on what."""
-        settings, faster = self.settings, "cpu" in device and multiplies_bf16_fast()
-        if (count := self.ranks.size) > 1:  # MPI names a rank that dies by its process
+    def describe(self, device: str, workers: int, summary: Sequence[str]) -> None:
+        """Log what is about to be computed, on which device, by how many workers."""
+        settings = self.settings
+        hint = "cpu" in device and multiplies_bf16_fast()
+
+        # MPI names a rank that dies by its process.
+        if (count := self.ranks.size) > 1:
             ids = ", ".join(map(str, self.directory.processes()))
             device = f"{count} ranks (processes {ids}), each {device}"
-        size, steps = settings.model.vocab_size, settings.training.steps
-        preset = f"{settings.preset}: {size:,} word pieces, {steps:,} updates"
-        first = f"preset      {preset}; --config names another"
-        self.log("\n".join((first, f"device      {device}", *summary)))
-        if faster and settings.training.precision is None:
-            self.log("hint        --precision bf16 is 1.2 to 2.2 times as fast here")
+
+        # One block of lines, which no progress bar divides.
+        preset = (
+            f"preset      {settings.preset}: {settings.model.vocab_size:,} word "
+            f"pieces, {settings.training.steps:,} updates; --config names another"
+        )
+        lines = (self.copied, preset, f"device      {device}", *summary)
+        self.log("\n".join(filter(None, lines)))
+        if hint and settings.training.precision is None:
+            self.log("hint        --precision bf16 is faster on this processor")
+
+        # Each worker draws its own dropout noise.
         if self.state.step:
             self.log(f"resumed     after step {self.state.step:,}")
+            before = self.state.workers
+            if before not in (0, workers):
+                self.log(
+                    f"resumed     with workers: {workers}, not {before} as before "
+                    "(--threads): dropout draws other noise, so results differ"
+                )
+        self.progress.change(workers=workers)
 
     @contextmanager
     def heeding_signals(self) -> Iterator[None]:
         """Finish the step, save and exit at the first stop signal, exit at a second.
 
-        A SIGHUP that is ignored, as under nohup, stays so. A terminal that closes may
-        send two, of which the second is ignored.
+        If SIGHUP is ignored, as under nohup, it stays ignored. A terminal that closes
+        may send it twice: the second SIGHUP is ignored.
         """
 
+        # At the first signal, the next one ends the process.
         def stop(number: int, frame: FrameType | None) -> None:
             self.signal = number
-            for other in before:
+            for other in handlers:
                 ignored = other == signal.SIGHUP
                 signal.signal(other, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
-        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        if before[signal.SIGHUP] == signal.SIG_IGN:
-            del before[signal.SIGHUP]
-        for number in before:
+        # Take the place of the handlers, and restore them afterwards.
+        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        if handlers[signal.SIGHUP] == signal.SIG_IGN:
+            del handlers[signal.SIGHUP]
+        for number in handlers:
             signal.signal(number, stop)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def updates(self) -> Iterator[int]:
@@ -148,10 +186,13 @@ class TrainingRun:
 
         The limits are steps, minutes and patience.
         """
+        # Rank 0 shows a progress bar on a terminal.
         training = self.settings.training
-        off = bool(self.ranks.rank) or not sys.stderr.isatty()
         bar = tqdm(
-            total=training.steps, initial=self.state.step, unit="step", disable=off
+            total=training.steps,
+            initial=self.state.step,
+            unit="step",
+            disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
         with bar:
             while not self.stopped_by and not self.state.used_up(training):
@@ -161,23 +202,28 @@ class TrainingRun:
                 if self.state.step == SOON < training.log_every:
                     self.log(self.state.outlook(training))
             self.sync_ranks()
+
+        # Patience or the clock may end a run before its last step.
         ended = self.state.used_up(training)
         if not self.stopped_by and self.state.step < training.steps:
             self.log(f"ended       after step {self.state.step:,}: {ended} used up")
 
     def count(self, update: Update, stream: Batches) -> None:
-        """Count an update, and see whether a rank was asked to stop."""
+        """Count an update, and check whether a rank was asked to stop."""
         self.progress.add(update, stream)
         self.sync_ranks()
         self.progress.add_seconds(time.monotonic() - self._started)
 
     def sync_ranks(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
-        clock, asked = time.monotonic() - self._began, self.signal
+        clock = time.monotonic() - self._began
+        asked = self.signal
         if self.ranks.size > 1:
             signals = [float(number == asked) for number in STOP_SIGNALS]
             clock = 0.0 if self.ranks.rank else clock
             clock, *counts = self.ranks.all_reduce_numbers([clock, *signals])
+
+            # Of the signals that any rank has received, all ranks take the same.
             received = zip(STOP_SIGNALS, counts, strict=True)
             asked = max((number for number, count in received if count), default=None)
         self._seconds_before = self.state.seconds
@@ -188,28 +234,29 @@ class TrainingRun:
         return self.state.step % self.settings.training.log_every == 0
 
     def validation_is_due(self) -> bool:
-        training, state = self.settings.training, self.state
-        ended = state.used_up(training) is not None
-        return ended or state.step % training.validate_every == 0
+        training = self.settings.training
+        ended = self.state.used_up(training) is not None
+        return ended or self.state.step % training.validate_every == 0
 
     def checkpoint_is_due(self) -> bool:
-        training, state = self.settings.training, self.state
-        ended = state.used_up(training) is not None
-        seconds = self._seconds_before, state.seconds
-        return ended or training.checkpoint_due(state.step, *seconds)
+        training = self.settings.training
+        ended = self.state.used_up(training) is not None
+        return ended or training.checkpoint_due(
+            self.state.step, before=self._seconds_before, after=self.state.seconds
+        )
 
     def synchronize(self) -> None:
-        """Wait for all updates so far, and see whether any were skipped.
+        """Wait for all updates so far, and refuse to go on if some were skipped.
 
         A processor is never behind; a GPU is waited for before a report, a validation
-        or a checkpoint. Updates whose loss or gradient was not finite have been
-        skipped.
+        or a checkpoint. An update is skipped if its loss or gradient is not finite.
 
-        Raises: DivergedError if there were any, unless fp16 may do with a lower scale
+        Raises: DivergedError if some were skipped, unless a lower loss scale may help
         """
         if not (skipped := self.progress.synchronize()):
             return
-        state, where = self.state, self.start.parameters.first_nonfinite_gradient()
+        state = self.state
+        where = self.start.parameters.first_nonfinite_gradient()
         last = f" (the last: in {where})" if where else ""
         raise DivergedError(
             f"step {state.step:,}, epoch {state.epoch}, batch {state.position}: "
@@ -229,9 +276,9 @@ class TrainingRun:
 
     @contextmanager
     def saving_after_errors(self, adam: Optimizer) -> Iterator[None]:
-        """Save what was learned before an error ends the run; say what continues it.
+        """Save the model before an error ends the run, and log how to continue it.
 
-        An error may be of this rank alone, which then writes in the place of the first.
+        If the error is of this rank alone, this rank writes in the place of rank 0.
         Nothing is saved in the middle of an update, nor after a `DivergedError`.
         """
         try:
@@ -247,7 +294,7 @@ class TrainingRun:
             raise
 
     def save_unsaved(self, adam: Optimizer) -> None:
-        """Save, unless there is a checkpoint of this step, or none would be whole."""
+        """Save, unless this step has a checkpoint, or an update is only half made."""
         made = self.state.step - self.state.skipped
         is_saved = self.directory.checkpoint(self.state.step).exists()
         if self.state.step and not is_saved and int(adam.steps) == made:
@@ -271,7 +318,7 @@ class TrainingRun:
             self.directory.save(path, saved)
 
     def end(self, text: Mapping[str, TextPair]) -> None:
-        """Say that the run has ended, and how its model translates some line."""
+        """Log that the run has ended, and a command that translates a held-out line."""
         self.record(ended=str(self.state.used_up(self.settings.training)))
         self.log(f"done        {self.directory.path}, {self.state.seconds:,.0f} s")
         held_out = text.get("test") or text.get("val") or text["train"]

@@ -17,16 +17,17 @@ class LossScale:
     """The factor by which the loss is multiplied before the backward pass.
 
     For fp16 the scale is dynamic: the factor is halved when a gradient is not finite,
-    and doubled after `GROWTH_STEPS` steps whose gradients were. For other precisions
+    and doubled after `GROWTH_STEPS` steps with finite gradients. For other precisions
     it stays 1. `factor` and `finite_steps`, the number of finite steps since the factor
-    changed, are scalars on the device of the gradient, so that nothing waits for a GPU.
+    changed, are scalars on the device of the gradient: nothing waits for a GPU.
     `restored` gives their values where a run is resumed.
     """
 
     def __init__(
         self, xp: ModuleType, precision: str, restored: tuple[float, int] | None = None
     ) -> None:
-        self._xp, self.dynamic = xp, precision == "fp16"
+        self._xp = xp
+        self.dynamic = precision == "fp16"
         factor, finite_steps = restored or (FIRST_SCALE, 0)
         self.factor = xp.asarray(factor if self.dynamic else 1.0, dtype=np.float32)
         self.finite_steps = xp.asarray(finite_steps, dtype=np.int64)
@@ -35,7 +36,8 @@ class LossScale:
         """Adapt to whether the last gradient was finite. Shapes: finite scalar"""
         if not self.dynamic:
             return
-        xp, finite_steps = self._xp, self.finite_steps + 1
+        xp = self._xp
+        finite_steps = self.finite_steps + 1
         grows = finite_steps == GROWTH_STEPS
         change = xp.where(finite, xp.where(grows, 2.0, 1.0), 0.5)
         self.factor = self.factor * change.astype(np.float32)

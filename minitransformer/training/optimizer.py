@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from minitransformer.engine.backend import Array, parameters_changed
+from minitransformer.training.loss_scale import LossScale
 
 Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
 
@@ -24,8 +25,8 @@ def learning_rate(
     `step` counts updates from 1. With peak = (d_model * warmup)^-0.5 this is
     d_model^-0.5 * min(step^-0.5, step * warmup^-1.5).
 
-    Differs: with `decay`, it also falls to zero linearly over the last so many of
-    `steps` updates, which the paper does not do.
+    Differs: with `decay`, it also falls linearly to zero in the last `decay` of `steps`
+    updates. The paper has no such decay.
     """
     rate = peak * min(step / warmup, math.sqrt(warmup / step))
     return rate * min(1, (steps + 1 - step) / (decay + 1)) if decay else rate
@@ -37,7 +38,7 @@ def peak_learning_rate(d_model: int, warmup: int) -> float:
 
 
 class Optimizer(Protocol):
-    """What training asks of Adam: `Adam` here, `GpuAdam` in `cuda/optimizer.py`.
+    """The interface of Adam: `Adam` here, and `GpuAdam` in `cuda/optimizer.py`.
 
     `steps` counts the updates, each as soon as it begins.
 
@@ -48,6 +49,11 @@ class Optimizer(Protocol):
     first_moment: Array
     second_moment: Array
 
+    @property
+    def scale(self) -> LossScale | None:
+        """The loss scale of a GPU."""
+        ...
+
     def restore(self, steps: int, first_moment: Array, second_moment: Array) -> None:
         """Continue after `steps` updates that left these moments."""
         ...
@@ -55,11 +61,11 @@ class Optimizer(Protocol):
     def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         """Update the parameters with learning rate `rate`, clipping the gradient.
 
-        Without a finite gradient, no parameter changes. Nor does `Adam` change any
-        without a finite loss.
+        If the gradient is not finite, no parameter changes. `Adam` requires a finite
+        loss, too.
 
-        Returns: the norm of the gradient before clipping, and whether everything was
-        finite: scalars that a GPU may still be computing
+        Returns: the norm of the gradient before clipping, and whether the update was
+        made: scalars that a GPU may still be computing
         """
         ...
 
@@ -70,11 +76,17 @@ class Adam:
     A gradient whose norm is larger than `clip_norm` is scaled down to this norm. `map`
     may use `num_threads` threads, each of which updates its share of the parameters.
 
+    Memory traffic: an update reads gradient, parameter and both moments, and writes all
+    but the gradient: 16 + 12 = 28 bytes a parameter in float32. The norm reads the
+    gradient once more: 4 bytes.
+
     Shapes: parameters, first_moment, second_moment [P]
 
     Elsewhere: Chainer adds epsilon before the bias correction, not after it as in
     algorithm 1.
     """
+
+    scale = None
 
     def __init__(
         self,
@@ -82,16 +94,21 @@ class Adam:
         beta1: float,
         beta2: float,
         epsilon: float,
+        *,
         clip_norm: float | None = None,
         num_threads: int = 1,
         map: Map = map,
     ) -> None:
-        self.parameters, self.clip_norm = parameters, clip_norm or math.inf
-        self._num_threads, self._map = num_threads, map
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.parameters = parameters
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.clip_norm = clip_norm or math.inf
         self.first_moment = np.zeros_like(parameters)
         self.second_moment = np.zeros_like(parameters)
-        # Taken here, so that memory cannot run out in the middle of an update.
+        self._num_threads = num_threads
+        self._map = map
+        # Two vectors a thread, taken here: memory cannot run out during an update.
         size = min(BLOCK, len(parameters))
         self._scratch = np.empty((num_threads, 2, size), parameters.dtype)
         self.steps = 0
@@ -103,7 +120,7 @@ class Adam:
 
     def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         norm = gradient_norm(gradient)
-        finite = math.isfinite(loss + norm)
+        finite = np.isfinite(loss + norm)
         if finite:
             scale = min(1.0, self.clip_norm / max(norm, 1e-12))
             self.update(gradient, rate, scale)
@@ -112,28 +129,38 @@ class Adam:
     def update(self, gradient: Array, rate: float, scale: float = 1.0) -> None:
         """Update the parameters with learning rate `rate` for `scale * gradient`."""
         self.steps += 1
-        starts, threads = range(0, len(gradient), BLOCK), self._num_threads
+        starts = range(0, len(gradient), BLOCK)
 
         def update_share(thread: int) -> None:
-            for start in starts[thread::threads]:
+            """Update every block whose turn is this thread's, in place."""
+            for start in starts[thread :: self._num_threads]:
                 block = slice(start, start + BLOCK)
-                m, v = self.first_moment[block], self.second_moment[block]
+                m = self.first_moment[block]
+                v = self.second_moment[block]
                 g, change = self._scratch[thread, :, : len(m)]
                 np.multiply(gradient[block], scale, out=g)
+
+                # m = beta1 m + (1 - beta1) g
                 m *= self.beta1
                 m += np.multiply(g, 1 - self.beta1, out=change)
+
+                # v = beta2 v + (1 - beta2) g^2
                 g *= g
                 g *= 1 - self.beta2
                 v *= self.beta2
                 v += g
+
+                # The root of the bias-corrected v, plus epsilon
                 root = np.sqrt(v, out=g)
                 root *= 1 / math.sqrt(1 - self.beta2**self.steps)
                 root += self.epsilon
+
+                # The step along the bias-corrected m
                 np.divide(m, root, out=change)
                 change *= rate / (1 - self.beta1**self.steps)
                 self.parameters[block] -= change
 
-        list(self._map(update_share, range(threads)))
+        list(self._map(update_share, range(self._num_threads)))
         parameters_changed(self.parameters)
 
 

@@ -1,10 +1,10 @@
 """Data parallelism on processors: a batch is divided among processes, and among ranks.
 
-Each process takes some pairs of a batch through the whole model, so that all cores are
-busy in small operations as well as in matrix products. Forked processes share the
-parameters; each fills a gradient of its own in shared memory, and these are summed.
-Where processes cannot be forked there is one, whose matrix products have threads.
-`distributed.py` sums the gradients of ranks.
+Each process takes some pairs of a batch through the whole model: all cores are busy in
+small operations as well as in matrix products. Forked processes share the parameters.
+Each fills its gradient in shared memory, and the gradients are summed. Where processes
+cannot be forked there is one, whose matrix products have threads. `distributed.py` sums
+the gradients of ranks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TOKENS_TIMES_WIDTH = 1 << 18
 class ParallelModel:
     """A model in training: `CpuModel` here, or `GpuModel` in `cuda/training.py`.
 
-    If it is `asynchronous`, results are arrays that the GPU may still be computing.
-    `tokens_at_once` is about how many tokens of one side it computes at once.
+    If it is `asynchronous`, results are arrays that the GPU may still be computing. It
+    takes about `tokens_at_once` tokens of one side through the model at once.
     """
 
     model: Transformer
@@ -86,8 +86,13 @@ class Part:
 
     def forward_backward(self, model: Transformer) -> float:
         """Add the gradient to those of the parameters, and return the summed loss."""
-        source, target, rng = self.batch.source, self.batch.target, HostStream(self.key)
-        loss = training_loss(model, source, target, self.label_smoothing, rng)
+        loss = training_loss(
+            model,
+            self.batch.source,
+            self.batch.target,
+            self.label_smoothing,
+            HostStream(self.key),
+        )
         loss.backward(self.weight)
         return float(loss.data)
 
@@ -96,10 +101,10 @@ class CpuModel(ParallelModel):
     """A model whose gradients this process computes, or several that it forks.
 
     Each part of a batch draws its own dropout noise. The number of parts is a multiple
-    of the processes of all ranks, or that of the sentences if they are fewer. The same
-    numbers of processes and ranks therefore give the same results. Without dropout,
-    other numbers change only the last bits in float32; in bf16, these decide some
-    roundings.
+    of the processes of all ranks, or the number of sentences if they are fewer. The
+    same numbers of processes and ranks therefore give the same results. Without
+    dropout, other numbers change only the last bits in float32; in bf16, these decide
+    some roundings.
 
     A matrix product has `num_threads` threads in each process.
     """
@@ -112,33 +117,44 @@ class CpuModel(ParallelModel):
         num_threads: int = 1,
         communicator: Communicator | None = None,
     ) -> None:
-        self.model, self.parameters = model, parameters
+        self.model = model
+        self.parameters = parameters
         self.communicator = communicator or Communicator()
-        self.num_processes, self.num_cores = num_processes, num_processes * num_threads
+        self.num_processes = num_processes
+        self.num_cores = num_processes * num_threads
         tokens = TOKENS_TIMES_WIDTH // model.config.d_model
         self.tokens_at_once = max(tokens, 1) * num_processes
-        self._open = ExitStack()  # until `close`
+
+        # Open until `close`.
+        self._open = ExitStack()
         self._open.enter_context(limit_threads(num_threads))
         self._pool = self._open.enter_context(ThreadPoolExecutor(self.num_cores))
+
+        # Several processes share the parameters, and each has a gradient that all read.
         self._gradients = [parameters.grad]
         self._workers: Workers[tuple[int, list[Part]], float] | None = None
         if num_processes > 1:
-            like = parameters.data.shape, parameters.data.dtype
-            self._gradients = [shared_zeros(*like) for _ in range(num_processes)]
-            parameters.move_into(shared_zeros(*like), self._gradients[0])
+            shape = parameters.data.shape
+            dtype = parameters.data.dtype
+            self._gradients = [shared_zeros(shape, dtype) for _ in range(num_processes)]
+            parameters.move_into(shared_zeros(shape, dtype), self._gradients[0])
             self._workers = Workers(self._fill_own_gradient, num_processes)
             self._open.callback(self._workers.close)
 
     def forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
+        # Each rank takes its parts in turn. A part is weighted by the tokens of all
+        # batches: the sum of all gradients is the gradient of the mean loss.
         num_tokens = sum(batch.target_tokens for batch in batches)
-        parts = [part for batch in batches for part in self._split(batch)]
+        pieces = [piece for batch in batches for piece in self._split(batch)]
         ranks = self.communicator
         mine = [
-            Part(batch, label_smoothing, (*key, i), 1 / num_tokens)
-            for i, batch in enumerate(parts)
+            Part(piece, label_smoothing, (*key, i), weight=1 / num_tokens)
+            for i, piece in enumerate(pieces)
         ][ranks.rank :: ranks.size]
+
+        # Sum over the processes of this rank, then over all ranks.
         total = self._fill_gradient(mine)
         if ranks.size > 1:
             ranks.start_all_reduce(self.parameters.grad)()

@@ -26,10 +26,10 @@ from minitransformer.training.parallel import ParallelModel
 
 
 class Update(NamedTuple):
-    """What an update was made of, and by which learning rate.
+    """An update: its batches, learning rate, mean loss and norm of the gradient.
 
-    The loss, the norm of the gradient, and whether both were finite, so that the update
-    was made, are scalars that a GPU may still be computing.
+    It was made if loss and norm are `finite`. A GPU may still be computing these three
+    scalars and the loss scale.
     """
 
     batches: list[Batch]
@@ -37,6 +37,7 @@ class Update(NamedTuple):
     loss: Array
     norm: Array
     finite: Array
+    scale: LossScale | None = None
 
 
 class Progress:
@@ -46,8 +47,9 @@ class Progress:
     the state when it is waited for, by `synchronize`.
     """
 
-    def __init__(self, state: RunState, scale: LossScale) -> None:
-        self.state, self.scale = state, scale
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self._scale: LossScale | None = None
         self._skipped: Array = state.skipped
         self._norm: Array = state.gradient_norm
         self._sums: dict[str, Array] = {**vars(state.window)}
@@ -58,21 +60,26 @@ class Progress:
 
     def add(self, update: Update, stream: Batches) -> None:
         """Count an update, after which `stream` goes on."""
-        xp, sums = array_module(self.scale.factor), self._sums
         self.change(
             step=self.state.step + 1,
             epoch=stream.epoch,
             position=stream.position,
             learning_rate=update.rate,
         )
-        finite, tokens = update.finite, sum(x.target_tokens for x in update.batches)
-        self._norm, self._skipped = update.norm, self._skipped + xp.where(finite, 0, 1)
-        sums["loss"] += xp.where(finite, update.loss * tokens, 0.0)
-        sums["target"] += xp.where(finite, tokens, 0)
-        sums["source"] += sum(x.source_tokens for x in update.batches)
+
+        # Counted where the scalars are, without waiting for them.
+        finite = update.finite
+        xp = array_module(finite)
+        tokens = sum(x.target_tokens for x in update.batches)
+        self._scale = update.scale
+        self._norm = update.norm
+        self._skipped = self._skipped + xp.where(finite, 0, 1)
+        self._sums["loss"] += xp.where(finite, update.loss * tokens, 0.0)
+        self._sums["target"] += xp.where(finite, tokens, 0)
+        self._sums["source"] += sum(x.source_tokens for x in update.batches)
 
     def add_seconds(self, seconds: float) -> None:
-        """Count the time of updates, of which speeds are made."""
+        """Count the time of updates, from which speeds are computed."""
         self._sums["seconds"] += seconds
 
     def synchronize(self) -> int:
@@ -81,35 +88,40 @@ class Progress:
         Returns: how many updates since the last call were skipped because their loss or
         gradient was not finite; 0 as long as a smaller loss scale may help
         """
-        started, before = time.monotonic(), self.state.skipped
-        factor, scale = float(self.scale.factor), self.state.loss_scale
-        if self.scale.dynamic:
-            scale = factor, int(self.scale.finite_steps)
-        self.change(
-            skipped=int(self._skipped),
-            gradient_norm=float(self._norm),
-            loss_scale=scale,
-        )
+        # Each conversion to a number waits until the device has computed it.
+        started = time.monotonic()
+        before = self.state.skipped
+        factor = 0.0  # no smaller scale may help
+        if self._scale and self._scale.dynamic:
+            factor = float(self._scale.factor)
+            self.change(loss_scale=(factor, int(self._scale.finite_steps)))
+        self.change(skipped=int(self._skipped), gradient_norm=float(self._norm))
         self._sums = {name: float(value) for name, value in self._sums.items()}
+
+        # The wait is time of the updates, too.
         self.add_seconds(time.monotonic() - started)
         self.change(window=Window(**self._sums))
-        skipped = self.state.skipped - before
-        return skipped if not self.scale.dynamic or factor < 1 else 0
+        return self.state.skipped - before if factor < 1 else 0
 
     def report(self) -> tuple[dict[str, float], str]:
         """Return mean loss and speed as values and as a line; begin a new window."""
-        state, window = self.state, self.state.window
+        # Means over the window. A coarse clock may have measured no time.
+        state = self.state
+        window = state.window
         loss = window.loss / window.target if window.target else math.nan
-        seconds = max(window.seconds, 1e-9)  # of coarse clocks, it may be 0
+        seconds = max(window.seconds, 1e-9)
         source, target = (n / seconds for n in (window.source, window.target))
-        rate, norm = state.learning_rate, state.gradient_norm
+
+        # A new window begins.
         self.change(window=Window())
         self._sums = {**vars(Window())}
+
+        # The same as values and as a line.
         values = {
             "epoch": state.epoch,
             "loss": loss,
-            "learning_rate": rate,
-            "gradient_norm": norm,
+            "learning_rate": state.learning_rate,
+            "gradient_norm": state.gradient_norm,
             "source_tokens_per_second": round(source),
             "target_tokens_per_second": round(target),
             "source_tokens": window.source,
@@ -118,13 +130,14 @@ class Progress:
         }
         line = (
             f"epoch {state.epoch:>3}  loss {loss:.4f}  "
-            f"lr {rate:.2e}  norm {norm:.2f}  {source:,.0f} source + {target:,.0f} "
-            f"target tokens/s  {state.seconds:,.0f} s"
+            f"lr {state.learning_rate:.2e}  norm {state.gradient_norm:.2f}  "
+            f"{source:,.0f} source + {target:,.0f} target tokens/s  "
+            f"{state.seconds:,.0f} s"
         )
-        if state.loss_scale is not None and self.scale.dynamic:
-            values.update(loss_scale=state.loss_scale[0], skipped=state.skipped)
-            line += f"  loss scale {state.loss_scale[0]:,.0f}, "
-            line += f"{state.skipped:,} skipped"
+        if state.loss_scale and self._scale and self._scale.dynamic:
+            factor, _ = state.loss_scale
+            values.update(loss_scale=factor, skipped=state.skipped)
+            line += f"  loss scale {factor:,.0f}, {state.skipped:,} skipped"
         return values, line
 
 
@@ -140,46 +153,56 @@ def run_summary(
     Tokens and operations are means over all batches, without padding. `text` and
     `corpora` have the splits of the text, as files and encoded.
     """
-    corpus, pairs = stream.corpus, stream.pairs_of_epoch()
-    blocks = parameters_by_block(parallel.model)
+    corpus = stream.corpus
+    training = stream.training
+    config = parallel.model.config
+    val = corpora.get("val", corpus)
+
+    # The mean of an update: its pairs, and their tokens with EOS.
+    pairs = stream.pairs_of_epoch()
+    num_pairs = len(pairs) / len(stream) * training.accumulate
     source = float(corpus.source.lengths[pairs].mean() + 1)
     target = float(corpus.target.lengths[pairs].mean() + 1)
-    num_pairs = len(pairs) / len(stream) * stream.training.accumulate
-    config = parallel.model.config
     flops = training_flops(config, source, target) * num_pairs
-    parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
-    training, val = stream.training, corpora.get("val", corpus)
-    ignored, limit = "", training.max_length
-    if (left_out := len(val) - len(val.filter_by_length(limit))) and val is not corpus:
-        ignored = f" ({left_out:,} of them longer than {limit} tokens: left out)"
-    at_once = min(training.max_tokens, parallel.tokens_at_once)
-    sides = corpus.source, corpus.target, val.source, val.target
-    longest = min(max(side.lengths.max() + 1 for side in sides), limit)
-    longest *= not parallel.asynchronous  # a GPU keeps no weights of attention
-    memory = training_memory(config, at_once, parallel.num_processes, longest)
+
+    # Pairs that are too long for training are left out of a validation, too.
+    limit = training.max_length
+    left_out = 0 if val is corpus else len(val) - len(val.filter_by_length(limit))
+    ignored = f" ({left_out:,} of them longer than {limit} tokens: left out)"
+
+    held_out = {
+        split: f"{pair}, {len(corpora[split]):,} pairs" for split, pair in text.items()
+    }
+
+    # The memory of training. A GPU keeps no weights of attention.
+    sides = (corpus.source, corpus.target, val.source, val.target)
+    longest = min(max(int(side.lengths.max()) + 1 for side in sides), limit)
+    memory = training_memory(
+        config,
+        tokens=min(training.max_tokens, parallel.tokens_at_once),
+        num_processes=parallel.num_processes,
+        longest=0 if parallel.asynchronous else longest,
+    )
+
+    # More memory, to translate or else to read and sum checkpoints in float64.
     translated = val.source.lengths[: training.validate_bleu]
     translated = np.append(translated, corpora.get("test", val).source.lengths)
     more = translation_memory(config, decoding, translated, parallel.num_processes)
-    more = max(more, 6 * 4 * config.num_parameters)  # to read and sum checkpoints
+    more = max(more, 6 * 4 * config.num_parameters)
+
+    blocks = parameters_by_block(parallel.model)
+    parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
     return [
         f"parameters  {sum(blocks.values()):,}: {parts}",
         f"text        {len(pairs):,} pairs, {len(stream):,} batches an epoch, "
         f"left out: {corpus.dropped_blank:,} blank, "
         f"{len(corpus) - len(stream.pairs):,} longer than {limit} tokens",
         *corpus.notes,
-        f"held out    for validation {_files(text, corpora, 'val')}{ignored}; "
-        f"for the test {_files(text, corpora, 'test')}",
+        f"held out    for validation {held_out.get('val', 'none')}"
+        f"{ignored if left_out else ''}; "
+        f"for the test {held_out.get('test', 'none')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
         f"memory      about {memory / 1e6:,.0f} MB, at most {more / 1e6:,.0f} MB "
         "more to translate and average",
     ]
-
-
-def _files(
-    text: Mapping[str, TextPair], corpora: Mapping[str, ParallelCorpus], split: str
-) -> str:
-    """Return which files are the text of a split, and how many pairs they have."""
-    if split not in text:
-        return "none"
-    return f"{text[split]}, {len(corpora[split]):,} pairs"

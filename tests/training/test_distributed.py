@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +18,12 @@ from safetensors.numpy import load_file
 
 from minitransformer.backends.devices import connect_ranks
 from minitransformer.backends.onednn import bfloat16
+from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.training import distributed
+from minitransformer.training.lifecycle import TrainingRun
 from support.closeness import assert_close
 from support.models import gradient_of, small_batch
 from support.ranks import mpiexec, needs_mpi, run_ranks
@@ -59,10 +65,43 @@ def test_ranks_that_differ_are_named():
     def work(ranks):
         ranks.assert_equal({"size": 1, "colour": "red"})
         mine = {"size": 1, "colour": "red" if ranks.rank in (0, 3) else "blue"}
-        with pytest.raises(RuntimeError, match=r"same colour.* differs .* on 1, 2$"):
+        told = (
+            'the same colour, got "red" on rank 0, "blue" on rank 1, "blue" on rank 2$'
+        )
+        with pytest.raises(RuntimeError, match=told):
             ranks.assert_equal(mine)
 
     run_ranks(4, work)
+
+
+@pytest.mark.parametrize(
+    ("state", "precision", "told"),
+    [
+        ({"text": {"val": "0f"}}, "fp32", 'digest of the validation text, got .*"0f"'),
+        ({"text": {"test": "1e"}}, "fp32", "digest of the test text, got null on rank"),
+        ({"step": 20}, "fp32", "step of the checkpoint, got 0 on rank 0, 20 on rank 1"),
+        ({}, "bf16", 'precision, got "fp32" on rank 0, "bf16" on rank 1'),
+    ],
+)
+def test_ranks_that_would_train_otherwise_are_told_why(
+    tmp_path, model_path, state, precision, told
+):
+    """One has other text, another checkpoint or another kind of device."""
+    start = checkpoint.load(Path(model_path))
+    texts = {"train": ("a", "b")}
+    settings = RunConfig(
+        "x", start.model.config, TrainingConfig(), DecodingConfig(), texts
+    )
+
+    def work(ranks):
+        changes = state if ranks.rank else {}
+        mine = replace(start, state=replace(start.state, **changes))
+        directory = RunDirectory(tmp_path)
+        run = TrainingRun(directory, settings, ranks, mine, cores=1)
+        with pytest.raises(RuntimeError, match=f"expected all ranks .* same {told}"):
+            run.check_ranks(precision if ranks.rank else "fp32")
+
+    run_ranks(2, work)
 
 
 @pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 1), (5, 1), (2, 2)])
@@ -231,7 +270,7 @@ def test_ranks_with_other_settings_are_refused(tmp_path, data):
         [mpiexec(), *two], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    expected = "expected all ranks to have the same seed; it differs from rank 0's on 1"
+    expected = "expected all ranks to have the same seed, got 1 on rank 0, 2 on rank 1"
     assert expected in done.stderr
     assert not (tmp_path / "run" / "config.json").exists()
 

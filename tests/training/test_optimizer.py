@@ -38,7 +38,7 @@ def test_adam_is_algorithm_1(block, threads, monkeypatch):
     values, gradients = rng.standard_normal(7), rng.standard_normal((5, 7))
     expected, *_ = algorithm_1(values, gradients * 0.5, 0.1)
     with ThreadPoolExecutor(threads) as pool:
-        adam = Adam(values, 0.9, 0.98, 1e-9, None, threads, pool.map)
+        adam = Adam(values, 0.9, 0.98, 1e-9, num_threads=threads, map=pool.map)
         for gradient in gradients:
             before = gradient.copy()
             adam.update(gradient, 0.1, scale=0.5)

@@ -58,7 +58,15 @@ def test_the_same_number_of_processes_repeats_bit_for_bit(monkeypatch):
         model = small_model(0.3, "float32")
         parameters = ParameterBuffer(model)
         computed = CpuModel(model, parameters, 2)
-        adam = Adam(parameters.data, 0.9, 0.98, 1e-9, 1.0, 2, computed.map)
+        adam = Adam(
+            parameters.data,
+            beta1=0.9,
+            beta2=0.98,
+            epsilon=1e-9,
+            clip_norm=1.0,
+            num_threads=2,
+            map=computed.map,
+        )
         batches, losses = [small_batch(0, 7), small_batch(1, 2)], []
         for step in range(3):
             losses.append(computed.forward_backward(batches, 0.1, (1, step)))

@@ -54,6 +54,23 @@ def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
     assert last.startswith(f"memory      about {memory:,.0f} MB, at most ")
 
 
+def test_lengths_that_are_read_from_disk_make_no_memory_overflow():
+    """They are 32-bit integers; the estimate is of more than 2^31 bytes."""
+    sides = [Ragged.from_lists([[5] * 9] * 4)] * 2
+    assert sides[0].lengths.dtype == np.int32
+    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=2_000_000))
+    computed = types.SimpleNamespace(
+        model=small_model(),
+        tokens_at_once=2_000_000,
+        num_processes=1,
+        asynchronous=False,
+    )
+    *_, last = run_summary(stream, {}, {}, computed, DecodingConfig())
+    memory = training_memory(computed.model.config, 2_000_000, 1, 10)
+    assert memory > 2**31
+    assert last.startswith(f"memory      about {memory / 1e6:,.0f} MB, at most ")
+
+
 PAIR = TextPair(Path("a/val.en"), Path("a/val.de"))
 
 
@@ -77,10 +94,10 @@ def test_the_start_says_what_validation_and_test_text_there_is(text, told):
 
 @pytest.mark.parametrize(("factor", "reported"), [(2.0, 0), (1.0, 0), (0.5, 3)])
 def test_skipped_updates_are_reported_once_no_scale_can_help(factor, reported):
+    progress = Progress(RunState())
+    stream = types.SimpleNamespace(epoch=0, position=0)
     scale = LossScale(np, "fp16", (factor, 0))
-    progress, stream = Progress(RunState(), scale), types.SimpleNamespace(epoch=0)
-    stream.position = 0
     for _ in range(3):
-        progress.add(Update([], 1.0, np.nan, np.nan, np.False_), stream)
+        progress.add(Update([], 1.0, np.nan, np.nan, np.False_, scale), stream)
     assert progress.synchronize() == reported
     assert (progress.state.skipped, progress.synchronize()) == (3, 0)
