@@ -318,8 +318,10 @@ def update(
     """
     # Section 5.4: label smoothing and dropout are in `engine/ops.py`.
     training = settings.training
-    some = [next(batches) for _ in range(training.accumulate)]
-    loss = model.forward_backward(some, training.label_smoothing, (training.seed, step))
+    micro_batches = [next(batches) for _ in range(training.accumulate)]
+    loss = model.forward_backward(
+        micro_batches, training.label_smoothing, key=(training.seed, step)
+    )
 
     # Section 5.3: the learning rate of equation 3, and Adam.
     width = settings.model.d_model
@@ -329,7 +331,7 @@ def update(
         step, peak, training.warmup, training.steps, training.decay
     )
     norm, finite = adam.step(model.parameters.grad, loss, rate)
-    return Update(some, rate, loss, norm, finite, adam.scale)
+    return Update(micro_batches, rate, loss, norm, finite, adam.scale)
 
 
 def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
@@ -355,7 +357,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
         line += f"  BLEU {bleu:.2f}"
     run.record(**values)
 
-    # The best model so far has a file of its own.
+    # The best model so far is saved beside the checkpoints.
     state = run.state.validated(total.loss, bleu, training.best_by)
     is_best = not state.validations_since_best
     run.log(line + "  best" * is_best)

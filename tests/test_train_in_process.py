@@ -276,7 +276,7 @@ def test_other_dropout_noise_of_a_resumed_run_is_announced(start):
     """Each worker draws its own: one more or less gives other parameters."""
     start("--steps", 2, "--run", "run")
     shutil.copytree("run", "same")
-    told = "resumed     with workers: 1, not 2 as before (--threads): dropout draws "
+    told = "resumed     with workers: 1, not 2 as before (--threads): each draws its "
     assert told in start("--resume", "run", "--steps", 4, "--threads", 1)
     assert "dropout noise" not in start("--resume", "same", "--steps", 4)
     with pytest.raises(AssertionError, match="mismatch"):

@@ -49,7 +49,7 @@ STORED_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 
 @dataclass
 class Checkpoint:
-    """A model with its tokenizer, and what a training run needs to continue.
+    """A model with its tokenizer, and the state of the run that trains it.
 
     `moments` are Adam's first and second moment.
     """

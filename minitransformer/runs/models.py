@@ -1,4 +1,4 @@
-"""Which run or model is meant, and what it has learned from.
+"""Find runs and models by their names, and the text that a model has learned from.
 
 Trained models come with the package, each with a card that describes it.
 """
@@ -98,7 +98,7 @@ def language_codes(checkpoint: Path) -> tuple[str, str]:
 
 
 def described(checkpoint: Path) -> str:
-    """Return what a checkpoint is: its text, updates and validation BLEU, or its card.
+    """Describe a checkpoint: its text, updates and validation BLEU, or its card.
 
     Raises: ValueError if it cannot be read.
     """

@@ -25,8 +25,8 @@ def check_output(
     name = "standard output" if output is None else str(output)
 
     # The inputs: standard input (0), and all other paths among the arguments.
-    values = (x if isinstance(x, list) else [x] for x in vars(args).values())
-    paths = (x for some in values for x in some if isinstance(x, Path))
+    lists = (x if isinstance(x, list) else [x] for x in vars(args).values())
+    paths = (x for values in lists for x in values if isinstance(x, Path))
     read: list[int | Path] = [0, *(path for path in paths if path is not output)]
     written = 1 if output is None else output
     if any(_same_file(written, x) for x in read):

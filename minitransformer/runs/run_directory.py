@@ -256,7 +256,7 @@ class RunDirectory:
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints that are named by their step, oldest first.
 
-        Other names, such as those of copies, are ignored.
+        Files of other names, such as copies, are ignored.
         """
         names = [path.stem[5:] for path in self.path.glob(f"step-*{SUFFIX}")]
         steps = sorted({int(name) for name in names if name.isdecimal()})
@@ -269,7 +269,7 @@ class RunDirectory:
         checkpoint that was saved only because the run stopped is deleted as soon as
         there is a newer one: an unbroken run would neither have it nor average it.
         """
-        # Keep the newest checkpoint, and before it those that were due.
+        # Keep the newest checkpoint, and before it only such as were due.
         checkpoints = self.checkpoints()
         due = [p for p in checkpoints[:-1] if training.is_regular(int(p.stem[5:]))]
         kept = [*due, *checkpoints[-1:]][-training.num_kept :]

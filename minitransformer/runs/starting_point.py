@@ -1,4 +1,4 @@
-"""What a run begins with: its settings, and a new model or that of another run.
+"""The start of a run: its settings, and a new model or the weights of another one.
 
 The paper trains every model from random parameters. A model that has learned from much
 text needs little of another kind to learn that, too (Luong and Manning, 2015).

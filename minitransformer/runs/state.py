@@ -1,4 +1,4 @@
-"""What a run needs to continue, besides the parameters and Adam's moments."""
+"""The state with which a run continues, besides parameters and Adam's moments."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class RunState:
     validation of this step is pending if the state was saved before it. `best_loss` and
     `best_bleu` belong to the best model so far; a BLEU that was not measured is -1.
     `loss_scale` is fp16's factor with its number of finite steps. `workers` is how many
-    processes of all ranks divide a batch, 0 if unknown. `median_sentences`
-    is the median of the number of sentences in a line of the training text.
-    `log_prob_quantiles` has those of `confidence.quantiles` for the last validation.
-    `decoding` are the settings that translations of the model begin with.
+    processes of all ranks divide a batch, 0 if unknown. `median_sentences` is the
+    median number of sentences in a line of the training text. `log_prob_quantiles` are
+    the `confidence.quantiles` of the last validation. `decoding` are the default
+    settings of translations by the model.
 
     The names of all fields are part of the checkpoint format.
     """

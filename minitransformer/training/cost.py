@@ -59,8 +59,8 @@ def training_memory(
 ) -> int:
     """Estimate how much memory training takes, to about a fifth. Units: bytes
 
-    All numbers are float32. The activations are those of `tokens` tokens a side, with
-    attention to a sentence of the `longest`.
+    All numbers are float32. Activations are kept for `tokens` tokens a side, which
+    attend to a sentence of the `longest`.
 
     Left out are the text, which is mapped from disk, the translations of a validation
     (`translation_memory`), the buffers of MPI and NCCL, and all that a GPU's libraries

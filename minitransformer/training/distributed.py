@@ -88,7 +88,7 @@ class Communicator:
     local_rank = 0
 
     def device(self, name: str) -> str:
-        """Return this rank's device; each rank of a machine has a GPU of its own."""
+        """Return this rank's device: on GPUs, the ranks of a machine share none."""
         one_of_many = name == "cuda" and self.size > 1
         return f"cuda:{self.local_rank}" if one_of_many else name
 
@@ -123,7 +123,7 @@ class Communicator:
         return max(num_cores() // self.all_gather(place).count(place), 1)
 
     def assert_equal(self, values: Mapping[str, Any]) -> None:
-        """Compare values that JSON can hold with those of rank 0.
+        """Compare values, which JSON can hold, with the values of rank 0.
 
         Raises: DivergedError naming the first that differs, and on which ranks.
         """

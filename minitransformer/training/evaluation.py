@@ -81,8 +81,9 @@ def validate(
 ) -> TokenStatistics:
     """Return the statistics of a corpus. Ranks and processes divide its batches.
 
-    A batch has about `max_tokens`, or what a process takes in training if that is less.
-    Pairs longer than `max_length` are left out, as in training.
+    A batch has about `max_tokens`, or as many tokens as a process takes at once in
+    training, if these are fewer. As in training, longer pairs than `max_length` are
+    left out.
     """
     # Each rank takes its batches in turn.
     ranks = parallel.communicator

@@ -124,7 +124,7 @@ class TrainingRun:
             self.directory.record(self.state.step, **values)
 
     def describe(self, device: str, workers: int, summary: Sequence[str]) -> None:
-        """Log what is about to be computed, on which device, by how many workers."""
+        """Log the settings, the device and a summary, before the first update."""
         settings = self.settings
         hint = "cpu" in device and multiplies_bf16_fast()
 
@@ -143,14 +143,14 @@ class TrainingRun:
         if hint and settings.training.precision is None:
             self.log("hint        --precision bf16 is faster on this processor")
 
-        # Each worker draws its own dropout noise.
+        # Where a resumed run goes on, and whether as an unbroken one would.
         if self.state.step:
             self.log(f"resumed     after step {self.state.step:,}")
             before = self.state.workers
             if before not in (0, workers):
                 self.log(
                     f"resumed     with workers: {workers}, not {before} as before "
-                    "(--threads): dropout draws other noise, so results differ"
+                    "(--threads): each draws its own dropout noise, so results differ"
                 )
         self.progress.change(workers=workers)
 

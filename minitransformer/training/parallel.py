@@ -85,7 +85,7 @@ class Part:
     weight: float
 
     def forward_backward(self, model: Transformer) -> float:
-        """Add the gradient to those of the parameters, and return the summed loss."""
+        """Add to the gradients of the parameters, and return the summed loss."""
         loss = training_loss(
             model,
             self.batch.source,
@@ -182,7 +182,7 @@ class CpuModel(ParallelModel):
         return total
 
     def _fill_own_gradient(self, work: tuple[int, list[Part]]) -> float:
-        """In process n, fill the n-th gradient with that of some parts.
+        """In process n, fill the n-th gradient with the sum over some parts.
 
         Returns: the sum of their losses
         """

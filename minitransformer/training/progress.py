@@ -1,4 +1,4 @@
-"""The progress of a run: its state, update by update, and what is said of it."""
+"""The progress of a run: its state, update by update, and its log lines."""
 
 from __future__ import annotations
 

@@ -165,10 +165,10 @@ def test_older_checkpoints_keep_their_parameters_alone(tmp_path, tokenizer):
     run.prune(TrainingConfig(save_every=10, keep_last=4))
     moments = {"adam.mean", "adam.square"}
     for path, tensors in zip(paths[1:], expected[1:], strict=True):
-        found = load_file(path)
-        lost = tensors.keys() - found.keys()
+        read = load_file(path)
+        lost = tensors.keys() - read.keys()
         assert lost == (moments if path == paths[1] else set())
-        for name, tensor in found.items():
+        for name, tensor in read.items():
             np.testing.assert_array_equal(tensor, tensors[name])
     before, after = paths[2].stat().st_size, paths[1].stat().st_size
     assert before - after == pytest.approx(2 * 4 * len(tensors["adam.mean"]), abs=400)

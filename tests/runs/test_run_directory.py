@@ -225,8 +225,8 @@ def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
         run.record(step, loss=0.5)
     run.record(2, test_bleu=30.0)  # of the end, which is now another
     run.truncate_metrics(2)
-    found = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert found == [{"step": step, "loss": 0.5} for step in (0, 1, 2, 2)]
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert records == [{"step": step, "loss": 0.5} for step in (0, 1, 2, 2)]
 
 
 def test_a_run_that_begins_with_a_validation_writes_that_again(tmp_path):

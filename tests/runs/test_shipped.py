@@ -19,13 +19,13 @@ from support.scripts import SHORT
 
 def test_it_translates_where_there_is_no_run(box, model_path):
     for flags in ((), ("--model", "en-de")):
-        found = run_translate(*SHORT, *flags, CAT_LINES[0])
+        told = run_translate(*SHORT, *flags, CAT_LINES[0])
         expected = run_translate(*SHORT, "--model", str(box), CAT_LINES[0])
-        assert found[:2] == expected[:2]
+        assert told[:2] == expected[:2]
         named = "" if flags else "translate.py: using the shipped model en-de: English "
-        assert found[2].startswith(named)
-        assert flags or found[2].endswith("; --model names another\n")
-        assert found[2].count("\n") == (not flags)
+        assert told[2].startswith(named)
+        assert flags or told[2].endswith("; --model names another\n")
+        assert told[2].count("\n") == (not flags)
     Path("words").write_text("the cat\n")
     code, _, error = run_translate("--score", "words", CAT_LINES[0])
     assert (code, "using the shipped model" in error) == (0, True)

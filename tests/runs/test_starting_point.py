@@ -23,8 +23,15 @@ def not_learned():
 
 def run_from(config, start, vocabulary=None):
     """The settings of a run that begins from another model."""
-    parts = config, TrainingConfig(), DecodingConfig(), {"train": ("a", "b")}
-    return RunConfig("x", *parts, vocabulary, start=start)
+    return RunConfig(
+        "x",
+        config,
+        TrainingConfig(),
+        DecodingConfig(),
+        text={"train": ("a", "b")},
+        vocabulary=vocabulary,
+        start=start,
+    )
 
 
 def test_everything_is_taken_over_with_the_vocabulary(model_path):

@@ -40,10 +40,10 @@ def test_older_states_lack_fields():
     older |= {"lowest_cost": 3.0, "tags": ["<2de>"]}  # which have left since
     for name in ("best_bleu", "pending_validations"):
         del older[name]
-    found = RunState.from_json(older)
-    assert found.text == {"train": "0f"}
-    assert found.best_bleu == -1
-    assert found.decoding == DecodingConfig()
+    state = RunState.from_json(older)
+    assert state.text == {"train": "0f"}
+    assert state.best_bleu == -1
+    assert state.decoding == DecodingConfig()
     assert RunState.from_json({}).step == 0
 
 

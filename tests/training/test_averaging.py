@@ -86,18 +86,23 @@ class Ended:
         def cost():
             return -next(scores) if bleus else validate(parallel, corpus(), limits).loss
 
-        ended = run, training, parallel, None if number else cost, lines.append
-        found = average_last(*ended)
+        lowest = average_last(
+            run,
+            training,
+            parallel,
+            cost=None if number else cost,
+            log=lines.append,
+        )
         parallel.close()
-        return found, parallel.parameters.data, lines
+        return lowest, parallel.parameters.data, lines
 
 
 @pytest.fixture
 def ended(tmp_path):
-    found = Ended(tmp_path)
-    assert np.argsort(found.losses)[0] == 2  # the mean of the last three
-    assert min(found.losses[1], found.losses[3]) > found.losses[2] + 0.01
-    return found
+    run = Ended(tmp_path)
+    assert np.argsort(run.losses)[0] == 2  # the mean of the last three
+    assert min(run.losses[1], run.losses[3]) > run.losses[2] + 0.01
+    return run
 
 
 def mean_of_last(ended, n):
@@ -130,16 +135,16 @@ def test_of_equally_good_means_that_of_more_is_taken(ended):
     ended.save(ended.run.checkpoint(1), ended.saved[0])
     four = reference_loss(ended.model, np.mean(ended.saved, axis=0, dtype=float))
     assert loss < four < loss + 0.0009
-    found, parameters, lines = ended.end()
+    lowest, parameters, lines = ended.end()
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
     assert lines[-1] == "averaged    the last 4 checkpoints"
-    assert found == pytest.approx(loss, rel=1e-6)
+    assert lowest == pytest.approx(loss, rel=1e-6)
     # The best checkpoint is no better than a mean, either, ...
     ended.save(ended.run.best, ended.saved[0], loss - 0.0001)
-    found, parameters, lines = ended.end()
+    lowest, parameters, lines = ended.end()
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
-    assert found == loss - 0.0001
-    ended.save(ended.run.averaged, parameters, found)
+    assert lowest == loss - 0.0001
+    ended.save(ended.run.averaged, parameters, lowest)
     assert ended.run.preferred_checkpoint() == ended.run.averaged
     # ... but than the last checkpoint alone, which is no mean, it is.
     ended.save(ended.run.best, ended.saved[0], ended.losses[0] - 0.0001)
@@ -150,8 +155,9 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     """Whatever the losses are, and so are the average and the best compared later."""
     by_bleu = {"best_by": "bleu", "validate_bleu": 7}
     texts = {"train": ("a", "b"), "val": ("c", "d")}
-    settings = CONFIG, TrainingConfig(**by_bleu), DecodingConfig()
-    ended.run.config.write_text(RunConfig("tiny", *settings, texts).to_json())
+    training = TrainingConfig(**by_bleu)
+    settings = RunConfig("tiny", CONFIG, training, DecodingConfig(), texts)
+    ended.run.config.write_text(settings.to_json())
     run, best = ended.run, (ended.run.best, ended.saved[0])
     ended.save(*best, loss=0.0, bleu=8.5)
     cost, parameters, lines = ended.end(bleus=[5, 9, 9, 7], **by_bleu)
@@ -171,8 +177,8 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
 
 def test_without_validation_the_number_decides(ended):
     ended.save(ended.run.best, ended.saved[0], 0.0)
-    found, parameters, lines = ended.end(average=2, number=True)
-    assert math.isnan(found)
+    lowest, parameters, lines = ended.end(average=2, number=True)
+    assert math.isnan(lowest)
     np.testing.assert_array_equal(parameters, mean_of_last(ended, 2).astype(np.float32))
     assert lines == ["averaged    the last 2 checkpoints"]
     _, parameters, lines = ended.end(average=1, number=True)
@@ -203,5 +209,6 @@ def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best, settings):
     if best is not None:
         ended.save(ended.run.best, ended.saved[0], best)
     alone = ended.end(ranks=Communicator(), **settings)
-    for found in run_ranks(2, lambda ranks: ended.end(ranks=ranks, **settings)):
-        np.testing.assert_array_equal(found[1], alone[1])
+    each = run_ranks(2, lambda ranks: ended.end(ranks=ranks, **settings))
+    for _, parameters, _ in each:
+        np.testing.assert_array_equal(parameters, alone[1])

@@ -109,11 +109,11 @@ def test_ranks_do_not_change_the_gradient(size, threads):
     """Also where a batch has fewer sentences than there are ranks."""
     batches = [small_batch(0, 7), small_batch(1, 2)]
     loss, expected = gradient_of(batches)
-    for other, found in run_ranks(
+    for other, gradient in run_ranks(
         size, lambda r: gradient_of(batches, threads, ranks=r)
     ):
         assert_close(other, loss)
-        assert_close(found, expected)
+        assert_close(gradient, expected)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,8 @@ assert ranks.all_gather(b"\x00x" * ranks.rank) == [b"\x00x" * rank for rank in e
 exact = 2.0**40 * ranks.size + sum(each)  # more digits than a float32 has
 assert ranks.all_reduce_numbers([2.0**40 + ranks.rank]) == [exact]
 batches = [small_batch(0, 9)]
-for found, expected in zip(gradient_of(batches, ranks=ranks), gradient_of(batches)):
-    assert_close(found, expected)
+for mine, expected in zip(gradient_of(batches, ranks=ranks), gradient_of(batches)):
+    assert_close(mine, expected)
 """
 
 
@@ -194,9 +194,9 @@ def test_two_ranks_compute_the_bits_of_two_processes(tmp_path, data, mode):
         for name in [key for key in a if "second" not in key and key != "ended"]:
             assert a[name] == pytest.approx(b[name], rel=1e-6), (a["step"], name)
     assert len(ranks.checkpoints()) == len(processes.checkpoints()) > 1
-    found = sorted(ranks.path.glob("*.safetensors"))
-    assert len(found) > len(ranks.checkpoints())  # the best model, too
-    for path in found:
+    files = sorted(ranks.path.glob("*.safetensors"))
+    assert len(files) > len(ranks.checkpoints())  # the best model, too
+    for path in files:
         expected = load_file(processes.path / path.name)
         for name, tensor in load_file(path).items():
             np.testing.assert_array_equal(tensor, expected[name], f"{path} {name}")

@@ -32,9 +32,9 @@ def test_the_gradient_is_that_of_the_mean_loss():
         loss = training_loss(model, batch.source, batch.target, 0.1, noise)
         loss.backward(1.0)
         total += float(loss.data)
-    found, grad = gradient_of(batches, 1, 0.3)
+    loss, grad = gradient_of(batches, 1, 0.3)
     assert 0 < total < np.inf
-    assert_close(found, total / tokens)
+    assert_close(loss, total / tokens)
     assert_close(grad, parameters.grad / tokens)
 
 
@@ -44,9 +44,9 @@ def test_processes_do_not_change_the_gradient(processes):
     """Also where a batch has fewer sentences than there are processes."""
     batches = [small_batch(0, 7), small_batch(1, 2)]
     loss, expected = gradient_of(batches)
-    other, found = gradient_of(batches, processes)
+    other, gradient = gradient_of(batches, processes)
     assert_close(other, loss)
-    assert_close(found, expected)
+    assert_close(gradient, expected)
 
 
 @forks
@@ -128,9 +128,9 @@ def test_all_ranks_share_a_batch(monkeypatch):
 
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * (2 * 6) + 7)
     monkeypatch.setattr(parallel, "training_loss", remember)
-    for other, found in run_ranks(4, lambda r: gradient_of([batch], ranks=r)):
+    for other, gradient in run_ranks(4, lambda r: gradient_of([batch], ranks=r)):
         assert_close(other, loss)
-        assert_close(found, expected)
+        assert_close(gradient, expected)
     assert len(computed) == 2 * 4 * 3  # gradients, ranks, rounds
     assert max(map(len, computed)) == 2
     sentences = sorted(np.concatenate(computed).tolist())
