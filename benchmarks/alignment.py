@@ -25,6 +25,7 @@ def main() -> None:
     translator = load(args.run)
     lines = args.pairs.read_text(encoding="utf-8").splitlines()
     sources, targets, by_hand = zip(*(x.split(" ||| ") for x in lines), strict=True)
+    # Count the links, those that are right, and those of people.
     alignments = translator.align(sources, targets, translator.decoding)
     right = links = expected = 0
     for alignment, text in zip(alignments, by_hand, strict=True):

@@ -37,6 +37,7 @@ def speed(pyplot: Any) -> Any:
         "training": ("train-", training_ratios),
         "decoding": ("decode-", decoding_ratios),
     }
+    # A plot each for training and decoding, as high as it has groups.
     figures = {title: read_figures(prefix) for title, (prefix, _) in kinds.items()}
     sizes = [len(groups) for groups in figures.values()]
     figure, plots = pyplot.subplots(
@@ -81,6 +82,7 @@ def against_base(key: str, value: float, base: float) -> float:
 
 def table3(pyplot: Any) -> Any:
     """Differences of each row of Table 3 from base, here and in the paper."""
+    # A panel each for perplexity and BLEU, a line for each row.
     rows = json.loads((FIGURES / "table3.json").read_text(encoding="utf-8"))["rows"]
     base = rows.pop("base")
     figure, plots = pyplot.subplots(1, 2, figsize=(6.4, 3.4), sharey=True)
@@ -93,6 +95,7 @@ def table3(pyplot: Any) -> Any:
             mean, *deviation = result[key]
             here = against_base(key, mean, base[key][0])
             paper = against_base(key, published(row)[key], published("base")[key])
+            # Here and in the paper, joined by a grey line.
             plot.plot([here, paper], [place, place], color="0.75", zorder=0)
             labels = ("here", "paper") if place == 0 else (None, None)
             plot.plot(here, place, "o", color=HERE, label=labels[0])

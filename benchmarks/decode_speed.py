@@ -157,6 +157,7 @@ def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
 
 def measure(args: argparse.Namespace) -> None:
     """Run one side, keep its output, print its figures."""
+    # A tenth of the sentences first, for what is compiled or allocated once.
     engine = {"ours": ours, "pytorch": pytorch, "ctranslate2": ctranslate2}
     decode = engine[args.side.partition("-")[0]](args)
     *_, sources, longest = workload(args)
@@ -165,6 +166,7 @@ def measure(args: argparse.Namespace) -> None:
         started = time.perf_counter()
         outputs = decode(sources)
         seconds = time.perf_counter() - started
+    # Keep the outputs, for the share that is the same on all sides.
     (args.workspace / f"{args.side}.json").write_text(json.dumps(outputs))
     tokens = sum(len(line) + (not longest) for line in outputs)
     figures = {
@@ -223,6 +225,7 @@ def main() -> None:
         measure(args)
         return
     with tempfile.TemporaryDirectory() as directory:
+        # All sides get the same weights, and run in turns.
         workspace = Path(directory)
         model, pieces, sources, _ = workload(args)
         export.to_ctranslate2(model, pieces, workspace / "ctranslate2", "float32")
@@ -235,6 +238,7 @@ def main() -> None:
             key=lambda side: figures[side]["tokens_per_second"],
             default=None,
         )
+        # The ratios of speeds, for each precision of this engine.
         speed_over = {}
         for name, ours in OURS.items():
             if ours in results:

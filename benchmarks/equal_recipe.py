@@ -19,6 +19,7 @@ and BLEU are printed as JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import sys
@@ -166,12 +167,11 @@ def train(
 
 def draw(losses: dict[str, list[float]], path: Path) -> None:
     """Draw the losses of all sides, and below them their differences from the first."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 5))
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(6.4, 5))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     first = next(iter(losses.values()))
     steps = np.arange(1, len(first) + 1)
+    # Losses above, in styles that show curves that coincide; differences below.
     styles = itertools.cycle(("-", "--", ":", "-."))
     for style, (name, curve) in zip(styles, losses.items(), strict=False):
         above.plot(steps, curve, style, label=name, linewidth=1.2)
@@ -221,6 +221,7 @@ def main() -> None:
     if args.side:
         measure(args)
         return
+    # PyTorch with the first seed, and this engine with all, one after the other.
     sides = [("pytorch", args.seeds[0], "fp32")]
     sides += [("ours", seed, low) for low in args.precision for seed in args.seeds]
     figures = {}
@@ -229,6 +230,7 @@ def main() -> None:
         name = f"{side}, bf16" if precision == "bf16" else side
         figures[f"{name}, seed {seed}"] = run_side(__file__, [*sys.argv[1:], *wanted])
     losses = {name: each.pop("losses") for name, each in figures.items()}
+    # The difference of the losses of PyTorch and of this engine, for the first seed.
     theirs, ours, *_ = losses.values()
     if args.plot:
         draw(losses, args.plot)

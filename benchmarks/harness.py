@@ -46,6 +46,7 @@ def watched_memory() -> Iterator[Callable[[], float]]:
     milliseconds, because the kernel visits every page. Therefore there are at most ten
     a second, and they take 1% of the time.
     """
+    # Another thread looks at the memory until the block ends.
     highest = 0.0
     ended = threading.Event()
 

@@ -32,6 +32,7 @@ SIZES = (1_000, 100_000, 1_000_000, 4_000_000, 16_000_000)
 def tokens_per_second(args: argparse.Namespace, ranks: int) -> dict[str, float]:
     """Return the training speed; the first report is left out."""
     with tempfile.TemporaryDirectory() as folder:
+        # A run of three reports.
         every = max(args.steps // 3, 1)
         command = [
             *(sys.executable, str(TRAIN), "--config", "multi30k"),

@@ -50,6 +50,7 @@ def measure(
             latencies.append(ask(address, next(repeated)))
         return latencies
 
+    # All clients at once; the latencies of all of them together.
     with ThreadPoolExecutor(clients) as threads:
         by_client = threads.map(client, range(clients))
         latencies = list(itertools.chain.from_iterable(by_client))

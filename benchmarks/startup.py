@@ -45,6 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
+    # One start that is not counted, then both in turns.
     translate = [str(SCRIPT), "--model", args.model, args.sentence]
     _, translation = start(translate)
     ours = []

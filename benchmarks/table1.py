@@ -327,11 +327,13 @@ def main() -> None:
         return
     if min(len(args.lengths), len(args.widths)) < 2:
         parser.error("--lengths, --widths: expected two values or more, to fit")
+    # Measure along both axes.
     fixed = {"n": args.n, "d": args.d, "r": args.r}
     axes = {
         "n": along("n", args.lengths, args.kinds, fixed),
         "d": along("d", args.widths, args.kinds, fixed),
     }
+    # The table's other columns follow by arithmetic.
     n, r = args.lengths[-1], args.r
     table = {
         kind: {

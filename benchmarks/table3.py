@@ -96,6 +96,7 @@ def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -
     """Train one row with one seed, or continue where its run stopped."""
     run = args.runs / f"{row}-seed{seed}"
     steps = str(steps_of(row, args.steps))
+    # Continue a run that has begun, or begin one with the settings of the row.
     command = [sys.executable, str(TRAIN), "--cache", str(args.cache)]
     if (run / "config.json").exists():
         command += ["--resume", str(run)]

@@ -84,6 +84,7 @@ class TorchTraining(nn.Module):
 
         Shapes: source [B, S], target [B, T + 1] -> scalar
         """
+        # Masks of later positions, and of padding if there is any.
         inputs, expected = target[:, :-1], target[:, 1:]
         causal = nn.Transformer.generate_square_subsequent_mask(
             inputs.shape[1], device=source.device

@@ -92,6 +92,7 @@ def workload(args: argparse.Namespace) -> tuple[ModelConfig, list[Batch]]:
 
 
 def ours(config: ModelConfig, threads: int, side: str = "ours") -> Step:
+    # The parts of a training, as train.py has them.
     tune_allocator()
     open_device("cpu", side.partition("-")[2] or "fp32")
     model = Transformer(config)
@@ -165,6 +166,7 @@ def main() -> None:
     if args.side:
         measure(args)
         return
+    # All sides that this machine has, in turns.
     precisions = [x for x in PRECISIONS if can_compute_in(x)]
     sides = ["ours", *(f"ours-{x}" for x in precisions), *args.modes]
     if find_spec("pymarian"):

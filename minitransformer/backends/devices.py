@@ -78,6 +78,7 @@ def open_device(
     """
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise UsageError(f"threads: expected int of at least 1, got {num_threads!r}")
+    # A processor, with oneDNN's kernels for its precisions.
     if name == "cpu":
         if precision not in (None, "fp32", *ONEDNN):
             expected = "expected fp32 or bf16 with --device cpu, or int8 to translate"
@@ -87,6 +88,7 @@ def open_device(
         if precision in ONEDNN:
             register_backend(np.ndarray, open_kernels(precision).backend())
         return Device(name, np, precision or "fp32", None, num_threads or 1)
+    # A GPU, with the precision that it is asked for or does best.
     from minitransformer.backends.cuda import device, ops
     from minitransformer.backends.cuda.precision import low_precision_type
 

@@ -170,6 +170,7 @@ def to_argos(
         "to_code": target,
         "to_name": target,
     }
+    # A folder with the model, the word pieces and what they are, as a ZIP archive.
     pieces = trained.tokenizer.all_pieces()
     with tempfile.TemporaryDirectory() as place, atomic_write(path) as file:
         folder = Path(place) / f"minitransformer-{source}_{target}"
@@ -197,12 +198,14 @@ def export(args: argparse.Namespace) -> None:
     source = find_checkpoint(args.run)
     trained = checkpoint.load(source)
     number_format = args.quantization or "float32"
+    # A checkpoint in fewer bits, which may know how sure its translations are.
     if args.kind in ("float16", "int8"):
         number_format = args.kind
         if args.calibrate:
             measured = calibrated(source, args.calibrate)
             trained.state = replace(trained.state, log_prob_quantiles=measured)
         checkpoint.save(args.output, trained, number_format)
+    # Or a model for another program.
     elif args.kind == "argos":
         codes = args.languages or language_codes(source)
         if codes == ("source", "target"):

@@ -161,13 +161,14 @@ def score_files(gold: Path, test: Path) -> Score:
     """
     total = Score()
     pairs = itertools.zip_longest(read_trees(gold), read_trees(test))
+    # Both files have the same trees, but for their brackets.
     for number, (reference, scored) in enumerate(pairs):
         if reference is None or scored is None:
             short, long = (gold, test) if reference is None else (test, gold)
             raise ValueError(
                 f"{short}: expected as many trees as in {long}, got {number:,}"
             )
-        reference, scored = normalise_tree(reference), normalise_tree(scored)
+        reference, scored = map(normalise_tree, (reference, scored))
         if words(reference) != words(scored):
             raise ValueError(
                 f"{test}, tree {number + 1}: expected the words of the tree in {gold}, "

@@ -71,9 +71,11 @@ def draw(
     runs: Sequence[RunDirectory], what: Sequence[str], against: str, output: Path
 ) -> None:
     """Write PNG or SVG with a panel for each quantity, all runs in each."""
-    records = [(_name(run), read_metrics(run)) for run in runs]
+    # The name of each run, and its metrics.
+    records = [(printable(run.path.resolve().name), read_metrics(run)) for run in runs]
     need = "plots need matplotlib"
     figure_module = import_extra("matplotlib.figure", "plot", need)
+    # Panels in two columns; the last may stay empty.
     columns = 1 if len(what) == 1 else 2
     rows = math.ceil(len(what) / columns)
     figure = figure_module.Figure(figsize=(6.4 * columns, 3.4 * rows))
@@ -128,10 +130,6 @@ def write_picture(figure: Any, path: Path, dpi: int) -> None:
     if path.suffix == ".svg":
         data = data.replace(b"</style>", DARK + b"</style>", 1)
     write_bytes(path, data, replace=True)
-
-
-def _name(run: RunDirectory) -> str:
-    return printable(run.path.resolve().name)
 
 
 def _line_style(name: str, alone: bool) -> dict[str, Any]:

@@ -27,14 +27,14 @@ class Job:
     size: int = 0
     result: Future[Any] = field(default_factory=Future)
 
-    def is_like(self, other: Job) -> bool:
-        """Whether both can be computed together."""
-        mine = self.config, self.shows_attention
-        return mine == (other.config, other.shows_attention)
+    @property
+    def kind(self) -> tuple[TranslationConfig, bool]:
+        """What jobs have in common that are computed together."""
+        return self.config, self.shows_attention
 
 
 class TranslationQueue:
-    """Jobs that wait for one thread; it translates all that are alike together."""
+    """Jobs that wait for one thread; it computes those of one kind together."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
@@ -62,15 +62,15 @@ class TranslationQueue:
         self._worker.shutdown(cancel_futures=True)
 
     def _next(self) -> None:
-        """Do the first job that waits, and all that are like it."""
+        """Do the first job that waits, and all others of its kind."""
         waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
         if waiting:  # else an earlier call did them
-            first = waiting[0]
-            self.waiting.extend(job for job in waiting if not job.is_like(first))
-            self._do([job for job in waiting if job.is_like(first)])
+            kind = waiting[0].kind
+            self.waiting.extend(job for job in waiting if job.kind != kind)
+            self._do([job for job in waiting if job.kind == kind])
 
     def _do(self, jobs: Sequence[Job]) -> None:
-        """Set the results of jobs that are alike, or the error of each."""
+        """Set the results of jobs of one kind, or the error of each."""
         try:
             results = self._results(jobs)
         except Exception as error:

@@ -294,6 +294,7 @@ class OneDnn:
         n, k = a.shape
         m = b.shape[1]
         assert len(b) == k
+        # The number of rows is open, unless the primitive would be slow or large then.
         transposed = _is_transposed(a)
         product = Product(
             n=n if transposed or m > MAX_COLUMNS else ANY_NUMBER,
@@ -305,6 +306,7 @@ class OneDnn:
             add=add,
             function=function,
         )
+        # In the order of the layouts of `Product`.
         addresses = [_address(a), _address(b), _address(out)]
         if bias is not None:
             addresses.append(_checked_address(bias, (m,)))
@@ -482,9 +484,11 @@ class _Primitive:
     def _create_arguments(self, rows: int) -> tuple[list[c_void_p], Any, list[int]]:
         """Return an entry of `_arguments`: memory objects that hold no address yet."""
         library, memories, described = self._library, [], []
+        # With the number of rows, the layouts are complete.
         for dtype, shape, strides in self._layouts.values():
             shape = tuple(rows if length == ANY_NUMBER else length for length in shape)
             described.append(_described(library, dtype, shape, strides))
+        # A memory object for each argument, and for the scratchpad.
         nowhere = c_void_p()
         for layout in (*described, self._scratchpad):
             memory = c_void_p()
@@ -625,12 +629,14 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
 
 def _load(precision: str) -> ctypes.CDLL:
     """Load the library of an installed package, or that of the system."""
+    # Where it may be: in the installed package, or where the system looks.
     paths = []
     with suppress(metadata.PackageNotFoundError):
         files = metadata.files(DISTRIBUTION) or []
         paths += [str(f.locate()) for f in files if f.name.startswith(f"lib{LIBRARY}.")]
     if system := find_library(LIBRARY):
         paths.append(system)
+    # The first that loads and is new enough; else the last problem is named.
     problem: object = "found none"
     for path in paths:
         try:
