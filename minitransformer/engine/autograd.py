@@ -9,13 +9,21 @@ nodes from the result to the leaves. The operations themselves are in `ops.py`.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from minitransformer.engine.backend import Array, array_module, fused_kernel
+
+
+@runtime_checkable
+class LazyGradient(Protocol):
+    """A gradient that is not an array yet: what follows may be part of computing it."""
+
+    def dense(self) -> Array:
+        """Return it as an array."""
+        ...
 
 
 class RowGradient(NamedTuple):
@@ -36,8 +44,15 @@ class RowGradient(NamedTuple):
         return matrix
 
 
-Gradient: TypeAlias = Array | RowGradient
+Gradient: TypeAlias = Array | LazyGradient
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
+
+
+def takes_lazy(vjp: Vjp) -> Vjp:
+    """Mark a vjp that takes a lazy gradient as it is; any other is given an array."""
+    vjp.takes_lazy = True  # type: ignore[attr-defined]
+    return vjp
+
 
 PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
 
@@ -80,14 +95,16 @@ class Node:
     def __init__(self, parents: tuple[Node | Tensor | None, ...], vjp: Vjp) -> None:
         self.parents = parents
         self.vjp = vjp
-        self.grad: Array | None = None
+        self.grad: Gradient | None = None
 
     def add_gradient(self, term: Gradient) -> None:
         """Add a term to `grad`: never in place, since others may use its memory."""
-        if isinstance(term, RowGradient):
-            term = term.dense()
-        add = fused_kernel("add_arrays", (term,), operator.add)
-        self.grad = term if self.grad is None else add(self.grad, term)
+        if self.grad is None:
+            self.grad = term
+            return
+        total = dense(self.grad)
+        add = fused_kernel("add_arrays", (total,), None)
+        self.grad = add(total, term) if add else total + dense(term)
 
 
 class Tensor:
@@ -121,7 +138,7 @@ class Tensor:
         if isinstance(term, RowGradient):
             self.grad[term.ids] += term.rows
         else:
-            self.grad += term
+            self.grad += dense(term)
 
     def backward(
         self,
@@ -159,6 +176,11 @@ class Tensor:
                     when_complete(leaf)
 
 
+def dense(gradient: Gradient | None) -> Array:
+    """Return a gradient as an array."""
+    return gradient.dense() if isinstance(gradient, LazyGradient) else gradient
+
+
 def _origin(value: Any) -> Node | Tensor | None:
     """Return where a gradient for `value` goes: its node, itself as a leaf, or None."""
     if not isinstance(value, Tensor) or not value.requires_grad:
@@ -174,6 +196,8 @@ def _pass_on(node: Node) -> list[Tensor]:
     # Take the node apart first, which frees its arrays as soon as the vjp is done.
     gradient, parents, vjp = node.grad, node.parents, node.vjp
     node.grad, node.parents, node.vjp = None, (), _released
+    if not getattr(vjp, "takes_lazy", False):
+        gradient = dense(gradient)
     terms = (None,) * len(parents) if gradient is None else vjp(gradient)
     for parent, term in zip(parents, terms, strict=False):  # some may be omitted
         if parent is not None and term is not None:

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import PRIMITIVES
+from minitransformer.engine.autograd import PRIMITIVES, dense
 from minitransformer.engine.ops import HostStream
 from support import elementary
 from support.closeness import assert_close
-from support.gradients import as_array
 
 STEP = 1e-6
 sizes = st.integers(1, 4)
@@ -137,7 +136,7 @@ def test_gradients_match_central_differences(name, data, seed):
     for array in (*inputs, upstream):
         array.flags.writeable = False
     out, vjp = run(name, inputs, options)
-    gradients = [as_array(gradient) for gradient in vjp(upstream)]
+    gradients = [dense(gradient) for gradient in vjp(upstream)]
     assert len(gradients) >= len(inputs)
     for i, (array, gradient) in enumerate(zip(inputs, gradients, strict=False)):
         if array.dtype != np.float64:
@@ -183,7 +182,7 @@ def check_float32(name, inputs, options, rng):
     assert out32.dtype == np.float32
     assert_close(out32, out, "float32")
     found = vjp32(upstream.astype(np.float32)), vjp(upstream)
-    for a, b in zip(*(map(as_array, x) for x in found), strict=True):
+    for a, b in zip(*(map(dense, x) for x in found), strict=True):
         if b is not None:
             assert a.dtype == np.float32
             unit = max(1, abs(b).max())

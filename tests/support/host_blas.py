@@ -73,9 +73,11 @@ class HostBlas:
 
 INVALID_VALUE, NOT_SUPPORTED = 7, 15
 # Attributes of a product, and preferences: their sizes, and their defaults.
-PRODUCT = {7: (4, 1), 8: (8, 0)}
+PRODUCT = {3: (4, 0), 4: (4, 0), 7: (4, 1), 8: (8, 0), 11: (8, 0), 12: (8, 0)}
 LIMITS = {1: (8, 0), 3: (4, 7), 5: (4, 256), 6: (4, 256), 7: (4, 256), 8: (4, 256)}
-BIAS, RELU_BIAS = 4, 6
+# What epilogues do, by the bits of their numbers.
+RELU, BIAS, RELU_GRADIENT, SIGNS = 2, 4, 8, 128
+EPILOGUES = (1, BIAS, RELU | BIAS, RELU | BIAS | SIGNS, RELU_GRADIENT | SIGNS)
 
 
 class HostBlasLt:
@@ -124,53 +126,86 @@ class HostBlasLt:
         compute, scale = product["created with"]
         assert (len(kinds), scale, wanted) == (1, 0, 1), "other types than those used"
         assert compute == 68 or (compute == COMPUTE_TF32 and kinds == {0})
-        assert product[7] in (BIAS, RELU_BIAS)
-        assert product[8], "the address of a bias is read for its alignment"
+        assert product[7] in EPILOGUES
+        needs_bias, needs_signs = product[7] & BIAS, product[7] & SIGNS
+        assert bool(product[8]) == bool(needs_bias), "read for the alignment"
+        assert bool(product[11]) == bool(needs_signs), "read for the alignment"
         assert limits[3] == 2, "sums of parts in 16 bits"
-        left, right = layouts[0][1:3], layouts[1][1:3]
+        left, right = (
+            layout[1:3] if not product[turn] else layout[2:0:-1]
+            for layout, turn in zip(layouts[:2], (3, 4), strict=True)
+        )
         assert left[1] == right[0]
         assert layouts[2] == layouts[3]
         assert layouts[3][1:3] == (left[0], right[1])
         assert all(step >= rows for _, rows, _, step in layouts)
+        if needs_signs:
+            assert product[12] % 128 == 0
+            assert product[12] >= left[0]
         self.asked.append((*layouts[3][1:3], left[1]))
         if not self.supports(*self.asked[-1]):
             count._obj.value = 0
             return NOT_SUPPORTED
         aligned = [limits[side] for side in (5, 6, 7, 8)]
-        bias = product[8] & -product[8]
-        results._obj.algorithm[:] = [desc.value, *aligned, bias, product[7], 0]
+        extra = product[8] | product[11]
+        results._obj.algorithm[:] = [
+            desc.value,
+            *aligned,
+            extra & -extra,
+            product[7],
+            0,
+        ]
         results._obj.workspace, results._obj.state = limits[1], 0
         count._obj.value = 1
         return 0
 
     def _matmul(self, _, desc, alpha, a, la, b, lb, beta, c, lc, d, ld, choice, *rest):
         (workspace, size, stream), product = rest, self.objects[desc.value]
-        chosen_for, *aligned, bias, epilogue, _ = choice._obj.algorithm
+        chosen_for, *aligned, extra, epilogue, _ = choice._obj.algorithm
         assert (chosen_for, epilogue) == (desc.value, product[7])
-        addresses = a, b, c, d, product[8]
-        for address, multiple in zip(addresses, [*aligned, bias], strict=True):
+        for address, multiple in zip((a, b, c, d), aligned, strict=True):
             assert address % multiple == 0, "an algorithm for other alignments"
-        assert bias % 16 == 0, "epilogues read the bias in vectors"
+        if epilogue != 1:
+            assert extra % 16 == 0, "epilogues read the bias in vectors"
+            assert (product[8] | product[11]) % extra == 0
         assert workspace % 256 == 0
         assert size >= choice._obj.workspace
         assert stream == self.gpu.stream.ptr, "a product on another stream"
-        assert (alpha._obj.value, beta._obj.value, c) == (1, 0, d)
+        assert alpha._obj.value == 1
+        assert beta._obj.value in ((0, 1) if epilogue == 1 else (0,))
+        assert beta._obj.value or c == d
+        assert lc.value == ld.value
         layouts = [self.objects[x.value]["created with"] for x in (la, lb, ld)]
         sides = [
-            (address, kind, step, False)
-            for address, (kind, _, _, step) in zip((a, b), layouts, strict=False)
+            (address, kind, step, product[turn])
+            for address, turn, (kind, _, _, step) in zip(
+                (a, b), (3, 4), layouts[:2], strict=True
+            )
         ]
         kind, m, n, step = layouts[2]
-        k = layouts[0][2]
+        k = layouts[0][1 if product[3] else 2]
         tf32 = product["created with"][0] == COMPUTE_TF32
-        address = product[8]
+        bias, signs, row = product[8], product[11], product[12]
+        added = beta._obj.value
 
-        def epilogue_of(result):
-            bias = matrix(address, kind, m, 1, m).astype(np.float32)
-            return self.finish(result, bias, product[7] == RELU_BIAS)
+        def finished(result):
+            if added:
+                result = result + matrix(c, kind, m, n, step).astype(np.float32)
+            if epilogue & BIAS:
+                values = matrix(bias, kind, m, 1, m).astype(np.float32)
+                result = self.finish(result, values, bool(epilogue & RELU))
+            if not epilogue & SIGNS:
+                return result
+            bits = np.ndarray((n, row // 8), np.uint8, memory(signs, n * row // 8))
+            if epilogue & RELU:
+                stored = np.packbits(result.T > 0, axis=1, bitorder="little")
+                bits[:, : stored.shape[1]] = stored
+                return result
+            kept = np.unpackbits(bits, axis=1, bitorder="little")[:, :m].T
+            return np.where(kept, result, 0)
 
         out, sizes = (d, kind, step), (m, n, k)
-        self.gpu.launch(product_of(*sides, out, sizes, (1, 0), tf32, epilogue_of), [])
+        self.gpu.launch(product_of(*sides, out, sizes, (1, 0), tf32, finished), [])
         return 0
 
 
@@ -210,6 +245,9 @@ def matrix(address, kind, rows, columns, step):
     dtype = np.dtype(TYPES[kind])
     assert step >= rows
     size = ((columns - 1) * step + rows) * dtype.itemsize
-    buffer = (ctypes.c_char * size).from_address(address)
     strides = (dtype.itemsize, step * dtype.itemsize)
-    return np.ndarray((rows, columns), dtype, buffer, strides=strides)
+    return np.ndarray((rows, columns), dtype, memory(address, size), strides=strides)
+
+
+def memory(address, size):
+    return (ctypes.c_char * size).from_address(address)

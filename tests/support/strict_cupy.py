@@ -246,6 +246,7 @@ class GpuState:
         self.calls, self.kernels = [], set()
         self.refuses_capture, self.backwards = False, False
         self.bytes_left, self.lock = math.inf, threading.RLock()
+        self.copies = []  # to the host, on their way
         self.local, self.times, self.waited_for = Local(), Counter(), {}
         self.null = [Stream(ptr=0) for _ in range(count)]
         self.default_pool = MemoryPool()
@@ -297,8 +298,16 @@ class GpuState:
         if self.stream.captured is not None:
             raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
 
+    def copy_later(self, out, values):
+        """Copy to the host, which has it after a wait."""
+        self.copies.append((self.stream.ptr, self.times[self.stream.ptr], out, values))
+
     def host_waits(self, seen):
         self.waited_for = merged(self.waited_for, seen)
+        for stream, number, out, values in self.copies:
+            if number <= self.waited_for.get(stream, 0):
+                np.copyto(out, values)
+        self.copies = [c for c in self.copies if c[1] > self.waited_for.get(c[0], 0)]
 
     def launch(self, task, arrays, stream=None):
         """Queue a task that reads or writes these arrays."""
@@ -368,9 +377,16 @@ class ndarray:  # noqa: N801
 
     # To the host, which waits
 
-    def get(self):
+    def get(self, out=None, blocking=True):
         gpu.may_not_capture("a copy to the host")
         assert self.nbytes <= gpu.largest_copy, f"{self.nbytes} bytes to the host"
+        if not blocking:  # the host may read it after a wait
+            assert self.flags.c_contiguous
+            assert out.flags.c_contiguous
+            assert (out.shape, out.dtype) == (self.shape, self.dtype)
+            out.view(np.uint8).fill(FREED)
+            gpu.launch(lambda: gpu.copy_later(out, self._host.copy()), [self])
+            return out
         gpu.launch(lambda: None, [self])
         gpu.host_waits(gpu.stream.seen)
         if not self.flags.c_contiguous:
@@ -602,8 +618,11 @@ class RawKernel:
         assert 0 < grid[0] < 1 << 31, (self.name, grid)
         assert all(0 < size < 1 << 16 for size in grid[1:]), (self.name, grid)
         assert 0 < math.prod(block) <= 1024, (self.name, block)
-        arrays = [a for a in arguments if isinstance(operand(a), ndarray)]
-        assert all(type(a) is ndarray or isinstance(a, np.generic) for a in arguments)
+        structs = [a for a in arguments if isinstance(a, np.ndarray)]
+        assert all(a.dtype.names and a.size == 1 for a in structs)
+        arrays = [a for a in arguments if isinstance(a, ndarray)]
+        others = (ndarray, np.ndarray, np.generic)
+        assert all(isinstance(a, others) for a in arguments)
         values = [
             np.array(a._host.ctypes.data, np.uint64) if isinstance(a, ndarray) else a
             for a in arguments
@@ -696,6 +715,7 @@ def functions():
         "einsum": einsum,
         "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
+        "sort": lambda a: compute(np.sort, a),
         "RawModule": RawModule,
         "get_default_memory_pool": lambda: gpu.default_pool,
     }

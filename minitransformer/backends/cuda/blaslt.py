@@ -1,29 +1,36 @@
-"""Linear layers with a bias, by cuBLASLt: the product itself adds it and rectifies.
+"""Products that do more than multiply, by cuBLASLt.
 
-An epilogue is what cuBLASLt does to a product before it is stored. The output is then
-written once, where a kernel of its own would read it again and write it again. The bias
-must be of the output's type, so that one of 16 bits is rounded, as the output is. At
-first use on a device the results are compared with those of `by_kernels`, which also
-serves arrays with gaps or at odd addresses, and shapes without an algorithm.
+An epilogue is what cuBLASLt does to a product before it is stored: it adds a bias,
+rectifies, or multiplies by the derivative of a ReLU. A product may also be added to
+another matrix. The output is then written once, where a separate kernel would read it
+again and write it again. The bias must be of the output's type, so that one of 16 bits
+is rounded, as the output is. Where cuBLASLt has no algorithm for some arrays, cuBLAS
+and kernels serve.
 
-Shapes: x [N, D], weight [D, F], bias [F], out [N, F]
+Shapes: x [N, D], weight [D, F], bias [F], out [N, F], signs [N, at least F / 8] uint8
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitransformer.backends.cuda import device, verdicts
-from minitransformer.backends.cuda.device import address, check, warp_blocks
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.device import address, check, order_of
 from minitransformer.engine.backend import Array
 
-# cuBLASLt's numbers: what it does to a product, attributes of one, and preferences.
-BIAS, RELU_BIAS = 4, 6
-EPILOGUE, BIAS_POINTER = 7, 8
+# cuBLASLt's numbers of epilogues, by whether there are a bias and signs: with both it
+# is CUBLASLT_EPILOGUE_RELU_AUX_BIAS, and with signs alone CUBLASLT_EPILOGUE_DRELU.
+EPILOGUES = {
+    (False, False): 1,
+    (True, False): 4,
+    (True, True): 134,
+    (False, True): 136,
+}
+# Its numbers of a product's attributes, and of preferences.
+TRANSPOSED, EPILOGUE, BIAS_POINTER, SIGNS_POINTER, SIGNS_ROW = (3, 4), 7, 8, 11, 12
 MAX_WORKSPACE, REDUCTION_SCHEMES, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 # A product that is divided along D adds its parts in float32.
 REDUCTION_IN_FLOAT32 = 2
@@ -31,9 +38,8 @@ FLOAT32 = 0
 
 # All arrays begin at multiples of so many bytes; epilogues read a bias in vectors.
 ALIGNMENT = 16
-
-# N, D and F of the products that are compared with those of the kernels.
-COMPARED = (40, 48, 72), (136, 264, 24)
+# Rows of signs are multiples of so many bits.
+SIGNS_MULTIPLE = 128
 
 
 class Choice(ctypes.Structure):
@@ -48,42 +54,39 @@ class Choice(ctypes.Structure):
     )
 
 
-def forward(
-    x: Array, weight: Array, bias: Array | None, relu: bool, out: Array
-) -> None:
-    """Compute out = x weight + bias, or max(0, that) with `relu`."""
+class Plan(NamedTuple):
+    """The description of a kind of product, its three layouts, and the algorithm."""
+
+    product: ctypes.c_void_p
+    layouts: list[ctypes.c_void_p]
+    choice: Choice
+
+
+def current() -> CublasLt:
+    """Return the handle of the GPU that CuPy has selected."""
     gpu = device.current()
-    fused = bias is not None and matches_reference(gpu, x.dtype)
-    if not (fused and gpu.cublas_lt.linear(x, weight, bias, relu, out)):
-        by_kernels(gpu, x, weight, bias, relu, out)
+    if gpu.cublas_lt is None:
+        gpu.cublas_lt = CublasLt(gpu)
+    handle: CublasLt = gpu.cublas_lt
+    return handle
 
 
-def by_kernels(
-    gpu: device.Device,
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    relu: bool,
-    out: Array,
-) -> None:
-    """Compute the same by cuBLAS, and by a kernel that reads the product again."""
-    gpu.matmul(x, weight, out)
-    if relu or bias is not None:
-        rows, width = out.shape
-        kernel_args = out, bias, np.int64(rows), width, relu
-        gpu.launch("bias_relu", out.dtype, warp_blocks(rows), *kernel_args)
+def empty_signs(out: Array) -> Array:
+    """Return memory for where the elements of a ReLU's output are positive, in bits."""
+    rows, width = out.shape
+    row = -(-width // SIGNS_MULTIPLE) * SIGNS_MULTIPLE // 8
+    return device.current().xp.empty((rows, row), np.uint8)
 
 
 class CublasLt:
     """A handle of cuBLASLt, and the algorithm that it chose for each kind of product.
 
-    Raises: OSError if there is no cuBLASLt, AttributeError if it lacks a function,
-    RuntimeError if it cannot be initialised.
+    Raises: OSError if there is no cuBLASLt, RuntimeError if it cannot be initialised.
     """
 
     def __init__(self, gpu: device.Device) -> None:
         self.gpu = gpu
-        self.plans: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+        self.plans: dict[tuple[Any, ...], Plan | None] = {}
         self._library = library = device.load_library(gpu.xp, "cublasLt")
         number: Any = ctypes.c_int
         pointer: Any = ctypes.c_void_p
@@ -103,68 +106,103 @@ class CublasLt:
         status = library.cublasLtCreate(ctypes.byref(self._handle))
         check(status, "creating a handle of cuBLASLt")
 
-    def linear(
-        self, x: Array, weight: Array, bias: Array, relu: bool, out: Array
+    def multiply(
+        self,
+        x: Array,
+        weight: Array,
+        out: Array,
+        *,
+        bias: Array | None = None,
+        signs: Array | None = None,
+        term: Array | None = None,
     ) -> bool:
-        """Compute `forward`; return False if there is no algorithm for these arrays."""
-        bias = bias.astype(out.dtype, copy=False)
-        # cuBLASLt stores matrices by columns, so it is asked for out^T = weight^T x^T.
-        arrays = weight, x, out
-        *starts, bias_start = map(address, (*arrays, bias))
-        gaps = not all(array.flags.c_contiguous for array in arrays)
-        if gaps or any(start % ALIGNMENT for start in (*starts, bias_start)):
+        """Compute out = x weight and more in one go; return False if that cannot be.
+
+        A bias is added to each row. With `signs`, too, a ReLU follows, and they are
+        filled with where it is positive. With signs alone the product is the gradient
+        of that ReLU's output, and becomes that of its input. Without both, `term` may
+        be added.
+
+        Shapes: term [N, F]
+        """
+        if bias is not None:
+            bias = bias.astype(out.dtype, copy=False)
+        arrays = [a for a in (weight, x, out, bias, signs, term) if a is not None]
+        if any(address(array) % ALIGNMENT for array in arrays):
             return False
+
+        # Products of one kind, by type, layout and size, share a plan.
+        orders = order_of(weight), order_of(x)
         tf32 = self.gpu.tf32 and out.dtype == np.float32
-        key = out.dtype.name, tf32, relu, *weight.shape, len(x)
+        uses = bias is not None, signs is not None
+        key = out.dtype.name, tf32, uses, orders, weight.shape, len(x)
         if key not in self.plans:
-            shapes = [array.shape for array in arrays]
-            self.plans[key] = self._plan(out.dtype, tf32, relu, shapes)
+            self.plans[key] = self._plan(weight, x, out, uses)
         plan = self.plans[key]
         if plan is None:
             return False
-        product, (a, b, c), choice = plan
-        self._set(product, BIAS_POINTER, ctypes.c_void_p(bias_start))
-        one, zero = (ctypes.byref(ctypes.c_float(factor)) for factor in (1.0, 0.0))
+
+        # Only addresses change from one product to the next of its kind.
+        for attribute, array in (BIAS_POINTER, bias), (SIGNS_POINTER, signs):
+            if array is not None:
+                self._set(plan.product, attribute, ctypes.c_void_p(address(array)))
+        a, b, c = plan.layouts
         status = self._library.cublasLtMatmul(
-            *(self._handle, product, one, starts[0], a, starts[1], b),
-            *(zero, starts[2], c, starts[2], c, ctypes.byref(choice)),
+            *(self._handle, plan.product, ctypes.byref(ctypes.c_float(1))),
+            *(address(weight), a, address(x), b),
+            ctypes.byref(ctypes.c_float(0 if term is None else 1)),
+            *(address(out if term is None else term), c, address(out), c),
+            ctypes.byref(plan.choice),
             *(address(self.gpu.workspace), device.WORKSPACE_BYTES),
             self.gpu.xp.cuda.get_current_stream().ptr,
         )
         return not status
 
     def _plan(
-        self,
-        dtype: np.dtype[Any],
-        tf32: bool,
-        relu: bool,
-        shapes: list[tuple[int, int]],
-    ) -> tuple[Any, ...] | None:
+        self, weight: Array, x: Array, out: Array, uses: tuple[bool, bool]
+    ) -> Plan | None:
         """Describe a product, and ask for an algorithm; return None if there is none.
 
         The descriptions are kept as long as the process, one for each kind of product.
         """
+        # cuBLASLt stores matrices by columns, so it is asked for out^T = weight^T x^T.
+        tf32 = self.gpu.tf32 and out.dtype == np.float32
         compute = device.COMPUTE_TF32 if tf32 else device.COMPUTE_FLOAT32
         product = self._create("MatmulDesc", compute, FLOAT32)
-        self._set(product, EPILOGUE, ctypes.c_uint32(RELU_BIAS if relu else BIAS))
+        a, b, c = layouts = [self._layout(matrix) for matrix in (weight, x, out)]
+        for attribute, matrix in zip(TRANSPOSED, (weight, x), strict=True):
+            self._set(product, attribute, ctypes.c_int32(order_of(matrix)[0]))
+
         # The heuristic takes from an address only its alignment.
-        self._set(product, BIAS_POINTER, ctypes.c_void_p(ALIGNMENT))
-        kind = device.CUBLAS_TYPES[dtype.name]
-        a, b, c = (
-            self._create("MatrixLayout", kind, columns, rows, columns)
-            for rows, columns in shapes
-        )
+        has_bias, has_signs = uses
+        self._set(product, EPILOGUE, ctypes.c_uint32(EPILOGUES[uses]))
+        if has_bias:
+            self._set(product, BIAS_POINTER, ctypes.c_void_p(ALIGNMENT))
+        if has_signs:
+            row = -(-out.shape[1] // SIGNS_MULTIPLE) * SIGNS_MULTIPLE
+            self._set(product, SIGNS_POINTER, ctypes.c_void_p(ALIGNMENT))
+            self._set(product, SIGNS_ROW, ctypes.c_int64(row))
+
+        # Of the algorithms that need no more than these, take the one that comes first.
         limits = self._create("MatmulPreference")
         self._prefer(limits, MAX_WORKSPACE, ctypes.c_uint64(device.WORKSPACE_BYTES))
         self._prefer(limits, REDUCTION_SCHEMES, ctypes.c_uint32(REDUCTION_IN_FLOAT32))
         for attribute in MIN_ALIGNMENTS:
             self._prefer(limits, attribute, ctypes.c_uint32(ALIGNMENT))
-        choice, found = Choice(), ctypes.c_int()
-        wanted = 1, ctypes.byref(choice), ctypes.byref(found)
-        arguments = self._handle, product, a, b, c, c, limits, *wanted
-        status = self._library.cublasLtMatmulAlgoGetHeuristic(*arguments)
-        usable = not status and found.value and not choice.state
-        return (product, (a, b, c), choice) if usable else None
+        choice, count = Choice(), ctypes.c_int()
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            *(self._handle, product, a, b, c, c, limits),
+            *(1, ctypes.byref(choice), ctypes.byref(count)),
+        )
+        usable = not status and count.value and not choice.state
+        return Plan(product, layouts, choice) if usable else None
+
+    def _layout(self, matrix: Array) -> ctypes.c_void_p:
+        """Describe how a matrix lies in memory, as cuBLASLt sees it: by columns."""
+        transposed, leading_dim = order_of(matrix)
+        rows, columns = matrix.shape if transposed else matrix.shape[::-1]
+        kind = device.CUBLAS_TYPES[matrix.dtype.name]
+        return self._create("MatrixLayout", kind, rows, columns, leading_dim)
 
     def _create(self, kind: str, *arguments: int) -> ctypes.c_void_p:
         created = ctypes.c_void_p()
@@ -183,30 +221,3 @@ class CublasLt:
             limits, attribute, ctypes.byref(value), ctypes.sizeof(value)
         )
         check(status, f"preference {attribute}")
-
-
-def matches_reference(gpu: device.Device, dtype: np.dtype[Any]) -> bool:
-    """Return whether cuBLASLt gives what the kernels give."""
-
-    def results() -> Iterator[tuple[Array, Array]]:
-        if gpu.cublas_lt is None:
-            gpu.cublas_lt = CublasLt(gpu)
-        rng, xp = np.random.default_rng(0), gpu.xp
-        for rows, width, columns in COMPARED:
-            x, weight, bias = (
-                xp.asarray(rng.standard_normal(shape).astype(kind))
-                for shape, kind in (
-                    ((rows, width), dtype),
-                    ((width, columns), dtype),
-                    (columns, np.float32),
-                )
-            )
-            for relu in (False, True):
-                plain, fused = (xp.empty((rows, columns), dtype) for _ in range(2))
-                by_kernels(gpu, x, weight, bias, relu, plain)
-                if not gpu.cublas_lt.linear(x, weight, bias, relu, fused):
-                    raise RuntimeError("it has no algorithm")
-                yield plain, fused
-
-    fallback = "biases are added and rectified without cuBLASLt"
-    return verdicts.matches_reference(gpu, "cuBLASLt", dtype, results, fallback)

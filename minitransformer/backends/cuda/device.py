@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -61,12 +62,15 @@ class Device:
     def __init__(self, xp: ModuleType) -> None:
         self.xp = xp
         self.num_processors: int = xp.cuda.Device().attributes["MultiProcessorCount"]
+        # Their instructions, as attention.cu uses them, came with NVIDIA's Ampere.
+        self.tensor_cores = int(xp.cuda.Device().compute_capability) >= 80
         self.tf32 = os.environ.get("CUPY_TF32") == "1"
-        # Whether faster paths agree with plain ones, which verdicts.py finds out.
-        self.verdicts: dict[str, bool] = {}
         self.cublas_lt: Any = None  # blaslt.py opens it
-        # The gradients that `ops.adding_to` has operations add to, by their matrices.
+        # The gradients that `ops.adding_to` has operations add to, by their parameters,
+        # and the tokens by id, by the address of ids.
         self.gradients: dict[tuple[int, ...], Array] = {}
+        self.sorted_tokens: dict[int, Array] = {}
+        self.searches: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
         self._modules: dict[tuple[str, bool], Any] = {}
         self._functions: dict[tuple[str, Any, bool], Any] = {}
         self._stream: int | None = None
@@ -77,6 +81,13 @@ class Device:
     def decoding(self) -> tuple[Any, Any]:
         """A stream that can be recorded, and a memory pool for graphs of decoders."""
         return self.xp.cuda.Stream(non_blocking=True), graph_memory(self.xp)
+
+    def use_recordable_stream(self) -> None:
+        """Leave the null stream, which has no graphs, for the one of decoding."""
+        cuda = self.xp.cuda
+        if not cuda.get_current_stream().ptr:
+            cuda.Device().synchronize()  # wait for the parameters
+            self.decoding[0].use()
 
     def launch(
         self,
@@ -376,6 +387,11 @@ def order_of(matrix: Array) -> tuple[int, int]:
 def address(array: Array) -> int:
     """Return where an array begins in memory."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def struct(dtype: np.dtype[Any], **values: Any) -> np.ndarray:
+    """Return a struct of C, which a kernel takes by value. All fields must be given."""
+    return np.array([tuple(values[name] for name in dtype.names or ())], dtype)
 
 
 def _c_value(value: Any) -> Any:

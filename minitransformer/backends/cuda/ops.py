@@ -14,13 +14,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minitransformer.backends.cuda import blaslt, device
 from minitransformer.backends.cuda.attention import attention
-from minitransformer.backends.cuda.beam_search import WholeSearch
+from minitransformer.backends.cuda.beam_search import start_search
 from minitransformer.backends.cuda.device import (
     WARP,
     WARPS,
@@ -28,10 +29,15 @@ from minitransformer.backends.cuda.device import (
     num_vectors,
     warp_blocks,
 )
-from minitransformer.backends.cuda.incremental_decoding import GraphDecoder
 from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
-from minitransformer.engine.autograd import PRIMITIVES, Vjp
+from minitransformer.engine.autograd import (
+    PRIMITIVES,
+    Gradient,
+    Vjp,
+    dense,
+    takes_lazy,
+)
 from minitransformer.engine.backend import Array, Backend, array_module
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.parameters import ParameterBuffer
@@ -48,7 +54,7 @@ ROWS_PER_TILE = 128
 # Scoring given translations takes this many logits at a time, in float32.
 LOGITS_TO_SCORE = 1 << 25
 
-# The most threads of a block, which share a row of logits.
+# The most threads of a block, which share a row of logits or a column's partial sums.
 MAX_THREADS = 1024
 
 # The most partial sums of a matrix's rows that are computed before they are added up.
@@ -94,31 +100,86 @@ def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
     return _dropout(x, mask), vjp
 
 
+@dataclass(frozen=True)
+class ProductGradient:
+    """The gradient g W^T of a linear layer's input, which is not multiplied yet.
+
+    The sum with another gradient, or the gradient of a ReLU before the layer, is then
+    part of the product. `shape` is that of the input.
+
+    Shapes: g [N, m], weight [n, m]
+    """
+
+    g: Array
+    weight: Array
+    shape: tuple[int, ...]
+
+    def dense(self) -> Array:
+        out = self._empty()
+        device.current().matmul(self.g, self.weight.T, out)
+        return out.reshape(self.shape)
+
+    def fused(self, **epilogue: Array) -> Array | None:
+        """Return what an epilogue makes of it, or None if cuBLASLt has no algorithm."""
+        out = self._empty()
+        done = blaslt.current().multiply(self.g, self.weight.T, out, **epilogue)
+        return out.reshape(self.shape) if done else None
+
+    def _empty(self) -> Array:
+        return array_module(self.g).empty((len(self.g), len(self.weight)), self.g.dtype)
+
+
 def linear(
     x: Array, weight: Array, bias: Array | None = None, *, relu: bool = False
 ) -> tuple[Array, Vjp]:
-    """The product for the gradient of a parameter adds to it: see `adding_to`."""
-    xp = array_module(x)
+    """The products for the gradients of x and of parameters add to what is there."""
+    xp, gpu = array_module(x), device.current()
     rows = _rows(x)  # [N, n]
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
-    blaslt.forward(rows, weight, bias, relu, out)
+    signs = blaslt.empty_signs(out) if relu and bias is not None else None
+
+    # cuBLASLt adds the bias, applies the ReLU and notes its signs. If it cannot, a
+    # kernel reads the product again, and the vjp takes the signs from the output.
+    if bias is None or not blaslt.current().multiply(
+        rows, weight, out, bias=bias, signs=signs
+    ):
+        signs = None
+        gpu.matmul(rows, weight, out)
+        if relu or bias is not None:
+            size, grid = _size(out), warp_blocks(len(out))
+            gpu.launch("bias_relu", out.dtype, grid, out, bias, *size, relu)
     activated = out if relu else None
 
-    def vjp(g: Array) -> tuple[Array, Array | None, Array | None]:
-        g, db = _rows(g), None
+    @takes_lazy
+    def vjp(g: Gradient) -> tuple[Gradient, Array | None, Array | None]:
         if activated is not None:
-            masked = xp.empty_like(g)
-            db = _column_sums("relu_backward", g, activated, into=(masked,))
-            g = masked
-        elif bias is not None:
-            db = _column_sums("column_sums", g)
-        dx = xp.empty(rows.shape, x.dtype)
-        device.current().matmul(g, weight.T, dx)
-        total, dweight = _gradient_of(weight)
-        device.current().matmul(rows.T, g, total, beta=1.0)
-        return dx.reshape(x.shape), dweight, None if bias is None else db
+            g = _relu_gradient(g, activated, signs)
+        g = _rows(dense(g))
+        dweight, new_dweight = _gradient_of(weight)
+        gpu.matmul(rows.T, g, dweight, beta=1.0)
+        new_dbias = None
+        if bias is not None:
+            dbias, new_dbias = _gradient_of(bias)
+            _add_columns(g, dbias)
+        return ProductGradient(g, weight, x.shape), new_dweight, new_dbias
 
     return out.reshape(*x.shape[:-1], -1), vjp
+
+
+def _relu_gradient(g: Gradient, activated: Array, signs: Array | None) -> Array:
+    """Return g where the output of a ReLU, `activated`, is positive, and else 0.
+
+    Shapes: activated [N, m] -> [N, m]
+    """
+    if signs is not None and isinstance(g, ProductGradient):
+        product = g.fused(signs=signs)
+        if product is not None:
+            return _rows(product)
+    g = _rows(dense(g))
+    masked = array_module(g).empty_like(g)
+    grid, size = num_blocks(num_vectors(g.size, g.dtype)), np.int64(g.size)
+    device.current().launch("relu_backward", g.dtype, grid, masked, g, activated, size)
+    return masked
 
 
 def embedding(
@@ -132,28 +193,63 @@ def embedding(
 ) -> tuple[Array, Vjp]:
     """The gradient of an id adds its tokens in their order, without atomics."""
     xp, gpu = array_module(table), device.current()
-    ids_shape, width = ids.shape, table.shape[1]
-    ids = xp.ascontiguousarray(ids, dtype=np.int32)
+    length, width = ids.shape[-1], table.shape[1]
+    dropout_mask = draw_mask((*ids.shape, width), rate, rng)
     out = xp.empty((*ids.shape, width), dtype=table.dtype)
-    dropout_mask = draw_mask(out.shape, rate, rng)
-    positions_32 = xp.ascontiguousarray(positions, dtype=np.float32)
-    arrays = out, xp.ascontiguousarray(table), ids, positions_32
-    options = float(scale), ids.size, ids_shape[-1], width, *dropout_mask
-    gpu.launch("embedding", out.dtype, warp_blocks(ids.size), *arrays, *options)
+    gpu.launch(
+        "embedding",
+        out.dtype,
+        warp_blocks(ids.size),
+        out,
+        xp.ascontiguousarray(table),
+        xp.ascontiguousarray(ids, dtype=np.int32),
+        xp.ascontiguousarray(positions, dtype=np.float32),
+        float(scale),
+        ids.size,
+        length,
+        width,
+        *dropout_mask,
+    )
 
-    def vjp(g: Array) -> tuple[Array | None, None, Array]:
+    def vjp(g: Array) -> tuple[Array | None, None, Array | None]:
         g = _dropout(g, dropout_mask)
-        total, dtable = _gradient_of(table)  # rows of other ids get nothing
-        order, grid = xp.empty(ids.size, np.int32), num_blocks(ids.size)
-        gpu.launch("sort_tokens", np.float32, grid, order, ids, ids.size)
-        kernel_args = total, g, ids, order, float(scale), ids.size, width
-        gpu.launch("embedding_backward", g.dtype, ids.size, *kernel_args)
-        dpositions = xp.zeros_like(positions_32)  # needed only if they are learned
-        sums = _column_sums("column_sums", g.reshape(-1, ids_shape[-1] * width))
-        dpositions[: ids_shape[-1]] = sums.reshape(-1, width)
-        return dtable, None, dpositions
+        # One block of threads adds up the tokens of an id, which the order gives.
+        order = gpu.sorted_tokens.get(device.address(ids))
+        if order is None:
+            order = sort_tokens(ids)
+        dtable, new_dtable = _gradient_of(table)  # rows of other ids get nothing
+        gpu.launch(
+            "embedding_backward",
+            g.dtype,
+            ids.size,
+            dtable,
+            g,
+            order,
+            float(scale),
+            ids.size,
+            width,
+        )
+        # Positions add up over the sentences, if they are learned.
+        if gpu.gradients and _place(positions) not in gpu.gradients:
+            return new_dtable, None, None
+        dpositions, new_dpositions = _gradient_of(positions)
+        columns = dpositions[:length].reshape(-1)
+        _add_columns(g.reshape(-1, length * width), columns)
+        return new_dtable, None, new_dpositions
 
     return out, vjp
+
+
+def sort_tokens(ids: Array) -> Array:
+    """Return the tokens by id, and in their order where ids are equal.
+
+    The id is in the upper half of a number, and the token's place in the lower.
+
+    Shapes: ids [...] -> [N] int64
+    """
+    xp = array_module(ids)
+    flat = ids.reshape(-1).astype(np.int64)
+    return xp.sort((flat << 32) + xp.arange(flat.size))
 
 
 def add_layer_norm(
@@ -172,28 +268,62 @@ def add_layer_norm(
     out, h = xp.empty_like(rows), xp.empty_like(rows)
     statistics = xp.empty((2, len(rows)), np.float32)
     dropout_mask = draw_mask(shape, rate, rng)
-    arrays = out, h, *statistics, rows, shortcut, gain, bias
-    grid, options = warp_blocks(len(rows)), (*_size(rows), *dropout_mask)
-    epsilon = LAYER_NORM_EPSILON
-    gpu.launch("add_layer_norm", x.dtype, grid, *arrays, epsilon, *options)
+    gpu.launch(
+        "add_layer_norm",
+        x.dtype,
+        warp_blocks(len(rows)),
+        out,
+        h,
+        *statistics,
+        rows,
+        shortcut,
+        gain,
+        bias,
+        LAYER_NORM_EPSILON,
+        *_size(rows),
+        *dropout_mask,
+    )
 
-    def vjp(g: Array) -> tuple[Array, Array, Array, Array]:
+    def vjp(g: Array) -> tuple[Array, Array, Array | None, Array | None]:
         g = _rows(g)
         dresidual = xp.empty_like(g)
         dx = xp.empty_like(g) if dropout_mask.threshold else None
+
         # A row has one warp or several, and the blocks all run at once.
-        warps = -(-h.shape[1] // (WARP * ELEMENTS_HELD))
-        count = min(BLOCKS_AT_ONCE * gpu.num_processors, -(-len(h) * warps // WARPS))
-        partial = xp.empty((count, 2 * h.shape[1]), np.float32)
-        arrays = dx, dresidual, partial, g, h, *statistics, gain
-        grid, block = (1, count), (warps * WARP, WARPS // warps)
-        gpu.launch("layer_norm_backward", g.dtype, grid, *arrays, *options, block=block)
-        dgain, dbias = _add_partials(partial).reshape(2, -1)
+        warps, count = _layer_norm_blocks(*h.shape)
+        partial = xp.empty((count, 2, h.shape[1]), np.float32)
+        gpu.launch(
+            "layer_norm_backward",
+            g.dtype,
+            (1, count),
+            dx,
+            dresidual,
+            partial,
+            g,
+            h,
+            *statistics,
+            gain,
+            *_size(h),
+            *dropout_mask,
+            block=(warps * WARP, WARPS // warps),
+        )
+
+        # Each block has summed its rows for the gradients of gain and bias.
+        dgain, new_dgain = _gradient_of(gain)
+        dbias, new_dbias = _gradient_of(bias)
+        _add_partials(partial, (dgain, dbias))
         dresidual = dresidual.reshape(shape)
         dx = dresidual if dx is None else dx.reshape(shape)
-        return dx, dresidual, dgain, dbias
+        return dx, dresidual, new_dgain, new_dbias
 
     return out.reshape(shape), vjp
+
+
+def _layer_norm_blocks(rows: int, width: int) -> tuple[int, int]:
+    """Return the backward pass's warps for each row, and its blocks."""
+    warps = -(-width // (WARP * ELEMENTS_HELD))
+    at_once = BLOCKS_AT_ONCE * device.current().num_processors
+    return warps, min(at_once, -(-rows * warps // WARPS))
 
 
 def projected_cross_entropy(
@@ -203,34 +333,52 @@ def projected_cross_entropy(
     xp, gpu = array_module(x), device.current()
     rows, vocab_size = _rows(x), len(weight)
     targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
+    losses = xp.empty(len(rows), np.float32)
+    loss = xp.empty(1, np.float32)
+    drows = xp.empty_like(rows)
+    dweight = xp.empty(weight.shape, np.float32)
+
+    # A chunk of rows has memory for its logits, whose rows begin at whole vectors.
     chunk = rows_per_chunk(len(rows), vocab_size)
-    threads = -(-num_vectors(vocab_size, x.dtype) // WARP) * WARP
     stride = -(-vocab_size // 8) * 8
-    buffer = xp.empty((min(chunk, len(rows)), stride), dtype=x.dtype)
-    losses, loss = (xp.empty(size, np.float32) for size in (len(rows), 1))
-    drows, dweight = xp.empty_like(rows), xp.empty(weight.shape, np.float32)
-    confidence, smoothing = 1.0 - label_smoothing, label_smoothing / vocab_size
+    buffer = xp.empty((chunk, stride), x.dtype)
+    warps = -(-num_vectors(vocab_size, x.dtype) // WARP)
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk]
         logits = buffer[: len(part), :vocab_size]
         gpu.matmul(part, weight.T, logits)
-        arrays = logits, losses[start:], targets[start:]
-        options = confidence, smoothing, padding_id, vocab_size, stride
-        block = min(threads, MAX_THREADS)
-        gpu.launch("cross_entropy", x.dtype, len(part), *arrays, *options, block=block)
+
+        # The gradient of the logits takes their place.
+        gpu.launch(
+            "cross_entropy",
+            x.dtype,
+            len(part),
+            logits,
+            losses[start:],
+            targets[start:],
+            1.0 - label_smoothing,
+            label_smoothing / vocab_size,
+            padding_id,
+            vocab_size,
+            stride,
+            block=min(warps * WARP, MAX_THREADS),
+        )
         gpu.matmul(logits, weight, drows[start : start + chunk])
         gpu.matmul(logits.T, part, dweight, beta=1.0 if start else 0.0)
     gpu.launch("sum_all", np.float32, 1, loss, losses, len(losses))
 
     def vjp(g: Array) -> tuple[Array, Array, None]:
-        factor = g.reshape(1)
-        for gradient in (drows, dweight):
-            grid = num_blocks(num_vectors(gradient.size, gradient.dtype))
-            size = np.int64(gradient.size)
-            gpu.launch("scale", gradient.dtype, grid, gradient, factor, size)
+        _scale(drows, g)
+        _scale(dweight, g)
         return drows.reshape(x.shape), dweight, None
 
     return loss.reshape(()), vjp
+
+
+def _scale(x: Array, factor: Array) -> None:
+    """Multiply by a scalar, in place."""
+    grid, size = num_blocks(num_vectors(x.size, x.dtype)), np.int64(x.size)
+    device.current().launch("scale", x.dtype, grid, x, factor.reshape(1), size)
 
 
 def rows_per_chunk(rows: int, vocab_size: int) -> int:
@@ -239,29 +387,44 @@ def rows_per_chunk(rows: int, vocab_size: int) -> int:
     return -(-rows // (chunks * ROWS_PER_TILE)) * ROWS_PER_TILE
 
 
-def add_arrays(a: Array, b: Array) -> Array:
+def add_arrays(a: Array, b: Gradient) -> Array:
     """Return a + b, also of 16-bit numbers, with the type of a."""
+    if isinstance(b, ProductGradient):
+        total = b.fused(term=_rows(a))
+        if total is not None:
+            return total
+        b = b.dense()
     xp = array_module(a)
     total = xp.empty(a.shape, a.dtype)
-    terms = xp.ascontiguousarray(a), xp.ascontiguousarray(b, total.dtype)
-    grid, size = num_blocks(num_vectors(total.size, total.dtype)), np.int64(total.size)
-    device.current().launch("add_arrays", total.dtype, grid, total, *terms, size)
+    device.current().launch(
+        "add_arrays",
+        total.dtype,
+        num_blocks(num_vectors(total.size, total.dtype)),
+        total,
+        xp.ascontiguousarray(a),
+        xp.ascontiguousarray(b, total.dtype),
+        np.int64(total.size),
+    )
     return total
 
 
 @contextmanager
-def adding_to(parameters: ParameterBuffer) -> Iterator[None]:
-    """Have linear layers and embeddings add to the gradients of these parameters.
+def adding_to(
+    parameters: ParameterBuffer, sorted_tokens: dict[int, Array] | None = None
+) -> Iterator[None]:
+    """Have operations add to the gradients of these parameters: there are no others.
 
     Inside the block their vjps return None for them. Else they return an array, which
-    is written and read once more.
+    is written and read once more. `sorted_tokens` gives the order that `sort_tokens`
+    returns for ids, by their address.
     """
     gpu, tensors = device.current(), parameters.parameters.values()
     gpu.gradients = {_place(p.data): p.grad for p in tensors}
+    gpu.sorted_tokens = sorted_tokens or {}
     try:
         yield
     finally:
-        gpu.gradients = {}
+        gpu.gradients, gpu.sorted_tokens = {}, {}
 
 
 OPERATIONS: dict[str, Callable[..., tuple[Array, Vjp]]] = {
@@ -281,24 +444,24 @@ def _select_device(array: Array) -> None:
 
 BACKEND = Backend(
     find_kernel=find_kernel,
-    beam_search=WholeSearch,
-    incremental_decoder=GraphDecoder,
+    beam_search=start_search,
     logits_to_score=LOGITS_TO_SCORE,
     select_device=_select_device,
 )
 
 
-def _gradient_of(matrix: Array) -> tuple[Array, Array | None]:
-    """Return what to add the gradient of a matrix to, and what a vjp returns for it."""
-    if (gradient := device.current().gradients.get(_place(matrix))) is not None:
+def _gradient_of(parameter: Array) -> tuple[Array, Array | None]:
+    """Return what to add its gradient to, and what a vjp returns for it."""
+    gradient = device.current().gradients.get(_place(parameter))
+    if gradient is not None:
         return gradient, None
-    gradient = array_module(matrix).zeros(matrix.shape, np.float32)
+    gradient = array_module(parameter).zeros(parameter.shape, np.float32)
     return gradient, gradient
 
 
-def _place(matrix: Array) -> tuple[int, ...]:
-    """Return what tells a matrix from all others, also from its transpose."""
-    return device.address(matrix), *matrix.strides
+def _place(parameter: Array) -> tuple[int, ...]:
+    """Return what tells a parameter from all others, also from its transpose."""
+    return device.address(parameter), *parameter.strides
 
 
 def _dropout(x: Array, mask: DropoutMask) -> Array:
@@ -306,39 +469,50 @@ def _dropout(x: Array, mask: DropoutMask) -> Array:
     rows = _rows(x)
     if mask.threshold:
         rows, dropped_from = array_module(x).empty_like(rows), rows
-        kernel_args = rows, dropped_from, *_size(rows), *mask
         device.current().launch(
-            "dropout", x.dtype, warp_blocks(len(rows)), *kernel_args
+            "dropout",
+            x.dtype,
+            warp_blocks(len(rows)),
+            rows,
+            dropped_from,
+            *_size(rows),
+            *mask,
         )
     return rows.reshape(x.shape)
 
 
-def _column_sums(
-    kernel: str, x: Array, *others: Array, into: tuple[Array, ...] = ()
-) -> Array:
-    """Sum what `kernel` computes from x and others over the rows, in two stages.
+def _add_columns(x: Array, total: Array) -> None:
+    """Add the sums of columns to `total`, in two stages.
 
-    `into` are arrays that the kernel also fills.
-
-    Shapes: x [N, D] -> [D]
+    Shapes: x [N, D], total [D]
     """
     rows, width = x.shape
     count = min(MAX_PARTIAL_SUMS, -(-rows // WARPS))
-    partial = array_module(x).empty((count, width), np.float32)
-    grid, block = (-(-num_vectors(width, x.dtype) // WARP), count), (WARP, WARPS)
-    kernel_args = *into, partial, x, *others, *_size(x)
-    device.current().launch(kernel, x.dtype, grid, *kernel_args, block=block)
-    return _add_partials(partial)
+    partial = array_module(x).empty((count, 1, width), np.float32)
+    grid = -(-num_vectors(width, x.dtype) // WARP), count
+    block = WARP, WARPS
+    gpu = device.current()
+    gpu.launch("column_sums", x.dtype, grid, partial, x, *_size(x), block=block)
+    _add_partials(partial, (total,))
 
 
-def _add_partials(partial: Array) -> Array:
-    """Add partial sums of columns: the second stage. Shapes: partial [N, D] -> [D]"""
-    width = partial.shape[1]
-    out = array_module(partial).empty(width, np.float32)
-    grid = -(-num_vectors(width, np.float32) // WARP), 1
-    kernel_args, block = (out, partial, *_size(partial)), (WARP, WARPS)
-    device.current().launch("sum_partials", np.float32, grid, *kernel_args, block=block)
-    return out
+def _add_partials(partial: Array, totals: tuple[Array, ...]) -> None:
+    """Add the sum of partial sums to each total: the second stage.
+
+    Shapes: partial [N, K, D], totals each [D]
+    """
+    count, _, width = partial.shape
+    device.current().launch(
+        "add_partials",
+        np.float32,
+        (-(-width // WARP), len(totals)),
+        totals[0],
+        totals[-1],
+        partial,
+        count,
+        width,
+        block=(WARP, MAX_THREADS // WARP),
+    )
 
 
 def _rows(x: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitransformer.backends.cuda import device
-from minitransformer.backends.cuda.device import num_blocks
+from minitransformer.backends.cuda.device import num_blocks, num_vectors
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.settings.config import TrainingConfig
@@ -13,6 +13,11 @@ from minitransformer.training.loss_scale import LossScale
 
 # The most partial sums of squares of the gradient.
 MAX_PARTIAL_SUMS = 1024
+
+# What the host knows of an update: AdamNumbers in adam.cu.
+NUMBERS = np.dtype(
+    [(name, np.float32) for name in ("rate", "beta1", "beta2", "epsilon", "clip_norm")]
+)
 
 
 class GpuAdam:
@@ -29,14 +34,16 @@ class GpuAdam:
         self, parameters: ParameterBuffer, training: TrainingConfig, scale: LossScale
     ) -> None:
         self.parameters, self.scale = parameters, scale
-        self.beta1, self.beta2 = training.beta1, training.beta2
+        self.constants = {
+            "beta1": training.beta1,
+            "beta2": training.beta2,
+            "epsilon": training.epsilon,
+            "clip_norm": training.clip_norm or 0.0,
+        }
         xp = array_module(parameters.data)
         self.first_moment = xp.zeros_like(parameters.data)
         self.second_moment = xp.zeros_like(parameters.data)
         self.steps: Array = xp.asarray(0)
-        constants = training.beta1, training.beta2, training.epsilon
-        scalars = (0.0, *constants, 1.0, 1.0, 1.0, training.clip_norm or 0.0)
-        self._scalars = xp.asarray(scalars, dtype=np.float32)  # AdamScalars in C
 
     def restore(self, steps: int, first_moment: Array, second_moment: Array) -> None:
         xp = array_module(self.first_moment)
@@ -46,23 +53,32 @@ class GpuAdam:
 
     def step(self, gradient: Array, loss: Array, rate: float) -> tuple[Array, Array]:
         """Update as `Adam.step`, but the gradient alone decides if all is finite."""
-        xp, gpu = array_module(gradient), device.current()
+        xp = array_module(gradient)
+        data, copy = self.parameters.data, self.parameters.low_precision
+
+        # An update counts where no element of the gradient is NaN or infinite.
         squares = _sum_of_squares(gradient)
         norm = xp.sqrt(squares[0])
         finite = xp.isfinite(norm)
         self.steps = self.steps + xp.where(finite, 1, 0)
-        scalars, data = self._scalars, self.parameters.data
-        scalars[0] = rate
-        scalars[4] = 1 - self.beta1**self.steps
-        scalars[5] = 1 - self.beta2**self.steps
-        scalars[6] = 1 / self.scale.factor
-        copy = self.parameters.low_precision
-        dtype = np.float32 if copy is None else copy.dtype
-        arrays = data, gradient, self.first_moment, self.second_moment, copy
-        kernel_args = *arrays, scalars, squares, np.int64(data.size)
-        gpu.launch("adam", dtype, num_blocks(data.size), *kernel_args)
+        device.current().launch(
+            "adam",
+            np.float32 if copy is None else copy.dtype,
+            num_blocks(num_vectors(data.size, data.dtype)),
+            data,
+            gradient,
+            self.first_moment,
+            self.second_moment,
+            copy,
+            device.struct(NUMBERS, rate=rate, **self.constants),
+            self.steps,
+            self.scale.factor,
+            squares,
+            np.int64(data.size),
+        )
+        norm = norm / self.scale.factor  # which the next line may change
         self.scale.update(finite)
-        return norm * scalars[6], finite
+        return norm, finite
 
 
 def _sum_of_squares(gradient: Array) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 
 from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda.nccl import GradientAllReduce
-from minitransformer.backends.cuda.ops import adding_to
+from minitransformer.backends.cuda.ops import adding_to, sort_tokens
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
@@ -54,18 +54,26 @@ def padded_length(count: int) -> int:
 class PaddedBatch:
     """A padded batch on the GPU, in arrays that stay where they are.
 
-    The ids are copied from pinned memory, so that the copy is queued like other work.
+    `sorted_tokens` are those that the model embeds, by the address of their ids and
+    without padding, whose gradient is 0. All is copied from pinned memory, so that the
+    copy is queued like other work.
 
     Shapes: source [B, S], target [B, T + 1]
     """
 
     def __init__(self, xp: ModuleType, rows: int, source: int, target: int) -> None:
-        shapes = (rows, source), (rows, target + 1)
-        empty_pinned = importlib.import_module("cupyx").empty_pinned
         self._stream = xp.cuda.get_current_stream()
-        self._host = [empty_pinned(shape, dtype=np.int64) for shape in shapes]
         self._copied: Any = None
-        self.source, self.target = (xp.empty(shape, np.int64) for shape in shapes)
+        self.source = xp.empty((rows, source), np.int64)
+        self.target = xp.empty((rows, target + 1), np.int64)
+        orders = xp.empty(rows * source, np.int64), xp.empty(rows * target, np.int64)
+        self.sorted_tokens = {
+            device.address(ids): order
+            for ids, order in zip((self.source, self.target), orders, strict=True)
+        }
+        self._arrays = self.source, self.target, *orders
+        empty_pinned = importlib.import_module("cupyx").empty_pinned
+        self._host = [empty_pinned(x.shape, dtype=np.int64) for x in self._arrays]
 
     def wait(self) -> None:
         """Wait until the last copy has finished, so that its memory may be reused."""
@@ -75,11 +83,17 @@ class PaddedBatch:
     def fill(self, batch: Batch) -> None:
         """Replace the ids by those of a batch that is not larger."""
         self.wait()
-        for host, ids in zip(self._host, (batch.source, batch.target), strict=True):
+        source, target, *orders = self._host
+        for host, ids in (source, batch.source), (target, batch.target):
             host.fill(PAD_ID)
             host[: ids.shape[0], : ids.shape[1]] = ids
-        self.source.set(self._host[0])
-        self.target.set(self._host[1])
+
+        # The decoder embeds all tokens of the target but the last.
+        for order, ids in zip(orders, (source, target[:, :-1]), strict=True):
+            order[...] = sort_tokens(ids)
+            order[order >> 32 == PAD_ID] = -1
+        for array, host in zip(self._arrays, self._host, strict=True):
+            array.set(host)
         self._copied = self._stream.record()
 
 
@@ -202,37 +216,57 @@ class GpuModel(ParallelModel):
         self._weight[...] = self.scale.factor / num_tokens
         for number, part in enumerate(parts):
             is_last = number == len(parts) - 1
-            self._when_complete = self._all_reduce.complete if is_last else ignore
-            self._add_part(part, label_smoothing, (*key, ranks.rank, number))
+            self._add_part(
+                part,
+                label_smoothing,
+                (*key, ranks.rank, number),
+                self._all_reduce.complete if is_last else ignore,
+            )
         self._all_reduce.finish()
         ranks.start_all_reduce(self._loss)()
         return self._loss[0] / num_tokens
 
     def _add_part(
-        self, part: Batch, label_smoothing: float, key: tuple[int, ...]
+        self,
+        part: Batch,
+        label_smoothing: float,
+        key: tuple[int, ...],
+        when_complete: Callable[[Tensor], None],
     ) -> None:
         """Add the gradient and loss of a part, by its shape's graph if there is one.
 
         The first batch of a shape is computed kernel by kernel, which compiles kernels
         and allocates memory, and the work is then recorded for later batches.
         """
+        # Replay the graphs of this shape, with the ids and noise of this batch.
         shape = self._padded_shape(part)
         name = (*shape, label_smoothing)
         if recorded := self._graphs.get(name):
             recorded.batch.fill(part)
             recorded.rng.reseed(key)
-            self._launch(recorded)
+            for graph, parameters in zip(
+                recorded.graphs, recorded.completed, strict=True
+            ):
+                graph.launch()
+                for parameter in parameters:
+                    when_complete(parameter)
             return
+
+        # Queue no more batches than those whose ids fit in pinned memory.
         batch, rng = PaddedBatch(self.xp, *shape), PhiloxStream(key, self.xp)
         batch.fill(part)
         self._in_flight.append(batch)
         if len(self._in_flight) > MAX_IN_FLIGHT:
             self._in_flight.popleft().wait()
-        # Positions outlive a graph, so they may not be in memory that graphs reuse.
+
+        # Compute kernel by kernel. No all-reduce starts yet: without memory, the part
+        # is computed again. Positions outlive a graph, so they may not be in memory
+        # that graphs reuse.
         positions = self.model.embedding.reserve(max(shape[1:])).data
         with self.xp.cuda.using_allocator(self._memory.malloc):
-            # No all-reduce starts yet: without memory, the part is computed again.
             self._compute(batch, label_smoothing, rng, ignore)
+
+        # Record the same work, with the same noise, for the next batch of this shape.
         if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
             return
         work = partial(self._compute, batch, label_smoothing, rng)
@@ -241,9 +275,6 @@ class GpuModel(ParallelModel):
             with self.xp.cuda.using_allocator(self._memory.malloc):
                 graphs, completed = self._record(work)
             recorded = RecordedGraph(graphs, completed, batch, rng, positions)
-            if not self._graphs and not key[-1]:
-                rng.reseed(key)
-                self._check_replay(recorded)
             self._graphs[name] = recorded
         except MemoryError:
             raise
@@ -262,7 +293,7 @@ class GpuModel(ParallelModel):
         source, target = batch.source, batch.target
         loss = training_loss(self.model, source, target, label_smoothing, rng)
         self._loss += loss.data
-        with adding_to(self.parameters):
+        with adding_to(self.parameters, batch.sorted_tokens):
             loss.backward(self._weight, when_complete)
 
     def _record(
@@ -286,35 +317,6 @@ class GpuModel(ParallelModel):
             compute(note)
 
         return device.record(self._stream, work)[0], completed
-
-    def _launch(self, recorded: RecordedGraph) -> None:
-        for graph, parameters in zip(recorded.graphs, recorded.completed, strict=True):
-            graph.launch()
-            for parameter in parameters:
-                self._when_complete(parameter)
-
-    def _check_replay(self, recorded: RecordedGraph) -> None:
-        """Compare the first replay with the gradient computed kernel by kernel.
-
-        It was that of an update's first part, so it is the whole gradient so far.
-
-        Raises: RuntimeError if they differ, or as CuPy; the gradient is then as it was.
-        """
-        gradient, loss = self.parameters.grad, self._loss
-        expected = gradient.copy(), loss.copy()
-        gradient.fill(0)
-        loss.fill(0)
-        self._when_complete, complete = ignore, self._when_complete
-        try:
-            self._launch(recorded)
-            for found, wanted in zip((gradient, loss), expected, strict=True):
-                if (found.view(np.uint32) != wanted.view(np.uint32)).any():
-                    raise RuntimeError("the first replay gave another gradient")
-        except BaseException:
-            gradient[...], loss[...] = expected
-            raise
-        finally:
-            self._when_complete = complete
 
     def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
         """Return the sentences, source tokens and target tokens to pad a part to."""

@@ -1,39 +1,46 @@
-"""Linear layers by cuBLASLt, and what serves where it is missing, wrong or unable."""
-
-import warnings
+"""Products by cuBLASLt, and what serves where it has no algorithm for them."""
 
 import numpy as np
 import pytest
 
-from minitransformer.backends.cuda import blaslt, device
+from minitransformer.backends.cuda import blaslt, ops
 from minitransformer.engine.backend import to_host
 from support.closeness import assert_close
-from support.host_blas import HostBlas, HostBlasLt, finish
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # N, D, F, and by how many elements the weight is shifted in its buffer: by whole
 # vectors, or in the first shape not.
-SHAPES = [(3, 5, 7, 1), (1, 1, 1, 0), (37, 40, 19, 8), (130, 264, 131, 0)]
+SHAPES = [(3, 5, 7, 1), (1, 1, 1, 0), (37, 40, 24, 8), (130, 264, 136, 0)]
 
 
-def run(gpu, shape, dtype, relu=True, transposed=False):
-    """Compute a layer; return what was found and what float64 says."""
-    n, d, f, shift = shape
-    rng = np.random.default_rng(n)
-    x, flat = (rng.standard_normal(s).astype(dtype) for s in ((n, d), shift + d * f))
-    bias = rng.standard_normal(f).astype(np.float32)
+class Case:
+    """Random arrays of a layer, whose weight is in the middle of a buffer."""
 
-    def matrix(buffer):
-        part = buffer[shift:]
-        return part.reshape(f, d).T if transposed else part.reshape(d, f)
+    def __init__(self, gpu, shape, dtype, transposed=False):
+        n, d, f, shift = shape
+        rng = np.random.default_rng(n)
 
-    out = gpu.xp.empty((n, f), dtype)
-    arrays = gpu.xp.asarray(x), matrix(gpu.xp.asarray(flat)), gpu.xp.asarray(bias)
-    blaslt.forward(*arrays, relu, out)
-    expected = x.astype(float) @ matrix(flat).astype(float) + bias
-    return to_host(out).astype(float), np.maximum(expected, 0) if relu else expected
+        def draw(*sizes):
+            values = rng.standard_normal(sizes).astype(dtype)
+            return values.astype(float), gpu.xp.asarray(values)
+
+        def matrix(buffer):
+            part = buffer[shift:]
+            return part.reshape(f, d).T if transposed else part.reshape(d, f)
+
+        (self.wide_x, self.x), (wide, flat) = draw(n, d), draw(shift + d * f)
+        self.wide_weight, self.weight = matrix(wide), matrix(flat)
+        self.wide_term, self.term = draw(n, f)
+        self.wide_bias = rng.standard_normal(f).astype(np.float32)
+        self.bias = gpu.xp.asarray(self.wide_bias)
+        self.out = gpu.xp.empty((n, f), dtype)
+        self.product = self.wide_x @ self.wide_weight
+
+
+def wide(array):
+    return to_host(array).astype(float)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -41,95 +48,102 @@ def run(gpu, shape, dtype, relu=True, transposed=False):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_layers_follow_float64(gpu, shape, dtype, relu):
     for transposed in (False, True):
-        found, expected = run(gpu, shape, DTYPES[dtype], relu, transposed)
-        assert_close(found, expected, dtype)
+        case = Case(gpu, shape, DTYPES[dtype], transposed)
+        out, _ = ops.linear(case.x, case.weight, case.bias, relu=relu)
+        expected = case.product + case.wide_bias
+        assert_close(wide(out), np.maximum(expected, 0) if relu else expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_kind_of_product_is_chosen_once_and_needs_no_kernel(
-    host_gpu, monkeypatch, dtype
-):
-    run(host_gpu, SHAPES[1], DTYPES[dtype])
-    asked = host_gpu.cublas_lt._library.asked
-    monkeypatch.setattr(blaslt, "by_kernels", None)
-    before = [*asked]
-    for _ in range(2):
-        for shape in SHAPES[1:]:
-            assert_close(*run(host_gpu, shape, DTYPES[dtype]), dtype)
-    assert asked == [*before, (19, 37, 40), (131, 130, 264)]
+@pytest.mark.parametrize("shape", SHAPES[2:])
+def test_a_term_or_the_gradient_of_a_relu_is_part_of_a_product(gpu, shape, dtype):
+    for transposed in (False, True):
+        case = Case(gpu, shape, DTYPES[dtype], transposed)
+        lt, arrays = blaslt.current(), (case.x, case.weight)
+        assert lt.multiply(*arrays, case.out, term=case.term)
+        assert_close(wide(case.out), case.product + case.wide_term, dtype)
+        activated = gpu.xp.empty(case.out.shape, case.out.dtype)
+        signs = blaslt.empty_signs(activated)
+        for fused in (
+            lt.multiply(*arrays, activated, bias=case.bias, signs=signs),
+            lt.multiply(*arrays, case.out, signs=signs),
+        ):
+            if not fused and dtype == "float32":
+                pytest.skip("this version has no algorithm in float32")
+            assert fused
+        expected = np.where(wide(activated) > 0, case.product, 0)
+        assert_close(wide(case.out), expected, dtype)
 
 
-def test_arrays_at_odd_addresses_or_with_gaps_are_left_to_the_kernel(
-    host_gpu, monkeypatch
-):
-    run(host_gpu, SHAPES[1], np.float16)
-    library = host_gpu.cublas_lt._library
-    monkeypatch.setattr(library, "cublasLtMatmul", None)
-    assert_close(*run(host_gpu, SHAPES[0], np.float16), "float16")
-    assert_close(*run(host_gpu, SHAPES[2], np.float16, transposed=True), "float16")
+def feed_forward(gpu, dtype, dropped=False):
+    """Gradients of two layers with a ReLU between, and in float64; x is used twice."""
+    rng = np.random.default_rng(3)
+    sizes = (21, 24), (24, 40), (40,), (40, 16), (16,), (21, 16), (21, 24)
+    drawn = [rng.standard_normal(size) for size in sizes]
+    drawn = [x.astype(np.float32 if x.ndim == 1 else dtype) for x in drawn]
+    x, w1, b1, w2, b2, upstream, term = map(gpu.xp.asarray, drawn)
+    hidden, hidden_vjp = ops.linear(x, w1, b1, relu=True)
+    _, out_vjp = ops.linear(hidden, w2, b2)
+    dhidden, dw2, db2 = out_vjp(upstream)
+    dx, dw1, db1 = hidden_vjp(dhidden.dense() if dropped else dhidden)
+    found = [ops.add_arrays(term, dx), dw1, db1, dw2, db2]
+
+    x, w1, b1, w2, _, upstream, term = (array.astype(float) for array in drawn)
+    hidden = np.maximum(x @ w1 + b1, 0)
+    g = upstream @ w2.T * (hidden > 0)
+    expected = [
+        g @ w1.T + term,
+        x.T @ g,
+        g.sum(0),
+        hidden.T @ upstream,
+        upstream.sum(0),
+    ]
+    return list(map(wide, found)), expected
 
 
-def without_relu(result, bias, relu):
-    return result + bias
+@pytest.mark.parametrize("kernels", ["cublaslt", "dropout between", "no algorithm"])
+def test_feed_forward_layers_follow_float64(gpu, monkeypatch, kernels):
+    if kernels == "no algorithm":
+        monkeypatch.setattr(blaslt.CublasLt, "_plan", lambda *arguments: None)
+    found, expected = feed_forward(gpu, np.float32, kernels == "dropout between")
+    for got, gradient in zip(found, expected, strict=True):
+        assert_close(got, gradient, "float32")
 
 
-def along_rows(result, bias, relu):
-    return finish(result, np.resize(bias, (1, result.shape[1])), relu)
+def test_each_kind_of_product_is_chosen_once_and_needs_no_kernel(host_gpu, stand_in):
+    feed_forward(host_gpu, np.float16)
+    asked = [*blaslt.current()._library.asked]
+    feed_forward(host_gpu, np.float16)
+    assert blaslt.current()._library.asked == asked
+    # Two layers, the gradient of the ReLU, and that of x with a term.
+    assert asked == [(40, 21, 24), (16, 21, 40), (40, 21, 16), (24, 21, 40)]
+    assert not stand_in.kernels & {"bias_relu", "relu_backward", "add_arrays"}
 
 
-def libraries(fault):
-    """A cuBLASLt with a fault."""
-
-    def load(state):
-        library = HostBlasLt(state)
-        if fault == "no algorithm":
-            library.supports = lambda m, n, k: False
-        elif fault == "not initialised":
-            library.cublasLtCreate = lambda handle: 1
-        else:
-            library.finish = fault
-        return library
-
-    return {"libcublas.so.13": HostBlas} | (
-        {} if fault == "missing" else {"libcublasLt.so.13": load}
-    )
-
-
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [
-        (without_relu, "it gives other results"),
-        (along_rows, "it gives other results"),
-        ("missing", "libcublasLt.so.13: cannot open"),
-        ("not initialised", "status 1 for creating a handle"),
-        ("no algorithm", "it has no algorithm"),
-    ],
-)
-def test_a_library_that_is_wrong_is_not_used(stand_in, fault, problem):
-    stand_in.files = libraries(fault)
-    gpu = device.current()
-    with pytest.warns(UserWarning, match=f"without cuBLASLt in float16: .*{problem}"):
-        assert_close(*run(gpu, SHAPES[2], np.float16), "float16")
-    assert gpu.verdicts == {"cuBLASLt in float16": False}
-    assert_close(*run(gpu, SHAPES[2], np.float16), "float16")  # without a warning
+def test_arrays_at_odd_addresses_are_left_to_the_kernel(host_gpu, stand_in):
+    case = Case(host_gpu, SHAPES[0], np.float16)
+    out, _ = ops.linear(case.x, case.weight, case.bias)
+    assert_close(wide(out), case.product + case.wide_bias, "float16")
+    assert "bias_relu" in stand_in.kernels
 
 
 @pytest.mark.parametrize("fault", ["supports", "cublasLtMatmul"])
-def test_a_product_that_cublaslt_refuses_is_left_to_the_kernel(host_gpu, fault):
-    run(host_gpu, SHAPES[1], np.float16)
-    library = host_gpu.cublas_lt._library
+def test_a_product_that_cublaslt_refuses_is_left_to_kernels(host_gpu, stand_in, fault):
+    library = blaslt.current()._library
     refusal = {"supports": lambda m, n, k: False, "cublasLtMatmul": lambda *a: 15}
     setattr(library, fault, refusal[fault])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            assert_close(*run(host_gpu, SHAPES[2], np.float16), "float16")
-    assert library.asked.count((19, 37, 40)) == 1
+    for _ in range(2):
+        found, expected = feed_forward(host_gpu, np.float32)
+        for got, gradient in zip(found, expected, strict=True):
+            assert_close(got, gradient, "float32")
+    assert stand_in.kernels >= {"bias_relu", "relu_backward", "add_arrays"}
+    assert len(library.asked) == len({*library.asked})
 
 
-def test_tf32_is_compared_for_itself(host_gpu):
-    run(host_gpu, SHAPES[1], np.float32)
-    host_gpu.tf32 = True
-    found, expected = run(host_gpu, SHAPES[3], np.float32)
-    assert 1e-4 < np.abs(found - expected).max() < 0.05  # inputs of 10 bits
-    assert host_gpu.verdicts == {"cuBLASLt in float32": True, "cuBLASLt in tf32": True}
+def test_tf32_is_a_kind_of_its_own(host_gpu):
+    for tf32, most in (False, 1e-4), (True, 0.05):  # inputs of 10 bits
+        host_gpu.tf32 = tf32
+        case = Case(host_gpu, SHAPES[3], np.float32)
+        out, _ = ops.linear(case.x, case.weight, case.bias)
+        error = np.abs(wide(out) - case.product - case.wide_bias).max()
+        assert most / 500 < error < most

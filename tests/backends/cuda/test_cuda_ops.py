@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,11 +17,10 @@ from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda import ops as fused
 from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.philox import PhiloxStream
-from minitransformer.engine.autograd import PRIMITIVES, Tensor, no_grad, dense
+from minitransformer.engine.autograd import PRIMITIVES, Tensor, dense
 from minitransformer.engine.backend import Backend, to_host
-from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer, training_loss
-from minitransformer.settings.config import BOS_ID, PAD_ID, UNK_ID, TrainingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from support.closeness import assert_close
@@ -370,7 +370,8 @@ def test_a_training_step_follows_float64(gpu, dtype, tolerance, shift, relu_drop
 
     with backend_for(gpu.xp.ndarray, backend=Backend(find_kernel=find)):
         got_loss, got = gradients_of(model, gpu.xp, batch)
-    assert calls - {"add_arrays"} == {*fused.OPERATIONS}
+    needed = {*fused.OPERATIONS} - {"dropout"}
+    assert needed <= calls <= needed | {"dropout", "add_arrays"}
     assert abs(got_loss - loss) <= tolerance * loss
     difference = sum(((got[n] - expected[n]) ** 2).sum() for n in expected)
     length = sum((gradient**2).sum() for gradient in expected.values())

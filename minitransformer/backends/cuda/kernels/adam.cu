@@ -12,35 +12,60 @@ extern "C" __global__ void square_sums(float* partial, const float* gradient,
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// The numbers that the host sets before each update.
-struct AdamScalars {
+// What the host knows of an update.
+struct AdamNumbers {
   float rate, beta1, beta2, epsilon;
-  float correction1, correction2;  // 1 - beta1^t, 1 - beta2^t
-  float scale;                     // of the gradient: 1 / loss scale
-  float clip_norm;                 // 0 for no clipping
+  float clip_norm;  // 0 for no clipping
 };
 
-// With g = gradient * scale, clipped to the norm `clip_norm`:
+// With g = gradient / loss_scale, clipped to the norm `clip_norm`, and t = steps:
 // first_moment = beta1 first_moment + (1 - beta1) g,
 // second_moment = beta2 second_moment + (1 - beta2) g^2,
-// parameters -= rate (first_moment / correction1) /
-//               (sqrt(second_moment / correction2) + epsilon),
+// parameters -= rate (first_moment / (1 - beta1^t)) /
+//               (sqrt(second_moment / (1 - beta2^t)) + epsilon),
 // and low_precision = the parameters as `real`, unless it is null. Nothing changes if
 // `squares`, the sum of squares of the gradient, is not finite. One thread for each
-// parameter.
-// Shapes: squares [1], all other arrays [count]
+// four parameters, whose vectors begin at whole ones.
+// Shapes: steps, loss_scale, squares [1], all other arrays [count]
 extern "C" __global__ void adam(
     float* parameters, const float* gradient, float* first_moment, float* second_moment,
-    real* low_precision, const AdamScalars* scalars, const float* squares, i64 count) {
-  i64 i = thread_index();
-  if (i >= count || !isfinite(*squares)) return;
-  AdamScalars s = *scalars;
-  float norm = sqrtf(*squares) * s.scale;
-  bool clips = s.clip_norm > 0.0f && norm > s.clip_norm;
-  float g = gradient[i] * s.scale * (clips ? s.clip_norm / norm : 1.0f);
-  float m = first_moment[i] = s.beta1 * first_moment[i] + (1.0f - s.beta1) * g;
-  float v = second_moment[i] = s.beta2 * second_moment[i] + (1.0f - s.beta2) * g * g;
-  float root = sqrtf(v / s.correction2) + s.epsilon;
-  float parameter = parameters[i] -= s.rate / s.correction1 * m / root;
-  if (low_precision != nullptr) low_precision[i] = (real)parameter;
+    real* low_precision, AdamNumbers numbers, const i64* steps, const float* loss_scale,
+    const float* squares, i64 count) {
+  i64 start = thread_index() * 4;
+  if (start >= count || !isfinite(*squares)) return;
+  float norm = sqrtf(*squares) / *loss_scale;
+  bool clips = numbers.clip_norm > 0.0f && norm > numbers.clip_norm;
+  float scale = (clips ? numbers.clip_norm / norm : 1.0f) / *loss_scale;
+  float correction_1 = 1.0f - powf(numbers.beta1, (float)*steps);
+  float correction_2 = 1.0f - powf(numbers.beta2, (float)*steps);
+  float rate = numbers.rate / correction_1, inverse_2 = 1.0f / correction_2;
+
+  auto update = [&](float& p, float g, float& m, float& v) {
+    g *= scale;
+    m = numbers.beta1 * m + (1.0f - numbers.beta1) * g;
+    v = numbers.beta2 * v + (1.0f - numbers.beta2) * g * g;
+    p -= rate * m / (sqrtf(v * inverse_2) + numbers.epsilon);
+  };
+  if (start + 4 > count) {
+    for (i64 i = start; i < count; i++) {
+      update(parameters[i], gradient[i], first_moment[i], second_moment[i]);
+      if (low_precision != nullptr) low_precision[i] = (real)parameters[i];
+    }
+    return;
+  }
+  auto four = [&](auto* array) { return (float4*)(array + start); };
+  float4 p = *four(parameters), m = *four(first_moment), v = *four(second_moment);
+  const float4 g = *(const float4*)(gradient + start);
+  update(p.x, g.x, m.x, v.x);
+  update(p.y, g.y, m.y, v.y);
+  update(p.z, g.z, m.z, v.z);
+  update(p.w, g.w, m.w, v.w);
+  *four(parameters) = p;
+  *four(first_moment) = m;
+  *four(second_moment) = v;
+  if (low_precision == nullptr) return;
+  struct alignas(4 * sizeof(real)) Four {
+    real element[4];
+  };
+  *(Four*)(low_precision + start) = {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}};
 }

@@ -1,9 +1,9 @@
 // Sums of columns.
 // A matrix is summed over its rows in two stages. In the first, block (x, y) adds up a
 // stripe of columns over the y-th of gridDim.y equal shares of the rows, which gives
-// gridDim.y partial sums for each column. The second stage adds these up in the same
-// way. Both have one thread for each vector of a row, in blocks of 32 x 8 threads. The
-// backward pass of LayerNorm is a first stage, too.
+// gridDim.y partial sums for each column, with one thread for each vector of a row, in
+// blocks of 32 x 8 threads. The second stage adds these up. The backward pass of
+// LayerNorm is a first stage, too.
 
 // Add up a block's rows of threads, each thread with sums of SUMS quantities for the
 // columns from `column` on, and write this block's partial sums.
@@ -25,40 +25,43 @@ __device__ void store_partial(float* partial, const float (&sum)[SUMS][VECTOR],
   }
 }
 
-// Write this block's partial sums of each column. `read(x, row, column)` sets x to a
-// vector.
-// Shapes: partial [gridDim.y, width]
-template <typename Read>
-__device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
+// partial = sums of the columns of x: the first stage.
+// Shapes: partial [gridDim.y, width], x [rows, width]
+extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
+                                       int width) {
   int column = (blockIdx.x * WARP + threadIdx.x) * VECTOR;
   i64 share = (rows + gridDim.y - 1) / gridDim.y, start = blockIdx.y * share;
   i64 end = start + share < rows ? start + share : rows;
   float sum[1][VECTOR] = {};
   if (column < width) {
     for (i64 row = start + threadIdx.y; row < end; row += WARPS) {
-      float x[VECTOR];
-      read(x, row, column);
-      for (int i = 0; i < VECTOR; i++) sum[0][i] += x[i];
+      float value[VECTOR];
+      load(value, x + row * width, column, width);
+      for (int i = 0; i < VECTOR; i++) sum[0][i] += value[i];
     }
   }
   store_partial(partial, sum, column, width);
 }
 
-// out = the sum of the rows of `partial`: the second stage.
-// Shapes: out [width], partial [count, width]
-extern "C" __global__ void sum_partials(float* out, const float* partial, i64 count,
-                                        int width) {
-  sum_columns(out, count, width, [&](float (&x)[VECTOR], i64 row, int column) {
-    for (int i = 0; i < VECTOR; i++)
-      x[i] = column + i < width ? partial[row * width + column + i] : 0.0f;
-  });
-}
-
-// partial = sums of the columns of x: the first stage.
-// Shapes: partial [gridDim.y, width], x [rows, width]
-extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
-                                       int width) {
-  sum_columns(partial, rows, width, [&](float (&y)[VECTOR], i64 row, int column) {
-    load(y, x + row * width, column, width);
-  });
+// first += the sum of the rows of partial[:, 0], and with a second row of blocks,
+// second += that of partial[:, 1]: the second stage. One thread for each column, in
+// blocks of 32 x 32 threads, whose rows share the partial sums.
+// Shapes: first, second [width], partial [count, gridDim.y, width]
+extern "C" __global__ void add_partials(float* first, float* second,
+                                        const float* partial, int count, int width) {
+  __shared__ float sums[MAX_WARPS][WARP];
+  int column = blockIdx.x * WARP + threadIdx.x, stride = gridDim.y * width;
+  float sum = 0.0f;
+  if (column < width) {
+    partial += blockIdx.y * width + column;
+#pragma unroll 4
+    for (int row = threadIdx.y; row < count; row += MAX_WARPS)
+      sum += partial[(i64)row * stride];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= width) return;
+  float total = 0.0f;
+  for (int y = 0; y < MAX_WARPS; y++) total += sums[y][threadIdx.x];
+  (blockIdx.y == 0 ? first : second)[column] += total;
 }

@@ -19,48 +19,22 @@ extern "C" __global__ void embedding(
   }
 }
 
-// sorted = the tokens by id, and in their order where ids are equal: each token counts
-// those that come before it, a tile of 256 at a time, which every thread of a block
-// reads at once. Tokens with its own id count in the tiles before its own, and in those
-// after it do not: so one comparison is enough, a difference's sign. One thread for
-// each token.
-// Shapes: sorted, ids [N], at least 0; N = tokens
-extern "C" __global__ void sort_tokens(int* sorted, const int* ids, int tokens) {
-  constexpr int TILE = WARPS * WARP, LAST = 0x7fffffff;
-  alignas(16) __shared__ int tile[TILE];
-  int token = thread_index(), own = token < tokens ? ids[token] : 0;
-  int own_start = blockIdx.x * TILE, place = threadIdx.x, before = 0;
-  for (int start = 0; start < tokens; start += TILE) {
-    int other = start + place;
-    __syncthreads();
-    tile[place] = other < tokens ? ids[other] : LAST;
-    __syncthreads();
-    if (start == own_start) {
-      for (int i = 0; i < TILE; i++)
-        before += tile[i] < own || (tile[i] == own && i < place);
-      continue;
-    }
-    int bound = start < own_start ? own + 1 : own;
-#pragma unroll 16
-    for (int i = 0; i < TILE; i++) before += (u32)(tile[i] - bound) >> 31;
-  }
-  if (token < tokens) sorted[before] = token;
-}
-
-// dtable[id] += scale * the sum of g[n] over all tokens n with ids[n] = id. One block
-// for each token; only the block at the place of an id's first token in the sorted ones
-// has work. It finds the last token by leaps, as padding has thousands of tokens. Each
-// thread takes a vector of columns. Where a row is short, the block has
+// dtable[id] += scale * the sum of g[n] over all tokens n with that id. `sorted` has the
+// tokens by id, the id in the upper half of a number and the token in the lower; tokens
+// of negative ids are left out. One block for each token; only the block at the place of
+// an id's first token has work. It finds the last token by leaps, as some ids have
+// thousands. Each thread takes a vector of columns. Where a row is short, the block has
 // threads for several rows at once: group i of them takes the tokens i, i + groups, ...
-// Shapes: dtable [V, D], g [N, D], ids, sorted [N]; N = tokens
+// Shapes: dtable [V, D], g [N, D], sorted [N]; N = tokens
 extern "C" __global__ void embedding_backward(float* dtable, const real* g,
-                                              const int* ids, const int* sorted,
-                                              float scale, int tokens, int width) {
+                                              const i64* sorted, float scale,
+                                              int tokens, int width) {
   constexpr int THREADS = WARPS * WARP;
   __shared__ float sums[THREADS][VECTOR];
-  int begin = blockIdx.x, id = ids[sorted[begin]], end = begin + 1, leap = 1;
-  if (begin > 0 && ids[sorted[begin - 1]] == id) return;
-  auto has = [&](int place) { return place < tokens && ids[sorted[place]] == id; };
+  auto id_at = [&](int place) { return (int)(sorted[place] >> 32); };
+  int begin = blockIdx.x, id = id_at(begin), end = begin + 1, leap = 1;
+  if (id < 0 || (begin > 0 && id_at(begin - 1) == id)) return;
+  auto has = [&](int place) { return place < tokens && id_at(place) == id; };
   while (has(end + leap - 1)) end += leap, leap *= 2;
   for (; leap > 0; leap /= 2)
     if (has(end + leap - 1)) end += leap;
@@ -73,7 +47,7 @@ extern "C" __global__ void embedding_backward(float* dtable, const real* g,
 #pragma unroll 8
       for (int i = begin + group; i < end; i += groups) {
         float x[VECTOR];
-        read(x, g + (i64)sorted[i] * width);
+        read(x, g + (i64)(int)sorted[i] * width);
         for (int j = 0; j < VECTOR; j++) sum[j] += x[j];
       }
     };
