@@ -45,9 +45,6 @@ ALLOWED = {
     ("minitransformer/backends/cuda/philox.py", "packed"): 1,
     ("minitransformer/backends/cuda/training.py", "positional"): 1,
     ("minitransformer/text/placeholders.py", "long"): 1,
-    ("minitransformer/translation/batch_translation.py", "long"): 1,
-    ("minitransformer/translation/batch_translation.py", "packed"): 1,
-    ("minitransformer/translation/beam_search.py", "long"): 1,
     ("minitransformer/translation/beam_search.py", "positional"): 1,
     ("minitransformer/translation/translator.py", "long"): 1,
 }

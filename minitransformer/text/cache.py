@@ -150,23 +150,19 @@ def _sampled(
 
 
 class _Side:
-    """One side of a corpus: two growing files, and how many ids have no text."""
+    """One side of a corpus: two growing files, and how often each id occurs."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
+    def __init__(self, path: Path, vocab_size: int) -> None:
         self._path = path
-        self._dtype = dtype
-        self.num_ids = 0
-        self.num_unknown = 0
+        self.dtype = "uint16" if vocab_size <= 1 << 16 else "int32"
+        self.counts = np.zeros(vocab_size, dtype=np.int64)
         self._append(".starts", np.zeros(1, dtype=np.int64))
 
-    def add(self, lines: Sequence[list[int]], no_text: list[int]) -> None:
-        """Write the ids of lines, of which those in `no_text` count as unknown."""
-        lengths = np.fromiter(map(len, lines), dtype=np.int64, count=len(lines))
-        ids = np.fromiter(itertools.chain.from_iterable(lines), dtype=self._dtype)
-        self._append(".ids", ids)
-        self._append(".starts", self.num_ids + np.cumsum(lengths))
-        self.num_ids += len(ids)
-        self.num_unknown += int(np.isin(ids, no_text).sum())
+    def add(self, lines: Sequence[list[int]]) -> None:
+        ragged = Ragged.from_lists(lines)
+        self._append(".starts", self.counts.sum() + ragged.starts[1:])
+        self._append(".ids", ragged.ids.astype(self.dtype))
+        self.counts += np.bincount(ragged.ids, minlength=len(self.counts))
 
     def _append(self, suffix: str, values: np.ndarray) -> None:
         with open(self._path.with_suffix(suffix), "ab") as file:
@@ -177,10 +173,8 @@ def _encode(
     text: TextPair, tokenizer: Tokenizer, num_threads: int, folder: Path
 ) -> None:
     """Write the ids of both sides to a folder, and a header that describes them."""
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "int32"
-    no_text = [i for i, piece in enumerate(tokenizer.written()) if not piece]
     folder.mkdir()
-    sides = [_Side(folder / name, dtype) for name in SIDES]
+    sides = [_Side(folder / name, tokenizer.vocab_size) for name in SIDES]
     sample = list[str]()
     target_characters = Counter[str]()
     pairs = blank = 0
@@ -200,15 +194,16 @@ def _encode(
         blank += len(chunk) - len(kept)
         pairs += len(kept)
         for column, side in enumerate(sides):
-            side.add([ids[column] for ids in kept], no_text)
+            side.add([ids[column] for ids in kept])
     if not pairs:
         none = f"{blank:,} with a blank line each" if blank else "none"
         raise ValueError(f"{text}: expected sentence pairs, found {none}")
 
-    # The header comes last: a folder with it is complete.
-    unknown = [side.num_unknown / side.num_ids for side in sides]
+    # The header has the median of the sentences in a line, and notes for the log.
+    no_text = [i for i, piece in enumerate(tokenizer.written()) if not piece]
+    unknown = [side.counts[no_text].sum() / side.counts.sum() for side in sides]
     header = {
-        "dtype": dtype,
+        "dtype": sides[0].dtype,
         "dropped_blank": blank,
         "pairs": pairs,
         "sentences": median_sentences(sample),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lines: Sequence[Sequence[int]]) -> Ragged:
-        ids = np.fromiter((i for line in lines for i in line), np.int64)
+        ids = np.fromiter(itertools.chain.from_iterable(lines), np.int64)
         return cls(ids, np.cumsum([0, *map(len, lines)]))
 
     def __len__(self) -> int:

@@ -175,14 +175,13 @@ class Finder:
         for match in pattern.finditer(line):
             start = match.start()
             output = match[0]
-            kind = "word"
+            kind = match.lastgroup or "word"
             read = ""
             rest += line[end:start]
             before = line[start - 1 : start]
             behind = line[match.end() :][:1]
             touches = before.strip() != "", behind.isalnum()
             if match.lastgroup:
-                kind = match.lastgroup
                 output = self._outputs.get(output, output)
                 rest += output
             elif _LOOSE_ONLY.fullmatch(output):

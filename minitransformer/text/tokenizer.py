@@ -118,8 +118,12 @@ class Tokenizer:
                 raise
 
         # Byte-pair encoding of all characters as they are, unless options override it.
-        defaults = {"model_type": "bpe", "character_coverage": 1.0}
-        defaults["normalization_rule_name"] = "identity"
+        options = {
+            "model_type": "bpe",
+            "character_coverage": 1.0,
+            "normalization_rule_name": "identity",
+            **options,
+        }
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=reported(),
@@ -135,7 +139,7 @@ class Tokenizer:
                 eos_id=EOS_ID,
                 num_threads=num_threads,
                 minloglevel=2,
-                **{**defaults, **options},
+                **options,
             )
         except (RuntimeError, OSError) as error:
             if failures:

@@ -25,7 +25,7 @@ from minitransformer.translation.incremental_decoding import (
 
 R = TypeVar("R")
 
-# New sentences are started when those left of earlier ones are at most this share.
+# New sentences are started when at most this share of a batch is left.
 SHARE_LEFT = 0.25
 
 
@@ -43,25 +43,31 @@ def translate_ids(
     in its place. A sentence has none if all break the `constraints`.
     """
     encoded = Ragged.from_lists(sources)
-    lengths, positions = encoded.lengths, model.position_limit or np.iinfo(int).max
+    lengths = encoded.lengths
+    positions = model.position_limit or np.iinfo(int).max
     table = model.embedding.table.data
-    xp, search = array_module(table), backend_of(table).beam_search or BeamSearch
+    xp = array_module(table)
+    search = backend_of(table).beam_search or BeamSearch
     if constraints is not None:
         search = BeamSearch  # a fused one asks the model for its logits itself
 
     def start(batch: np.ndarray) -> BeamSearch:
         """Encode a batch of sentences, and prepare to search for their translations."""
-        limits = np.floor(config.max_len_a * lengths[batch] + config.max_len_b)
-        limits = limits.astype(int) + 1  # EOS counts here
-        if constraints is not None:
-            limits = constraints.limits(limits, batch)
+        longest = np.floor(config.max_len_a * lengths[batch] + config.max_len_b)
+        limits = longest.astype(int) + 1  # EOS counts here
         source = xp.asarray(encoded.pad(batch))
         decoder = incremental_decoder(model, source, config.beam)
-        if constraints is not None:
+        if constraints:
+            limits = constraints.limits(limits, batch)
             decoder = constraints.decoder(decoder, batch)
-        limits = np.minimum(limits, positions)
-        settings = config.beam, config.alpha, config.nbest
-        started: BeamSearch = search(decoder, batch, limits, *settings)
+        started: BeamSearch = search(
+            decoder,
+            batch,
+            np.minimum(limits, positions),
+            config.beam,
+            config.alpha,
+            config.nbest,
+        )
         return started
 
     def translate_share(share: np.ndarray) -> list[tuple[int, list[Hypothesis]]]:
@@ -74,7 +80,7 @@ def translate_ids(
     order = order[lengths[order] > 0]
     count = max(min(num_threads, len(order)), 1)
     shares = [order[n::count] for n in range(count)]
-    results: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
+    results = [[Hypothesis((), 0.0, 0.0)] for _ in sources]
     with parallel_map(translate_share, count) as mapped:
         for sentence, hypotheses in chain.from_iterable(mapped(shares)):
             results[sentence] = hypotheses
@@ -90,25 +96,27 @@ def search_together(
     """Search for the translations of sentences in batches that are filled up.
 
     A step takes almost as long for few sentences as for many, and the last sentences of
-    a batch may go on for long. They wait while others are started, which catch up with
-    them: the search with the shortest beams does the next step, and searches whose
-    beams are equally long join. At most `max_tokens` source tokens are in work at a
-    time, with padding and EOS, or one sentence. Sentences come shortest first, so that
-    waiting ones are joined by others of similar length. `lengths` has those of all.
+    a batch may go on for long. They wait while others are started and catch up: the
+    search with the shortest beams does the next step, and searches with beams of the
+    same length join. At most `max_tokens` source tokens are in work at a time, with
+    padding and EOS, or one sentence. Sentences come shortest first: those that join are
+    of similar length. `lengths` has the lengths of all sentences.
 
-    Elsewhere: in the continuous batching of servers, a text joins the others at any
-    time, and has a position of its own.
+    Elsewhere: in the continuous batching of servers, a text joins others at any time,
+    at a position that differs from theirs.
 
     Shapes: sentences, lengths [any]
     Yields: numbers of sentences and their results
     """
     searches = list[BeamSearch]()
     while len(sentences) or searches:
+        # Start more sentences if few are left.
         in_work = sum(len(search.sentences) for search in searches)
         count = _batch_size(lengths[sentences], max_tokens, in_work)
         if count and in_work <= SHARE_LEFT * (in_work + count):
             searches.append(start(sentences[:count]))
             sentences = sentences[count:]
+        # The search with the shortest beams goes on, and joins those that are as long.
         shortest = min(searches, key=lambda search: search.length)
         yield from shortest.step()
         searches.remove(shortest)
@@ -122,8 +130,8 @@ def search_together(
 def _batch_size(lengths: np.ndarray, max_tokens: int, in_work: int) -> int:
     """Return how many sentences fit beside those in work, or one if there are none.
 
-    It is fewer if the sentences then make as many batches, about equally large. The
-    lengths are those of sentences that may be started, ascending. Shapes: lengths [any]
+    The sentences that wait become as few batches as possible, about equally large.
+    `lengths` has theirs, ascending. Shapes: lengths [any]
     """
     tokens = (in_work + np.arange(1, len(lengths) + 1)) * (lengths + 1)
     fitting = int(np.searchsorted(tokens, max_tokens, "right"))
@@ -149,12 +157,14 @@ def score_targets(
     Units: nats; perplexity is exp(-mean of the log-probabilities)
     Raises: ValueError if a log-probability is not finite.
     """
-    source, target = Ragged.from_lists(sources), Ragged.from_lists(targets)
+    source = Ragged.from_lists(sources)
+    target = Ragged.from_lists(targets)
     members = model.members if isinstance(model, Ensemble) else [model]
     xp = array_module(model.embedding.table.data)
 
     def score_batch(batch: np.ndarray) -> Iterator[np.ndarray]:
         ids = [xp.asarray(x) for x in (source.pad(batch), target.pad(batch, BOS_ID))]
+        # The logarithm of the mean probability of the models.
         with np.errstate(all="ignore"):
             each = [to_host(token_log_probs(member, *ids)[0]) for member in members]
             means = np.logaddexp.reduce(each, dtype=np.float64) - math.log(len(each))
@@ -184,19 +194,21 @@ def map_batches(
 
     Yields: indices of sentences and their results, longest sentences first
     """
+    # Divide the sentences into batches, longest first.
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
-
-    batches, first = list[np.ndarray](), 0
+    batches = list[np.ndarray]()
+    first = 0
     while first < len(order):
         size = max(1, max_tokens // (int(lengths[order[first]]) + 1))
         batches.append(order[first : first + size])
         first += size
 
-    def results(batch: np.ndarray) -> list[R]:
+    # Apply the function to each, and say which result belongs to which sentence.
+    def results_of(batch: np.ndarray) -> list[R]:
         return list(function(batch))
 
     count = max(min(num_threads, len(batches)), 1)
-    with parallel_map(results, count) as mapped:
-        for batch, found in zip(batches, mapped(batches), strict=True):
-            yield from zip(batch.tolist(), found, strict=True)
+    with parallel_map(results_of, count) as mapped:
+        for batch, results in zip(batches, mapped(batches), strict=True):
+            yield from zip(batch.tolist(), results, strict=True)

@@ -93,8 +93,11 @@ class BeamSearch:
         alpha: float,
         nbest: int,
     ) -> None:
-        self.sentences, self.length = sentences, 0
-        self._decoder, self._beam_size, self._alpha = decoder, beam_size, alpha
+        self.sentences = sentences
+        self.length = 0
+        self._decoder = decoder
+        self._beam_size = beam_size
+        self._alpha = alpha
         self._finished = [
             FinishedHypotheses(beam_size, alpha, nbest) for _ in sentences
         ]
@@ -104,18 +107,22 @@ class BeamSearch:
 
     def step(self) -> list[tuple[int, list[Hypothesis]]]:
         """Extend the beams by a token; return sentences that are done, best first."""
+        # Of the best extensions, some end, and the others are the next live beams.
         self.length += 1
         beams = self._log_probs.shape[1]
         weights = self._decoder.step(self._tokens[:, :, -1].reshape(-1))
         candidates = best_candidates(weights, self._log_probs, 2 * self._beam_size)
         self._finish(candidates)
         origins = self._extend(candidates)
+
+        # Sentences that are done leave the batch.
         done = self._done()
         numbers = self.sentences.tolist()
         ended = [(numbers[b], self._finished[b].best) for b in np.flatnonzero(done)]
         left = np.flatnonzero(~done)
         rows = left[:, None] * beams + origins[left]
-        self._tokens, self._log_probs = self._tokens[left], self._log_probs[left]
+        self._tokens = self._tokens[left]
+        self._log_probs = self._log_probs[left]
         self.sentences = self.sentences[left]
         self._max_lengths = self._max_lengths[left]
         self._finished = [self._finished[b] for b in left]
@@ -124,7 +131,7 @@ class BeamSearch:
         return ended
 
     def _finish(self, candidates: Candidates) -> None:
-        """Keep as finished hypotheses those of the first K candidates that end."""
+        """Make finished hypotheses of those among the first K candidates that end."""
         log_probs, origins, tokens = candidates
         ends = (tokens == EOS_ID) & np.isfinite(log_probs)
         for b, k in zip(*np.nonzero(ends[:, : self._beam_size]), strict=True):
@@ -156,7 +163,8 @@ class BeamSearch:
         If one has reached its length and nothing of it has finished, its live beams are
         the result.
         """
-        finished, log_probs = self._finished, self._log_probs
+        finished = self._finished
+        log_probs = self._log_probs
         at_limit = self._max_lengths == self.length
         for b in np.flatnonzero(at_limit):
             if not finished[b].count:
@@ -181,7 +189,9 @@ class FinishedHypotheses:
     """The `nbest` best finished hypotheses of one sentence, best first."""
 
     def __init__(self, beam_size: int, alpha: float, nbest: int) -> None:
-        self._beam_size, self._alpha, self._nbest = beam_size, alpha, nbest
+        self._beam_size = beam_size
+        self._alpha = alpha
+        self._nbest = nbest
         self.best: list[Hypothesis] = []
         self.count = 0  # of all that have finished
 
@@ -232,27 +242,30 @@ def best_candidates(
 
     Shapes: log_probs [B, K] -> log_probs, origins, tokens [B, count]
     """
-    found, first = list[Candidates](), 0
+    best = list[Candidates]()
+    first = 0
     for weights in chunks:
         last = first + len(weights.sums) // log_probs.shape[1]
-        found.append(_best_of_chunk(weights, log_probs[first:last], count))
+        best.append(_best_of_chunk(weights, log_probs[first:last], count))
         first = last
         del weights  # the next chunk takes their memory, which is in the cache
-    return Candidates._make(map(np.concatenate, zip(*found, strict=True)))
+    return Candidates._make(map(np.concatenate, zip(*best, strict=True)))
 
 
 def _best_of_chunk(
     weights: TokenWeights, log_probs: np.ndarray, count: int
 ) -> Candidates:
-    """Find the best candidates without sorting all.
+    """Find the best candidates without sorting all of them.
 
     At least `count` candidates reach the `count`-th largest of the maxima of all groups
     of all beams. Only groups whose maximum reaches it are searched. Example: one beam
     has the weights (5, 1, 4, 3). For a count of 2 and the groups {0, 2} and {1, 3}, the
     maxima are 5 and 3. The tokens 0, 2 and 3 reach 3; the two best are among them.
     """
-    values, xp = weights.values, array_module(weights.values)
-    (batch, beams), (_, size) = log_probs.shape, values.shape
+    values = weights.values
+    xp = array_module(values)
+    batch, beams = log_probs.shape
+    size = values.shape[1]
     log_sums = np.log(to_host(weights.sums), dtype=np.float64)
     if not np.isfinite(log_sums).all():
         raise ValueError(NOT_FINITE)
@@ -262,6 +275,8 @@ def _best_of_chunk(
     highest = log_probs.max(axis=1).repeat(beams)
     with np.errstate(invalid="ignore"):  # there may be no beam: -inf - -inf
         factors = np.exp(offsets - highest)[:, None]  # [B K, 1]
+
+    # The bound of a sentence: its `count`-th largest maximum.
     maxima = to_host(weights.maxima) * factors  # [B K, G]
     bounds = np.full(batch, np.finfo(np.float64).tiny)  # 0 never reaches it
     of_sentence = maxima.reshape(batch, -1)
@@ -276,26 +291,38 @@ def _best_of_chunk(
     tokens[tokens >= size] = PAD_ID  # of weight 0
     searched = to_host(values[xp.asarray(row)[:, None], xp.asarray(tokens)])
     i, place = _places(searched * factors[row] >= bounds[row])
-    row, token = row[i], tokens[i, place]
+    row = row[i]
     log_prob = np.log(searched[i, place], dtype=np.float64) + offsets[row]
+    return _ranked(log_prob, row, tokens[i, place], beams, (batch, count))
 
-    # Rank what was found in each sentence.
+
+def _ranked(
+    log_prob: np.ndarray,
+    row: np.ndarray,
+    token: np.ndarray,
+    beams: int,
+    shape: tuple[int, int],
+) -> Candidates:
+    """Return the best of some candidates for each sentence; -inf fills up the rest.
+
+    Shapes: log_prob, row, token [any] -> log_probs, origins, tokens [B, count]
+    """
+    # Sort by sentence, then from the best candidate on, and number them.
     order = np.lexsort((token, row, -log_prob, row // beams))
-    row, token, log_prob = row[order], token[order], log_prob[order]
-    sentence = row // beams
+    sentence, origin = np.divmod(row[order], beams)
     rank = np.arange(len(row)) - np.searchsorted(sentence, sentence)
-    best = rank < count
-    places, shape = (sentence[best], rank[best]), (batch, count)
-    candidates = Candidates(
+    best = rank < shape[1]
+
+    ranked = Candidates(
         np.full(shape, -np.inf), np.zeros(shape, int), np.zeros(shape, int)
     )
-    columns = log_prob, row % beams, token
-    for array, column in zip(candidates, columns, strict=True):
-        array[places] = column[best]
-    return candidates
+    columns = log_prob[order], origin, token[order]
+    for array, column in zip(ranked, columns, strict=True):
+        array[sentence[best], rank[best]] = column[best]
+    return ranked
 
 
 def _places(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of what is True, faster than `np.nonzero`."""
+    """Return the rows and columns of True elements, faster than `np.nonzero`."""
     rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
     return rows, columns

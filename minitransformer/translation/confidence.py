@@ -1,7 +1,7 @@
 """How sure a model is of its translations and of each word (beyond the paper).
 
-The confidence of a translation is the share of validation sentences of which the model
-was less sure, by the mean log-probability of a token.
+The confidence of a translation is the share of validation sentences whose translations
+have a lower mean log-probability of a token.
 """
 
 from __future__ import annotations
@@ -30,16 +30,21 @@ def quantiles(means: Sequence[float]) -> tuple[float, ...]:
 
 def sure_words(tokenizer: Tokenizer, h: Hypothesis, log_probs: np.ndarray) -> Words:
     """Return the `words` of a hypothesis from the log-probabilities of its tokens."""
-    words, owners = h.text.split(), words_of_pieces(tokenizer, h.text, h.tokens)
+    words = h.text.split()
+    owners = words_of_pieces(tokenizer, h.text, h.tokens)
     sums = np.bincount(owners, log_probs[: len(owners)], len(words))
     means = sums / np.maximum(np.bincount(owners, minlength=len(words)), 1)
     return tuple(zip(words, means.tolist(), strict=False))
 
 
 def with_copies(h: Hypothesis) -> Hypothesis:
-    """Return the hypothesis with the words of its text, of which some were copied."""
-    words, found = h.text.split(), dict[int, float | None]()
+    """Return a hypothesis with the words of its text. Those that were copied have None.
+
+    Its words so far are those that the model wrote.
+    """
+    words = h.text.split()
+    log_probs = dict[int, float | None]()
     same = SequenceMatcher(None, [word for word, _ in h.words], words, autojunk=False)
     for i, j, size in same.get_matching_blocks():
-        found |= {j + n: h.words[i + n][1] for n in range(size)}
-    return replace(h, words=tuple((x, found.get(n)) for n, x in enumerate(words)))
+        log_probs |= {j + n: h.words[i + n][1] for n in range(size)}
+    return replace(h, words=tuple((x, log_probs.get(n)) for n, x in enumerate(words)))

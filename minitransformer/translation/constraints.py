@@ -35,13 +35,12 @@ MAX_ENDINGS = 1024
 class Prefix:
     """The text that a translation begins with, which may end within a word.
 
-    Until it is written, only those tokens may follow into which the tokenizer cuts a
-    text that begins with the prefix; other pieces could write the same letters, but the
-    model has never seen them there. First come the tokens `first`, then one of `ways`,
-    the last token of which may go beyond the prefix, and none of which is the beginning
-    of another.
+    Its tokens are those into which the tokenizer cuts a text that begins with it. Other
+    pieces could write the same letters, but the model has never seen them there. The
+    tokens `first` come first, then one of `ways`: its last token may go beyond the
+    prefix, and no way begins with another one.
 
-    `text` is normalised, as is the text of the model.
+    `text` is normalised, as the model's text is.
     """
 
     text: str
@@ -54,7 +53,7 @@ class Prefix:
         return len(self.first) + max(map(len, self.ways))
 
     def following(self, written: list[int]) -> set[int]:
-        """Return the tokens that may follow those written; none if all may."""
+        """Return the tokens that may follow the written ones; none if all may."""
         if len(written) < len(self.first):
             return {self.first[len(written)]}
         begun = written[len(self.first) :]
@@ -62,7 +61,7 @@ class Prefix:
         return {way[n] for way in self.ways if len(way) > n and way[:n] == begun}
 
     def restore(self, translation: str, original: str) -> str:
-        """Replace the normalised prefix of a translation by what was given for it.
+        """Replace the normalised prefix of a translation by the original one.
 
         Raises: ValueError if the translation does not begin with the prefix.
         """
@@ -94,6 +93,7 @@ class PrefixFinder:
 
         Raises: ValueError if it is longer, or the vocabulary has no pieces for it.
         """
+        # The last word may go on, unless white space follows it.
         text = clean(text)
         words = self._tokenizer.normalise(text).replace(SPACE, " ").split()
         if not words:
@@ -101,6 +101,7 @@ class PrefixFinder:
         normal = " ".join(words)
         unfinished = "" if text[-1].isspace() else words.pop()
         tokens, first = self._tokenizer.encode([normal, " ".join(words)])
+        # The prefix must fit, and be made of pieces that the model writes.
         if len(tokens) > limit:
             raise ValueError(
                 f"expected at most {limit} tokens (--max-input), got {len(tokens)}"
@@ -121,7 +122,7 @@ class PrefixFinder:
     ) -> list[Prefix | None]:
         """Return the prefix of each translation; None where it is empty.
 
-        `sources` are the ids of the lines; errors call these by their `numbers`.
+        `sources` are the ids of the lines; errors count these by `numbers`.
 
         Raises: ValueError naming a line that is blank, or whose prefix is impossible.
         """
@@ -140,7 +141,9 @@ class PrefixFinder:
         """Return the ways to write a word that begins with `word`."""
         if not word:
             return [[token] for token, _ in self._beginning_with(SPACE)]
-        ways, texts = self._tokenizer.encode([word]), [word]
+        # The last piece begins at any character, and writes at least the rest.
+        texts = [word]
+        ways = self._tokenizer.encode(texts)
         ends = range(max(len(word) - self._longest, 0), len(word))
         before = self._tokenizer.encode([word[:end] for end in ends])
         for end, tokens in zip(ends, before, strict=True):
@@ -148,6 +151,7 @@ class PrefixFinder:
             for token, piece in self._beginning_with(rest):
                 ways.append([*tokens, token])
                 texts.append(word[:end] + piece.removeprefix(SPACE).replace(SPACE, " "))
+        # The tokenizer must cut the text in this way.
         cuts = self._tokenizer.encode(texts)
         return [way for way, cut in zip(ways, cuts, strict=True) if way == cut]
 
@@ -173,13 +177,13 @@ class Constraints:
 
         Shapes: limits, batch [B] -> [B]
         """
-        found = [self.prefixes[i] for i in batch]
-        return limits + [prefix.most_tokens if prefix else 0 for prefix in found]
+        prefixes = (self.prefixes[i] for i in batch)
+        return limits + [prefix.most_tokens if prefix else 0 for prefix in prefixes]
 
     def decoder(
         self, decoder: IncrementalDecoder, batch: np.ndarray
     ) -> IncrementalDecoder:
-        """Return a decoder that constrains another one of the sentences `batch`."""
+        """Return a decoder that constrains another one, for the sentences `batch`."""
         return ConstrainedDecoder(decoder, [self.prefixes[i] for i in batch])
 
 
@@ -189,7 +193,8 @@ class ConstrainedDecoder(IncrementalDecoder):
     def __init__(
         self, decoder: IncrementalDecoder, prefixes: list[Prefix | None]
     ) -> None:
-        self._decoder, self._prefixes = decoder, prefixes
+        self._decoder = decoder
+        self._prefixes = prefixes
         self._histories = np.empty((len(prefixes), 0), dtype=int)  # [B K, length]
 
     def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
@@ -213,7 +218,8 @@ class ConstrainedDecoder(IncrementalDecoder):
 
     def _excluded(self, rows: slice, size: int) -> np.ndarray:
         """Return which of `size` tokens must not follow. Shapes: -> [any, size] bool"""
-        histories, prefixes = self._histories[rows, 1:], self._prefixes[rows]  # no BOS
+        histories = self._histories[rows, 1:]  # without BOS
+        prefixes = self._prefixes[rows]
         result = np.zeros((len(prefixes), size), dtype=bool)
         for row, prefix in enumerate(prefixes):
             if not prefix or histories.shape[1] >= prefix.most_tokens:

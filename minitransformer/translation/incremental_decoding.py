@@ -29,10 +29,8 @@ from minitransformer.engine.backend import (
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID
 
-# The weights of a chunk, which is computed at a time: the fewer, the less memory. But
-# it has at least so many rows, which are enough for an efficient product.
+# About how many weights are computed at a time, a chunk: the fewer, the less memory.
 WEIGHTS_PER_CHUNK = 1 << 21
-MIN_ROWS_PER_CHUNK = 256
 
 # About how many weights a processor's cache holds.
 VALUES_IN_CACHE = 1 << 17
@@ -86,14 +84,15 @@ class CachedDecoder(IncrementalDecoder):
     """One Transformer that decodes a batch of sentences with key/value caches."""
 
     def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
-        self._model, self._xp = model, array_module(source)
+        self._model = model
+        self._xp = array_module(source)
         self._table = model.embedding.table.data
         self._state = model.start_decoding(source)
         self._beam_size = beam_size
 
     def step(self, tokens: Array) -> Iterator[TokenWeights]:
         outputs = self._outputs(tokens)
-        size = max(WEIGHTS_PER_CHUNK // len(self._table), MIN_ROWS_PER_CHUNK)
+        size = max(WEIGHTS_PER_CHUNK // len(self._table), ops.MIN_ROWS_PER_CHUNK)
         size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
         for first in range(0, len(outputs), size):
             yield token_weights(outputs[first : first + size], self._table)
@@ -122,7 +121,8 @@ class Ensemble:
                 "an ensemble: expected models of one vocabulary, got sizes "
                 f"{', '.join(map(str, sorted(sizes))) or 'of none'}"
             )
-        self.members, self.embedding = list(members), members[0].embedding
+        self.members = list(members)
+        self.embedding = members[0].embedding
 
     @property
     def position_limit(self) -> int | None:
@@ -203,14 +203,16 @@ def with_sums(
 ) -> TokenWeights:
     """Return weights with their sums and maxima, some rows at a time.
 
-    `parts` yields slices of rows as soon as their weights are there; by default these
-    are as many rows as a processor's cache holds. If the values are `exponents`, their
-    exponentials replace them.
+    `parts` yields slices of rows as soon as their weights are there; by default, a
+    slice has as many rows as a processor's cache holds. If the values are `exponents`,
+    their exponentials replace them.
 
     Shapes: values [N, V]
     """
-    xp, (count, size) = array_module(values), values.shape
-    sums, ones = xp.empty(count, values.dtype), xp.ones(size, values.dtype)
+    xp = array_module(values)
+    count, size = values.shape
+    sums = xp.empty(count, values.dtype)
+    ones = xp.ones(size, values.dtype)
     maxima = xp.empty((count, min(MAX_GROUPS, size)), values.dtype)
     if parts is None:
         at_once = VALUES_IN_CACHE // size + 1 if xp is np else count
@@ -220,6 +222,7 @@ def with_sums(
         if exponents:
             xp.exp(weights, out=weights)
         sums[part] = weights @ ones
+        # Padding, the unknown token and BOS count in the sums, but never follow.
         weights[:, :EOS_ID] = 0
         maxima[part] = group_maxima(weights)
     return TokenWeights(values, sums, maxima)

@@ -13,8 +13,8 @@ from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
 
-# Letters of scripts that put no space between words: those within whose words Unicode
-# may break a line (Chinese, Japanese, Thai, Khmer, ...), and of three more scripts.
+# Letters of scripts without spaces between words. Unicode may break a line within words
+# of most of them (Chinese, Japanese, Thai, Khmer, ...); three more scripts are named.
 UNSPACED = r"[\p{lb=ID}\p{lb=CJ}\p{lb=SA}\p{Tibetan}\p{Balinese}\p{Javanese}]"
 
 # Lines times samples of the bootstrap: sacreBLEU keeps 72 bytes of each, 360 MB.
@@ -25,10 +25,10 @@ MOST_RESAMPLED = 5_000_000
 class TranslationQuality:
     """How close translations come to their references.
 
-    `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100 on detokenised, cased
-    text that was cleaned (`clean`), with its signatures; `length` is how many words the
-    translations have for each word of the references, as BLEU counts them, and `exact`
-    is the share equal to the reference.
+    `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100, with its signatures,
+    on detokenised, cased text that was cleaned (`clean`). `length` is the quotient of
+    the words of translations and references, as BLEU counts them. `exact` is the share
+    of translations that equal their reference.
     """
 
     bleu: float
@@ -60,9 +60,9 @@ def choose_tokenizer(references: Iterable[str]) -> str:
 
 
 def bleu_metric(references: Sequence[str], tokenizer: str | None) -> Any:
-    """Return sacreBLEU's BLEU for these references, which never warns by itself.
+    """Return sacreBLEU's BLEU for these references, without its warnings.
 
-    Where none of them has four words, it counts the n-grams that there are (eff:yes).
+    If none of them has four words, only shorter n-grams count (eff:yes).
     """
     from sacrebleu.metrics import BLEU  # slow to import, and not always needed
 
@@ -88,8 +88,8 @@ def translation_quality(
 ) -> TranslationQuality:
     """Compare each translation with one reference.
 
-    `tokenizer` is sacreBLEU's name of what divides lines into words for BLEU; without
-    one, `choose_tokenizer` does.
+    `tokenizer` is sacreBLEU's name of the tokeniser for BLEU, by default that of
+    `choose_tokenizer`.
 
     Raises: ValueError if there are no references, or not as many as translations.
     """
@@ -101,16 +101,17 @@ def translation_quality(
             f"{len(references)} and {len(translations)}"
         )
     translations, references = map(_counted, (translations, references))
-    bleu, chrf = bleu_metric(references, tokenizer), CHRF()
+    bleu = bleu_metric(references, tokenizer)
+    chrf = CHRF()
     counted = bleu.corpus_score(translations, [references])
     pairs = zip(translations, references, strict=True)
     return TranslationQuality(
-        counted.score,
-        str(bleu.get_signature()),
-        chrf.corpus_score(translations, [references]).score,
-        str(chrf.get_signature()),
-        counted.sys_len / max(counted.ref_len, 1),
-        sum(t == r for t, r in pairs) / len(references),
+        bleu=counted.score,
+        bleu_signature=str(bleu.get_signature()),
+        chrf=chrf.corpus_score(translations, [references]).score,
+        chrf_signature=str(chrf.get_signature()),
+        length=counted.sys_len / max(counted.ref_len, 1),
+        exact=sum(t == r for t, r in pairs) / len(references),
     )
 
 
@@ -129,24 +130,25 @@ def report(
     """Return all measures as text; for a language, with `compound_split_bleu`.
 
     The 95% intervals of BLEU and chrF come from bootstrap resampling of the lines
-    (Koehn, 2004), and so does p, for `other` translations of the same lines: how likely
-    a difference as large as theirs is by chance.
+    (Koehn, 2004). With `other` translations of the same lines, so does p: the
+    probability that a difference as large as theirs is due to chance.
 
     Raises: as `translation_quality`.
     """
     quality = translation_quality(translations, references, tokenizer)
     if other is not None and len(other) != len(references):
-        found = f"{len(other)} for {len(references)} references"
         raise ValueError(
-            f"expected as many lines to compare as references, got {found}"
+            f"expected as many lines to compare as references, got {len(other)} for "
+            f"{len(references)} references"
         )
+    # Where the lines are not too many, add intervals and the comparison.
     lines = str(quality).splitlines()
     if (samples := min(1000, MOST_RESAMPLED // len(references))) >= 100:
         systems = [x for x in (other, translations) if x is not None]
         resampled = _resample(systems, references, tokenizer, samples)
         for i, (name, (*others, ours)) in enumerate(resampled.items()):
-            low, high = ours.mean - ours.ci, ours.mean + ours.ci
-            lines[i] = lines[i].replace("  ", f" ({low:.2f} to {high:.2f})  ", 1)
+            interval = f"({ours.mean - ours.ci:.2f} to {ours.mean + ours.ci:.2f})"
+            lines[i] = lines[i].replace("  ", f" {interval}  ", 1)
             for theirs in others:
                 gain = f"{ours.score - theirs.score:+.2f}, p = {ours.p_value:.3f}"
                 lines.append(f"{name} of --compare {theirs.score:.2f}: {gain}")
@@ -163,7 +165,7 @@ def _resample(
     tokenizer: str | None,
     samples: int,
 ) -> dict[str, list[Any]]:
-    """Return for BLEU and chrF what sacreBLEU's bootstrap says of each system."""
+    """Return the results of sacreBLEU's bootstrap for each system, of BLEU and chrF."""
     from sacrebleu.metrics import CHRF
     from sacrebleu.significance import PairedTest
 
@@ -171,14 +173,14 @@ def _resample(
     *counted, targets = map(_counted, (*systems, references))
     named: list[tuple[str, Sequence[str]]] = list(zip("ab", counted, strict=False))
     metrics = {"BLEU": bleu_metric(targets, tokenizer), "chrF": CHRF()}
-    _, found = PairedTest(named, metrics, [targets], "bs", samples)()
-    return {"BLEU": found["BLEU"], "chrF": found["chrF2"]}
+    _, results = PairedTest(named, metrics, [targets], "bs", samples)()
+    return {"BLEU": results["BLEU"], "chrF": results["chrF2"]}
 
 
 def compound_split_bleu(
     translations: Sequence[str], references: Sequence[str], language: str
 ) -> float:
-    """Return BLEU as the paper's 27.3 and 28.4 were counted (section 6.1, Table 2).
+    """Return BLEU, counted as the paper's 27.3 and 28.4 (section 6.1, Table 2).
 
     Unicode punctuation is replaced, Moses tokenises both sides as text in `language`,
     and the hyphen of a compound becomes a word of its own. BLEU is counted over these
@@ -189,6 +191,7 @@ def compound_split_bleu(
     """
     from sacrebleu.metrics import BLEU
 
+    # Moses: normalise, tokenise, and divide compounds.
     moses = import_moses(language)
     normalizer = moses.MosesPunctNormalizer(language)
     tokenizer = moses.MosesTokenizer(language)
@@ -199,8 +202,8 @@ def compound_split_bleu(
         return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenised)
 
     bleu = BLEU(tokenize="none", smooth_method="none", force=True)
-    sides = [[words(line) for line in side] for side in (translations, references)]
-    return bleu.corpus_score(sides[0], [sides[1]]).score
+    ours, theirs = (list(map(words, side)) for side in (translations, references))
+    return bleu.corpus_score(ours, [theirs]).score
 
 
 def import_moses(language: str) -> ModuleType:

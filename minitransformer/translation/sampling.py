@@ -5,10 +5,10 @@ may be sharpened or flattened by a temperature, and cut to the likeliest tokens 
 Fan et al., 2018; top-p: Holtzman et al., 2020). Back-translation with samples is due to
 Edunov et al. (2018).
 
-A sample depends on the model, the settings, the seed, the word pieces of the sentence
-and the number of the sample: each has random numbers of its own. But the logits of a
-sentence may differ by 1e-5 with the other sentences of its batch, and by more in 16
-bits or int8, so that a draw that is this close may turn out differently.
+A sample has its own random numbers, which depend on the seed, the word pieces of the
+sentence and the number of the sample. So it depends on no other sentence, with one
+exception: logits may differ by 1e-5 with the other sentences of a batch, and by more in
+16 bits or int8. A draw that is this close may turn out differently.
 
 Shapes: B samples, V vocabulary.
 """
@@ -46,15 +46,18 @@ def sample_ids(
     Their log-probabilities and scores are those of the model, as in beam search.
     Prefixes are met by drawing among the tokens that write them.
     """
-    count, seed = config.nbest, 1 if config.seed is None else config.seed
+    # Repeat each sentence and its prefix for its samples, with another key for each.
+    count = config.nbest
+    seed = 1 if config.seed is None else config.seed
     repeated = [source for source in sources for _ in range(count)]
+    starts = [x for x in prefixes or [None] * len(sources) for _ in range(count)]
     keys = [(seed, n, _digest(s)) for s in sources for n in range(count)]
-    given = prefixes or [None] * len(sources)
-    each = [prefix for prefix in given for _ in range(count)]
-    search = replace(config, beam=1, nbest=1)
-    draws = Draws(config, each, keys)
-    found = iter(translate_ids(model, repeated, search, num_threads, draws))
-    return [[h for _ in range(count) for h in next(found)] for _ in sources]
+
+    # A sample is a greedy search among weights that leave one token.
+    greedy = replace(config, beam=1, nbest=1)
+    draws = Draws(config, starts, keys)
+    samples = iter(translate_ids(model, repeated, greedy, num_threads, draws))
+    return [[h for _ in range(count) for h in next(samples)] for _ in sources]
 
 
 def _digest(source: Sequence[int]) -> int:
@@ -72,7 +75,8 @@ class Draws(Constraints):
         keys: Sequence[tuple[int, ...]],
     ) -> None:
         super().__init__(prefixes)
-        self._config, self._keys = config, keys
+        self._config = config
+        self._keys = keys
 
     def decoder(
         self, decoder: IncrementalDecoder, batch: np.ndarray
@@ -91,7 +95,8 @@ class SamplingDecoder(IncrementalDecoder):
         config: TranslationConfig,
         keys: Sequence[tuple[int, ...]],
     ) -> None:
-        self._decoder, self._config = decoder, config
+        self._decoder = decoder
+        self._config = config
         self._streams = [
             np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
             for key in keys
@@ -128,21 +133,24 @@ def likeliest(weights: np.ndarray, config: TranslationConfig) -> np.ndarray:
 
     Shapes: weights [B, V] -> [B, V]
     """
+    # The temperature, with the largest weight as 1: powers of it stay finite.
     if config.temperature not in (None, 1.0):
         largest = weights.max(axis=1, keepdims=True)
         scaled = weights / np.where(largest > 0, largest, 1)
         weights = scaled ** np.float32(1 / config.temperature)
-    rows, size = np.arange(len(weights)), weights.shape[1]
-    count, top_p = min(config.top_k or size, size), config.top_p
+    size = weights.shape[1]
+    count = min(config.top_k or size, size)
+    top_p = config.top_p
     if count == size and top_p in (None, 1.0):
         return weights
+    # The rank of the last token that is kept: by top-k, and by top-p if that is less.
     descending = np.sort(weights, axis=1)[:, ::-1]
     last = np.full(len(weights), count - 1)
     if top_p is not None:
         sums = np.cumsum(descending[:, :count], axis=1, dtype=np.float64)
         share = sums / np.maximum(sums[:, -1:], np.finfo(np.float64).tiny)
         last = np.minimum((share < top_p).sum(axis=1), count - 1)
-    least = descending[rows, last]
+    least = descending[np.arange(len(weights)), last]
     return np.where(weights >= least[:, None], weights, 0)
 
 

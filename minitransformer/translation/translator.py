@@ -110,7 +110,7 @@ class Translator:
             raise UsageError(f"expected one --model, got {len(self.model.members)}")
         return self.model
 
-    # From lines to their sentences, to word pieces, to translations, and back to lines
+    # Lines: their sentences, and the translations of these joined to lines
 
     def translate(
         self,
@@ -202,6 +202,7 @@ class Translator:
             if prefix:
                 line = line.lstrip()
             sentences = split_sentences(line)
+            # Capitals are read as small letters, so they are not mixed with others.
             mixed = len({x.text.isupper() for x in sentences}) == 2
             if len(ids) > limit and config.split != "never":
                 yield [part for x in sentences for part in halved(x, fits)]
@@ -222,9 +223,9 @@ class Translator:
         numbers: Iterable[int],
         targets: bool = False,
     ) -> list[list[int]]:
-        """Return the ids of each line, after those of the tag unless it is blank.
+        """Return the ids of each line, after the tag's; a blank line has none.
 
-        `numbers` are those of the lines in errors. `targets` have no tag.
+        Errors call the lines by `numbers`. `targets` have no tag.
 
         Raises: ValueError that names a line that is too long or begins with the tag.
         """
@@ -243,7 +244,7 @@ class Translator:
             encoded.append([*tag, *ids] if ids else [])
         return encoded
 
-    # What a translation copies: items, which the model reads by names
+    # Items, which translations copy: the model reads names in their places
 
     def _translate_around_items(
         self, segments: Sequence[Segment], config: TranslationConfig
@@ -272,12 +273,13 @@ class Translator:
         # The model reads words by names, and numbers as they are. Then it reads numbers
         # that it changed by names, too. At last it reads none of these items.
         symbols = SYMBOLS if self._items.has_symbols else NUMBERS
-        last_tried: list[list[Item] | None] = [None for _ in segments]
+        last_tried = dict[int, list[Item]]()
         alone = dict[str, str]()
         for names in (symbols, symbols, ()):
             # A number that was changed gets the marks that the model puts in it alone.
             changed = {x.output for own in lost for x in own if x.kind == "number"}
             alone |= self._written_alone(sorted(changed - alone.keys()), config)
+            # Try again where something was lost and the model reads something else now.
             tried = dict[int, list[Item]]()
             for n, (text, _, prefix) in enumerate(segments):
                 own = [
@@ -288,7 +290,7 @@ class Translator:
                 own = named(text, own, names)
                 is_blank = prefix and not hide(text, own).strip()
                 is_wanted = lost[n] or not translated[n]
-                if is_wanted and own != last_tried[n] and not is_blank:
+                if is_wanted and own != last_tried.get(n) and not is_blank:
                     tried[n] = last_tried[n] = own
             attempt(tried)
         attempt({n: [] for n, best in enumerate(translated) if not best})
@@ -313,6 +315,7 @@ class Translator:
         aligns = any(x.read.strip() != x.name for _, items in pairs for x in items)
         asked = replace(config, alignment=True) if aligns else config
         translated = self.translate_as_read(hidden, asked)
+        # Put the items back; keep the translations that still have all of them.
         restored = []
         for (segment, items), best in zip(pairs, translated, strict=True):
             whole = list[Hypothesis]()
@@ -340,7 +343,7 @@ class Translator:
             for x, y in zip(asked, written, strict=True)
         }
 
-    # What the model reads: word pieces, a search for translations, and their text
+    # Text as the model reads it: word pieces, the search, and the translations' text
 
     def translate_as_read(
         self, segments: Sequence[Segment], config: TranslationConfig
@@ -391,6 +394,7 @@ class Translator:
 
         Raises: as `hypotheses`.
         """
+        # The tokens that each prefix needs.
         prefixes = [x.prefix for x in segments]
         starts: list[Prefix | None] = [None] * len(segments)
         if any(prefixes):
@@ -398,6 +402,7 @@ class Translator:
             starts = self._prefix_finder.find_each(
                 prefixes, sources, config.max_input, numbers
             )
+        # Draw samples, or search with these constraints.
         if config.sample:
             ranked = sample_ids(self.model, sources, config, self.num_threads, starts)
         else:
@@ -427,12 +432,12 @@ class Translator:
         """
         # Choose the translations with a word that is similar to a name that they lack.
         rare = rare_names(self.tokenizer, texts)
-        chosen = list[tuple[list[int], list[Hypothesis], int, dict[str, str]]]()
-        for text, ids, best in zip(texts, sources, translated, strict=True):
-            for n, h in enumerate(best):
-                names = near_misses(rare, text, h.text)
-                if names or config.words:
-                    chosen.append((ids, best, n, names))
+        chosen = [
+            (ids, best, n, names)
+            for text, ids, best in zip(texts, sources, translated, strict=True)
+            for n, h in enumerate(best)
+            if (names := near_misses(rare, text, h.text)) or config.words
+        ]
         # Of these words, replace those of which the model is unsure.
         scores = score_targets(
             self.model,
@@ -508,8 +513,7 @@ class Translator:
     ) -> list[Links]:
         """Return the word alignments of lines and given translations.
 
-        Raises: ValueError if a line is too long, or if there is not one translation
-        for each.
+        Raises: as `score`.
         """
         lines = as_list_of_str("lines", lines)
         translations = as_list_of_str("translations", translations, len(lines))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minitransformer.engine import ops
 from minitransformer.engine.backend import Backend
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation import incremental_decoding
@@ -30,7 +31,7 @@ def test_chunks_have_whole_sentences(monkeypatch, at_once, at_least, rows):
     """At most 40 weights at once are those of four beams of nine tokens."""
     [model] = confident_models(1)
     monkeypatch.setattr(incremental_decoding, "WEIGHTS_PER_CHUNK", at_once)
-    monkeypatch.setattr(incremental_decoding, "MIN_ROWS_PER_CHUNK", at_least)
+    monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", at_least)
     decoder = incremental_decoder(model, SOURCE.repeat(3, axis=0), 2)
     first = list(decoder.step(np.array([BOS_ID] * 3)))
     decoder.select(np.array([0, 0, 1, 1, 2, 2]))

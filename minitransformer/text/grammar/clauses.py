@@ -64,7 +64,8 @@ class NounPhrase:
             article = (DEFINITE if self.determiner == "the" else THIS)[case][column]
             ending = WEAK_ENDINGS[case][column]
         elif self.determiner == "a" and self.plural:
-            article, ending = "", STRONG_PLURAL[case]
+            article = ""
+            ending = STRONG_PLURAL[case]
         else:
             article = EIN_WORDS[self.determiner] + EIN_ENDINGS[case][column]
             ending = MIXED_ENDINGS[case][column]
@@ -96,7 +97,8 @@ class Clause:
 
     def _written(self, english: str, german: str) -> tuple[str, str]:
         """Fill in the two word orders: {verb} is inflected, {base} is the base form."""
-        plural, verb = self.subject.plural, self.verb
+        plural = self.subject.plural
+        verb = self.verb
         return (
             english.format(
                 subject=self.subject.english,

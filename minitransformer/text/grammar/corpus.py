@@ -41,15 +41,22 @@ def _thing(
 
 def _clause(rng: random.Random, determiners: list[str] = OBJECT_DETERMINERS) -> Clause:
     """Draw a clause with a verb and the kinds of objects that suit it."""
-    subject, kind = _person(rng), rng.random()
+    subject = _person(rng)
+    kind = rng.random()
+    # Verbs with one object, of the kind of nouns that suits them.
     if kind < 0.35:
-        verbs, patient = words.TRANSITIVE, _thing(rng, determiners)
+        verbs = words.TRANSITIVE
+        patient = _thing(rng, determiners)
     elif kind < 0.5:
-        verbs, patient = words.TOWARDS_PEOPLE, _person(rng, determiners)
+        verbs = words.TOWARDS_PEOPLE
+        patient = _person(rng, determiners)
     elif kind < 0.6:
-        verbs, patient = words.OPENING, _thing(rng, determiners, words.OPENABLE)
+        verbs = words.OPENING
+        patient = _thing(rng, determiners, words.OPENABLE)
     elif kind < 0.65:
-        verbs, patient = words.WEARING, _thing(rng, determiners, words.CLOTHES)
+        verbs = words.WEARING
+        patient = _thing(rng, determiners, words.CLOTHES)
+    # Verbs with two objects, and those with none.
     elif kind < 0.8:
         gift = _thing(rng, determiners)
         objects = ((_person(rng), "dative"), (gift, "accusative"))
@@ -61,7 +68,8 @@ def _clause(rng: random.Random, determiners: list[str] = OBJECT_DETERMINERS) -> 
 
 def _extended(rng: random.Random, clause: Clause) -> Clause:
     """Add nothing, a place, or a person with or for whom it is done."""
-    kind, other = rng.random(), _person(rng)
+    kind = rng.random()
+    other = _person(rng)
     if kind < 0.5:
         return clause
     if kind < 0.7:
@@ -74,7 +82,9 @@ def _extended(rng: random.Random, clause: Clause) -> Clause:
 
 
 def _scene(rng: random.Random) -> tuple[str, str]:
-    clause, kind = _extended(rng, _clause(rng)), rng.random()
+    """Draw a statement, a question, a negation, or two clauses."""
+    clause = _extended(rng, _clause(rng))
+    kind = rng.random()
     if kind < 0.4:
         return clause.statement()
     if kind < 0.6:
@@ -87,6 +97,7 @@ def _scene(rng: random.Random) -> tuple[str, str]:
     if kind < 0.93:
         clause = _clause(rng, DEFINITE_DETERMINERS)
         return clause.negated() if clause.objects else _clause(rng, ["no"]).statement()
+    # A main clause, and a subordinate clause that gives its reason.
     english, german = Clause(_person(rng), rng.choice(words.INTRANSITIVE)).statement()
     reason = Clause(_person(rng), rng.choice(words.INTRANSITIVE + words.TOWARDS_PEOPLE))
     if reason.verb in words.TOWARDS_PEOPLE:
@@ -124,6 +135,7 @@ def built_in_corpus(cache: Path) -> dict[str, TextPair]:
 
     def build(partial: Path) -> None:
         partial.mkdir()
+        # Write the pairs of a split to two files, line by line.
         for split, size in SIZES.items():
             pairs = generate(size, split)
             for side, language in enumerate(("en", "de")):
