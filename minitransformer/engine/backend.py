@@ -38,16 +38,14 @@ class Backend:
 
     `find_kernel` looks up operations by name: those of `ops.py`, and add_arrays,
     exponentials, matmul and round_for. `beam_search` stands in for `BeamSearch` of
-    `translation/`, and `incremental_decoder` for its `CachedDecoder`.
-    `logits_to_score` is the number of logits that are computed at a time to score given
-    translations; by default it is that of the loss. `parameters_changed` renews what
-    was prepared from a vector of parameters. `select_device` selects an array's GPU in
-    the current thread.
+    `translation/`. `logits_to_score` is the number of logits that are computed at a
+    time to score given translations; by default it is that of the loss.
+    `parameters_changed` renews what was prepared from a vector of parameters.
+    `select_device` selects an array's GPU in the current thread.
     """
 
     find_kernel: FindKernel = find_no_kernel
     beam_search: Callable[..., Any] | None = None
-    incremental_decoder: Callable[..., Any] | None = None
     logits_to_score: int | None = None
     parameters_changed: Callable[[Array], None] = do_nothing
     select_device: Callable[[Array], None] = do_nothing

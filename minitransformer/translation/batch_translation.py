@@ -48,8 +48,6 @@ def translate_ids(
     table = model.embedding.table.data
     xp = array_module(table)
     search = backend_of(table).beam_search or BeamSearch
-    if constraints is not None:
-        search = BeamSearch  # a fused one asks the model for its logits itself
 
     def start(batch: np.ndarray) -> BeamSearch:
         """Encode a batch of sentences, and prepare to search for their translations."""

@@ -84,10 +84,10 @@ class CachedDecoder(IncrementalDecoder):
     """One Transformer that decodes a batch of sentences with key/value caches."""
 
     def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
-        self._model = model
+        self.model = model
         self._xp = array_module(source)
         self._table = model.embedding.table.data
-        self._state = model.start_decoding(source)
+        self.state = model.start_decoding(source)
         self._beam_size = beam_size
 
     def step(self, tokens: Array) -> Iterator[TokenWeights]:
@@ -99,13 +99,13 @@ class CachedDecoder(IncrementalDecoder):
 
     def _outputs(self, tokens: Array) -> Array:
         """Feed tokens; return the last layer's output. Shapes: -> [B K, D]"""
-        return self._model.decode_step(self._xp.asarray(tokens), self._state)
+        return self.model.decode_step(self._xp.asarray(tokens), self.state)
 
     def select(self, rows: np.ndarray) -> None:
-        self._state.select(self._xp.asarray(rows), self._beam_size)
+        self.state.select(self._xp.asarray(rows), self._beam_size)
 
     def join(self, other: CachedDecoder) -> None:
-        self._state.join(other._state)
+        self.state.join(other.state)
 
 
 class Ensemble:
@@ -158,17 +158,14 @@ class EnsembleDecoder(IncrementalDecoder):
 def incremental_decoder(
     model: Transformer | Ensemble, source: Array, beam_size: int
 ) -> IncrementalDecoder:
-    """Encode a batch of sentences and return what decodes them; a GPU has its own.
+    """Encode a batch of sentences, and return what decodes them.
 
     Shapes: source [B, S]
     """
     if isinstance(model, Ensemble):
         members = [CachedDecoder(m, source, beam_size) for m in model.members]
         return EnsembleDecoder(members)
-    table = model.embedding.table.data
-    decoder = backend_of(table).incremental_decoder or CachedDecoder
-    started: IncrementalDecoder = decoder(model, source, beam_size)
-    return started
+    return CachedDecoder(model, source, beam_size)
 
 
 # The weights of tokens

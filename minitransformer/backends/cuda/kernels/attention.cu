@@ -29,19 +29,32 @@ constexpr int BLOCKS = 7, BACKWARD_BLOCKS = 5;
 constexpr int BLOCKS = 5, BACKWARD_BLOCKS = 4;
 #endif
 
-// The mask's element (b, h, t, s) allows a key; there may be none. A stride of 0
-// broadcasts, and keys lie side by side.
+// The numbers of a call. From one sentence, and from one of its rows, to the next there
+// are `batch` and `row` elements of q, k and v. The mask's element (b, h, t, s) allows a
+// key; a stride of 0 broadcasts, and keys lie side by side. Sentence b has
+// counts[b * counts_batch] keys, or all where there are no counts.
+struct AttentionSizes {
+  int q_batch, q_row, k_batch, k_row, v_batch, v_row;
+  int mask_batch, mask_head, mask_row, counts_batch;
+  float masked_score, scale;
+  int queries, keys, d_k, d_v;
+  u64 dropout_first;
+  int dropout_threshold;
+};
+
+// The mask of a sentence and head; there may be none.
 struct Mask {
   const bool* allowed;
-  int stride_b, stride_h, stride_t;
+  int stride;
 
-  __device__ void select(int b, int h) {
-    if (allowed != nullptr) allowed += (i64)b * stride_b + (i64)h * stride_h;
+  __device__ Mask(const bool* mask, const AttentionSizes& sizes, int b, int h)
+      : allowed(mask), stride(sizes.mask_row) {
+    if (mask != nullptr)
+      allowed += (i64)b * sizes.mask_batch + (i64)h * sizes.mask_head;
   }
 
-  // The row t of the selected sentence and head.
   __device__ const bool* row(int t) const {
-    return allowed == nullptr ? nullptr : allowed + t * stride_t;
+    return allowed == nullptr ? nullptr : allowed + t * stride;
   }
 };
 
@@ -64,11 +77,9 @@ __device__ void scores_of(float (&x)[8], const float* products, float scale,
 // block of 128 threads for each head, sentence and tile of queries. Strides are in
 // elements.
 template <int WIDTH>
-__device__ void attend(real* out, float* statistics, const real* q, int q_batch,
-                       int q_row, const real* k, int k_batch, int k_row, const real* v,
-                       int v_batch, int v_row, Mask mask, float masked_score,
-                       float scale, int queries, int keys, int d_k, int d_v,
-                       Dropout dropout) {
+__device__ void attend(real* out, float* statistics, const real* q, const real* k,
+                       const real* v, const bool* allowed, const int* counts,
+                       const u64* seed, const AttentionSizes& sizes) {
   using S = Sizes<WIDTH>;
   using Rows = Tile<S::LINE, false>;
   using Columns = Tile<S::LINE, true>;
@@ -78,24 +89,28 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
   alignas(16) __shared__ float scores[SIZE * SCORES];
   __shared__ float correction[SIZE], inverse[SIZE];
   int h = blockIdx.x, b = blockIdx.y, heads = gridDim.x, first = blockIdx.z * SIZE;
+  int queries = sizes.queries, keys = sizes.keys, d_k = sizes.d_k, d_v = sizes.d_v;
+  Dropout dropout{seed, sizes.dropout_first, sizes.dropout_threshold, keys};
+  Mask mask(allowed, sizes, b, h);
+  if (counts != nullptr) keys = min(keys, counts[b * sizes.counts_batch]);
   int depth = whole_steps(d_k), columns = whole_steps(d_v);
   int rows = rows_used<SIZE>(queries - first);
-  q += (i64)b * q_batch + h * d_k, k += (i64)b * k_batch + h * d_k;
-  v += (i64)b * v_batch + h * d_v;
+  q += (i64)b * sizes.q_batch + h * d_k, k += (i64)b * sizes.k_batch + h * d_k;
+  v += (i64)b * sizes.v_batch + h * d_v;
   out += ((i64)b * queries + first) * heads * d_v + h * d_v;
   // Of the softmax, a thread computes 8 neighbours in a row of scores.
   int row = threadIdx.x / S::GROUPS, group = threadIdx.x % S::GROUPS * 8;
   int t = min(first + row, queries - 1);
   i64 before = ((i64)b * heads + h) * queries;  // of all rows of scores
-  statistics += before, dropout.skip(before), mask.select(b, h);
+  statistics += before, dropout.skip(before);
   float maximum = LOWEST, total = 0.0f;
   Sums<SIZE, WIDTH> sums;
-  load_tile<S>(q_tile, q + first * q_row, q_row, rows, queries - first, d_k);
+  load_tile<S>(q_tile, q + first * sizes.q_row, sizes.q_row, rows, queries - first, d_k);
   for (int start = 0; start < keys; start += SIZE) {
     int used = rows_used<SIZE>(keys - start);
     if (start > 0) __syncthreads();
-    load_tile<S>(k_tile, k + start * k_row, k_row, used, keys - start, d_k);
-    load_tile<S>(v_tile, v + start * v_row, v_row, used, keys - start, d_v);
+    load_tile<S>(k_tile, k + start * sizes.k_row, sizes.k_row, used, keys - start, d_k);
+    load_tile<S>(v_tile, v + start * sizes.v_row, sizes.v_row, used, keys - start, d_v);
     wait_for_copies();
     __syncthreads();
     Sums<SIZE, SIZE> products;
@@ -104,8 +119,8 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
     __syncthreads();
     if (row < rows) {  // true for all lanes of a warp, or for none
       float x[8], highest = maximum, sum = 0.0f;
-      scores_of(x, scores + row * SCORES + group, scale, mask.row(t), masked_score,
-                start + group, keys);
+      scores_of(x, scores + row * SCORES + group, sizes.scale, mask.row(t),
+                sizes.masked_score, start + group, keys);
       for (int i = 0; i < 8; i++) highest = fmaxf(highest, x[i]);
       highest = warp_max<S::GROUPS>(highest);
       for (int i = 0; i < 8; i++) sum += x[i] = exp2f(x[i] - highest);
@@ -144,12 +159,11 @@ __device__ void attend(real* out, float* statistics, const real* q, int q_batch,
 // head and sentence; with several tiles of keys, dq is summed in `dq_sums`
 // [B, T, H d_k], in order.
 template <int WIDTH>
-__device__ void attend_backward(
-    real* dq, real* dk, real* dv, float* dq_sums, const float* statistics,
-    const real* g, const real* out, const real* q, int q_batch, int q_row,
-    const real* k, int k_batch, int k_row, const real* v, int v_batch, int v_row,
-    Mask mask, float masked_score, float scale, int queries, int keys, int d_k, int d_v,
-    Dropout dropout) {
+__device__ void attend_backward(real* dq, real* dk, real* dv, float* dq_sums,
+                                const float* statistics, const real* g,
+                                const real* out, const real* q, const real* k,
+                                const real* v, const bool* allowed, const u64* seed,
+                                const AttentionSizes& sizes) {
   using S = Sizes<WIDTH>;
   using Rows = Tile<S::LINE, false>;
   using Columns = Tile<S::LINE, true>;
@@ -159,29 +173,32 @@ __device__ void attend_backward(
       dscores[SIZE * SHORT], dq_tile[SIZE * LINE];
   alignas(16) __shared__ float scores[SIZE * SCORES], dweights[SIZE * SCORES];
   int h = blockIdx.x, b = blockIdx.y, heads = gridDim.x;
+  int queries = sizes.queries, keys = sizes.keys, d_k = sizes.d_k, d_v = sizes.d_v;
+  Dropout dropout{seed, sizes.dropout_first, sizes.dropout_threshold, keys};
+  Mask mask(allowed, sizes, b, h);
   int depth = whole_steps(d_k), columns = whole_steps(d_v);
   int key_row = heads * d_k, value_row = heads * d_v;
   i64 before = ((i64)b * heads + h) * queries;
   i64 all_rows = (i64)heads * gridDim.y * queries;
-  q += (i64)b * q_batch + h * d_k, k += (i64)b * k_batch + h * d_k;
-  v += (i64)b * v_batch + h * d_v;
+  q += (i64)b * sizes.q_batch + h * d_k, k += (i64)b * sizes.k_batch + h * d_k;
+  v += (i64)b * sizes.v_batch + h * d_v;
   g += (i64)b * queries * value_row + h * d_v;
   out += (i64)b * queries * value_row + h * d_v;
   dq += (i64)b * queries * key_row + h * d_k, dk += (i64)b * keys * key_row + h * d_k;
   dv += (i64)b * keys * value_row + h * d_v;
   if (dq_sums != nullptr) dq_sums += (i64)b * queries * key_row + h * d_k;
   int row = threadIdx.x / S::GROUPS, group = threadIdx.x % S::GROUPS * 8;
-  statistics += before, dropout.skip(before), mask.select(b, h);
+  statistics += before, dropout.skip(before);
   for (int start = 0; start < keys; start += SIZE) {
     int used = rows_used<SIZE>(keys - start);
     Sums<SIZE, WIDTH> dk_sums, dv_sums;
     if (start > 0) __syncthreads();
-    load_tile<S>(k_tile, k + start * k_row, k_row, used, keys - start, d_k);
-    load_tile<S>(v_tile, v + start * v_row, v_row, used, keys - start, d_v);
+    load_tile<S>(k_tile, k + start * sizes.k_row, sizes.k_row, used, keys - start, d_k);
+    load_tile<S>(v_tile, v + start * sizes.v_row, sizes.v_row, used, keys - start, d_v);
     for (int first = 0; first < queries; first += SIZE) {
       int rows = rows_used<SIZE>(queries - first);
       if (first > 0) __syncthreads();
-      load_tile<S>(q_tile, q + first * q_row, q_row, rows, queries - first, d_k);
+      load_tile<S>(q_tile, q + first * sizes.q_row, sizes.q_row, rows, queries - first, d_k);
       load_tile<S>(g_tile, g + first * value_row, value_row, rows, queries - first,
                    d_v);
       wait_for_copies();
@@ -205,8 +222,8 @@ __device__ void attend_backward(
         dot = warp_sum<S::GROUPS>(dot);
         float x[8], d[8], maximum = statistics[t];
         float inverse = first + row < queries ? statistics[all_rows + t] : 0.0f;
-        scores_of(x, scores + row * SCORES + group, scale, mask.row(t), masked_score,
-                  start + group, keys);
+        scores_of(x, scores + row * SCORES + group, sizes.scale, mask.row(t),
+                  sizes.masked_score, start + group, keys);
         load_8(d, dweights + row * SCORES + group);
         for (int i = 0; i < 8; i++) x[i] = exp2f(x[i] - maximum) * inverse;
         dropout.apply(d, t, start + group);
@@ -224,7 +241,7 @@ __device__ void attend_backward(
       sums.template add<SIZE>(Tile<SHORT, false>{dscores}, Columns{k_tile},
                               rows, depth, used);
       sums.each(rows, [&](int row, int column, float& x, float& y) {
-        x *= scale, y *= scale;
+        x *= sizes.scale, y *= sizes.scale;
         if (dq_sums != nullptr && first + row < queries && column < d_k) {
           float* place = dq_sums + (first + row) * key_row + column;
           if (start > 0) x += place[0];
@@ -239,7 +256,9 @@ __device__ void attend_backward(
       store_tile<S>(dq + first * key_row, key_row, dq_tile, queries - first, d_k);
     }
     __syncthreads();
-    dk_sums.each(used, [&](int, int, float& x, float& y) { x *= scale, y *= scale; });
+    dk_sums.each(used, [&](int, int, float& x, float& y) {
+      x *= sizes.scale, y *= sizes.scale;
+    });
     dk_sums.template store<LINE>(q_tile, used);
     dv_sums.template store<LINE>(g_tile, used);
     __syncthreads();
@@ -250,28 +269,17 @@ __device__ void attend_backward(
 
 #define ATTENTION(WIDTH)                                                               \
   extern "C" __global__ void __launch_bounds__(128, BLOCKS) attention_##WIDTH(         \
-      real* out, float* statistics, const real* q, int q_batch, int q_row,             \
-      const real* k, int k_batch, int k_row, const real* v, int v_batch, int v_row,    \
-      const bool* mask, int stride_b, int stride_h, int stride_t, float masked_score,  \
-      float scale, int queries, int keys, int d_k, int d_v, const u64* seed, u64 first,\
-      int threshold) {                                                                 \
-    attend<WIDTH>(out, statistics, q, q_batch, q_row, k, k_batch, k_row, v, v_batch,   \
-                  v_row, Mask{mask, stride_b, stride_h, stride_t}, masked_score, scale,\
-                  queries, keys, d_k, d_v, Dropout{seed, first, threshold, keys});     \
+      real* out, float* statistics, const real* q, const real* k, const real* v,       \
+      const bool* mask, const int* counts, const u64* seed, AttentionSizes sizes) {    \
+    attend<WIDTH>(out, statistics, q, k, v, mask, counts, seed, sizes);                \
   }                                                                                    \
   extern "C" __global__ void __launch_bounds__(128, BACKWARD_BLOCKS)                   \
       attention_backward_##WIDTH(                                                      \
           real* dq, real* dk, real* dv, float* dq_sums, const float* statistics,       \
-          const real* g, const real* out, const real* q, int q_batch, int q_row,       \
-          const real* k, int k_batch, int k_row, const real* v, int v_batch, int v_row,\
-          const bool* mask, int stride_b, int stride_h, int stride_t,                  \
-          float masked_score, float scale, int queries, int keys, int d_k, int d_v,    \
-          const u64* seed, u64 first, int threshold) {                                 \
-    attend_backward<WIDTH>(dq, dk, dv, dq_sums, statistics, g, out, q, q_batch, q_row, \
-                           k, k_batch, k_row, v, v_batch, v_row,                       \
-                           Mask{mask, stride_b, stride_h, stride_t}, masked_score,     \
-                           scale, queries, keys, d_k, d_v,                             \
-                           Dropout{seed, first, threshold, keys});                     \
+          const real* g, const real* out, const real* q, const real* k, const real* v, \
+          const bool* mask, const u64* seed, AttentionSizes sizes) {                   \
+    attend_backward<WIDTH>(dq, dk, dv, dq_sums, statistics, g, out, q, k, v, mask,     \
+                           seed, sizes);                                               \
   }
 
 ATTENTION(64)

@@ -115,52 +115,90 @@ struct FinishedHypotheses {
   }
 };
 
-// cache[row, position] = latest[row]. One thread for each element.
-// Shapes: cache [B K, capacity, width], latest [B K, width], position [1];
-// count = B K width
-extern "C" __global__ void append_to_cache(real* cache, const real* latest,
-                                           const int* position, int count, int capacity,
-                                           int width) {
+// cache[row, *position] = the row's key, and behind it its value. One thread for each
+// element.
+// Shapes: cache [rows, capacity, width], keys [rows, key_width], values [rows,
+// value_width], position [1]
+extern "C" __global__ void append_to_cache(real* cache, const real* keys,
+                                           const real* values, const int* position,
+                                           int rows, int capacity, int width,
+                                           int key_width, int value_width) {
+  int both = key_width + value_width;
   i64 i = thread_index();
-  if (i >= count) return;
-  i64 row = i / width, column = i % width;
-  cache[(row * capacity + *position) * width + column] = latest[i];
+  if (i >= (i64)rows * both) return;
+  i64 row = i / both;
+  int column = i % both, beyond = column - key_width;
+  cache[(row * capacity + *position) * width + column] =
+      beyond < 0 ? keys[row * key_width + column] : values[row * value_width + beyond];
 }
 
+// The first *position entries of a beam's cache become those of the beam origins[b, k]
+// of its sentence, in place and in all layers. One thread for each vector of each beam,
+// in blocks that hold a vector of all beams: they are read before one is written. Block
+// (x, b, layer) has blockDim.x vectors of sentence b.
+// Shapes: cache [layers, B, K, capacity, width], of which a layer is `layer_size` long;
+// origins [B', K], position [1]
+extern "C" __global__ void select_beams(real* cache, const int* origins,
+                                        const int* position, i64 layer_size,
+                                        int capacity, int width) {
+  int beams = blockDim.y, k = threadIdx.y, vectors = width / VECTOR;
+  int vector = blockIdx.x * blockDim.x + threadIdx.x;
+  bool there = vector < *position * vectors;
+  cache += blockIdx.z * layer_size;
+  i64 sentence = (i64)blockIdx.y * beams, beam_size = (i64)capacity * vectors;
+  int origin = origins[sentence + k];
+  uint4* all = (uint4*)cache;
+  uint4 moved;
+  if (there) moved = all[(sentence + origin) * beam_size + vector];
+  __syncthreads();
+  if (there && origin != k) all[(sentence + k) * beam_size + vector] = moved;
+}
+
+// What a search keeps from step to step: of the B' sentences that are left, and of all
+// B. The last token before EOS of a hypothesis that has ended was chosen at step
+// end_steps for beam end_beams; counts are those of FinishedHypotheses.
+struct Search {
+  double* log_probs;      // of the beams [B', K]
+  double* next;           // the same after this step, until it ends
+  int* tokens;            // the newest of each beam [B', K]
+  int* origins;           // the beam of its sentence that each continues [B', K]
+  bool* done;             // [B']
+  const int* sentences;   // of these rows [B'], among all
+  const int* limits;      // the last step of each sentence [B]
+  const double* penalties;  // of all lengths [capacity + 1]
+  double* end_scores;     // of finished hypotheses, best first [B, nbest]
+  double* end_log_probs;  // [B, nbest]
+  int* end_steps;         // [B, nbest]
+  int* end_beams;         // [B, nbest]
+  int* end_counts;        // [B]
+  int* all_origins;       // of each step [capacity, B, K]
+  int* all_tokens;        // [capacity, B, K]
+  int* position;          // the tokens of each beam so far [1]
+  int all_sentences, nbest, beams, eos;
+};
+
 // One step of the search that translation/beam_search.py describes. The candidates of
-// a sentence are the `count` best tokens of each of its beams. The best `count`
-// candidates are taken in turn: one that ends in EOS is a finished hypothesis if it is
-// among the best K, and the best K of the others are the next beams. A sentence is done
-// when no further step can improve its hypotheses; the beams of one that was done
-// before get log-probability -infinity. One warp for each sentence, in blocks of 32.
-//
-// Parameters, for the B' sentences still in the batch, with `beams` beams each (1 in
-// the first step, then K):
-// - the next beams [B', K]: log-probabilities `next`, the beam of its sentence that
-//   each continues (`origins`), the same as a row of all beams (`rows`), and the token
-//   `chosen`; then done [B'];
-// - the finished hypotheses of all B sentences, as in FinishedHypotheses;
-// - the candidates: log_probs [B', beams] of the beams, and values, tokens
-//   [B', beams, count] and log_totals [B', beams] as `top_tokens` returns them;
-// - `sentences` [B'], the indices of the sentences in the whole batch; the step limits
-//   of all sentences [B], and the length penalties of all lengths;
-// - `beams`, K, `count`, the number of this step (from 1) and the id of EOS.
-// A sentence with a logit that is not finite is done and has no hypothesis.
-extern "C" __global__ void beam_search_step(
-    double* next, int* origins, int* rows, int* chosen, bool* done, double* end_scores,
-    double* end_log_probs, int* end_steps, int* end_beams, int* end_counts, int nbest,
-    const double* log_probs, const float* values, const int* tokens,
-    const float* log_totals, const int* sentences, const int* limits,
-    const double* penalties, int beams, int beam_size, int count, int step, int eos) {
-  int b = blockIdx.x, lane = threadIdx.x, sentence = sentences[b], live = 0;
-  FinishedHypotheses finished{end_scores, end_log_probs, end_steps, end_beams,
-                              end_counts, nbest};
-  next += b * beam_size, origins += b * beam_size;
-  rows += b * beam_size, chosen += b * beam_size;
-  values += b * beams * count, tokens += b * beams * count;
-  log_probs += b * beams, log_totals += b * beams;
+// a sentence are the 2 K best tokens of each of its beams. The best 2 K candidates are
+// taken in turn: one that ends in EOS is a finished hypothesis if it is among the best
+// K, and the best K of the others are the next beams. A sentence is done when no
+// further step can improve its hypotheses, or when a logit is not finite: then it has
+// no hypothesis. In the first step only the first beam has a log-probability above
+// -infinity. One warp for each sentence, in blocks of 32.
+// Shapes: values, tokens [B', K, 2 K] and log_totals [B', K] as `top_tokens` returns
+// them
+extern "C" __global__ void beam_search_step(Search search, const float* values,
+                                            const int* tokens,
+                                            const float* log_totals) {
+  int b = blockIdx.x, lane = threadIdx.x, beams = search.beams, count = 2 * beams;
+  if (search.done[b]) return;
+  int sentence = search.sentences[b], step = *search.position + 1, live = 0;
+  FinishedHypotheses finished{search.end_scores, search.end_log_probs, search.end_steps,
+                              search.end_beams, search.end_counts, search.nbest};
+  double *log_probs = search.log_probs + b * beams, *next = search.next + b * beams;
+  int *origins = search.origins + b * beams, *chosen = search.tokens + b * beams;
+  values += b * beams * count, tokens += b * beams * count, log_totals += b * beams;
   Candidate<double> last{INFINITY, -1};
-  for (int k = 0; k < count && !done[b]; k++) {
+  for (int k = 0; k < count; k++) {
     Candidate<double> best{-INFINITY, 0x7fffffff};
     for (int i = lane; i < beams * count; i += WARP) {
       Candidate<double> here{values[i] + (log_probs[i / count] - log_totals[i / count]),
@@ -170,30 +208,37 @@ extern "C" __global__ void beam_search_step(
     last = best = warp_best(best);
     if (lane > 0 || best.value == -INFINITY) continue;
     int token = tokens[best.index], beam = best.index / count;
-    if (token != eos && live < beam_size) {
+    if (token != search.eos && live < beams) {
       next[live] = best.value, origins[live] = beam, chosen[live] = token;
       live++;
-    } else if (token == eos && k < beam_size) {
-      finished.add(sentence, best.value / penalties[step], best.value, step - 1, beam);
+    } else if (token == search.eos && k < beams) {
+      finished.add(sentence, best.value / search.penalties[step], best.value, step - 1,
+                   beam);
     }
   }
-  if (lane > 0) return;
-  for (int k = live; k < beam_size; k++)
-    next[k] = -INFINITY, origins[k] = chosen[k] = 0;
-  for (int k = 0; k < beam_size; k++) rows[k] = b * beams + origins[k];
-  if (done[b]) return;
-  for (int k = 0; k < beams; k++) {
-    if (isfinite(log_totals[k])) continue;  // all are, unless the training diverged
-    end_counts[sentence] = 0, done[b] = true;
+  if (lane > 0) return;  // from here on the first lane alone reads what it has written
+  for (int k = live; k < beams; k++) next[k] = -INFINITY, origins[k] = chosen[k] = 0;
+  bool finite = true;
+  for (int k = 0; k < beams; k++) finite = finite && isfinite(log_totals[k]);
+  if (!finite) {  // as in a training that diverged
+    search.end_counts[sentence] = 0, search.done[b] = true;
     return;
   }
-  bool at_limit = step == limits[sentence], none = end_counts[sentence] == 0;
+  i64 history = ((i64)(step - 1) * search.all_sentences + sentence) * beams;
+  for (int k = 0; k < beams; k++) {
+    log_probs[k] = next[k];
+    search.all_origins[history + k] = origins[k];
+    search.all_tokens[history + k] = chosen[k];
+  }
+  int limit = search.limits[sentence];
+  bool at_limit = step == limit, none = search.end_counts[sentence] == 0;
   for (int k = 0; at_limit && none && k < live; k++)
-    finished.add(sentence, next[k] / penalties[step], next[k], step, k);
+    finished.add(sentence, next[k] / search.penalties[step], next[k], step, k);
   // Log-probabilities only fall, so this bounds the score that a live beam can reach.
-  double reachable = next[0] / penalties[limits[sentence]];
-  int held = end_counts[sentence];
-  double to_beat = held >= nbest ? end_scores[sentence * nbest + nbest - 1] : -INFINITY;
-  done[b] = at_limit || held >= beam_size || to_beat >= reachable ||
-            next[0] == -INFINITY;
+  double reachable = next[0] / search.penalties[limit];
+  int held = search.end_counts[sentence], nbest = search.nbest;
+  double to_beat =
+      held >= nbest ? search.end_scores[sentence * nbest + nbest - 1] : -INFINITY;
+  search.done[b] = at_limit || held >= beams || to_beat >= reachable ||
+                   next[0] == -INFINITY;
 }
