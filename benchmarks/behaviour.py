@@ -1,4 +1,4 @@
-"""How a model behaves on written inputs of many kinds: what is kept, whether it loops.
+"""How a model behaves on written inputs of many kinds: copies, sentences, loops.
 
     python benchmarks/behaviour.py --model en-de
     python benchmarks/behaviour.py --model runs/NAME --failures
@@ -34,7 +34,8 @@ class Case:
 
 
 def read_table(path: Path) -> Iterator[Case]:
-    kind, sentences = "", 0
+    kind = ""
+    sentences = 0
     for line in path.read_text(encoding="utf-8").split("\n"):
         if line.startswith("## "):
             kind, _, count = line[3:].rpartition(": ")

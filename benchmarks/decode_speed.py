@@ -3,7 +3,7 @@
     python benchmarks/decode_speed.py --run runs/m30k --input test_2016_flickr.en.gz
     python benchmarks/decode_speed.py --shape base
 
-All sides run the same weights, each in a process of its own, in alternating rounds.
+All sides run the same weights, each in another process, in alternating rounds.
 The medians and the ratios within a round are printed as JSON. The speed counts the
 output tokens of the best hypotheses, EOS included, over the time of decoding alone.
 `same` is the share of translations that equal this engine's; CTranslate2 divides scores

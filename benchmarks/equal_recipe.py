@@ -154,7 +154,8 @@ def train(
 ) -> dict[str, Any]:
     """Make all updates; return the loss before each, and the minutes that they took."""
     peak = training.learning_rate or peak_learning_rate(d_model, training.warmup)
-    losses, seconds = [], 0.0
+    losses = []
+    seconds = 0.0
     for step in range(1, training.steps + 1):
         batch = next(stream)
         started = time.perf_counter()
@@ -202,8 +203,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--mode", choices=PYTORCH, default="pytorch", help="how PyTorch computes")
     add("--float64", action="store_true", help="compute both sides in double precision")
     formats = "how this engine multiplies (default fp32)"
-    kinds, one = ("fp32", "bf16"), ["fp32"]
-    add("--precision", nargs="+", choices=kinds, default=one, help=formats)
+    kinds = ("fp32", "bf16")
+    add("--precision", nargs="+", choices=kinds, default=["fp32"], help=formats)
     add("--no-bleu", action="store_true", help="do not translate the test text")
     add("--plot", type=Path, metavar="FILE", help="draw the losses")
     add("--cache", type=Path, default=Path("cache"))

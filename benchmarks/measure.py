@@ -33,7 +33,8 @@ from harness import processor
 from train_speed import PYTORCH
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, FIGURES = ROOT / "docs/results.md", ROOT / "docs/figures"
+PAGE = ROOT / "docs/results.md"
+FIGURES = ROOT / "docs/figures"
 
 # The greatest share of the processors that others may use while something is measured.
 OTHER_WORK = 0.05
@@ -132,7 +133,7 @@ def number(value: float) -> str:
 
 
 def machine(measured: Figures) -> str:
-    """Return the processor's name with what it multiplies fastest with."""
+    """Return the processor's name with its fastest instructions for products."""
     name, _, instructions = measured["processor"].partition(" (")
     name = name.replace("(R)", "").replace(" Processor", "")
     for instruction, words in (

@@ -2,8 +2,8 @@
 
     python benchmarks/serve.py --model en-de --input dev.en --clients 1 100
 
-The server is a process of its own. Each client sends one line after the other and waits
-for each translation. `p95_ms` is the latency that 95% of the requests do not exceed.
+The server is another process. Each client sends one line after the other and waits for
+each translation. `p95_ms` is the latency that 95% of the requests do not exceed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python benchmarks/table1.py --kinds restricted --lengths 512 2048 8192
 
 One sentence of n positions goes through one layer of width d, forward and backward, in
-float32 with one BLAS thread; each point runs in a process of its own. As in the table,
+float32 with one BLAS thread; each point runs in another process. As in the table,
 attention is measured without its projections, whose cost n d^2 a recurrent layer has,
 too. The JSON has the medians of the processor time, on which other work on the machine
 has the least effect, and of the wall-clock time; the memory taken beyond the input; and
@@ -193,7 +193,7 @@ def measure(kind: str, n: int, d: int, r: int) -> Result:
     gc.disable()  # as timeit does; a pass leaves no cycles
     forward, shapes = layer(kind, n, d, r)
     rng = np.random.default_rng(0)
-    scale = d**-0.5  # a weight keeps the size of what it multiplies
+    scale = d**-0.5  # products are about as large as their inputs
     arrays = [rng.normal(0, scale, shape).astype(np.float32) for shape in shapes]
 
     def step() -> None:
@@ -334,7 +334,8 @@ def main() -> None:
         "d": along("d", args.widths, args.kinds, fixed),
     }
     # The table's other columns follow by arithmetic.
-    n, r = args.lengths[-1], args.r
+    n = args.lengths[-1]
+    r = args.r
     table = {
         kind: {
             "complexity": ROWS[kind].complexity,

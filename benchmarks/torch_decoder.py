@@ -99,9 +99,9 @@ class TorchDecoder:
     ) -> torch.Tensor:
         """Shapes: tokens [B K] -> logits [B K, V]"""
         x = self.embed(tokens[:, None], position)
-        rows, sentences = len(tokens), len(mask)
         for i in range(self.config.decoder_layers):
-            name, cache = f"decoder.{i}", caches[i]
+            name = f"decoder.{i}"
+            cache = caches[i]
             # Self-attention, to the keys and values of earlier positions too.
             for kind, part in enumerate(("key", "value")):
                 new = self.heads(f"{name}.self_attention.{part}", x)
@@ -111,14 +111,14 @@ class TorchDecoder:
             attended = self.attend(f"{name}.self_attention", q, keys, values)
             x = self.norm(f"{name}.self_attention_norm", attended, x)
             # Cross-attention: the beams of a sentence share its memory.
-            beams = x.view(sentences, -1, x.shape[-1])
+            beams = x.view(len(mask), -1, x.shape[-1])
             q = self.heads(f"{name}.cross_attention.query", beams)
             k, v = memories[i]
             attended = self.attend(f"{name}.cross_attention", q, k, v, mask)
             x = self.norm(f"{name}.cross_attention_norm", attended.view_as(x), x)
             hidden = self.feed_forward(f"{name}.feed_forward", x)
             x = self.norm(f"{name}.feed_forward_norm", hidden, x)
-        return functional.linear(x.view(rows, -1), self.table)
+        return functional.linear(x.view(len(tokens), -1), self.table)
 
     @torch.inference_mode()
     def search(
@@ -132,7 +132,7 @@ class TorchDecoder:
         self, source: torch.Tensor, limits: list[int], beam: int, alpha: float
     ) -> list[list[int]]:
         # Encode the sentences; project keys and values of the memory once.
-        config, count = self.config, len(source)
+        config = self.config
         mask = (source != PAD_ID)[:, None, None, :]
         memory = self.encode(source, mask)
         memories = [
@@ -142,7 +142,7 @@ class TorchDecoder:
             ]
             for i in range(config.decoder_layers)
         ]
-        shape = (count * beam, config.num_heads, max(limits), config.key_width)
+        shape = (len(source) * beam, config.num_heads, max(limits), config.key_width)
         caches = [
             [torch.empty(shape, dtype=self.dtype) for _ in "kv"]
             for _ in range(config.decoder_layers)

@@ -3,14 +3,14 @@
     python benchmarks/train_speed.py --shape d256
     python benchmarks/train_speed.py --shape multi30k --data data/multi30k
 
-Each side runs in a process of its own, in alternating rounds. The medians and the
-ratios within a round are printed as JSON. PyTorch's side is `nn.Transformer` (without a
-final norm, with dropout where this engine has it) with fused Adam, the same embedding
-and label-smoothed loss, and padding masks where there is padding. It runs in four
-modes: float32, bfloat16 by `torch.autocast`, and both compiled by `torch.compile`. The
-ratio that counts is the one over the mode with the highest median. Marian is a side if
-the package pymarian is installed. With oneDNN, this engine also multiplies in bf16 if
-the processor can. The speed counts source and target tokens without padding. The shape
+Each side runs in another process, in alternating rounds. The medians and the ratios
+within a round are printed as JSON. PyTorch's side is `nn.Transformer` (without a final
+norm, with dropout where this engine has it) with fused Adam, the same embedding and
+label-smoothed loss, and padding masks where there is padding. It runs in four modes:
+float32, bfloat16 by `torch.autocast`, and both compiled by `torch.compile`. The ratio
+that counts is the one over the mode with the highest median. Marian is a side if the
+package pymarian is installed. With oneDNN, this engine also multiplies in bf16 if the
+processor can. The speed counts source and target tokens without padding. The shape
 multi30k trains the preset of that name on real batches.
 """
 

@@ -57,7 +57,8 @@ def attention_maps(
 
     Raises: ValueError if the line is blank or too long, or if there are several models.
     """
-    model, tokenizer = translator.single_model, translator.tokenizer
+    model = translator.single_model
+    tokenizer = translator.tokenizer
     whole = {"nbest": 1, "split": "never", "max_input": 1 << 30}
     config = TranslationConfig(**vars(config or translator.decoding) | whole)
     # Read the whole line as one sentence, and translate it.

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
@@ -107,7 +107,7 @@ WMT14 = {
 
 
 class CorpusError(RuntimeError):
-    """A download or an archive that is not what it should be."""
+    """A download or an archive that is damaged, or another one than expected."""
 
 
 def fetch(url: str, path: Path, sha256: str | None = None) -> None:
@@ -127,7 +127,13 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
         with (
             urllib.request.urlopen(request, timeout=TIMEOUT) as response,
             atomic_write(path) as file,
-            _progress(path.name, response.length) as bar,
+            tqdm(
+                desc=path.name,
+                total=response.length,
+                unit="B",
+                unit_scale=True,
+                disable=not sys.stderr.isatty(),
+            ) as bar,
         ):
             while block := response.read(BLOCK):
                 file.write(block)
@@ -142,11 +148,6 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
     except NETWORK_ERRORS as error:
         advice = f"try again, or put the file at {path} (wget -c)"
         raise CorpusError(f"{url}: {error}; {advice}") from error
-
-
-def _progress(name: str, total: int | None) -> Any:
-    hidden = not sys.stderr.isatty()
-    return tqdm(desc=name, total=total, unit="B", unit_scale=True, disable=hidden)
 
 
 def _sha256(path: Path) -> str:

@@ -80,7 +80,7 @@ def ctranslate2_spec(model: Transformer, pieces: Sequence[str]) -> Any:
         target.attention.linear[1].weight = _transposed(cross.key, cross.value)
         target.attention.linear[2].weight = _transposed(cross.output)
         _norm(layer.cross_attention_norm, target.attention.layer_norm)
-    # The vocabulary, and what its special tokens are called.
+    # The vocabulary, and the names of its special tokens.
     spec.register_source_vocabulary(list(pieces))
     spec.register_target_vocabulary(list(pieces))
     spec.config.unk_token = pieces[UNK_ID]

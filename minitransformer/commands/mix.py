@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -52,32 +53,25 @@ def one_for_each(flag: str, values: Sequence, count: int) -> list:
     return list(values) * (count if len(values) == 1 else 1)
 
 
-def mix(
-    folder: Path,
-    corpora: Sequence[Path],
-    *,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    repeats: Sequence[int],
-    tags: Sequence[str],
-) -> str:
-    """Write the corpus; return a line that says what is in it.
+def mix(args: argparse.Namespace) -> None:
+    """Write the corpus, and print its size and the flags to train with it.
 
     Raises: UsageError if the numbers of values do not fit, ValueError if a corpus has
     no training text.
     """
+    check_output(args.folder, args)
     # A folder, both languages, a number and a tag for each corpus.
     flags = {
-        "CORPUS": corpora,
-        "--source": sources,
-        "--target": targets,
-        "--repeat": repeats,
-        "--tag": tags,
+        "CORPUS": args.corpora,
+        "--source": args.source,
+        "--target": args.target,
+        "--repeat": args.repeat,
+        "--tag": args.tag,
     }
     count = max(map(len, flags.values()))
     each = [one_for_each(flag, values, count) for flag, values in flags.items()]
     # Corpora of several languages have the name of all of them, such as de-fr.
-    languages = ["-".join(dict.fromkeys(side)) for side in (sources, targets)]
+    languages = ["-".join(dict.fromkeys(side)) for side in (args.source, args.target)]
     if languages[0] == languages[1]:
         expected = "--source and --target: expected two languages"
         raise UsageError(f"{expected}, got {languages[0]} for both")
@@ -86,15 +80,15 @@ def mix(
     for place, source, target, repeat, tag in zip(*each, strict=True):
         for split, text in find_splits(place, source, target).items():
             splits[split].append(Part(text, repeat if split == "train" else 1, tag))
-    with atomic_folder(folder) as partial:
+    with atomic_folder(args.folder) as partial:
         sizes = [
             f"{write_split(partial, split, languages, parts):,} {split}"
             for split, parts in splits.items()
             if parts
         ]
     source, target = languages
-    command = f"train.py --data {folder} --source {source} --target {target}"
-    return as_installed(f"{', '.join(sizes)} pairs, for {command}")
+    command = f"train.py --data {args.folder} --source {source} --target {target}"
+    print(as_installed(f"{', '.join(sizes)} pairs, for {command}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,16 +115,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tag", nargs="+", default=[""], metavar="TAG", help=before)
     args = parser.parse_args(arguments)
 
-    def work() -> None:
-        check_output(args.folder, args)
-        mixed = mix(
-            args.folder,
-            args.corpora,
-            sources=args.source,
-            targets=args.target,
-            repeats=args.repeat,
-            tags=args.tag,
-        )
-        print(mixed)
-
-    return exit_code(parser.prog, work)
+    return exit_code(parser.prog, lambda: mix(args))

@@ -45,7 +45,8 @@ def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
 
     Raises: ValueError as `RunDirectory.read_metrics`.
     """
-    records, tokens = [], 0.0
+    records = []
+    tokens = 0.0
     for line in run.read_metrics():
         record = {k: v for k, v in line.items() if is_finite_number(v)}
         tokens += record.get("source_tokens", 0) + record.get("target_tokens", 0)

@@ -91,7 +91,6 @@ class LibreTranslate:
         self.model = described(checkpoint)
         self.translator = translator
         self.config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
-        self.max_beam = max(MAX_BEAM, self.config.beam)
         self.queue = TranslationQueue(translator)
 
     def page(self, request: Request) -> str:
@@ -120,7 +119,7 @@ class LibreTranslate:
     def translate(self, request: Request) -> Request:
         """Translate text: only the page needs the fields `details` and `prefix`.
 
-        Raises: ValueError saying, mostly in LibreTranslate's words, what is wrong.
+        Raises: ValueError with a message, mostly in LibreTranslate's words.
         """
         texts = _texts(request)
         for name, code in (("source", self.source), ("target", self.target)):
@@ -146,7 +145,8 @@ class LibreTranslate:
 
     def _decoding(self, request: Request) -> TranslationConfig:
         """Return how to decode: with alternatives, or an alignment for `details`."""
-        given, most = str(request.get("alternatives") or 0), self.max_beam - 1
+        given = str(request.get("alternatives") or 0)
+        most = max(MAX_BEAM, self.config.beam) - 1
         if not given.isdecimal() or int(given) > most:
             expected = f"alternatives parameter must be 0 to {most}, got {given:.40}"
             raise ValueError(f"Invalid request: {expected}")
@@ -238,7 +238,8 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path, status = urlsplit(self.path).path, HTTPStatus.OK
+        path = urlsplit(self.path).path
+        status = HTTPStatus.OK
         try:
             if (route := ROUTES.get((self.command, path))) is None:
                 raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
@@ -280,7 +281,8 @@ class Handler(BaseHTTPRequestHandler):
         if not isinstance(request, dict):
             raise ValueError("Invalid JSON format")
         # The key, if the server has one, compared in constant time.
-        expected, key = self.server.api_key, str(request.get("api_key") or "")
+        expected = self.server.api_key
+        key = str(request.get("api_key") or "")
         if expected and not key:
             raise ValueError("Invalid request: missing api_key parameter")
         if expected and not hmac.compare_digest(key.encode(), expected.encode()):

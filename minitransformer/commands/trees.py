@@ -52,7 +52,8 @@ def read_trees(path: Path) -> Iterator[Tree]:
     tokens = (token for line in lines for token in re.findall(r"[()]|[^\s()]+", line))
     tree: Tree = []
     inside: list[int] = []  # the indices in `tree` of brackets not yet closed
-    number, previous = 1, ")"
+    number = 1
+    previous = ")"
     # Each token opens a bracket, closes one, labels one, or turns one into a leaf.
     for token in tokens:
         place = f"{path}, tree {number}"
@@ -78,7 +79,8 @@ def read_trees(path: Path) -> Iterator[Tree]:
         previous = token
         if not inside:
             yield tree
-            tree, number = [], number + 1
+            tree = []
+            number += 1
     if inside:
         raise ValueError(f"{place}: expected ')', got the end of the file")
 
@@ -160,7 +162,8 @@ def linearise_tree(tree: Tree, with_numbers: bool = False) -> str:
 
     Raises: ValueError if a tag looks like such a bracket or a number.
     """
-    symbols, number = [], itertools.count(1)
+    symbols = []
+    number = itertools.count(1)
     for node in tree:
         if isinstance(node, Leaf):
             if re.fullmatch(r"[be].+|\d+", node.tag):

@@ -399,7 +399,8 @@ class ScaledMatrix:
     """
 
     def __init__(self, integers: np.ndarray, scales: np.ndarray) -> None:
-        self.integers, self.scales = integers, scales
+        self.integers = integers
+        self.scales = scales
         # The other factor is 128 too large: subtract 128 times the sums of the columns.
         self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
         rows, columns = integers.shape
@@ -421,7 +422,8 @@ class _Primitive:
     def __init__(
         self, library: ctypes.CDLL, engine: c_void_p, description: Description
     ) -> None:
-        self._library, self._engine = library, engine
+        self._library = library
+        self._engine = engine
         self._layouts = description.layouts
         # Describe the operation and its arguments to oneDNN.
         attributes = _attributes(library, description)
@@ -435,8 +437,9 @@ class _Primitive:
         create = f"{description.operation}_primitive_desc_create"
         self._description = c_void_p()
         _call(library, create, byref(self._description), *arguments, attributes)
-        self._primitive, self._stream = c_void_p(), c_void_p()
+        self._primitive = c_void_p()
         _call(library, "primitive_create", byref(self._primitive), self._description)
+        self._stream = c_void_p()
         _call(library, "stream_create", byref(self._stream), engine, IN_ORDER)
         for layout in described.values():
             _call(library, "memory_desc_destroy", layout)
@@ -483,13 +486,15 @@ class _Primitive:
 
     def _create_arguments(self, rows: int) -> tuple[list[c_void_p], Any, list[int]]:
         """Return an entry of `_arguments`: memory objects that hold no address yet."""
-        library, memories, described = self._library, [], []
+        library = self._library
         # With the number of rows, the layouts are complete.
+        described = []
         for dtype, shape, strides in self._layouts.values():
             shape = tuple(rows if length == ANY_NUMBER else length for length in shape)
             described.append(_described(library, dtype, shape, strides))
         # A memory object for each argument, and for the scratchpad.
         nowhere = c_void_p()
+        memories = []
         for layout in (*described, self._scratchpad):
             memory = c_void_p()
             _call(
@@ -608,7 +613,8 @@ def _described(
     library: ctypes.CDLL, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> c_void_p:
     """Return oneDNN's description of a layout, which the caller frees."""
-    description, axes = c_void_p(), c_int64 * MAX_AXES
+    description = c_void_p()
+    axes = c_int64 * MAX_AXES
     _call(
         library,
         "memory_desc_create_with_strides",
