@@ -165,7 +165,7 @@ def measure_training(args: argparse.Namespace) -> Result:
 
 def measure_decoding(args: argparse.Namespace) -> Result:
     """Translate as many sentences as Multi30k's test set has, of about its lengths."""
-    count, beam = args.sentences, 4
+    count, beam = args.sentences, args.beam
     model = Transformer(make_config(ModelConfig, PRESETS["multi30k"], {}), seed=1)
     model.embedding.table.data[EOS_ID] = 0  # never among the best: no output ends early
     rng = np.random.default_rng(0)
@@ -302,6 +302,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--repeats", type=int, default=5, help="timed repeats in a round")
     add("--steps", type=int, default=20, help="steps of each repeat")
     add("--sentences", type=int, default=1000, help="sentences decoded")
+    add("--beam", type=int, default=4, help="beams of decoding")
     add("--decode-tokens", type=int, default=65536)
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu to try it")
     add("--shape", choices=SHAPES, help=argparse.SUPPRESS)
@@ -320,7 +321,7 @@ def main() -> None:
         print(json.dumps(measures[args.side](args)))
         return
     name = device_name(args.device)
-    options = ["repeats", "steps", "sentences", "decode_tokens", "device"]
+    options = ["repeats", "steps", "sentences", "beam", "decode_tokens", "device"]
     flags = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in options]
     rate = run_side(__file__, [*flags, "--side", "products"])["tflops"]
     runs: dict[str, dict[str, list[Result]]] = {}
