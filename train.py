@@ -344,7 +344,12 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     # Loss and accuracy, with the targets given; BLEU of the samples, translated.
     training = run.settings.training
     total = evaluation.validate(model, data.corpora["val"], training)
-    values = {"seconds": round(run.state.seconds, 3), **total.metrics("validation")}
+    values = {
+        "seconds": round(run.state.seconds, 3),
+        "validation_loss": total.loss,
+        "validation_perplexity": total.perplexity,
+        "validation_accuracy": total.accuracy,
+    }
     line = (
         f"step {run.state.step:>6,}/{training.steps:,}  validation: loss "
         f"{total.loss:.4f}  perplexity {total.perplexity:.4g}  "

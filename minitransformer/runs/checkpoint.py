@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -152,33 +153,37 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
     if not path.is_file():
         raise FileNotFoundError(f"expected a checkpoint, found no file {path}")
     announce(f"loading {path}", path.stat().st_size > LARGE)
-    try:
-        with safe_open(path, framework="np") as file:
-            return _read(file, path.stat().st_size, with_moments)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # whatever a damaged or malicious file may cause
-        raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
+    with _opened(path) as file:
+        return _read(file, path.stat().st_size, with_moments)
 
 
 def has_moments(path: Path) -> bool:
-    """Return whether a checkpoint has Adam's moments, to resume from."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return {*file.keys()}.issuperset(MOMENTS)
-    except Exception:  # whatever a damaged or malicious file may cause
-        return False
+    """Return whether a checkpoint has Adam's moments, to resume from.
+
+    Raises: as `recorded_state`.
+    """
+    with _opened(path) as file:
+        return {*file.keys()}.issuperset(MOMENTS)
 
 
 def recorded_state(path: Path) -> RunState:
     """Return the state that a checkpoint holds, without reading its parameters.
 
-    Raises: ValueError saying that the file cannot be used.
+    Raises: ValueError saying that the file cannot be used, OSError if it is missing.
     """
+    with _opened(path) as file:
+        return RunState.from_json(json.loads(file.metadata()["state"]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    """Open a checkpoint. Any error of a damaged or malicious file is a ValueError."""
     try:
         with safe_open(path, framework="np") as file:
-            return RunState.from_json(json.loads(file.metadata()["state"]))
-    except Exception as error:  # whatever a damaged or malicious file may cause
+            yield file
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
 
 

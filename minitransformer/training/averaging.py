@@ -116,7 +116,7 @@ def best_checkpoint(
     run: RunDirectory, training: TrainingConfig, paths: Sequence[Path]
 ) -> tuple[Path | None, float]:
     """Return the checkpoint of the best validation with its cost, or else the last."""
-    with suppress(ValueError):  # it is missing or damaged
+    with suppress(OSError, ValueError):  # it is missing or damaged
         return run.best, recorded_state(run.best).best_cost(training.best_by)
     return next(reversed(paths), None), math.inf
 

@@ -55,11 +55,6 @@ class TokenStatistics(NamedTuple):
         """The share of tokens to which the model gives the highest probability."""
         return self.correct / self.tokens
 
-    def metrics(self, split: str) -> dict[str, float]:
-        """Return these means by their names in metrics.jsonl."""
-        names = "loss", "perplexity", "accuracy"
-        return {f"{split}_{name}": getattr(self, name) for name in names}
-
 
 def token_statistics(
     model: Transformer, source: Array, target: Array

@@ -81,6 +81,11 @@ class TrainingRun:
     def state(self) -> RunState:
         return self.progress.state
 
+    @property
+    def used_up(self) -> str | None:
+        """The flag of the limit that ends the run, if one is reached."""
+        return self.state.used_up(self.settings.training)
+
     def check_ranks(self, precision: str) -> None:
         """Raises: DivergedError if ranks would not train the same in the same way."""
         state = asdict(self.state)
@@ -195,7 +200,7 @@ class TrainingRun:
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
         )
         with bar:
-            while not self.stopped_by and not self.state.used_up(training):
+            while not self.stopped_by and not self.used_up:
                 self._started = time.monotonic()
                 yield self.state.step + 1
                 bar.update()
@@ -204,9 +209,9 @@ class TrainingRun:
             self.sync_ranks()
 
         # Patience or the clock may end a run before its last step.
-        ended = self.state.used_up(training)
-        if not self.stopped_by and self.state.step < training.steps:
-            self.log(f"ended       after step {self.state.step:,}: {ended} used up")
+        step = self.state.step
+        if not self.stopped_by and step < training.steps:
+            self.log(f"ended       after step {step:,}: {self.used_up} used up")
 
     def count(self, update: Update, stream: Batches) -> None:
         """Count an update, and check whether a rank was asked to stop."""
@@ -234,14 +239,11 @@ class TrainingRun:
         return self.state.step % self.settings.training.log_every == 0
 
     def validation_is_due(self) -> bool:
-        training = self.settings.training
-        ended = self.state.used_up(training) is not None
-        return ended or self.state.step % training.validate_every == 0
+        every = self.settings.training.validate_every
+        return bool(self.used_up) or self.state.step % every == 0
 
     def checkpoint_is_due(self) -> bool:
-        training = self.settings.training
-        ended = self.state.used_up(training) is not None
-        return ended or training.checkpoint_due(
+        return bool(self.used_up) or self.settings.training.checkpoint_due(
             self.state.step, before=self._seconds_before, after=self.state.seconds
         )
 
@@ -319,7 +321,7 @@ class TrainingRun:
 
     def end(self, text: Mapping[str, TextPair]) -> None:
         """Log that the run has ended, and a command that translates a held-out line."""
-        self.record(ended=str(self.state.used_up(self.settings.training)))
+        self.record(ended=str(self.used_up))
         self.log(f"done        {self.directory.path}, {self.state.seconds:,.0f} s")
         held_out = text.get("test") or text.get("val") or text["train"]
         short = (x for x, _ in held_out.lines() if 0 < len(x) < 80 and x[0] != "-")
