@@ -66,6 +66,7 @@ def workload(args: argparse.Namespace) -> tuple[Transformer, list[str], Sentence
         lines = list(read_lines(args.input))[: args.sentences]
         tokenizer = trained.tokenizer
         return trained.model, tokenizer.all_pieces(), tokenizer.encode(lines), 0
+    # Random weights, and random sentences of one length.
     vocab_size, sentences, length = SHAPES[args.shape]
     sentences = args.sentences or sentences
     length = args.length or length
@@ -83,6 +84,7 @@ def ours(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     tune_allocator()
     kind = args.side.partition("-")[2]
     open_device("cpu", kind if kind in ONEDNN else "fp32")
+    # Beam search as in the paper; random weights write outputs of one length.
     model, _, _, longest = workload(args)
     limit: dict[str, Any] = {}
     if longest:
@@ -131,6 +133,7 @@ def pytorch(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
 def ctranslate2(args: argparse.Namespace) -> Callable[[Sentences], Sentences]:
     import ctranslate2
 
+    # Its translator reads and writes word pieces.
     _, pieces, _, longest = workload(args)
     ids = {piece: i for i, piece in enumerate(pieces)}
     translator = ctranslate2.Translator(

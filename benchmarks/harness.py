@@ -129,6 +129,7 @@ def processor() -> str:
     """Return the processor's name and its instructions for fast matrix products."""
     if not (cpuinfo := Path("/proc/cpuinfo")).exists():
         return platform.processor() or platform.machine()
+    # The fields of the last processor; all are alike.
     lines = (line.partition(":") for line in cpuinfo.read_text().split("\n"))
     fields = {name.strip(): value.strip() for name, _, value in lines}
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -152,6 +153,7 @@ def blas_in_use() -> str:
     OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. A processor with
     AVX-512 is half as fast with kernels that do not use it.
     """
+    # SciPy and others may load further libraries: only NumPy's counts.
     used = threadpoolctl.ThreadpoolController().select(user_api="blas").info()
     return ", ".join(
         f"{blas['internal_api']} {blas['version']} {blas.get('architecture', '')}"

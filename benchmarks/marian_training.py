@@ -32,11 +32,13 @@ def marian(
 
     Raises: RuntimeError with the end of its log if Marian fails.
     """
+    # Batches of as many sentences as here, or of as many tokens.
     sizes = {len(batch.source) for batch in batches}
     size = ["--mini-batch", str(max(sizes)), "--maxi-batch", "1"]
     if len(sizes) > 1:  # batches of as many tokens, in the same order
         tokens = max(max(b.source.size, b.target.size) for b in batches)
         size = ["--mini-batch-words", str(tokens), "--maxi-batch-sort", "none"]
+    # Marian trains once through the text, an update for each batch.
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = write_text(Path(folder), config.vocab_size, batches)
         command = [
@@ -93,10 +95,12 @@ def flags(config: ModelConfig) -> list[str]:
 
 def write_text(folder: Path, vocab_size: int, batches: list[Batch]) -> str:
     """Write the vocabulary and both sides of the batches; return the vocabulary."""
+    # A word for each id.
     words = [f"w{number}: {number}" for number in range(vocab_size)]
     words[:2] = ["</s>: 0", "<unk>: 1"]
     vocabulary = folder / "vocabulary.yml"
     vocabulary.write_text("\n".join(words) + "\n")
+    # A line for each sentence, without padding.
     for name, first in (("source", 0), ("target", 1)):  # a target begins with BOS
         with open(folder / name, "w") as text:
             for batch in batches:

@@ -99,6 +99,7 @@ def measure(name: str, command: str, folder: Path) -> None:
         text=True,
         check=True,
     )
+    # Keep its figures, unless others worked at the same time.
     share = watch.other_work()
     require_idle(name, share)
     figures = {
@@ -296,6 +297,7 @@ def table(name: str, figures: Path = FIGURES) -> str:
     rows = [row(measured) for measured in read_figures(prefix, figures)]
     if not rows:
         return "Not measured yet."
+    # Leave out columns without figures, such as those of Marian.
     kept = [i for i in range(len(head)) if any(line[i] for line in rows)]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line[i] for i in kept)} |" for line in lines)

@@ -118,6 +118,7 @@ def restricted(
     )
 
     def vjp(g: np.ndarray) -> tuple[np.ndarray, ...]:
+        # A key's gradient is the sum over the blocks that saw it.
         gradients: tuple[Any, ...] = block_vjp(_to_blocks(g, size))
         dq, dk, dv, _ = gradients
         dk, dv = (_sum_blocks(d, size, sides, length) for d in (dk, dv))
@@ -192,6 +193,7 @@ def measure(kind: str, n: int, d: int, r: int) -> Result:
     tune_allocator()
     gc.disable()  # as timeit does; a pass leaves no cycles
     forward, shapes = layer(kind, n, d, r)
+    # Random inputs and weights.
     rng = np.random.default_rng(0)
     scale = d**-0.5  # products are about as large as their inputs
     arrays = [rng.normal(0, scale, shape).astype(np.float32) for shape in shapes]
@@ -237,6 +239,7 @@ def along(
     """Measure every kind at each value of `axis`, n or d, and fit the upper half."""
     figures: dict[str, Any] = {axis: values}
     upper = first_fitted(values)
+    # Each point in another process.
     for kind in kinds:
         points = [json.dumps({"kind": kind, **fixed, axis: x}) for x in values]
         results = [run_side(__file__, ["--point", point]) for point in points]
@@ -260,6 +263,7 @@ def draw(axes: dict[str, dict[str, Any]], fixed: dict[str, int], path: Path) -> 
         ("n", "peak_memory_mb", f"memory in MB, d = {fixed['d']}", 1),
         ("d", "seconds", f"processor time in ms, n = {fixed['n']:,}", 1e3),
     ]
+    # A panel for each, with its points and its axis.
     figure, plots = pyplot.subplots(1, 3, figsize=(11.4, 4.4))
     for plot, (axis, key, title, unit) in zip(plots, panels, strict=True):
         draw_points(plot, axis, axes[axis], key, unit)

@@ -77,6 +77,7 @@ def scaled(row: str, width: int, depth: int) -> dict[str, Any]:
     Raises: SystemExit if a division leaves a remainder.
     """
     settings = dict(PRESETS[row])
+    # d_k and d_v have no value where they follow from d_model.
     shape = make_config(ModelConfig, settings, {})
     divisors = {**dict.fromkeys(WIDTHS, width), **dict.fromkeys(DEPTHS, depth)}
     for name, divisor in divisors.items():
@@ -110,6 +111,7 @@ def train(args: argparse.Namespace, row: str, seed: int, flags: Sequence[str]) -
         command += ["--steps", steps, "--seed", str(seed), "--run", str(run)]
         command += ["--validate-every", steps, "--validate-bleu", "1000000"]
         command += ["--average", "1", "--keep-last", "1", *flags]
+    # A complete run ends with a validation.
     if last_validation(run) is None:
         print(" ".join(command), file=sys.stderr)
         if code := subprocess.run(command, stdout=sys.stderr).returncode:

@@ -139,6 +139,7 @@ def measure(args: argparse.Namespace) -> None:
             started = time.perf_counter()
             step(batch)
             seconds.append(time.perf_counter() - started)
+    # The median speed of the steps after the warm-up.
     timed = slice(args.warmup, None)
     tokens = [b.source_tokens + b.target_tokens for b in batches[timed]]
     speeds = [n / s for n, s in zip(tokens, seconds[timed], strict=True)]

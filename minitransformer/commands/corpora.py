@@ -185,6 +185,7 @@ def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -
 def _copy_member(archive: Path, member: str, out: gzip.GzipFile) -> int:
     """Append the lines of a member of an archive to `out`, and return their number."""
     try:
+        # Archives are read as streams: members are found in their order.
         with tarfile.open(archive, "r|*") as tar:
             for entry in tar:
                 if entry.name.removeprefix("./") == member and entry.isfile():
@@ -220,6 +221,7 @@ def download_corpus(name: str, folder: Path, mirror: str | None = None) -> None:
         place = mirror.rstrip("/") + urlsplit(url).path if mirror else url
         fetch(place, target / _name(url), sha256)
 
+    # Multi30k: a file for each split and language.
     if name == "multi30k":
         for line in MULTI30K_SHA256.splitlines():
             digest, file = line.split()

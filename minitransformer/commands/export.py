@@ -99,6 +99,7 @@ def _embeddings(model: Transformer, spec: Any) -> None:
         if model.embedding.learned
         else sinusoids(MAX_POSITIONS, model.config.d_model).astype(table.dtype)
     )
+    # One table for the source, the target and the logits, as in section 3.4.
     embeddings = spec.encoder.embeddings[0], spec.decoder.embeddings
     for stack, embedding in zip((spec.encoder, spec.decoder), embeddings, strict=True):
         stack.scale_embeddings = True
@@ -111,11 +112,13 @@ def _embeddings(model: Transformer, spec: Any) -> None:
 
 def _common_sublayers(layer: EncoderLayer | DecoderLayer, target: Any) -> None:
     """Copy self-attention and feed-forward, which layers of both stacks have."""
+    # Section 3.2: queries, keys and values are one product there.
     attention = layer.self_attention
     projections = _transposed(attention.query, attention.key, attention.value)
     target.self_attention.linear[0].weight = projections
     target.self_attention.linear[1].weight = _transposed(attention.output)
     _norm(layer.self_attention_norm, target.self_attention.layer_norm)
+    # Section 3.3.
     feed_forward = layer.feed_forward
     target.ffn.linear_0.weight = _transposed(feed_forward.weight_1)
     target.ffn.linear_0.bias = feed_forward.bias_1.data

@@ -75,6 +75,7 @@ def linearise(
         contents |= {folder / f"{name}.{end}": lines for end, lines in written.items()}
         count = sum(map(len, sentences))
         sizes.append(f"{name}: {len(part):,} trees, {count:,} words")
+    # Nothing is written before all trees are read.
     make_folder(folder)
     for path, lines in contents.items():
         write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
@@ -93,6 +94,7 @@ def divide(trees: Iterator[Tree], splits: Sequence[str]) -> dict[str, list[Tree]
         if not match or match[1] in divided:
             expected = "--split: expected different names, each NAME or NAME=COUNT"
             raise UsageError(f"{expected}, got {split}")
+        # Without a count, a split takes all trees that are left.
         count = int(match[2]) if match[2] else None
         part = divided[match[1]] = list(itertools.islice(trees, count))
         if len(part) < (count or 1):

@@ -62,6 +62,7 @@ def series(
     records: Sequence[dict[str, Any]], name: str, against: str
 ) -> tuple[list[float], list[float]]:
     """Return the x and y of each point of one metric. `against` is one of `AXES`."""
+    # The field of the horizontal axis, and only lines that have both.
     key = {"steps": "step", "minutes": "seconds"}.get(against, against)
     points = [record for record in records if name in record and key in record]
     unit = 60 if against == "minutes" else 1

@@ -32,6 +32,7 @@ def named_run(name: Path, folder: Path) -> RunDirectory:
 
     Raises: UsageError if there is no such run, or one of each.
     """
+    # Both may be the same folder, which counts once.
     paths = {path.resolve(): path for path in (folder / name, name)}
     runs = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
     if len(runs) != 1:

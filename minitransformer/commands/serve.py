@@ -121,6 +121,7 @@ class LibreTranslate:
 
         Raises: ValueError with a message, mostly in LibreTranslate's words.
         """
+        # The languages are those of the model; "auto" is the source, or the target.
         texts = _texts(request)
         for name, code in (("source", self.source), ("target", self.target)):
             if (asked := _required(request, name)) not in (code, "auto"):
@@ -139,6 +140,7 @@ class LibreTranslate:
             if request["source"] == "auto":
                 [answer["detectedLanguage"]] = self.detect(request)
             answers.append(answer)
+        # A list of texts gets lists of translations, alternatives and so on.
         if isinstance(request["q"], str):
             return answers[0]
         return {name: [answer[name] for answer in answers] for name in answers[0]}
@@ -160,6 +162,7 @@ class LibreTranslate:
 
     def _result(self, job: Job) -> Any:
         """Return the result of a job. Raises: ValueError if it is too large."""
+        # A line counts its end, too: as many tokens as the model reads.
         texts = [*job.lines, *filter(None, job.prefixes)]
         beam = job.config.beam
         tokens = sum(map(len, self.translator.tokenizer.encode(texts))) + len(texts)
@@ -248,6 +251,7 @@ class Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
+            # The request is wrong, or this server has failed.
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             if isinstance(error, (ValueError, RecursionError)):
                 status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
@@ -312,6 +316,7 @@ def _lines(text: str, kind: str) -> list[tuple[str, str]]:
     """Divide text into lines, each with the separator that follows it."""
     if (separators := BETWEEN.get(kind)) is None:
         raise ValueError(f"{kind} format is not supported")
+    # Separators and lines by turns, with a line first and last.
     parts = separators.split(text)
     lines = parts[::2]
     if kind == "html":
@@ -336,6 +341,7 @@ def _answer(
         )
         for rank in range(config.nbest)
     ]
+    # Only different ones, and what the request asks for besides.
     best, *others = dict.fromkeys(ranked)
     answer: Request = {"translatedText": best}
     if config.nbest > 1:

@@ -90,6 +90,7 @@ def unseen(pairs: Iterable[Pair], held_out: Sequence[Pair]) -> list[Pair]:
 def split(args: argparse.Namespace) -> None:
     """Read the pairs, split them, and write a file for each split and language."""
     check_output(args.folder, args)
+    # Languages are endings of file names.
     languages = args.source, args.target
     plain = {name for name in languages if name and Path(name).name == name}
     if len(plain) < 2:
@@ -107,6 +108,7 @@ def split(args: argparse.Namespace) -> None:
         pairs += more
         held_out = splits["val"] + splits["test"]
         splits["train"] += unseen(filter(all, more), held_out)
+    # Require as many pairs as were asked for, and some to train on.
     for name, count in {**counts, "train": 1}.items():
         if len(splits[name]) < count:
             raise ValueError(

@@ -143,6 +143,7 @@ def bracket_tree(tree: Tree) -> str:
 
     Parentheses in words, tags and labels become -LRB- and -RRB-, as in the treebank.
     """
+    # Each bracket or leaf in turn; a leaf closes its own bracket.
     line = "(TOP"
     for node in tree:
         if isinstance(node, Close):
