@@ -205,7 +205,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         hint = "--input translates the lines of a file, a second --model adds a model"
         say(f"translate.py: {path} is a path, too: {hint}")
 
-    # Flags that do nothing are refused, and such as contradict each other.
+    # Refuse flags that would do nothing, and flags that contradict each other.
     if args.sentence and args.input:
         parser.error("expected sentences or --input, got both")
     named = {name for name, x in vars(args).items() if x is not None and x is not False}
@@ -227,7 +227,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def load_model(args: argparse.Namespace) -> Translator:
-    """Load what --model names, or what is newest; flags say how it decodes."""
+    """Load the models of --model, or else the newest; flags override their decoding."""
     if not args.model:
         args.model = [find_checkpoint(None)]
         say(f"translate.py: using {described(args.model[0])}; --model names another")
@@ -321,15 +321,15 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
             out.flush()
             done(len(scores))
 
-    # Of all tokens; e^700 is about the largest number that a float holds.
+    # The perplexity of all tokens. e^700 is near the largest number of a float.
     perplexity = math.exp(min(-total / max(tokens, 1), 700))
     digits = ".4f" if perplexity < 1e9 else ".1e"
     print(f"perplexity {perplexity:{digits}}  {tokens} tokens", file=sys.stderr)
 
 
 def work(args: argparse.Namespace) -> None:
-    """Do what the flags ask for. Modules that few translations need come in here."""
-    # Wrong files and a missing library are refused now, not after hours of work.
+    """Do what the flags ask for. Rarely used modules are imported here."""
+    # Refuse wrong files and a missing library now, not after hours of work.
     check_output(args.attention or args.output, args, replace=True)
     check_files(
         args.output, args.input, args.reference, args.score, args.prefix, args.compare

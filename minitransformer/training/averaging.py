@@ -81,7 +81,7 @@ def average_last(
         best_path, best_cost = best_checkpoint(run, training, paths)
     count, best_cost = ranks.all_reduce_numbers([float(len(paths)), best_cost])
 
-    # Choose n, by validation or by number.
+    # Choose n by validation, or take all.
     number = int(count)
     lowest = math.nan
     parameters = None
@@ -98,8 +98,8 @@ def average_last(
     elif paths:
         parameters = mean_of(paths).parameters.data
 
-    # Where no mean is good enough, take the best checkpoint. An average of an earlier
-    # end would be preferred to it.
+    # Where no mean is good enough, take the best checkpoint. The average of an earlier
+    # end is deleted, because translate.py would prefer it.
     if not number and best_path is not None:
         run.remove(run.averaged)
         parameters = load(best_path).parameters.data
