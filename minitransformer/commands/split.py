@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -73,17 +73,14 @@ def split_pairs(
                 splits[name].append((source, first_translation[source]))
         used_targets.update(target for _, target in splits[name])
     # Train on the pairs that share no sentence with them.
-    splits["train"] = [
-        (source, target)
-        for source, target in pairs
-        if source not in used_sources and target not in used_targets
-    ]
+    splits["train"] = unseen(pairs, used_sources, used_targets)
     return splits
 
 
-def unseen(pairs: Iterable[Pair], held_out: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs of which neither side is a sentence of `held_out`."""
-    sources, targets = {source for source, _ in held_out}, {t for _, t in held_out}
+def unseen(
+    pairs: Iterable[Pair], sources: Container[str], targets: Container[str]
+) -> list[Pair]:
+    """Return the pairs of which neither side is one of these sentences."""
     return [(s, t) for s, t in pairs if s not in sources and t not in targets]
 
 
@@ -106,8 +103,8 @@ def split(args: argparse.Namespace) -> None:
     if args.also:
         more = [(clean(s), clean(t)) for s, t in TextPair(*args.also).lines()]
         pairs += more
-        held_out = splits["val"] + splits["test"]
-        splits["train"] += unseen(filter(all, more), held_out)
+        sources, targets = map(set, zip(*splits["val"], *splits["test"], strict=True))
+        splits["train"] += unseen(filter(all, more), sources, targets)
     # Require as many pairs as were asked for, and some to train on.
     for name, count in {**counts, "train": 1}.items():
         if len(splits[name]) < count:
