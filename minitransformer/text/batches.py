@@ -66,7 +66,7 @@ class Batches(Protocol):
 class ParallelCorpus:
     """Encoded pairs; `dropped_blank` others had a blank side and were left out."""
 
-    notes: Sequence[str] = ()  # lines for the log on what the vocabulary lacks
+    notes: Sequence[str] = ()  # for the log: characters that the vocabulary lacks
     median_sentences = 1  # in a line of the source
 
     def __init__(self, source: Ragged, target: Ragged, dropped_blank: int = 0) -> None:
@@ -99,8 +99,8 @@ class ParallelCorpus:
         """Divide `pairs` into batches of similar lengths: a list of arrays of indices.
 
         Every pair is in exactly one batch. A batch holds about `max_tokens` tokens of
-        its longer side, and at most 1.25 times as many with padding (a longer pair is a
-        batch of its own). With `rng`, the batches are shuffled, and so are pairs of
+        its longer side, and at most 1.25 times as many with padding (a longer pair is
+        alone in its batch). With `rng`, the batches are shuffled, and so are pairs of
         equal length.
         """
         # Sorting keeps the order of pairs of equal length: it is random from here on.
@@ -210,8 +210,8 @@ class BatchStream:
     def largest_batches(self) -> list[Batch]:
         """Return the batches of this epoch that may need the most memory.
 
-        They have, padding included, the most source tokens, the most target tokens, or
-        the most pairs of both, which is what attention between them needs.
+        They have the most source tokens, the most target tokens, or the most pairs of
+        both (for cross-attention), padding included.
         """
         source = self.corpus.source.lengths
         target = self.corpus.target.lengths

@@ -1,7 +1,7 @@
 """A cache folder of vocabularies and encoded text, each computed once.
 
-Files are named by a digest of the text and of what else they depend on, so that
-changed text is encoded anew.
+The name of a file is a digest of the text and of all else that it depends on: changed
+text is encoded anew.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cached_tokenizer(
     """
 
     def build(partial: Path) -> None:
-        # Symbols that stand for what translations copy are pieces of the vocabulary.
+        # Symbols, which stand for copied text, are pieces of the vocabulary.
         symbols = list(symbols_for(text.lines()))
         announce(f"learning {vocab_size:,} word pieces from {text}", text.is_large)
         try:
@@ -110,7 +110,7 @@ def read_corpus(folder: Path) -> ParallelCorpus:
     """
     try:
         header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        # Map the ids of both sides, and compare their lengths with what was noted.
+        # Map the ids of both sides, and compare their numbers with the header.
         sides = []
         for name in SIDES:
             ids = _mapped(folder / f"{name}.ids", header["dtype"])
@@ -127,7 +127,7 @@ def read_corpus(folder: Path) -> ParallelCorpus:
 
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:
-    """Map a file into memory, whose pages the system drops when it needs the space."""
+    """Map a file into memory. The system drops its pages when it needs the space."""
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
@@ -143,6 +143,7 @@ def _sampled(
     for number, pair in enumerate(lines):
         if number % distance == 0:
             sample.append(pair[0])
+        # The lines that are left are at twice the distance.
         if len(sample) > MOST_LINES:
             del sample[1::2]
             distance *= 2
@@ -179,7 +180,7 @@ def _encode(
     target_characters = Counter[str]()
     pairs = blank = 0
 
-    # The model is to learn symbols in place of what both sides of a pair copy.
+    # Symbols stand for text that both sides of a pair have, and the model learns them.
     finder = Finder(tokenizer)
     lines = text.lines()
     if finder.has_symbols:

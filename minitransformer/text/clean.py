@@ -1,7 +1,7 @@
-"""What text is, before anything else sees it (beyond the paper).
+"""One form of text, for all that follows (beyond the paper).
 
-Text that looks the same can be written in many ways, of which `clean` leaves one: in
-Unicode's composed form (NFC), with white space of any kind as a space each, and without
+Text that looks the same can be written in many ways. `clean` returns one of them: in
+Unicode's composed form (NFC), with a space for each white space of any kind, without
 controls and characters that only help to format it. Nothing is lost that a reader
 would miss: joiners (Persian, Indic scripts, emoji), direction marks (Hebrew, Arabic),
 variation selectors and the space without width of Khmer and Thai stay, as do ligatures,
@@ -41,8 +41,8 @@ _CUT = "\u034f"
 
 
 def clean(text: str) -> str:
-    """Return the one form of a line of text, which is empty if it shows nothing."""
-    # Most lines are plain ASCII, which is that form already.
+    """Return this form of a line of text. It is empty if the line shows nothing."""
+    # Most lines are plain ASCII, and stay as they are.
     if text.isascii() and text.isprintable():
         return "" if text.isspace() else text
     if not _SHOWN.search(text):

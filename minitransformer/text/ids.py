@@ -38,8 +38,8 @@ class Ragged:
         """Return the ids of the chosen sequences. Shapes: chosen [B] -> [total]"""
         starts = self.starts[chosen]
         lengths = self.starts[chosen + 1] - starts
-        # The position of an id is that of its sequence's first id, plus how many
-        # follow: `arange` counts through all sequences, which `first` takes back.
+        # `arange` counts through all chosen sequences. For each id, `first` moves the
+        # count to the place of its sequence in `ids`.
         first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
         return self.ids[first + np.arange(len(first))]
 

@@ -32,7 +32,7 @@ def require_file(path: Path) -> None:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of bytes, which are decompressed if its name ends in .gz."""
+    """Open a file of bytes. If its name ends in .gz, they are decompressed."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             yield cast(BinaryIO, file)
@@ -65,6 +65,7 @@ def decode_line(raw: bytes, number: int, place: str) -> str:
             f"{place}, line {number}: expected at most {MAX_LINE:,} bytes before a "
             "line feed, got more"
         )
+    # A byte-order mark is no text, nor is the carriage return of a line end.
     if number == 1:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -136,6 +137,7 @@ def zip_lines(
     others = read_lines(path) if path else itertools.repeat("")
     count = 0
     for lines in parts:
+        # Take as many lines of the file as there are in the list.
         beside = list(itertools.islice(others, len(lines)))
         if len(beside) < len(lines):
             raise ValueError(f"{expected}, got {count + len(beside)}")

@@ -1,11 +1,11 @@
-"""What a translation copies, and placeholders for it (beyond the paper).
+"""Text that a translation copies, and placeholders for it (beyond the paper).
 
 Addresses, markup, code, emoji and long numbers belong into a translation as they are,
-and a glossary says what other words become. `Finder` finds such items in a line. The
-model reads a name for each: a symbol of the vocabulary that it has learned to copy, or
-a small number, which models copy anyway. Terms of a glossary are read as they are, and
-markup and emoji, without which a sentence is whole, are left out; `place` puts their
-names where the word alignment says. `restore` puts the items in place of their names.
+and a glossary has translations of terms. `Finder` finds such items in a line. The model
+reads a name for each: a symbol of the vocabulary that it has learned to copy, or a
+small number, since models copy these anyway. Terms are read as they are. Markup and
+emoji are left out: a sentence is whole without them. `place` puts the names of both
+where the word alignment says, and `restore` puts the items in place of their names.
 
 A model also respells names of people and places that it has seldom seen: "Kathmandu"
 becomes "Kathovannu". It is unsure of such a word, and sure of names that its languages
@@ -90,12 +90,12 @@ _LETTERS = re.compile(r"[^\W\d_]{3,}")
 
 @dataclass(frozen=True)
 class Item:
-    """A part of a line with the output that it becomes.
+    """A part of a line, and the `output` that it becomes.
 
-    It is a "word" or "loose", both of which are copied, a "number" of at most four
-    digits or with its thousands set off, which is copied if the model changes a digit,
-    or a "term" of a glossary. The model reads `read` in its place, and `name` stands
-    for it in the translation. It `touches` a character before it, and a letter behind.
+    Its kind is "word" or "loose": these are copied; "number", with at most four digits
+    or its thousands set off: it is copied if the model changes a digit; or "term" of a
+    glossary. The model reads `read` in its place, and `name` stands for it in the
+    translation. It `touches` a character before it, and a letter behind.
     """
 
     start: int
@@ -125,7 +125,7 @@ def read_glossary(path: Path) -> dict[str, str]:
 
 
 class Finder:
-    """Finds the items of a line: what is copied, and the terms of a glossary.
+    """Finds the items of a line: copied text, and the terms of a glossary.
 
     A term also matches with a capital letter at its start. Characters that no piece of
     the vocabulary has are copied; letters among them, with their whole word.
@@ -156,7 +156,7 @@ class Finder:
         return re.compile(rf"{term}|{copied}|(?P<number>{_COUNT})", re.X)
 
     def find(self, line: str) -> list[Item]:
-        """Return the items of a line, which is one if it has no other words.
+        """Return the items of a line. A line without other words is one item.
 
         A line of more than MOST_CHARACTERS has none: to search it may take long.
         """
@@ -247,7 +247,7 @@ def named(line: str, items: Iterable[Item], names: Sequence[str]) -> list[Item]:
 
 
 def hide(line: str, items: Iterable[Item]) -> str:
-    """Return what the model reads of a line."""
+    """Return a line as the model reads it."""
     read = ""
     end = 0
     for item in items:
@@ -264,9 +264,10 @@ def place(
 ) -> str:
     """Put the names of items that the model did not read into its translation.
 
-    A copy goes behind the word that was made from the one before it, or before the word
-    made from the next if it touches only that; a term replaces what was made from it.
-    `links` are pairs of a word that the model read and a word of the translation.
+    A copy follows the word that was made from the word before it. If it touches only
+    the next word, it stands before the word that was made from that one. A term
+    replaces the words that were made from it. `links` are pairs of a word that the
+    model read and a word of the translation.
     """
     if all(item.read.strip() == item.name for item in items):
         return translation
@@ -325,7 +326,7 @@ def _without_backspaces(text: str) -> str:
 
 
 def _words_of_term(output: str, words: list[str], made: set[int]) -> Sequence[int]:
-    """Return which words are a term: those that say it, or else those made from it."""
+    """Return the places of a term's words: its own if they occur, else `made`."""
     size = len(output.split())
     for n in range(len(words)):
         if " ".join(words[n : n + size]).strip(_MARKS) == output:
@@ -357,6 +358,7 @@ def lacking(translation: str, items: Iterable[Item]) -> list[Item]:
     8.760 may stand for 8,760. Numbers up to twelve may be spelled if the translation
     has none in digits.
     """
+    # Compare digits, without the marks between them.
     plain = re.sub(r"(?<=\d)[.,:](?=\d)", "", translation)
     written = re.findall(r"\d+", plain)
 
@@ -370,7 +372,7 @@ def lacking(translation: str, items: Iterable[Item]) -> list[Item]:
 
 
 def hide_in_prefix(prefix: str, items: Iterable[Item]) -> str:
-    """Return what the model reads of the text with which a translation begins."""
+    """Return a translation's prefix as the model reads it."""
     for item in items:
         if item.kind != "term":
             prefix = prefix.replace(item.output.strip("\b"), item.read, 1)

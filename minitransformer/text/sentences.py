@@ -1,8 +1,8 @@
 """Lines divided into their sentences, by rules, and text in capitals only.
 
-A stop before white space ends a sentence, unless a word in lower case follows, or what
-comes before it is an abbreviation, an initial, or the number of a date or a list. The
-full stops of Chinese and Japanese need no white space.
+A stop before white space ends a sentence, unless a word in lower case follows, or an
+abbreviation, an initial or the number of a date or a list comes before it. The full
+stops of Chinese and Japanese need no white space.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ADDRESSES = "http:", "https:", "www."
 # The end of the text before a full stop: a word with its dots, and initials before it.
 LAST = re.compile(r"(?:\b[^\W\d_]\.[\s-]?)*[\w’'§.-]*$")
 
-# Words of languages, which the file explains.
+# Lists of words in several languages; the file explains them.
 LISTS = Path(__file__).with_name("abbreviations.txt").read_text(encoding="utf-8")
 NEVER, BEFORE_NUMBER, SELDOM, BEGINNINGS, BEFORE_ORDINAL = (
     frozenset(section.partition("]")[2].split()) for section in LISTS.split("[")[1:]
@@ -54,7 +54,7 @@ CONTEXT = 40
 # How far from the middle of a long sentence it is divided, in characters.
 REACH = 1000
 
-# Where a sentence is best divided: after punctuation, which in ASCII ends a word.
+# Where a sentence is best divided: after punctuation, in ASCII only before white space.
 CLOSING = r"[\"'\p{Pe}\p{Pf}]*"
 PUNCTUATION = (
     rf"(?V1)(?<=[.!?,;:]{CLOSING})\s+|"
@@ -70,10 +70,11 @@ class Sentence(NamedTuple):
 
 
 def split_sentences(line: str) -> list[Sentence]:
-    """Divide a line into its sentences; a blank line has one, which is empty.
+    """Divide a line into its sentences; a blank line has an empty one.
 
     Together they are the line, up to the white space at its end.
     """
+    # A sentence begins after the last one and the white space that follows it.
     space, text = as_one_sentence(line)
     start = len(space)
     end = start + len(text)
@@ -171,7 +172,7 @@ def _ends(before: str, stops: str | None, word: str, is_lower: bool) -> bool:
 
     `is_lower` says that the whole line is in lower case.
     """
-    if stops is None:  # wide ones, which stand nowhere else
+    if stops is None:  # wide ones stand nowhere else
         return True
     # What follows must be able to begin a sentence.
     first = word[0]

@@ -68,7 +68,7 @@ class Tokenizer:
             raise ValueError(
                 "expected a SentencePiece model, got other bytes"
             ) from error
-        # Find the model's ids of the special symbols, which it may have as mere pieces.
+        # Find the model's ids of the special symbols, as such or as ordinary pieces.
         p = self._processor
         special = [p.pad_id(), p.unk_id(), p.bos_id(), p.eos_id()]
         for i, name in enumerate(SPECIAL):
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of the model, by which ranks compare their vocabularies."""
+        """The CRC-32 of the model: ranks compare their vocabularies by it."""
         return crc32(self.model)
 
     @classmethod
@@ -164,7 +164,7 @@ class Tokenizer:
     def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Return the ids of each line, without BOS and EOS; a blank line has none.
 
-        Raises: ValueError if a line has a lone surrogate, which is no character.
+        Raises: ValueError if a line has a lone surrogate.
         """
         try:
             cleaned = [clean(line) for line in lines]
@@ -186,7 +186,7 @@ class Tokenizer:
         return [x.removesuffix(" ") if self._space_ends_words else x for x in texts]
 
     def normalise(self, text: str) -> str:
-        """Return text as it is before it is cut, with SPACE in place of each space.
+        """Return text as it is cut into pieces, with SPACE in place of each space.
 
         Raises: ValueError if it has a lone surrogate.
         """

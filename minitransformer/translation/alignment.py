@@ -1,13 +1,13 @@
 """Word alignments, from the decoder's attention to the source (beyond the paper).
 
-Attention tells what a word piece was made from: the weights with which the decoder
-looked at the source when it wrote that piece. The mean over all heads of the upper half
-of the decoder's layers, and over the models of an ensemble, is the alignment of pieces.
-From it follows how much each word was made from each source word, and a word is linked
-to the source word that it was made from most.
+When the decoder writes a word piece, its attention weights say from which pieces of the
+source. Their mean over all heads of the upper half of the decoder's layers, and over
+the models of an ensemble, is the alignment of pieces. Summed over the pieces of words,
+it says how much each word was made from each source word. A word is linked to the
+source word with the largest share.
 
-Lower layers, and the weights with which the decoder read a piece instead of writing it,
-were worse on the hand-aligned sentences of the tests (docs/translating.md).
+Lower layers, and the weights of the step that reads a piece instead of writing it, were
+worse on the hand-aligned sentences of the tests (docs/translating.md).
 
 Shapes: B sentences, S source, T target, H heads, D d_model.
 """
@@ -201,6 +201,7 @@ def word_weights(
 
     Shapes: weights [T, S], source_words [S], target_words [T] -> [any, any]
     """
+    # Add up the pieces of each pair of words, then divide by the target word's pieces.
     counts = source_words >= 0
     weights = weights[:, counts]
     source_words = source_words[counts]

@@ -158,10 +158,10 @@ class BeamSearch:
         return origins[kept]
 
     def _done(self) -> np.ndarray:
-        """Return which sentences end here [B].
+        """Return a mask of the sentences whose search ends with this step [B].
 
-        If one has reached its length and nothing of it has finished, its live beams are
-        the result.
+        If a sentence has reached its length without a finished hypothesis, its live
+        beams are the result.
         """
         finished = self._finished
         log_probs = self._log_probs
@@ -229,8 +229,8 @@ def best_candidates(
 ) -> Candidates:
     """Extend each beam by each token; return each sentence's `count` best, best first.
 
-    Candidates of -inf fill up what is missing. Ties go to the lower beam, then to the
-    lower token. A weight of 0 excludes a token. Raises: ValueError if a sum is NaN, inf
+    Candidates of -inf fill up the rest. Ties go to the lower beam, then to the lower
+    token. A weight of 0 excludes a token. Raises: ValueError if a sum is NaN, inf
     or 0.
 
     Example: two beams have log-probabilities -1 and -2, and the log-probabilities of
@@ -238,7 +238,7 @@ def best_candidates(
     second. The three best candidates have log-probabilities -1.1, -2.7 and -2.7; they
     extend the beams 0, 1 and 1 by the tokens 7, 7 and 8.
 
-    The chunks have the weights of B K beams, those of a sentence in one chunk.
+    The chunks have the weights of B K beams; a sentence's beams are in one chunk.
 
     Shapes: log_probs [B, K] -> log_probs, origins, tokens [B, count]
     """

@@ -24,12 +24,13 @@ SHARES = np.linspace(0, 1, 21)
 
 
 def quantiles(means: Sequence[float]) -> tuple[float, ...]:
-    """Return what a run's state keeps of mean log-probabilities."""
+    """Return the quantiles of mean log-probabilities that a run's state has."""
     return tuple(np.quantile(means, SHARES).tolist())
 
 
 def sure_words(tokenizer: Tokenizer, h: Hypothesis, log_probs: np.ndarray) -> Words:
     """Return the `words` of a hypothesis from the log-probabilities of its tokens."""
+    # The mean over the tokens of each word.
     words = h.text.split()
     owners = words_of_pieces(tokenizer, h.text, h.tokens)
     sums = np.bincount(owners, log_probs[: len(owners)], len(words))
@@ -42,6 +43,7 @@ def with_copies(h: Hypothesis) -> Hypothesis:
 
     Its words so far are those that the model wrote.
     """
+    # Words that the model wrote keep their log-probabilities.
     words = h.text.split()
     log_probs = dict[int, float | None]()
     same = SequenceMatcher(None, [word for word, _ in h.words], words, autojunk=False)

@@ -33,7 +33,7 @@ MAX_ENDINGS = 1024
 
 @dataclass(frozen=True)
 class Prefix:
-    """The text that a translation begins with, which may end within a word.
+    """The text that a translation begins with. It may end within a word.
 
     Its tokens are those into which the tokenizer cuts a text that begins with it. Other
     pieces could write the same letters, but the model has never seen them there. The
@@ -126,6 +126,7 @@ class PrefixFinder:
 
         Raises: ValueError naming a line that is blank, or whose prefix is impossible.
         """
+        # Find each prefix; an error names its line.
         result: list[Prefix | None] = []
         for number, text, ids in zip(numbers, prefixes, sources, strict=True):
             try:
@@ -167,13 +168,13 @@ class PrefixFinder:
 
 
 class Constraints:
-    """The prefix with which the translation of each sentence begins, or None."""
+    """The prefix of each sentence's translation, or None."""
 
     def __init__(self, prefixes: Sequence[Prefix | None]) -> None:
         self.prefixes = prefixes
 
     def limits(self, limits: np.ndarray, batch: np.ndarray) -> np.ndarray:
-        """Return the longest outputs, in which prefixes do not count.
+        """Return the lengths of the longest outputs. Prefixes do not count in `limits`.
 
         Shapes: limits, batch [B] -> [B]
         """
@@ -217,7 +218,7 @@ class ConstrainedDecoder(IncrementalDecoder):
         self._decoder.join(other._decoder)
 
     def _excluded(self, rows: slice, size: int) -> np.ndarray:
-        """Return which of `size` tokens must not follow. Shapes: -> [any, size] bool"""
+        """Mark the tokens that must not follow. Shapes: -> [any, size] bool"""
         histories = self._histories[rows, 1:]  # without BOS
         prefixes = self._prefixes[rows]
         result = np.zeros((len(prefixes), size), dtype=bool)

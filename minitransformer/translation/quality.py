@@ -100,6 +100,7 @@ def translation_quality(
             f"expected as many references as translations and at least one, got "
             f"{len(references)} and {len(translations)}"
         )
+    # Both sides in one form of text, with single spaces.
     translations, references = map(_counted, (translations, references))
     bleu = bleu_metric(references, tokenizer)
     chrf = CHRF()
@@ -170,6 +171,7 @@ def _resample(
     from sacrebleu.significance import PairedTest
 
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)
+    # The first system is the baseline of the comparison.
     *counted, targets = map(_counted, (*systems, references))
     named: list[tuple[str, Sequence[str]]] = list(zip("ab", counted, strict=False))
     metrics = {"BLEU": bleu_metric(targets, tokenizer), "chrF": CHRF()}
@@ -183,7 +185,7 @@ def compound_split_bleu(
     """Return BLEU, counted as the paper's 27.3 and 28.4 (section 6.1, Table 2).
 
     Unicode punctuation is replaced, Moses tokenises both sides as text in `language`,
-    and the hyphen of a compound becomes a word of its own. BLEU is counted over these
+    and the hyphen of a compound becomes a separate word. BLEU is counted over these
     words, cased and without smoothing. On newstest2014 this BLEU is 0.7 to 1 above
     sacreBLEU's; compare it only with BLEU that was counted in the same way.
 

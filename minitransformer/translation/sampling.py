@@ -105,11 +105,13 @@ class SamplingDecoder(IncrementalDecoder):
     def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
         streams = iter(self._streams)
         for weights in self._decoder.step(tokens):
+            # Each sample has its own stream: other samples change nothing in it.
             values = to_host(weights.values).astype(np.float32)
             noise = np.empty_like(values)
             for row in noise:
                 next(streams).standard_exponential(out=row, dtype=np.float32)
             drawn = draw(likeliest(values, self._config), noise)
+            # The search sees the drawn token alone, with its probability as it was.
             others = np.ones(values.shape, dtype=bool)
             others[np.arange(len(drawn)), drawn] = False
             yield exclude(weights, others)
@@ -124,12 +126,12 @@ class SamplingDecoder(IncrementalDecoder):
 
 
 def likeliest(weights: np.ndarray, config: TranslationConfig) -> np.ndarray:
-    """Return weights to draw with, which are 0 for tokens that are not drawn.
+    """Return the weights with which tokens are drawn; some become 0.
 
-    They are proportional to p^(1 / temperature), which divides the logits. Top-k comes
-    next: it keeps the k likeliest tokens. Of these, top-p keeps the fewest of the
-    likeliest that together have at least the probability p. Tokens that are as likely
-    as the last one that is kept are kept, too.
+    They are proportional to p^(1 / temperature): the logits are divided by it. Then
+    top-k keeps the k likeliest tokens. Of these, top-p keeps as few of the likeliest as
+    have at least the probability p together. Tokens that are as likely as the last one
+    that is kept are kept, too.
 
     Shapes: weights [B, V] -> [B, V]
     """

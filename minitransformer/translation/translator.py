@@ -99,7 +99,7 @@ class Translator:
         self._items = Finder(tokenizer, glossary or {})
 
     def use_device(self) -> None:
-        """Select the model's GPU in this thread, which CUDA begins with the first."""
+        """Select the model's GPU in this thread: CUDA begins with the first GPU."""
         table = self.model.embedding.table.data
         backend_of(table).select_device(table)
 
@@ -141,7 +141,7 @@ class Translator:
         """
         if not isinstance(config, TranslationConfig):
             config = TranslationConfig(**vars(config))
-        # Layout is kept, but not what other programs may take for the end of a line.
+        # Layout stays, but nothing that other programs may take for the end of a line.
         lines = [" ".join(x.splitlines()) for x in as_list_of_str("lines", lines)]
         if prefixes is None:
             prefixes = [""] * len(lines)
@@ -185,10 +185,11 @@ class Translator:
     ) -> Iterator[list[Sentence]]:
         """Yield the sentences of each line, or the whole line as one.
 
-        `config.split` says which. A line whose translation has a prefix is divided only
-        if it is too long. A sentence that is too long is halved until its parts fit.
+        `config.split` decides. A line whose translation has a prefix is divided only if
+        it is too long. A sentence that is too long is halved until its parts fit.
         Sentences in capitals are read by themselves.
         """
+        # How many sentences, and how many word pieces, the model translates at once.
         at_once = {"always": 1, "never": math.inf}.get(
             config.split, self.median_sentences
         )
@@ -202,7 +203,7 @@ class Translator:
             if prefix:
                 line = line.lstrip()
             sentences = split_sentences(line)
-            # Capitals are read as small letters, so they are not mixed with others.
+            # Capitals are read as small letters: they are not mixed with other text.
             mixed = len({x.text.isupper() for x in sentences}) == 2
             if len(ids) > limit and config.split != "never":
                 yield [part for x in sentences for part in halved(x, fits)]
@@ -229,6 +230,7 @@ class Translator:
 
         Raises: ValueError that names a line that is too long or begins with the tag.
         """
+        # A tag and its line must fit together.
         tag = [] if targets else self.tag
         limit = self._limit(config)
         encoded = []
@@ -244,7 +246,7 @@ class Translator:
             encoded.append([*tag, *ids] if ids else [])
         return encoded
 
-    # Items, which translations copy: the model reads names in their places
+    # Items, which translations copy: the model reads names in their place
 
     def _translate_around_items(
         self, segments: Sequence[Segment], config: TranslationConfig
@@ -333,7 +335,7 @@ class Translator:
     ) -> dict[str, str]:
         """Return numbers with the marks that the model puts in each of them alone.
 
-        In German, 1,234.5 is 1.234,5. A number of which it changes a digit stays.
+        In German, 1,234.5 is 1.234,5. If the model changes a digit, the number stays.
         """
         asked = [x for x in numbers if not x.isdigit()]
         translated = self.translate_as_read([Segment(x) for x in asked], config)
@@ -430,7 +432,7 @@ class Translator:
 
         `sources` are the ids of the texts and `translated` their translations.
         """
-        # Choose the translations with a word that is similar to a name that they lack.
+        # Choose the translations with a word like a rare name of the text.
         rare = rare_names(self.tokenizer, texts)
         chosen = [
             (ids, best, n, names)
@@ -438,7 +440,7 @@ class Translator:
             for n, h in enumerate(best)
             if (names := near_misses(rare, text, h.text)) or config.words
         ]
-        # Of these words, replace those of which the model is unsure.
+        # Replace such a word if the model is unsure of it.
         scores = score_targets(
             self.model,
             [ids for ids, *_ in chosen],

@@ -84,7 +84,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what to whom: one meaning, which each language puts into its own order.
+    """Who does what to whom: one meaning; each language has its own word order.
 
     `objects` pairs each noun phrase after the verb with its German case; `addition`
     is a phrase at the end in both languages, as (English, German).
@@ -99,6 +99,7 @@ class Clause:
         """Fill in the two word orders: {verb} is inflected, {base} is the base form."""
         plural = self.subject.plural
         verb = self.verb
+        # English needs the base form after "do" and modals, German a separate particle.
         return (
             english.format(
                 subject=self.subject.english,
