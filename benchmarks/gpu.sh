@@ -138,12 +138,11 @@ print("kernels", *sys.argv[1:], f"compiled in {time.monotonic() - began:.1f} s")
 }
 
 tests() { # against float64, those on the GPU alone, also those that are slow elsewhere
-  need_gpu || return
   "$python" -m pytest -q -p no:cacheprovider -W default --tb=short -rf -m "not stress" \
     -k "([gpu or base_on_a_gpu) and not another_machine" tests/backends/cuda
 }
 
-need_gpu() { # tests would be left out without one, and none would fail
+need_gpu() { # else every stage would fail by itself, or leave out what it is for
   "$python" -c '
 import sys
 from minitransformer.backends.devices import check_device
@@ -206,10 +205,7 @@ translate() { # the test set, and its first lines on the processor, too
 }
 
 profile() {
-  local code=0
-  "$python" benchmarks/roofline.py --measure || code=$?
-  "$python" benchmarks/profile_step.py || code=$?
-  return "$code"
+  "$python" benchmarks/profile_step.py
 }
 
 multi30k() { # the preset, trained to its end
@@ -300,6 +296,7 @@ main() {
       exit 2
     fi
   done
+  need_gpu || exit
   mkdir -p "$OUT" "$CUPY_CACHE_DIR"
   : >"$log"
   if [ -f .gpu/kernel_cache.tgz ]; then tar -xzf .gpu/kernel_cache.tgz -C "$WORK"; fi

@@ -19,14 +19,15 @@ STAGES = ["env", "tests", "train", "speed", "translate", "profile", "compiled"]
 # In place of Python: one stage fails, one hangs, one hangs and will not end, and one
 # leaves a process behind. Kernels that were compiled are a file in CuPy's cache.
 PYTHON = """#!/usr/bin/env bash
-echo "python $*" | cut -c 1-100
-touch "$CUPY_CACHE_DIR/$(basename "$0")"
+[[ $* = *check_device* ]] || echo "python $*" | cut -c 1-100
+[ ! -d "$CUPY_CACHE_DIR" ] || touch "$CUPY_CACHE_DIR/$(basename "$0")"
 case $* in
   *"-m pytest"*) exec sleep 60 ;;
   *train.py*) mkdir -p "$WORK/run"; echo "step 1 loss 7" | tee "$WORK/run/train.log" ;;
   *"sides compiled"*) trap "" INT; for i in {1..60}; do sleep 1; done ;;
   *translate.py*) exit 3 ;;
-  *roofline.py*) sleep 60 & echo "left $!"; exit 0 ;;
+  *profile_step.py*) sleep 60 & echo "left $!"; exit 0 ;;
+  *check_device*) [ -z "${NO_GPU:-}" ] || { echo "no GPU was found" >&2; exit 1; } ;;
 esac
 """
 
@@ -93,6 +94,12 @@ def test_every_stage_has_its_turn(gpu_sh, tmp_path):
     left = int(log.split("left ")[1].split()[0])
     with pytest.raises(ProcessLookupError):
         os.kill(left, 0)
+
+
+def test_without_a_gpu_it_ends_in_one_line(gpu_sh, tmp_path):
+    code, output, _ = gpu_sh(NO_GPU="1")
+    assert (code, output) == (1, "no GPU was found\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_deadline_bounds_all_stages(gpu_sh):
