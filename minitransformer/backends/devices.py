@@ -151,7 +151,7 @@ def parallel_model(
     from minitransformer.training.loss_scale import LossScale
 
     scale = LossScale(device.xp, device.precision, start.state.loss_scale)
-    gpu_model = GpuModel(model, parameters, scale, communicator, graphs, log)
+    gpu_model = GpuModel(model, parameters, scale, communicator, graphs=graphs, log=log)
     return gpu_model, GpuAdam(parameters, training, scale)
 
 

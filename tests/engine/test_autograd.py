@@ -57,6 +57,39 @@ def test_a_long_chain_goes_back_without_recursion():
     assert x.grad == [10_001]
 
 
+class Twice:
+    """A gradient that is twice an array, which is computed when it is needed."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def dense(self):
+        return 2 * self.array
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("takes_lazy", [False, True])
+def test_a_lazy_gradient_becomes_an_array_where_one_is_needed(takes_lazy, uses):
+    """For a sum, for a leaf, and for a vjp that is not marked."""
+    given = []
+
+    def copied(x):
+        def vjp(g):
+            given.append(g)
+            return (Twice(autograd.dense(g)),)
+
+        return x.copy(), autograd.takes_lazy(vjp) if takes_lazy else vjp
+
+    copy, x = unlisted(copied), leaf(1.0, 5.0)
+    middle = copy(x)
+    out = copy(middle)
+    for _ in range(1, uses):
+        out = elementary.add(out, copy(middle))
+    out.backward(np.ones(2))
+    assert x.grad.tolist() == 2 * [4.0 * uses]
+    assert isinstance(given[-1], Twice) == (takes_lazy and uses == 1)
+
+
 def test_a_long_chain_can_be_dropped():
     y = x = leaf(1.0)
     for _ in range(10_000):

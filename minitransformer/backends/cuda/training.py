@@ -155,6 +155,7 @@ class GpuModel(ParallelModel):
         parameters: ParameterBuffer,
         scale: LossScale,
         communicator: Communicator | None = None,
+        *,
         graphs: bool = True,
         log: Callable[[str], None] = print,
     ) -> None:
