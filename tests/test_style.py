@@ -39,7 +39,6 @@ ALLOWED = {
     ("minitransformer/backends/cuda/nccl.py", "packed"): 2,
     ("minitransformer/backends/cuda/philox.py", "packed"): 1,
     ("minitransformer/text/placeholders.py", "long"): 1,
-    ("minitransformer/translation/beam_search.py", "positional"): 1,
     ("minitransformer/translation/translator.py", "long"): 1,
 }
 

@@ -62,9 +62,9 @@ def translate_ids(
             decoder,
             batch,
             np.minimum(limits, positions),
-            config.beam,
-            config.alpha,
-            config.nbest,
+            beam_size=config.beam,
+            alpha=config.alpha,
+            nbest=config.nbest,
         )
         return started
 

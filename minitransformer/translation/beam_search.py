@@ -89,6 +89,7 @@ class BeamSearch:
         decoder: IncrementalDecoder,
         sentences: np.ndarray,
         max_lengths: np.ndarray,
+        *,
         beam_size: int,
         alpha: float,
         nbest: int,

@@ -46,9 +46,16 @@ class ScriptedDecoder(IncrementalDecoder):
         return len(self.rows[0][1])
 
 
-def search_to_the_end(decoder, limits, *settings):
+def search_to_the_end(decoder, limits, beam_size, alpha, nbest):
     """Return what a `BeamSearch` finds for each sentence of a decoder."""
-    search = BeamSearch(decoder, np.arange(len(limits)), np.array(limits), *settings)
+    search = BeamSearch(
+        decoder,
+        np.arange(len(limits)),
+        np.array(limits),
+        beam_size=beam_size,
+        alpha=alpha,
+        nbest=nbest,
+    )
     found = {}
     while len(search.sentences):
         found.update(search.step())

@@ -109,7 +109,9 @@ def test_searches_that_join_find_what_they_find_alone(seed, beam, together_from)
     parts, found = [], {}
     for sentences in (np.array([3, 0]), np.array([1, 4, 2])):
         decoder = ScriptedDecoder(table, sentences)
-        part = BeamSearch(decoder, sentences, limits[sentences], beam, 0.6, 2)
+        part = BeamSearch(
+            decoder, sentences, limits[sentences], beam_size=beam, alpha=0.6, nbest=2
+        )
         while len(part.sentences) and part.length < together_from:
             found.update(part.step())
         parts += [part] if len(part.sentences) else []

@@ -80,6 +80,7 @@ def start_search(
     decoder: IncrementalDecoder,
     sentences: np.ndarray,
     max_lengths: np.ndarray,
+    *,
     beam_size: int,
     alpha: float,
     nbest: int,
@@ -89,7 +90,14 @@ def start_search(
     Decoders that are constrained, or of several models, are asked for their weights.
     """
     if not isinstance(decoder, CachedDecoder):
-        return BeamSearch(decoder, sentences, max_lengths, beam_size, alpha, nbest)
+        return BeamSearch(
+            decoder,
+            sentences,
+            max_lengths,
+            beam_size=beam_size,
+            alpha=alpha,
+            nbest=nbest,
+        )
     device.current().use_recordable_stream()
     shape = Shape(
         sentences=rounded_up(len(sentences)),

@@ -219,7 +219,12 @@ def test_logits_of_16_bits_are_those_of_the_plain_decoder(gpu, dtype):
     with no_grad(), backend_for(gpu.xp.ndarray):
         plain = CachedDecoder(model, source, 2)
         search = start_search(
-            CachedDecoder(model, source, 2), np.arange(3), limits, 2, 0.6, 1
+            CachedDecoder(model, source, 2),
+            np.arange(3),
+            limits,
+            beam_size=2,
+            alpha=0.6,
+            nbest=1,
         )
         steps = search._steps
         steps.start(limits, 0.6)
@@ -297,5 +302,7 @@ def test_rounded_up_is_at_most_half_more():
 
 def test_decoders_of_other_kinds_are_searched_as_on_a_processor():
     decoder = ScriptedDecoder(random_log_probs(1), range(2))
-    search = start_search(decoder, np.arange(2), np.array([3, 3]), 2, 0.6, 1)
+    search = start_search(
+        decoder, np.arange(2), np.array([3, 3]), beam_size=2, alpha=0.6, nbest=1
+    )
     assert isinstance(search, BeamSearch)
