@@ -131,7 +131,6 @@ class TrainingRun:
     def describe(self, device: str, workers: int, summary: Sequence[str]) -> None:
         """Log the settings, the device and a summary, before the first update."""
         settings = self.settings
-        hint = "cpu" in device and multiplies_bf16_fast()
 
         # MPI names a rank that dies by its process.
         if (count := self.ranks.size) > 1:
@@ -145,7 +144,8 @@ class TrainingRun:
         )
         lines = (self.copied, preset, f"device      {device}", *summary)
         self.log("\n".join(filter(None, lines)))
-        if hint and settings.training.precision is None:
+        unset = settings.training.precision is None
+        if unset and "cpu" in device and multiplies_bf16_fast():
             self.log("hint        --precision bf16 is faster on this processor")
 
         # Where a resumed run goes on, and whether as an unbroken one would.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -70,6 +71,7 @@ class Optimizer(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Adam:
     """Adam (Kingma and Ba, 2015, algorithm 1) over one flat vector of parameters.
 
@@ -86,32 +88,24 @@ class Adam:
     algorithm 1.
     """
 
+    parameters: Array
+    beta1: float
+    beta2: float
+    epsilon: float
+    _: KW_ONLY
+    clip_norm: float | None = None
+    num_threads: int = 1
+    map: Map = map
+
     scale = None
 
-    def __init__(
-        self,
-        parameters: Array,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        *,
-        clip_norm: float | None = None,
-        num_threads: int = 1,
-        map: Map = map,
-    ) -> None:
-        self.parameters = parameters
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.clip_norm = clip_norm or math.inf
-        self.first_moment = np.zeros_like(parameters)
-        self.second_moment = np.zeros_like(parameters)
-        self._num_threads = num_threads
-        self._map = map
-        # Two vectors a thread, taken here: memory cannot run out during an update.
-        size = min(BLOCK, len(parameters))
-        self._scratch = np.empty((num_threads, 2, size), parameters.dtype)
+    def __post_init__(self) -> None:
         self.steps = 0
+        self.first_moment = np.zeros_like(self.parameters)
+        self.second_moment = np.zeros_like(self.parameters)
+        # Two vectors a thread, taken here: memory cannot run out during an update.
+        size = min(BLOCK, len(self.parameters))
+        self._scratch = np.empty((self.num_threads, 2, size), self.parameters.dtype)
 
     def restore(self, steps: int, first_moment: Array, second_moment: Array) -> None:
         self.steps = steps
@@ -122,7 +116,7 @@ class Adam:
         norm = gradient_norm(gradient)
         finite = np.isfinite(loss + norm)
         if finite:
-            scale = min(1.0, self.clip_norm / max(norm, 1e-12))
+            scale = min(1.0, (self.clip_norm or math.inf) / max(norm, 1e-12))
             self.update(gradient, rate, scale)
         return norm, finite
 
@@ -133,7 +127,7 @@ class Adam:
 
         def update_share(thread: int) -> None:
             """Update every block whose turn is this thread's, in place."""
-            for start in starts[thread :: self._num_threads]:
+            for start in starts[thread :: self.num_threads]:
                 block = slice(start, start + BLOCK)
                 m = self.first_moment[block]
                 v = self.second_moment[block]
@@ -160,7 +154,7 @@ class Adam:
                 change *= rate / (1 - self.beta1**self.steps)
                 self.parameters[block] -= change
 
-        list(self._map(update_share, range(self._num_threads)))
+        list(self.map(update_share, range(self.num_threads)))
         parameters_changed(self.parameters)
 
 
