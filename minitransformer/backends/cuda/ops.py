@@ -71,8 +71,8 @@ def find_kernel(name: str, arrays: tuple[Array, ...]) -> Callable[..., Any] | No
 
     Refused are activations of another type than float32, float16 and bfloat16, matrices
     of another type than the activations, vectors that are not float32, and LayerNorm of
-    rows wider than MAX_WIDTH. CuPy lacks some operations on 16-bit numbers; those
-    without a kernel are computed in float32.
+    rows wider than MAX_WIDTH. The last is computed in float32 if activations have 16
+    bits, as CuPy lacks some operations on these.
     """
     floats = [a for a in arrays if a is not None and a.dtype.kind not in "biu"]
     if not floats or not device.is_activation_type(floats[0].dtype):
@@ -132,7 +132,11 @@ class ProductGradient:
 def linear(
     x: Array, weight: Array, bias: Array | None = None, *, relu: bool = False
 ) -> tuple[Array, Vjp]:
-    """The products for the gradients of x and of parameters add to what is there."""
+    """As `engine.ops.linear`, with as much of it as possible within products.
+
+    The gradients of parameters are added to what is there (`adding_to`). That of x is
+    multiplied when it is needed (`ProductGradient`).
+    """
     xp, gpu = array_module(x), device.current()
     rows = _rows(x)  # [N, n]
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
@@ -155,6 +159,7 @@ def linear(
         if activated is not None:
             g = _relu_gradient(g, activated, signs)
         g = _rows(dense(g))
+        # dW = x^T g, and db = the sum of g over all tokens.
         dweight, new_dweight = _gradient_of(weight)
         gpu.matmul(rows.T, g, dweight, beta=1.0)
         new_dbias = None
@@ -191,7 +196,7 @@ def embedding(
     rate: float = 0.0,
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """The gradient of an id adds its tokens in their order, without atomics."""
+    """As `engine.ops.embedding`; an id's gradient adds its tokens in their order."""
     xp, gpu = array_module(table), device.current()
     length, width = ids.shape[-1], table.shape[1]
     dropout_mask = draw_mask((*ids.shape, width), rate, rng)
@@ -213,7 +218,7 @@ def embedding(
 
     def vjp(g: Array) -> tuple[Array | None, None, Array | None]:
         g = _dropout(g, dropout_mask)
-        # One block of threads adds up the tokens of an id, which the order gives.
+        # The tokens of an id stand together in the order, and one block adds them up.
         order = gpu.sorted_tokens.get(device.address(ids))
         if order is None:
             order = sort_tokens(ids)
@@ -261,10 +266,14 @@ def add_layer_norm(
     rate: float = 0.0,
     rng: PhiloxStream | None = None,
 ) -> tuple[Array, Vjp]:
-    """x + residual is rounded to the activations' type before it is normalised."""
+    """As `engine.ops.add_layer_norm`, in one kernel each way.
+
+    x + residual is rounded to the activations' type before it is normalised.
+    """
     xp, gpu, shape = array_module(x), device.current(), x.shape
     rows, shortcut = _rows(x), _rows(residual)  # [N, D], which the vjp does not keep
     gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
+    # For the vjp, the kernel keeps the sum h, and the mean and inverse deviation of rows.
     out, h = xp.empty_like(rows), xp.empty_like(rows)
     statistics = xp.empty((2, len(rows)), np.float32)
     dropout_mask = draw_mask(shape, rate, rng)
@@ -329,7 +338,10 @@ def _layer_norm_blocks(rows: int, width: int) -> tuple[int, int]:
 def projected_cross_entropy(
     x: Array, weight: Array, targets: Array, *, label_smoothing: float, padding_id: int
 ) -> tuple[Array, Vjp]:
-    """Rows of padding are computed too and weigh 0: shapes do not depend on data."""
+    """As `engine.ops.projected_cross_entropy`, but rows of padding are computed, too.
+
+    They weigh 0. So no shape depends on data, which a CUDA graph could not follow.
+    """
     xp, gpu = array_module(x), device.current()
     rows, vocab_size = _rows(x), len(weight)
     targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
@@ -348,7 +360,7 @@ def projected_cross_entropy(
         logits = buffer[: len(part), :vocab_size]
         gpu.matmul(part, weight.T, logits)
 
-        # The gradient of the logits takes their place.
+        # The gradient of the logits takes their place, and passes through the product.
         gpu.launch(
             "cross_entropy",
             x.dtype,

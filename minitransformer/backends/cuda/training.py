@@ -208,10 +208,14 @@ class GpuModel(ParallelModel):
     def _forward_backward(
         self, batches: list[Batch], label_smoothing: float, key: tuple[int, ...]
     ) -> Array:
+        # This rank takes its share of each batch, in as many parts as memory asks for.
         ranks, num_tokens = self.communicator, sum(b.target_tokens for b in batches)
         mine = slice(ranks.rank, ranks.rank + 1)  # empty for ranks without a sentence
         shares = [share for batch in batches for share in batch.split(ranks.size)[mine]]
         parts = [part for share in shares for part in share.split(self.parts)]
+
+        # Gradients and losses of all parts add up. The loss of a token weighs the same
+        # in each, and a rank's last part starts the all-reduce of what it completes.
         self.parameters.grad.fill(0)
         self._loss.fill(0)
         self._weight[...] = self.scale.factor / num_tokens
@@ -306,6 +310,8 @@ class GpuModel(ParallelModel):
         def work(cut: Callable[[], None]) -> None:
             ready, so_far = 0, list[Tensor]()
 
+            # Where a bucket of gradients is complete, its all-reduce may start: end the
+            # graph there, and begin the next.
             def note(parameter: Tensor) -> None:
                 nonlocal ready
                 completed[-1].append(parameter)
@@ -328,6 +334,7 @@ class GpuModel(ParallelModel):
 
     def _halve(self, batches: list[Batch]) -> None:
         """Halve the parts of batches, after a batch that did not fit in memory."""
+        # A rank computes at least one sentence pair at a time.
         ranks = self.communicator.size
         largest = max(batches, key=lambda batch: batch.source.size)
         if self.parts * ranks >= len(largest.source):
@@ -342,6 +349,8 @@ class GpuModel(ParallelModel):
             f"{largest.target_tokens:,} tokens: batches are computed in {self.parts} "
             "parts from now on (as with a lower --max-tokens, a higher --accumulate)"
         )
+
+        # Free the memory of the graphs, which are of larger parts.
         self.synchronize()
         self._graphs.clear()
         self._memory.free_all_blocks()
