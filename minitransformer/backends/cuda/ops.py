@@ -273,7 +273,7 @@ def add_layer_norm(
     xp, gpu, shape = array_module(x), device.current(), x.shape
     rows, shortcut = _rows(x), _rows(residual)  # [N, D], which the vjp does not keep
     gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
-    # For the vjp, the kernel keeps the sum h, and the mean and inverse deviation of rows.
+    # The vjp needs the sum h, and the means and inverse deviations of its rows.
     out, h = xp.empty_like(rows), xp.empty_like(rows)
     statistics = xp.empty((2, len(rows)), np.float32)
     dropout_mask = draw_mask(shape, rate, rng)
