@@ -172,53 +172,54 @@ def last_checkpoint(run: RunDirectory) -> Checkpoint | None:
 def first_checkpoint(
     settings: RunConfig, train: TextPair, cache: Path, cores: int
 ) -> tuple[Checkpoint, str]:
-    """Learn the vocabulary (5.1) and draw the parameters: the state at step 0.
+    """Choose the vocabulary (5.1) and draw the parameters: the state at step 0.
 
-    With --from, both come from that model. Also returns a line for the log that says
-    what was copied, or "".
+    With --from, the parameters are copied from that model. Also returns a line for the
+    log that says what was copied, or "".
+
+    Raises: as `load` and `first_tokenizer`.
+    """
+    other = load(find_checkpoint(Path(settings.start))) if settings.start else None
+    tokenizer = first_tokenizer(settings, other, train, cache, cores)
+    model = Transformer(settings.model, settings.training.seed)
+    line = ""
+    if other is not None:
+        count = copy_weights(other, model, tokenizer)
+        copied = f"{count:,} of {tokenizer.vocab_size:,} word pieces"
+        line = f"from        {settings.start}, with the embeddings of {copied}"
+    state = RunState(decoding=settings.decoding)
+    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), line
+
+
+def first_tokenizer(
+    settings: RunConfig,
+    other: Checkpoint | None,
+    train: TextPair,
+    cache: Path,
+    cores: int,
+) -> Tokenizer:
+    """Return the vocabulary of a file, or of the other model, or learn one.
+
+    Raises: ValueError if the file has another number of word pieces.
     """
     size = settings.model.vocab_size
-    file = settings.vocabulary
-
-    def new_tokenizer() -> Tokenizer:
-        if file is None:
-            return cached_tokenizer(train, size, cache, cores)
-        own = Tokenizer.read(Path(file))
+    if settings.vocabulary is not None:
+        own = Tokenizer.read(Path(settings.vocabulary))
         if own.vocab_size != size:
             expected = f"expected {size} word pieces, got {own.vocab_size}"
-            raise ValueError(f"{file}: {expected}")
+            raise ValueError(f"{settings.vocabulary}: {expected}")
         return own
-
-    # A model drawn at random, over which another one's weights may be copied.
-    model = Transformer(settings.model, settings.training.seed)
-    tokenizer, copied = copy_weights(settings, model, new_tokenizer)
-    state = RunState(decoding=settings.decoding)
-    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), copied
+    if other is not None and other.tokenizer.vocab_size == size:
+        return other.tokenizer
+    return cached_tokenizer(train, size, cache, cores)
 
 
-def copy_weights(
-    settings: RunConfig, model: Transformer, new_tokenizer: Callable[[], Tokenizer]
-) -> tuple[Tokenizer, str]:
-    """Copy the weights of the model that `settings.start` names, if it names one.
+def copy_weights(other: Checkpoint, model: Transformer, tokenizer: Tokenizer) -> int:
+    """Copy another model's weights to a new model with this vocabulary.
 
-    Its vocabulary is kept if it has the right size and the settings name no other;
-    otherwise `new_tokenizer` makes one. Of the embeddings, those of word pieces that
-    both vocabularies have are copied.
-
-    Returns: the vocabulary, and a line for the log that says what was copied, or ""
-
-    Raises: as `load`.
+    Returns: how many word pieces both vocabularies have, whose embeddings are copied
     """
-    if settings.start is None:
-        return new_tokenizer(), ""
-
-    # The vocabulary.
-    other = load(find_checkpoint(Path(settings.start)))
-    size = settings.model.vocab_size
-    keeps = settings.vocabulary is None and size == other.tokenizer.vocab_size
-    tokenizer = other.tokenizer if keeps else new_tokenizer()
-
-    # The word pieces of both, with their rows in either embedding.
+    # The shared word pieces, with their rows in either embedding.
     other_rows = {piece: i for i, piece in enumerate(other.tokenizer.all_pieces())}
     pieces = enumerate(tokenizer.all_pieces())
     shared = [(i, other_rows[piece]) for i, piece in pieces if piece in other_rows]
@@ -231,8 +232,7 @@ def copy_weights(
             parameter.data[rows] = values[name][copied_rows]
         else:
             parameter.data[...] = values[name]
-    copied = f"with the embeddings of {len(rows):,} of {size:,} word pieces"
-    return tokenizer, f"from        {settings.start}, {copied}"
+    return len(rows)
 
 
 def remember_text(start: Checkpoint, text: Mapping[str, TextPair]) -> None:
