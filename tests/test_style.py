@@ -35,7 +35,6 @@ ALLOWED = {
     ("minitransformer/backends/cuda/attention.py", "long"): 1,
     ("minitransformer/backends/cuda/beam_search.py", "long"): 2,
     ("minitransformer/backends/cuda/beam_search.py", "packed"): 1,
-    ("minitransformer/backends/cuda/beam_search.py", "positional"): 1,
     ("minitransformer/backends/cuda/nccl.py", "packed"): 2,
     ("minitransformer/backends/cuda/philox.py", "packed"): 1,
     ("minitransformer/text/placeholders.py", "long"): 1,

@@ -215,6 +215,7 @@ class BatchStream:
         """
         source = self.corpus.source.lengths
         target = self.corpus.target.lengths
+        # The rows of each batch, and its longest source and target with EOS.
         batches = self._batches
         sizes = [(len(b), source[b].max() + 1, target[b].max() + 1) for b in batches]
         rows, s, t = np.array(sizes, dtype=np.int64).T

@@ -197,6 +197,7 @@ class Tokenizer:
 
     def keeps(self, character: str) -> bool:
         """Whether normalisation keeps a character, or only composes it."""
+        # Between letters, since normalisation may drop it at the end of a text.
         word = unicodedata.normalize("NFC", f"x{character}x")
         normal = unicodedata.normalize("NFC", self.normalise(word).strip(SPACE))
         return character.isspace() or normal == word

@@ -54,6 +54,7 @@ class Prefix:
 
     def following(self, written: list[int]) -> set[int]:
         """Return the tokens that may follow the written ones; none if all may."""
+        # First the fixed tokens, then all ways that begin with the tokens after them.
         if len(written) < len(self.first):
             return {self.first[len(written)]}
         begun = written[len(self.first) :]

@@ -23,7 +23,6 @@ from minitransformer.engine.backend import (
     Array,
     array_module,
     as_float32,
-    backend_of,
     fused_kernel,
 )
 from minitransformer.model.transformer import Transformer
@@ -91,6 +90,7 @@ class CachedDecoder(IncrementalDecoder):
         self._beam_size = beam_size
 
     def step(self, tokens: Array) -> Iterator[TokenWeights]:
+        # The product with the table, for some sentences at a time.
         outputs = self._outputs(tokens)
         size = max(WEIGHTS_PER_CHUNK // len(self._table), ops.MIN_ROWS_PER_CHUNK)
         size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
@@ -181,6 +181,7 @@ def token_weights(rows: Array, table: Array) -> TokenWeights:
         weights = with_sums(_logits(rows, table), exponents=True)
     else:
         weights = with_sums(*kernel(rows, table))
+    # Where an exponential overflows, subtract the maximum first.
     safe = ops.exp_is_safe(weights.sums)
     return weights if safe else weights_of(_logits(rows, table))
 

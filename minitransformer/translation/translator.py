@@ -404,7 +404,6 @@ class Translator:
             starts = self._prefix_finder.find_each(
                 prefixes, sources, config.max_input, numbers
             )
-        # Draw samples, or search with these constraints.
         if config.sample:
             ranked = sample_ids(self.model, sources, config, self.num_threads, starts)
         else:
@@ -466,10 +465,12 @@ class Translator:
 
         Raises: ValueError if there was too little room for the prefix.
         """
+        # Detokenise, and put the prefix back as it was given.
         decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
         lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
         start = self._prefix_finder.find(prefix) if prefix else None
         texts = [start.restore(x, prefix) if start else prefix + x for x in lines]
+        # The confidence: the share of validation sentences with a lower mean.
         result = []
         for h, text in zip(hypotheses, texts, strict=True):
             mean = h.log_prob / (len(h.tokens) + 1)  # EOS counted

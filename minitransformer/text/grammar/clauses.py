@@ -59,6 +59,7 @@ class NounPhrase:
 
     def german(self, case: str) -> str:
         """Decline the phrase. `case`: nominative, accusative or dative."""
+        # The article decides the ending of the adjective.
         column = COLUMNS.index("p" if self.plural else self.noun.gender)
         if self.determiner in ("the", "this"):
             article = (DEFINITE if self.determiner == "the" else THIS)[case][column]
