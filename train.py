@@ -76,6 +76,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         USUAL,
     )
     add = parser.add_argument
+
+    # The preset, and where to compute.
     add(
         "--config",
         metavar="NAME",
@@ -103,6 +105,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="run without CUDA graphs (for debugging)",
     )
+
+    # The run: a new one, or the continuation of another.
     add(
         "--run",
         type=Path,
@@ -125,6 +129,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="continue a run from its last checkpoint (default the newest run)",
     )
     add("--dry-run", action="store_true", help="say what would be trained, and end")
+
+    # The vocabulary, and the encoded text.
     add(
         "--cache",
         default=Path("cache"),
@@ -138,6 +144,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="SentencePiece model to take as the vocabulary; none is learned",
     )
+
+    # A flag for each setting.
     for settings in SETTINGS:
         add_arguments(parser, settings, without=ONLY_IN_FILES)
     args = parser.parse_args(arguments)
