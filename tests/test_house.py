@@ -158,7 +158,7 @@ def test_no_test_imports_another():
 def test_tests_mirror_the_rooms():
     """A test is in the folder of a room that it imports, or beside, for a script."""
     rooms = {path.name for path in PACKAGE.iterdir() if any(path.rglob("*.py"))}
-    others = {"benchmarks", "docs", "stress", "support"}
+    others = {"benchmarks", "docs", "examples", "properties", "stress", "support"}
     folders = {path.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/*.py")}
     assert folders == rooms | others
     for room in rooms:
