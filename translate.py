@@ -51,6 +51,7 @@ EXAMPLES = (
     "python translate.py --model runs/NAME --input new.en --output new.de",
     "python translate.py --input test.en --reference test.de --output test.out",
     'python translate.py --attention heads.html "The old man sees a dog."',
+    'python translate.py --explain "The old man sees a dog."',
 )
 USUAL = tuple(
     "--input --output --model --reference --score --prefix --attention --serve --json "
@@ -69,10 +70,12 @@ adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0.
 
 # The flags that have no effect beside each of these.
 IGNORED = {
-    "serve": "input output score attention reference json buffer prefix sample "
-    "temperature top_k top_p seed alignment words nbest",
-    "attention": "input output score reference json buffer nbest split max_input "
-    "prefix alignment words glossary",
+    "serve": "input output score attention explain reference json buffer prefix "
+    "sample temperature top_k top_p seed alignment words nbest",
+    "attention": "input output score explain reference json buffer nbest split "
+    "max_input prefix alignment words glossary",
+    "explain": "input score reference json buffer nbest split max_input prefix "
+    "alignment words glossary",
     "score": "reference json words beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed glossary",
 }
@@ -93,6 +96,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         USUAL,
     )
     add = parser.add_argument
+
+    # The text, the translations and the models.
     add("sentence", nargs="*", help="sentences to translate, instead of --input")
     add(
         "--input",
@@ -119,6 +124,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="run, checkpoint, en-de or de-en (default newest ended run, or en-de); "
         "repeat for an ensemble",
     )
+
+    # The quality of translations.
     add(
         "--reference",
         type=Path,
@@ -145,6 +152,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="do not translate: write the log-probability (nats) and token count of "
         "each translation in FILE",
     )
+
+    # Guides for the translation.
     add(
         "--tag",
         metavar="TAG",
@@ -162,11 +171,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="file whose line N is how translation N begins, possibly in mid-word",
     )
+
+    # Other ways to look at a translation.
     add(
         "--attention",
         type=Path,
         metavar="FILE",
         help="show the attention of every head in a page (.html)",
+    )
+    add(
+        "--explain",
+        action="store_true",
+        help="show what happens to a sentence: text or, with --output, a page (.html)",
     )
     add(
         "--serve",
@@ -187,6 +203,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="api_key that requests must have (default with --host: a new one)",
     )
     add("--json", action="store_true", help="write a JSON object for each line")
+
+    # Where and how to compute.
     add_device(parser)
     add("--precision", choices=(*PRECISIONS, "int8"), help=PRECISION_HELP)
     add(
@@ -212,8 +230,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for mode, ignored in IGNORED.items():
         if mode in named and (useless := named.intersection(ignored.split())):
             parser.error(f"{flag_name(min(useless))} does nothing with --{mode}")
-    if args.attention and len(args.sentence) != 1:
-        parser.error(f"--attention expects one sentence, got {len(args.sentence)}")
+    for mode in named & {"attention", "explain"}:
+        if len(args.sentence) != 1:
+            parser.error(f"--{mode} expects one sentence, got {len(args.sentence)}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
     for needed, names in NEEDED.items():
@@ -330,7 +349,7 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
 def work(args: argparse.Namespace) -> None:
     """Do what the flags ask for. Rarely used modules are imported here."""
     # Refuse wrong files and a missing library now, not after hours of work.
-    check_output(args.attention or args.output, args, replace=True)
+    check_output(args.attention or args.output, args, kind="text")
     check_files(
         args.output, args.input, args.reference, args.score, args.prefix, args.compare
     )
@@ -348,6 +367,10 @@ def work(args: argparse.Namespace) -> None:
         from minitransformer.commands.attention_maps import show_attention
 
         show_attention(translator, args.sentence[0].replace("\n", " "), args.attention)
+    elif args.explain:
+        from minitransformer.commands.explain import show_explanation
+
+        show_explanation(translator, args.sentence[0].replace("\n", " "), args.output)
     else:
         write = write_scores if args.score else write_translations
         write(args, translator)

@@ -48,6 +48,27 @@ class AttentionMaps:
         return json.dumps(values).replace("<", "\\u003c")
 
 
+def translated_ids(
+    translator: Translator, line: str, config: DecodingConfig | None = None
+) -> tuple[list[int], list[int]]:
+    """Translate a line as one sentence, and return the ids of both.
+
+    Raises: as `attention_maps`
+    """
+    whole = {"nbest": 1, "split": "never", "max_input": 1 << 30}
+    config = TranslationConfig(**vars(config or translator.decoding) | whole)
+    [source] = translator.encode([line], config, [1])
+    if len(source) > MAX_PIECES:
+        raise ValueError(
+            f"expected a sentence of at most {MAX_PIECES} word pieces to show the "
+            f"attention of, got {len(source)}"
+        )
+    if not source:
+        raise ValueError("expected a sentence, got a blank line")
+    [[best, *_]] = translator.translate_as_read([Segment(line)], config)
+    return source, list(best.tokens)
+
+
 def attention_maps(
     translator: Translator, line: str, config: DecodingConfig | None = None
 ) -> AttentionMaps:
@@ -59,19 +80,7 @@ def attention_maps(
     """
     model = translator.single_model
     tokenizer = translator.tokenizer
-    whole = {"nbest": 1, "split": "never", "max_input": 1 << 30}
-    config = TranslationConfig(**vars(config or translator.decoding) | whole)
-    # Read the whole line as one sentence, and translate it.
-    [source] = translator.encode([line], config, [1])
-    if len(source) > MAX_PIECES:
-        raise ValueError(
-            f"expected a sentence of at most {MAX_PIECES} word pieces to show the "
-            f"attention of, got {len(source)}"
-        )
-    if not source:
-        raise ValueError("expected a sentence, got a blank line")
-    [[best, *_]] = translator.translate_as_read([Segment(line)], config)
-    target = list(best.tokens)
+    source, target = translated_ids(translator, line, config)
     # Record the weights of all sub-layers while the model reads both.
     fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
     layers = model.config.encoder_layers
@@ -99,12 +108,19 @@ def attention_maps(
 def show_attention(translator: Translator, line: str, output: Path) -> None:
     """Translate a line, and write the page of its attention.
 
+    Raises: as `write_page`
+    """
+    write_page("--attention", output, attention_page(attention_maps(translator, line)))
+
+
+def write_page(flag: str, output: Path, document: str) -> None:
+    """Write a page to the file of a flag.
+
     Raises: UsageError if the name of the file is not that of a page.
     """
     if output.suffix != ".html":
-        raise UsageError(f"--attention: expected .html, got {output}")
-    maps = attention_maps(translator, line)
-    write_bytes(output, attention_page(maps).encode(), replace=True)
+        raise UsageError(f"{flag}: expected .html, got {output}")
+    write_bytes(output, document.encode(), replace=True)
 
 
 def attention_page(maps: AttentionMaps) -> str:
