@@ -41,8 +41,13 @@ ALLOWED = {
     ("minitransformer/translation/translator.py", "long"): 1,
 }
 
-# The most tokens. Aims: package 97,500, core 62,000, tests 160,000, benchmarks 27,000.
-BUDGETS = {"package": 98_500, "core": 64_500, "tests": 160_000, "benchmarks": 33_500}
+# The most tokens, with the aim where it is not reached yet.
+BUDGETS = {
+    "package": 101_000,  # 97,500
+    "core": 65_000,  # 62,000
+    "tests": 162_000,  # 160,000
+    "benchmarks": 27_000,
+}
 
 
 # What is counted
