@@ -465,13 +465,13 @@ def test_an_order_may_leave_tokens_out(gpu):
 def test_a_row_of_logits_longer_than_the_registers(gpu, dtype):
     """One row, whose end is read twice, with a target there."""
     rng = np.random.default_rng(8)
-    for vocab_size in (40_965, 49_160):
-        x, table = rng.standard_normal((1, 8)), rng.standard_normal((vocab_size, 8))
-        targets = np.array([vocab_size - 2])
-        inputs, wide = converted(gpu, [x, table, targets], DTYPES[dtype])
-        options = {"label_smoothing": 0.1, "padding_id": 0}
-        loss, vjp = fused.projected_cross_entropy(*inputs, **options)
-        expected, expected_vjp = PRIMITIVES["projected_cross_entropy"](*wide, **options)
-        assert_close(float(loss), expected, dtype)
-        dx = vjp(gpu.xp.ones((), np.float32))[0]
-        assert_close(to_host(dx).astype(float), expected_vjp(1.0)[0], dtype)
+    vocab_size = 40_965
+    x, table = rng.standard_normal((1, 8)), rng.standard_normal((vocab_size, 8))
+    targets = np.array([vocab_size - 2])
+    inputs, wide = converted(gpu, [x, table, targets], DTYPES[dtype])
+    options = {"label_smoothing": 0.1, "padding_id": 0}
+    loss, vjp = fused.projected_cross_entropy(*inputs, **options)
+    expected, expected_vjp = PRIMITIVES["projected_cross_entropy"](*wide, **options)
+    assert_close(float(loss), expected, dtype)
+    dx = vjp(gpu.xp.ones((), np.float32))[0]
+    assert_close(to_host(dx).astype(float), expected_vjp(1.0)[0], dtype)

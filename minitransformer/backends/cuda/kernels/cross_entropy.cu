@@ -1,8 +1,8 @@
 // The label-smoothed loss (sections 3.4 and 5.4).
 
 // The vectors of a row that a thread keeps in registers, at most; with 1,024 threads
-// this holds 49,152 logits of 16 bits or 40,960 of 32.
-constexpr int KEPT_VECTORS = VECTOR == 4 ? 10 : 6;
+// this holds 40,960 logits.
+constexpr int KEPT_VECTORS = 40 / VECTOR;
 
 // With p = softmax(logits) and q = confidence * one-hot(target) + smoothing:
 // losses = -sum(q * log p); the gradient p - q overwrites the logits. Both are 0 where
