@@ -27,6 +27,20 @@ def joined(lines: Sequence[str], count: int) -> list[str]:
     return [" ".join(lines[i : i + count]) for i in range(0, len(lines), count)]
 
 
+def print_examples(source: list[str], outputs: list[str], reference: list[str]) -> None:
+    """Print translations that are better than given shares of all, by chrF."""
+    scored = sorted(
+        (sacrebleu.sentence_chrf(output, [expected]).score, line, output, expected)
+        for line, output, expected in zip(source, outputs, reference, strict=True)
+        if len(line.split()) >= 5
+    )
+    print("\n| better than | source | translation | reference |")
+    print("| ---: | --- | --- | --- |")
+    for share in SHARES:
+        _, *cells = scored[int(share * len(scored))]
+        print(f"| {share:.0%} of the lines | {' | '.join(cells)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", help="a run, a checkpoint or a shipped model")
@@ -57,18 +71,7 @@ def main() -> None:
         cells = " | ".join(f"{score:.2f}" for score in scores)
         print(f"| {title} | {len(lines):,} | {cells} |", flush=True)
 
-    scored = sorted(
-        (sacrebleu.sentence_chrf(output, [expected]).score, line, output, expected)
-        for line, output, expected in zip(
-            source, outputs[first], reference, strict=True
-        )
-        if len(line.split()) >= 5
-    )
-    print("\n| better than | source | translation | reference |")
-    print("| ---: | --- | --- | --- |")
-    for share in SHARES:
-        _, *cells = scored[int(share * len(scored))]
-        print(f"| {share:.0%} of the lines | {' | '.join(cells)} |")
+    print_examples(source, outputs[first], reference)
 
 
 if __name__ == "__main__":
