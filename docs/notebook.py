@@ -1,9 +1,9 @@
 """Write the tour as a notebook, docs/tour.ipynb, or run that notebook.
 
-    python docs/notebook.py          # after a change of docs/tour.md
-    python docs/notebook.py --run    # in a folder of its own; needs nbclient, ipykernel
+    python docs/notebook.py
+    python docs/notebook.py --run    # in a new folder; needs nbclient and ipykernel
 
-The notebook has no outputs, which would grow old: a test compares it with the page.
+The repository keeps the page alone, from which the notebook is made.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if not os.path.exists("train.py"):
 
 def cells(page: str) -> list[tuple[str, str]]:
     """Divide a page into cells, each with its kind; the page's outputs are left out."""
-    found: list[tuple[str, str]] = []
+    divided: list[tuple[str, str]] = []
     parts = re.split(r"^```(\w+)\n(.*?)^```$\n?", page, flags=re.MULTILINE | re.DOTALL)
     for i in range(0, len(parts), 3):
         if text := parts[i].strip("\n"):
-            found.append(("markdown", text))
+            divided.append(("markdown", text))
         if i + 1 < len(parts) and parts[i + 1] == "python":
-            found.append(("code", parts[i + 2].strip("\n")))
+            divided.append(("code", parts[i + 2].strip("\n")))
         elif i + 1 < len(parts) and parts[i + 1] == "sh":
             command = parts[i + 2].strip().removeprefix("python ")
-            found.append(("code", TRAIN.format(command=command)))
-    return found
+            divided.append(("code", TRAIN.format(command=command)))
+    return divided
 
 
 def notebook(page: str) -> dict[str, Any]:
@@ -57,12 +57,17 @@ def notebook(page: str) -> dict[str, Any]:
     return {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
+def written() -> str:
+    """Return the tour as the text of a notebook."""
+    return json.dumps(notebook(PAGE.read_text(encoding="utf-8")), indent=1) + "\n"
+
+
 def run(few_steps: str = "--steps 120 --validate-every 120 --average 1") -> None:
     """Run the notebook, with a shorter training. Raises: an error of nbclient."""
     import nbclient
     import nbformat
 
-    text = NOTEBOOK.read_text(encoding="utf-8").replace("--steps 1000", few_steps)
+    text = written().replace("--steps 1000", few_steps)
     os.environ["PYTHONPATH"] = str(ROOT)
     with tempfile.TemporaryDirectory() as folder:
         for name in ("train.py", "cache"):  # the text that a training has encoded
@@ -81,5 +86,4 @@ if __name__ == "__main__":
     if "--run" in sys.argv:
         run()
     else:
-        text = json.dumps(notebook(PAGE.read_text(encoding="utf-8")), indent=1)
-        NOTEBOOK.write_bytes(f"{text}\n".encode())
+        NOTEBOOK.write_bytes(written().encode())

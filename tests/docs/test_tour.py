@@ -54,13 +54,13 @@ def test_links_lead_to_files():
 
 
 def test_the_notebook_is_the_tour():
-    made = runpy.run_path(str(ROOT / "docs" / "notebook.py"))["notebook"]
+    made = runpy.run_path(str(ROOT / "docs" / "notebook.py"))["written"]
     page = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
-    found = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))
-    assert found == made(page), "run: python docs/notebook.py"
-    sources = ["".join(cell["source"]) for cell in found["cells"]]
-    for snippet in re.findall(
-        r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
-    ):
+    book = json.loads(made())
+    sources = ["".join(cell["source"]) for cell in book["cells"]]
+    snippets = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(snippets) > 8
+    for snippet in snippets:
         assert snippet.strip() in sources
-    assert not any(cell.get("outputs") for cell in found["cells"])
+    # What was run last is not shown: it would grow old.
+    assert not any(cell.get("outputs") for cell in book["cells"])
