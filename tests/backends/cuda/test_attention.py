@@ -195,3 +195,22 @@ def test_a_sentence_attends_to_as_many_keys_as_are_counted(gpu, dtype, counts, h
     wide = [x.astype(float) for x in arrays]
     expected, _ = PRIMITIVES["attention"](*wide, mask, num_heads=heads)
     assert_close(to_host(out).astype(float), expected, dtype)
+
+
+@pytest.mark.parametrize("tensor_cores", [False, True])
+def test_queries_that_are_far_from_every_key_have_finite_gradients(
+    host_gpu, tensor_cores
+):
+    """The rows of a tile beyond the last query, all zeros, are nearer to the keys."""
+    rng, size = np.random.default_rng(9), (2, 13, 2 * 16)
+    q, k, v, g = (rng.standard_normal(size).astype(np.float16) for _ in range(4))
+    q, k = 6 + q / 16, k / 16 - 6  # scores of about -144
+    arrays = [q, k, v, g]
+
+    def attend(*qkv):
+        return attention.in_one_kernel(
+            *qkv, None, num_heads=2, rate=0.0, rng=None, tensor_cores=tensor_cores
+        )
+
+    given = [host_gpu.xp.asarray(x) for x in arrays]
+    compare(attend, given, arrays, None, "float16", num_heads=2)

@@ -220,8 +220,10 @@ __device__ void attend_backward(real* dq, real* dk, real* dv, float* dq_sums,
           for (int i = 0; i < VECTOR; i++) dot += x[i] * y[i];
         }
         dot = warp_sum<S::GROUPS>(dot);
-        float x[8], d[8], maximum = statistics[t];
-        float inverse = first + row < queries ? statistics[all_rows + t] : 0.0f;
+        // A row beyond the last query gets weights of 0, whatever its scores are.
+        bool exists = first + row < queries;
+        float x[8], d[8], maximum = exists ? statistics[t] : INFINITY;
+        float inverse = exists ? statistics[all_rows + t] : 0.0f;
         scores_of(x, scores + row * SCORES + group, sizes.scale, mask.row(t),
                   sizes.masked_score, start + group, keys);
         load_8(d, dweights + row * SCORES + group);
