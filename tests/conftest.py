@@ -11,30 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis import settings
 
-from support import shapes
+from support import properties, shapes
 
 shapes.install()  # before a test imports the package
 
-# The same cases each time, for every change. `pytest --hypothesis-profile long` draws
-# new ones; what fails is kept in a folder and tried first the next time.
-FAILURES = Path(__file__).parents[1] / ".hypothesis" / "examples"
-
-settings.register_profile(
-    "repeatable", deadline=None, max_examples=25, derandomize=True
-)
-settings.register_profile(
-    "long",
-    deadline=None,
-    max_examples=2000,
-    derandomize=False,
-    database=DirectoryBasedExampleDatabase(FAILURES),
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(pluginmanager):
+    """Draw the cases of properties, a few or for some minutes."""
+    pluginmanager.register(properties, "properties")
 
 
 def pytest_configure():

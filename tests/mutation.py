@@ -31,9 +31,10 @@ MAX_MEMORY = 4 << 30  # bytes, of a process
 # The tests that are asked about each file, by its folder; the longest name counts.
 # mutmut finds which of them reach a function.
 SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
+MODELS = "tests/properties/test_reference.py tests/properties/test_invariance.py"
 TESTS = {
-    "minitransformer/engine/": "tests/engine tests/model",
-    "minitransformer/model/": f"tests/model {SEARCH}",
+    "minitransformer/engine/": f"tests/engine tests/model {MODELS}",
+    "minitransformer/model/": f"tests/model {MODELS} {SEARCH}",
     "minitransformer/backends/onednn/": "tests/backends/onednn",
     "minitransformer/text/batches.py": "tests/text/test_batches.py",
     "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",

@@ -32,12 +32,25 @@ class ReferenceTransformer:
 
     `layers` counts those of the encoder and of the decoder. `dropout` has for each site
     what its elements are multiplied by, 0 or 1 / (1 - P_drop); a site that is not named
-    has no dropout. `window` is r of restricted self-attention (section 4).
+    has no dropout. `window` is r of restricted self-attention (section 4). `rounded`
+    replaces both factors of each product with a matrix of parameters. `kink` is how
+    near the input of a ReLU came to 0, where its derivative leaps.
     """
 
-    def __init__(self, parameters, layers, num_heads, dropout=None, window=None):
+    def __init__(
+        self, parameters, layers, num_heads, dropout=None, window=None, rounded=None
+    ):
         self.parameters, self.layers, self.num_heads = parameters, layers, num_heads
         self.dropout, self.window = dropout or {}, window
+        self.rounded = rounded or (lambda x, matrix: (x, matrix))
+        self.kink = math.inf
+
+    @classmethod
+    def of(cls, config, parameters, dropout=None, rounded=None):
+        """The model with the settings `config`."""
+        layers = config.encoder_layers, config.decoder_layers
+        window = config.attention_window
+        return cls(parameters, layers, config.num_heads, dropout, window, rounded)
 
     def drop(self, x, site):
         """Dropout (5.4)"""
@@ -56,8 +69,12 @@ class ReferenceTransformer:
 
     def linear(self, x, weight, bias=None):
         """x W + b. Shapes: x [..., B, T, D], weight [..., D, E], bias [..., E]"""
-        out = np.einsum("...btd,...de->...bte", x, self.parameters[weight])
+        out = self.product(x, self.parameters[weight])
         return out if bias is None else out + self.vector(bias)
+
+    def product(self, x, matrix):
+        """Shapes: x [..., B, T, D], matrix [..., D, E] -> [..., B, T, E]"""
+        return np.einsum("...btd,...de->...bte", *self.rounded(x, matrix))
 
     def vector(self, name):
         """The same vector for each position of each sentence: [..., 1, 1, D]"""
@@ -73,7 +90,8 @@ class ReferenceTransformer:
         q, k = project(queries, "query"), project(memory, "key")
         v = project(memory, "value")  # [..., B, S, H, d_v]
         scores = np.einsum("...bthd,...bshd->...bhts", q, k) / math.sqrt(q.shape[-1])
-        weights = np.exp(scores) * mask
+        highest = np.where(mask, scores.real, -np.inf).max(axis=-1, keepdims=True)
+        weights = np.exp((scores - highest) * mask) * mask
         weights = weights / weights.sum(axis=-1, keepdims=True)  # a softmax
         weights = self.drop(weights, f"{name}.weights")
         heads = np.einsum("...bhts,...bshd->...bthd", weights, v)
@@ -83,6 +101,7 @@ class ReferenceTransformer:
     def feed_forward(self, name, x):
         """max(0, x W_1 + b_1) W_2 + b_2 (equation 2)"""
         hidden = self.linear(x, f"{name}.weight_1", f"{name}.bias_1")
+        self.kink = min(self.kink, abs(hidden.real).min())
         hidden = self.drop(hidden * (hidden.real > 0), f"{name}.relu")
         return self.linear(hidden, f"{name}.weight_2", f"{name}.bias_2")
 
@@ -128,7 +147,7 @@ class ReferenceTransformer:
             x = self.attention_sublayer(f"{name}.cross_attention", x, memory, is_token)
             x = self.feed_forward_sublayer(f"{name}.feed_forward", x)
         table = self.parameters["embedding.table"]  # the same matrix (3.4)
-        return np.einsum("...btd,...vd->...btv", x, table)
+        return self.product(x, table.swapaxes(-1, -2))
 
     def loss(self, source, target, label_smoothing):
         """Cross-entropy with smoothed labels, summed over target tokens (5.4).
@@ -136,6 +155,7 @@ class ReferenceTransformer:
         Shapes: source ids [B, S], target ids [B, T + 1] from BOS to EOS -> [...]
         """
         logits, expected = self.logits(source, target[:, :-1]), target[:, 1:]
+        logits = logits - logits.real.max(axis=-1, keepdims=True)
         log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         size = logits.shape[-1]
         labels = (1 - label_smoothing) * np.eye(size)[expected] + label_smoothing / size

@@ -1,0 +1,190 @@
+"""Whole models that are drawn, against the Transformer in plain NumPy."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from minitransformer.backends import devices
+from minitransformer.backends.onednn import bfloat16, int8
+from minitransformer.engine.autograd import no_grad
+from minitransformer.engine.backend import register_backend, to_host
+from minitransformer.model.transformer import training_loss
+from support.noise import RecordedNoise, dropout_sites
+from support.properties import within
+from support.reference import ReferenceTransformer, derivative
+from support.strategies import Case, cases
+
+
+def directions(parameters, seed):
+    """Return for each parameter moves of all of them, of which move i is its own."""
+    rng = np.random.default_rng(seed)
+    moves = {n: np.zeros((len(parameters), *p.shape)) for n, p in parameters.items()}
+    for i, move in enumerate(moves.values()):
+        move[i] = rng.standard_normal(move[i].shape)
+    return moves
+
+
+def along(gradients, moves):
+    """Return the derivative along each parameter's own move."""
+    return np.array(
+        [
+            (gradients[name] * move[i]).sum()
+            for i, (name, move) in enumerate(moves.items())
+        ]
+    )
+
+
+@pytest.mark.properties(share=20)
+@given(cases(dropout=True, max_pairs=5, most=12))
+def test_logits_loss_and_gradient_are_those_of_the_reference(case):
+    config, batch, (model, buffer) = case.config, case.batch, case.buffered()
+    parameters = buffer.views(buffer.data)
+    source, target = batch.source, batch.target
+    noise = RecordedNoise(case.seed)
+    logits = model.logits(model(source, target[:, :-1], noise)).data
+    masks = noise.masks(dropout_sites(config, *source.shape, target.shape[1] - 1))
+
+    reference = ReferenceTransformer.of(config, parameters, masks)
+    expected = reference.logits(source, target[:, :-1])
+    assume(reference.kink > 1e-11)
+    scale = abs(expected).max() + 1
+    within(abs(logits - expected).max(), 1e-9 * scale)
+
+    def expected_loss(parameters):
+        moved = ReferenceTransformer.of(config, parameters, masks)
+        return moved.loss(source, target, case.smoothing)
+
+    noise = RecordedNoise(case.seed)
+    loss = training_loss(model, source, target, case.smoothing, noise)
+    loss.backward()
+    within(abs(loss.data - expected_loss(parameters)), 1e-9 * scale * target.size)
+    moves = directions(parameters, case.seed)
+    slopes = derivative(expected_loss, parameters, moves)
+    found = along(buffer.views(buffer.grad), moves)
+    within(abs(found - slopes).max(), 1e-9 * (abs(slopes).max() + 1))
+
+
+def test_the_reference_differentiates_as_finite_differences_do():
+    rng, step = np.random.default_rng(0), 1e-6
+    case = Case(settings={"vocab_size": 11}, pairs=(([4, 5], [6, 7, 8]), ([9], [])))
+    start = case.model().named_parameters()
+    parameters = {name: p.data for name, p in start}
+    direction = {n: rng.standard_normal(p.shape) for n, p in parameters.items()}
+
+    def loss(parameters):
+        reference = ReferenceTransformer.of(case.config, parameters)
+        return reference.loss(case.batch.source, case.batch.target, 0.1)
+
+    up, down = (
+        loss({n: p + side * direction[n] for n, p in parameters.items()})
+        for side in (step, -step)
+    )
+    slope = derivative(loss, parameters, direction)
+    assert slope == pytest.approx((up - down) / (2 * step), rel=1e-6)
+
+
+# Number formats
+
+
+def cast(x, dtype):
+    """Round to a type, and leave an infinitesimal part as it is."""
+    return x.real.astype(dtype).astype(float) + (x - x.real)
+
+
+def to_bfloat16(x, axis):
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
+    return cast(cast(x, np.float32), ml_dtypes.bfloat16)
+
+
+def to_integers(x, axis):
+    """Multiples of a 127th of the largest magnitude of a row or column."""
+    step = np.maximum(abs(x.real).max(axis=axis, keepdims=True), 1e-30) / 127
+    return np.rint(x.real / step) * step + (x - x.real)
+
+
+# How each format rounds the factors of a product. The error of logits may be a share of
+# what this rounding changes; that of gradients may also be a share of the gradient.
+ROUNDED = {
+    "fp32": (lambda x, axis: cast(x, np.float32), 2, 1e-4),
+    "tf32": (lambda x, axis: cast(x, np.float16), 5, 0.01),
+    "bf16": (to_bfloat16, 0.5, 0.05),
+    "fp16": (lambda x, axis: cast(x, np.float16), 5, 0.05),
+    "int8": (to_integers, 0.9, None),
+}
+
+
+def pytest_generate_tests(metafunc):
+    if "machine" in metafunc.fixturenames:
+        options = metafunc.config.option
+        of_cpu, of_gpu = ["fp32", "bf16", "int8"], ["fp32", "tf32", "bf16", "fp16"]
+        formats = of_cpu if options.device == "cpu" else of_gpu
+        formats = [options.precision] if options.precision else formats
+        metafunc.parametrize("machine", formats, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def machine(request):
+    """An open device, whose kernels multiply the smallest matrices, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bfloat16, "MIN_SIZE", 1)
+        patch.setattr(int8, "MIN_PRODUCTS", 0)
+        try:
+            yield devices.open_device(request.config.option.device, request.param)
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        finally:
+            register_backend(np.ndarray, None)
+
+
+LARGE = st.integers(16, 40)
+
+
+def rms(x):
+    return np.sqrt((x**2).mean())
+
+
+@pytest.mark.properties(share=5)
+@given(cases(5, least=3, scales=(1.0, 0.3), least_width=3, vocab_size=LARGE))
+def test_a_format_is_as_near_as_its_rounding_of_products(machine, case):
+    config, (model, buffer) = case.config, case.buffered("float32")
+    exact = {name: x.astype(float) for name, x in buffer.views(buffer.data).items()}
+    buffer.move_to(machine.xp, machine.low_precision)
+    buffer.data_changed()
+    batch = case.batch
+    source, target = map(machine.xp.asarray, (batch.source, batch.target))
+    rounding, multiple, gradient_share = ROUNDED[machine.precision]
+    if machine.name != "cpu":  # which rounds activations, too
+        multiple = max(multiple, 5)
+
+    def rounded(x, matrix):
+        return rounding(x, -1), rounding(matrix, -2)
+
+    def check(found, function, share=3e-5):
+        """Compare with the rounded reference, in terms of its distance to the exact."""
+        near, far = (
+            function(lambda parameters, each=each: ReferenceTransformer.of(
+                config, parameters, rounded=each
+            ))
+            for each in (rounded, None)
+        )  # fmt: skip
+        bound = multiple * rms(near - far) + share * (rms(far) + 1e-3)
+        within(rms(found - near), bound)
+
+    with no_grad():
+        logits = to_host(model.logits(model(source, target[:, :-1])).data)
+    ids = batch.source, batch.target[:, :-1]
+    check(logits, lambda reference: reference(exact).logits(*ids))
+
+    if gradient_share is None:
+        return  # int8 is for translating alone
+    loss = training_loss(model, source, target, case.smoothing, None)
+    loss.backward()
+    moves = directions(exact, case.seed)
+    slopes = along(buffer.views(to_host(buffer.grad).astype(float)), moves)
+    sides = batch.source, batch.target, case.smoothing
+    check(
+        slopes,
+        lambda reference: derivative(lambda p: reference(p).loss(*sides), exact, moves),
+        gradient_share,
+    )
