@@ -23,7 +23,7 @@ penalty translation/beam_search.py length_penalty translation 'exhaustive or pen
   Equation 14 of Wu et al. (2016). A length of 1 gives 1.
 schedule training/optimizer.py learning_rate training 'schedule or linearly or decay'
   Divide equation 3 by its value at its peak. Two ratios are left; the smaller counts.
-mask model/transformer.py causal_mask model 'those_of_the_reference'
+mask model/transformer.py causal_mask properties 'later_tokens or reference'
   Row t is the word that looks, column s the word that is looked at: s <= t.
 linear engine/ops.py linear.vjp engine 'central_differences and linear'
   g W^T and x^T g have the shapes of x and W. Where the ReLU gave 0, g counts for 0.
