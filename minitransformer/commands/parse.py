@@ -223,7 +223,7 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
         linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
-        check_output(args.output, args, replace=True)
+        check_output(args.output, args, kind="text")
         pairs = TextPair(args.sequences, args.words).lines()
         lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
         with open_output(args.output) as out:

@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         if args.output.suffix not in (".png", ".svg"):
             raise UsageError(f"--output: expected .png or .svg, got {args.output}")
-        check_output(args.output, args, replace=True)
+        check_output(args.output, args, kind=args.output.suffix)
         draw(runs, args.what, args.against, args.output)
         print(args.output)
 

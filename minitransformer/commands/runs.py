@@ -9,8 +9,10 @@ from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code
 from minitransformer.runs.models import RUNS, all_runs, described
-from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.outputs import may_lose
+from minitransformer.runs.run_directory import HIDDEN, RunDirectory
 from minitransformer.settings.options import UsageError, suggestion
+from minitransformer.system.files import partial_name
 
 
 def size(run: RunDirectory) -> str:
@@ -27,31 +29,58 @@ def about(run: RunDirectory) -> str:
     return f"{size(run):>12}  {model}{'' if run.has_ended() else ', not ended'}"
 
 
-def named_run(name: Path, folder: Path) -> RunDirectory:
+def named_run(name: str, folder: Path) -> RunDirectory:
     """Return the run with a path, or with a name in a folder.
+
+    A name with a separator, or of dots, is a path alone.
 
     Raises: UsageError if there is no such run, or one of each.
     """
     # Both may be the same folder, which counts once.
-    paths = {path.resolve(): path for path in (folder / name, name)}
+    is_plain = os.path.basename(name) == name and name.strip(".")
+    places = [*[folder / name] * bool(is_plain), *[Path(name)] * bool(name)]
+    paths = {path.resolve(): path for path in places}
     runs = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
     if len(runs) != 1:
         names = " and ".join(str(run.path.absolute()) for run in runs) or "none"
-        hint = suggestion(str(name), () if runs else os.listdir(folder))
+        others = (run.path.name for run in all_runs(folder) if run.is_run())
+        hint = suggestion(name, () if runs else others)
         raise UsageError(f"{name}: expected one run, found {names}{hint}")
     return runs[0]
 
 
+def files_of(run: RunDirectory) -> list[Path]:
+    """Return the files of a run, but for config.json and those that `lock` deletes."""
+    others = {run.config.name, *HIDDEN}
+    files = (path for path in run.path.iterdir() if path.name not in others)
+    return [path for path in files if may_lose(path, "run")]
+
+
 def delete(runs: Sequence[RunDirectory]) -> None:
-    """Delete the files that runs have written, or nothing if one is being trained."""
-    # Lock all runs first, as a training does.
+    """Delete the files that runs have written: of all runs, or of none."""
+    # Lock all runs, as a training does.
     with ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.lock([os.getpid()], resumes=True))
         sizes = [size(run) for run in runs]
+
+        # Move their files into folders that are deleted together, or all back if one
+        # cannot be moved. Without its config.json, a run could not be named again.
+        with ExitStack() as folders:
+            moved = list[tuple[Path, Path]]()
+            try:
+                for run in runs:
+                    folder = folders.enter_context(partial_name(run.config))
+                    folder.mkdir()
+                    for path in files_of(run):
+                        moved.append((path, path.rename(folder / path.name)))
+            except BaseException:
+                for path, place in moved:
+                    place.rename(path)
+                raise
         for run in runs:
-            for path in run.own_files():
-                run.remove(path)
+            if may_lose(run.config, "run"):
+                run.remove(run.config)
     # Say what was deleted, and which files of others are left.
     for run, freed in zip(runs, sizes, strict=True):
         kept = ", ".join(sorted(path.name for path in run.path.glob("*")))
@@ -67,9 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("folder", type=Path, nargs="?", default=RUNS, help="where they are (runs)")
-    add(
-        "--delete", type=Path, nargs="+", metavar="RUN", help="names or paths to delete"
-    )
+    add("--delete", nargs="+", metavar="RUN", help="names or paths to delete")
     args = parser.parse_args(arguments)
 
     def work() -> None:

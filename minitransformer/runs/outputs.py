@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import re
 from pathlib import Path
 
 from minitransformer.runs.run_directory import NAMES, RunDirectory
 from minitransformer.settings.options import UsageError
+from minitransformer.text.lines import open_text
+
+# How much of a file tells its kind, in bytes.
+START = 1 << 20
 
 
-def check_output(
-    output: Path | None, args: argparse.Namespace, replace: bool = False
-) -> None:
+def may_lose(path: Path, kind: str) -> bool:
+    """Whether a command for this kind of file may delete or replace one.
+
+    Of a "run", it is a regular file with a name of training. Otherwise the file is
+    empty or of the kind: UTF-8, which a .gz holds compressed, or a picture (".png").
+
+    Raises: OSError if the file cannot be read.
+    """
+    if kind == "run":
+        is_own = re.fullmatch(NAMES, path.name) and path.is_file()
+        return bool(is_own) and not path.is_symlink()
+    try:
+        with open_text(path) as file:
+            start = file.read(START)
+        if kind == ".png":
+            return start.startswith(b"\x89PNG\r\n") or not start
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except ValueError:  # neither UTF-8 nor gzip
+        return False
+    return b"\0" not in start
+
+
+def check_output(output: Path | None, args: argparse.Namespace, kind: str = "") -> None:
     """Check a file, a folder or standard output (None) before anything is computed.
 
     It must not be a file that the arguments name, standard input, or a file of a run,
-    even by another name. A folder must be new or empty. With `replace`, text may take
-    the place of text; otherwise `atomic_write` refuses to replace other content.
+    even by another name. A folder must be new or empty. With a `kind`, "text" or ".png"
+    may take the place of such a file; otherwise `atomic_write` refuses to replace other
+    content.
 
-    Raises: UsageError
+    Raises: UsageError, OSError
     """
     name = "standard output" if output is None else str(output)
 
@@ -37,15 +63,14 @@ def check_output(
         kinds = "a file, or a new or an empty folder"
         raise UsageError(f"{name}: expected {kinds}, got a folder with files")
 
-    # A file of a run, and a file that is not text, are not replaced.
+    # A file of a run, and a file of another kind, are not replaced.
     real = Path(os.path.realpath(output))
     is_own = re.fullmatch(NAMES, real.name, re.IGNORECASE)
     if is_own and RunDirectory(real.parent).config.is_file():
         raise UsageError(f"{name}: expected a file to write, got one of a run")
-    if replace and real.suffix not in (".gz", ".png") and real.is_file():
-        with open(real, "rb") as file:
-            if b"\0" in file.read(4096):
-                raise UsageError(f"{name} is not text: it is not replaced")
+    if kind and real.is_file() and not may_lose(real, kind):
+        what = "a PNG" if kind == ".png" else "text"
+        raise UsageError(f"{name} is not {what}: it is not replaced")
 
 
 def _same_file(one: int | Path, other: int | Path) -> bool:

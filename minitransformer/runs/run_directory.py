@@ -80,9 +80,12 @@ class RunDirectory:
         of killed processes are deleted. If no run begins here, the hidden files are
         deleted at the end, and so is a directory that this call has made.
 
-        Raises: ValueError if another training is running here, or as `require_free`
-        unless a run `resumes`.
+        Raises: ValueError if another training is running here, if a hidden file is a
+        link to one elsewhere, or as `require_free` unless a run `resumes`.
         """
+        for path in (self.path / name for name in HIDDEN):
+            if path.is_symlink():
+                raise ValueError(f"{path}: expected a file of a run, got a link")
         if not resumes:
             self.require_free()
         may_go = resumes or self._lock.exists() or not self.path.exists()
@@ -160,15 +163,6 @@ class RunDirectory:
         """Return when training last wrote here, in seconds since 1970."""
         written = self.config, self.metrics
         return max(path.stat().st_mtime for path in written if path.exists())
-
-    def own_files(self) -> list[Path]:
-        """Return the files of the run, but for HIDDEN; config.json is the last."""
-        files = [
-            path
-            for path in self.path.iterdir()
-            if re.fullmatch(NAMES, path.name) and path.name not in HIDDEN
-        ]
-        return sorted(files, key=lambda path: path == self.config)
 
     def is_unsaved(self) -> bool:
         """Whether the run began, but never saved a checkpoint to resume from."""

@@ -24,6 +24,9 @@ SILENT_SECONDS = 2.0
 # Units: seconds
 LEFTOVER_AGE = 24 * 3600.0
 
+# The names of files that are open: standard streams and descriptors.
+OPEN = re.compile(r"/dev/(?:std[a-z]+|fd/\d+)|/proc/\d+(?:/task/\d+)?/fd/\d+")
+
 # Errors of file systems without locks (Lustre, NFS), and of folders that cannot be
 # synced: on CIFS, or without the permission to read them.
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
@@ -45,14 +48,14 @@ def atomic_write(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         old = None
     # Write to devices, pipes and descriptors as they are.
-    is_open = str(path.absolute()).startswith(("/dev/fd/", "/dev/std", "/proc/"))
-    if is_open or (old and not stat.S_ISREG(old.st_mode)):
+    place = os.path.join(os.path.realpath(path.parent), path.name)
+    if OPEN.fullmatch(place) or (old and not stat.S_ISREG(old.st_mode)):
         with name_errors(path), open(path, "ab") as file:
             yield file
         return
     # Write any other file under a temporary name, and rename it at the end.
     target = Path(os.path.realpath(path))
-    with _partial_name(target) as partial, name_errors(path, partial):
+    with partial_name(target) as partial, name_errors(path, partial):
         with open(partial, "xb") as file:
             if old:
                 os.chmod(partial, stat.S_IMODE(old.st_mode))
@@ -72,7 +75,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises: OSError naming `path` if it cannot be written.
     """
     make_folder(path.parent)
-    with _partial_name(path) as partial, name_errors(path, partial):
+    with partial_name(path) as partial, name_errors(path, partial):
         partial.mkdir()
         yield partial
         with suppress(FileNotFoundError):
@@ -100,7 +103,7 @@ def build_once(
             pass
         except ValueError as error:
             print(f"{error}; it is made again", file=sys.stderr)
-        with _partial_name(path) as partial, name_errors(path, partial):
+        with partial_name(path) as partial, name_errors(path, partial):
             build(partial)
             # Replace what is there, unless it is a folder with files that are not ours:
             # then the rename fails.
@@ -190,17 +193,21 @@ def make_folder(path: Path, exist_ok: bool = True) -> None:
 
 @contextmanager
 def name_errors(path: Path, unfinished: Path | None = None) -> Iterator[None]:
-    """Name `path` in any OSError that names `unfinished`, or no file (a full disk)."""
+    """Name `path` in any OSError that names no file (a full disk), or `unfinished`.
+
+    `unfinished` is a file, or a folder with the file that is named.
+    """
     try:
         yield
     except OSError as error:
-        if error.strerror and error.filename in (None, str(unfinished)):
+        hidden = unfinished and str(error.filename).startswith(str(unfinished))
+        if error.strerror and (hidden or error.filename is None):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 @contextmanager
-def _partial_name(path: Path) -> Iterator[Path]:
+def partial_name(path: Path) -> Iterator[Path]:
     """Yield a name that nobody can predict; its file is gone after the block.
 
     Files that killed processes left beside `path` long ago are deleted first.

@@ -1,5 +1,6 @@
 """The one rule for outputs, with every command and every way to name a file."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -152,10 +153,18 @@ def test_a_command_may_be_repeated(folder, command):
     [
         ("translate", "o", b"a text of\nearlier\n", True),
         ("translate", "o", b"", True),
-        ("translate", "o.gz", b"\x1f\x8b\x08 packed", True),
+        ("translate", "o.gz", gzip.compress(b"a text of\nearlier\n"), True),
+        ("translate", "o.gz", b"", True),
+        ("translate", "o.gz", gzip.compress(b"archive\0\0"), False),
+        ("translate", "o.gz", b"\x1f\x8b\x08 cut short", False),
+        ("translate", "o.gz", b"a text", False),
         ("translate", "o", b"MZ\0\0", False),
+        ("translate", "o", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", False),
+        ("translate", "o", "a text of é".encode() * 99_999, True),
+        ("translate", "o.png", b"\x89PNG\r\n\0\0", False),
         ("plot", "o.svg", b"<?xml", True),
         ("plot", "o.png", b"\x89PNG\r\n\0\0", True),
+        ("plot", "o.png", b"a text", False),
         ("attention", "o.html", b"<!doctype", True),
         ("average", "o", b"a text", False),
         ("vocabulary", "o", b"a text", False),

@@ -93,6 +93,25 @@ def test_a_device_and_a_pipe_are_written_directly(tmp_path):
     assert os.listdir(tmp_path) == ["pipe"]
 
 
+@pytest.mark.parametrize("way", ["/proc/self/cwd/a", "/proc/self/root{}/a"])
+def test_a_file_by_way_of_proc_is_replaced_and_not_appended_to(
+    tmp_path, monkeypatch, way
+):
+    monkeypatch.chdir(tmp_path)
+    for data in (b"one", b"two"):
+        write_bytes(files.Path(way.format(tmp_path)), data, replace=True)
+    assert files.Path("a").read_bytes() == b"two"
+
+
+@pytest.mark.parametrize("way", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/../dev/fd/{}"])
+def test_an_open_file_is_written_where_it_is(tmp_path, way):
+    with open(tmp_path / "a", "wb") as file:
+        number = file.fileno()
+        write_bytes(files.Path(way.format(number)), b"one")
+        assert os.stat(tmp_path / "a").st_ino == os.fstat(number).st_ino
+    assert (tmp_path / "a").read_bytes() == b"one"
+
+
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(IsADirectoryError, match=str(tmp_path)), atomic_write(tmp_path):
         pytest.fail("it was opened")
@@ -240,6 +259,19 @@ def test_a_full_disk_is_reported_with_the_name(tmp_path):
     build = failing(errno.ENOSPC, None)
     with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
         build_once(tmp_path / "x", build, read)
+
+
+def test_a_full_disk_names_the_folder_and_not_the_hidden_one(tmp_path):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '[^.]*/x'"),
+        files.atomic_folder(tmp_path / "x") as partial,
+        atomic_write(partial / "train.en") as file,
+    ):
+        full(file.name)
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_others_put_into_a_damaged_folder_stays(tmp_path):
