@@ -1,0 +1,106 @@
+"""Lines, sentences, terms and prefixes, against rules in a line or two."""
+
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.text.clean import clean
+from minitransformer.text.placeholders import NUMBERS, SYMBOLS, Finder, named
+from minitransformer.text.sentences import median_sentences
+from minitransformer.translation.translator import Translator
+
+# Of all scripts, with marks, signs, controls and what ends a line elsewhere.
+ANY_TEXT = st.text(max_size=30) | st.text(
+    "aB\u0301\u0600\u4e00😀.,!?47@<>&%\t\r\x85\u2028 "
+)
+SHORT = TranslationConfig(beam=1, max_len_a=0.0, max_len_b=3)
+
+
+@given(st.lists(ANY_TEXT, max_size=4))
+def test_as_many_lines_come_out_as_go_in(translator, lines):
+    lines = [line.replace("\n", " ") for line in lines]
+    found = translator.translate(lines, SHORT)
+    assert len(found) == len(lines)
+    for line, text in zip(lines, found, strict=True):
+        assert len(text.splitlines()) <= 1
+        assert clean(line).strip() or not text.strip()
+
+
+WORDS = st.lists(
+    st.sampled_from(["new", "york", "times", "the"]), min_size=1, max_size=6
+)
+
+
+@given(st.sets(WORDS.map(" ".join), max_size=6), WORDS)
+def test_the_longest_term_at_a_place_counts(terms, words):
+    glossary = {term: str(n) for n, term in enumerate(sorted(terms))}
+    found = [
+        (x.start, x.output) for x in Finder(glossary=glossary).find(" ".join(words))
+    ]
+    expected, place = [], 0
+    while place < len(words):
+        ends = range(len(words), place, -1)
+        matches = (end for end in ends if " ".join(words[place:end]) in terms)
+        end = next(matches, None)
+        if end is not None:
+            start = len(" ".join([*words[:place], ""]))
+            expected.append((start, glossary[" ".join(words[place:end])]))
+        place = end or place + 1
+    assert found == expected
+
+
+PARTS = st.sampled_from(
+    [*NUMBERS[:5], *SYMBOLS[:2], "me@here.org", "a.txt", "cat", "x"]
+)
+
+
+@given(st.lists(PARTS, max_size=7).map(" ".join))
+def test_a_name_is_no_part_of_its_line(line):
+    items = Finder().find(line)
+    for names in (SYMBOLS, NUMBERS):
+        own = [x for x in named(line, items, names) if x.name in names]
+        assert len({x.name for x in own}) == len(own)
+        assert not [x for x in own if x.name in line]
+
+
+SENTENCES = st.lists(
+    st.sampled_from(["The cat sat.", "It looked!", "THE CAT SAT!", "LOOK!"]),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(SENTENCES, st.integers(1, 4), st.sampled_from(["auto", "always", "never"]))
+def test_what_is_divided(translator, sentences, median, split):
+    """More sentences than usual, and capitals among other text."""
+    net = Translator(translator.model, translator.tokenizer, median_sentences=median)
+    config = TranslationConfig(split=split)
+    [parts] = net.divide([" ".join(sentences)], config, [""])
+    mixed = len({x.isupper() for x in sentences}) == 2
+    at_once = {"auto": median, "always": 1, "never": 9}[split]
+    whole = len(sentences) <= at_once and not (mixed and split != "never")
+    expected = [" ".join(sentences)] if whole else sentences
+    assert [x.text for x in parts] == expected
+
+
+@given(st.lists(SENTENCES.map(" ".join), min_size=1, max_size=9))
+def test_the_median_is_the_lower_one(lines):
+    counts = sorted(line.count(".") + line.count("!") for line in lines)
+    assert median_sentences(lines) == counts[(len(counts) - 1) // 2]
+
+
+@given(
+    st.lists(st.sampled_from("cat sat looked mat".split()), min_size=12, max_size=30)
+)
+def test_a_prefix_stands_at_the_start_of_a_line_and_of_no_other_part(translator, words):
+    line, prefix = "the " + " the ".join(words), "the mat"
+    config = TranslationConfig(beam=1, max_len_a=0.0, max_len_b=2, max_input=25)
+    [parts] = translator.divide([line], config, [prefix])
+    assert len(parts) > 1
+    first, *others = (x.text for x in parts)
+    begun = translator.translate([first], config, prefixes=[prefix])
+    expected = [*begun, *translator.translate(others, config)]
+    [found] = translator.translate([line], config, prefixes=[prefix])
+    assert found.split() == " ".join(expected).split()
+    assert found.startswith(prefix)
