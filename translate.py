@@ -20,7 +20,13 @@ from minitransformer.cli import (
     positive,
     say,
 )
-from minitransformer.runs.models import described, find_checkpoint
+from minitransformer.runs.models import (
+    card_title,
+    described,
+    find_checkpoint,
+    models_by_direction,
+    shipped_models,
+)
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.config import (
     BLEU_TOKENIZER_HELP,
@@ -29,7 +35,8 @@ from minitransformer.settings.config import (
     PRECISIONS,
 )
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.settings.options import flag_name, flags_of
+from minitransformer.settings.extras import import_extra
+from minitransformer.settings.options import UsageError, flag_name, flags_of
 from minitransformer.system.machine import num_cores
 from minitransformer.system.workers import limit_threads
 from minitransformer.text.lines import (
@@ -70,6 +77,7 @@ adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0.
 
 # The flags that have no effect beside each of these.
 IGNORED = {
+    "no_api_key": "api_key",
     "serve": "input output score attention explain reference json buffer prefix "
     "sample temperature top_k top_p seed alignment words nbest",
     "attention": "input output score explain reference json buffer nbest split "
@@ -81,7 +89,7 @@ IGNORED = {
 }
 # The flags that have an effect only beside each of these.
 NEEDED = {
-    "serve": "host api_key",
+    "serve": "host api_key no_api_key",
     "reference": "compound_split bleu_tokenizer compare",
     "json": "words",
 }
@@ -202,6 +210,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KEY",
         help="api_key that requests must have (default with --host: a new one)",
     )
+    add(
+        "--no-api-key",
+        action="store_true",
+        help="let everybody translate who reaches --host",
+    )
     add("--json", action="store_true", help="write a JSON object for each line")
 
     # Where and how to compute.
@@ -235,6 +248,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{mode} expects one sentence, got {len(args.sentence)}")
     if args.serve and args.sentence:
         parser.error("--serve gets its text from the page")
+    if args.serve and args.serve > 65_535:
+        parser.error(f"--serve: expected a port of at most 65535, got {args.serve}")
+    if args.api_key is not None and not args.api_key.strip():
+        parser.error("--api-key: expected a key, got an empty one")
     for needed, names in NEEDED.items():
         if needed not in named and (useless := named.intersection(names.split())):
             parser.error(f"{flag_name(min(useless))} does nothing without --{needed}")
@@ -250,6 +267,9 @@ def load_model(args: argparse.Namespace) -> Translator:
     if not args.model:
         args.model = [find_checkpoint(None)]
         say(f"translate.py: using {described(args.model[0])}; --model names another")
+    if len(models_by_direction(args.model)) > 1:
+        expected = "expected models of the same languages, or --serve"
+        raise UsageError(f"--model: {expected}")
     translator = load(
         *args.model,
         device=args.device,
@@ -261,6 +281,36 @@ def load_model(args: argparse.Namespace) -> Translator:
     flags = flags_of(args, TranslationConfig)
     translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator
+
+
+def serve_models(args: argparse.Namespace) -> None:
+    """Serve --model, or else the newest run, or else all shipped models.
+
+    Models of one direction are an ensemble.
+
+    Raises: UsageError if a flag is for models of one direction, and there are more.
+    """
+    import_extra("uvicorn", "serve", "--serve needs a web server")
+    from minitransformer.commands.serve import Direction, serve
+
+    paths = args.model or [find_checkpoint(None)]
+    if not args.model and card_title(paths[0]):
+        paths = shipped_models()
+    groups = models_by_direction(paths)
+    for flag in ("glossary", "tag"):
+        if getattr(args, flag) and len(groups) > 1:
+            raise UsageError(f"--{flag} expects models of one direction")
+    directions = []
+    for group in groups:
+        args.model = group
+        directions.append(Direction.of(load_model(args), find_checkpoint(group[0])))
+    serve(
+        directions,
+        args.host or "127.0.0.1",
+        args.serve,
+        api_key=args.api_key,
+        is_open=args.no_api_key,
+    )
 
 
 # Translations, and how they compare with references (6.1)
@@ -356,14 +406,11 @@ def work(args: argparse.Namespace) -> None:
     if args.compound_split is not None:
         quality.import_moses(args.compound_split)
 
-    translator = load_model(args)
     if args.serve:
-        from minitransformer.commands.serve import serve
-
-        checkpoint = find_checkpoint(args.model[0])
-        host = args.host or "127.0.0.1"
-        serve(translator, checkpoint, host, args.serve, args.api_key)
-    elif args.attention:  # Figures 3 to 5
+        serve_models(args)
+        return
+    translator = load_model(args)
+    if args.attention:  # Figures 3 to 5
         from minitransformer.commands.attention_maps import show_attention
 
         show_attention(translator, args.sentence[0].replace("\n", " "), args.attention)

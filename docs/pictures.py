@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from pathlib import Path
 
 from minitransformer import load
+from minitransformer.commands.libretranslate import Direction
 from minitransformer.commands.serve import Server
-from minitransformer.runs.models import find_checkpoint
+from minitransformer.runs.models import shipped_models
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.browser import open_tab  # noqa: E402
+from support.serving import running  # noqa: E402
 
 TEXT = (
     "The old man gives the small child a red apple.\nWhere is the station? I am hungry."
@@ -44,16 +45,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--phone", type=Path, metavar="FILE")
     args = parser.parse_args()
-    model = find_checkpoint(Path("en-de"))
-    with Server("127.0.0.1", 0, load(model), model) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    directions = [Direction.of(load(path), path) for path in shipped_models()]
+    with running(Server(directions)) as server:
         if args.phone:
             take(server.address, args.phone, 390, "light")
         else:
             images = ROOT / "docs" / "img"
             take(server.address, images / "translate-page.png", 900, "light")
             take(server.address, images / "translate-page-dark.png", 900, "dark")
-        server.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,66 +1,63 @@
 """A page to translate on, and LibreTranslate's interface for other programs.
 
-`translate.py --serve` serves both; the page's script uses the interface. A `Handler`
-reads a request, `LibreTranslate` answers it, and `TranslationQueue` translates.
+`translate.py --serve` serves both; the page's script uses the interface. `Door` reads
+the requests that may come in, and `LibreTranslate` answers them.
 """
 
 from __future__ import annotations
 
 import hmac
 import html
+import ipaddress
 import json
-import os
-import re
 import secrets
 import socket
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from asyncio import TimerHandle, Transport
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing, suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
-from minitransformer.cli import say
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import Message
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from minitransformer.cli import printable, say
+from minitransformer.commands.libretranslate import (
+    Direction,
+    LibreTranslate,
+    Request,
+)
 from minitransformer.commands.pages import page
-from minitransformer.commands.translation_queue import Job, TranslationQueue
-from minitransformer.runs.models import described, language_codes
 from minitransformer.settings import VERSION
-from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.settings.options import UsageError
 from minitransformer.system.workers import limit_threads
-from minitransformer.text.lines import as_list_of_str
-from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.confidence import UNSURE
-from minitransformer.translation.translator import Translator, json_objects
+
+try:
+    from resource import RLIMIT_NOFILE, getrlimit
+
+    OPEN_FILES = getrlimit(RLIMIT_NOFILE)[0]
+except ImportError:  # on Windows
+    OPEN_FILES = 512
 
 MAX_BODY = 65_536  # bytes: room for the longest text in any notation
-MAX_BEAM = 16  # unless the default is larger
-MAX_TOKENS = 16_384  # of text, prefixes and ends of lines, times the beam
-MAX_WAITING = 5 * MAX_TOKENS  # in all requests that wait
-REQUEST_TIMEOUT = 10  # seconds that a client may send nothing
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-# The separators of lines that are translated, by format. Markup within a sentence is
-# part of its line.
-BETWEEN = {
-    "text": re.compile(r"(\r?\n)"),
-    "html": re.compile(
-        r"(\s*(?:(?:<script\b.*?</script\s*>|<style\b.*?</style\s*>|<!--.*?-->|"
-        r"<(?!/?(?:a|abbr|b|cite|code|em|font|i|mark|q|s|small|span|strong|su[bp]|u)\b)"
-        r"[^<>]*>)\s*)+)",
-        re.DOTALL | re.IGNORECASE,
-    ),
-}
-
-ENTITY = re.compile(r"&#?\w+;")
+REQUEST_TIMEOUT = 10  # seconds until a request must be complete
+MAX_INCOMPLETE = min(OPEN_FILES // 2, 1024)  # connections without a whole request
+ACCEPTED_AT_ONCE = 32  # connections, before what others send is read
+BACKLOG = 2048  # connections that the system keeps until their turn
 
 HEADERS = {
-    "Access-Control-Allow-Origin": "*",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type",
-    "Access-Control-Allow-Methods": "GET, POST",
+    "Server": f"minitransformer/{VERSION}",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -69,310 +66,295 @@ HEADERS = {
     "base-uri 'none'",
 }
 
-Request = dict[str, Any]
 
+class Door:
+    """Reads requests, refuses those without the key, and sends the answers."""
 
-class RequestError(ValueError):
-    """A request that is refused: its HTTP status, and a line that says why."""
+    def __init__(self, interface: LibreTranslate, api_key: str | None) -> None:
+        self.interface = interface
+        self.api_key = api_key
+        routes = {
+            # What anybody may ask who reaches the server.
+            ("GET", "/"): self._page,
+            ("GET", "/frontend/settings"): self._settings,
+            ("GET", "/health"): self._health,
+            ("GET", "/languages"): self._languages,
+            # What needs the key.
+            ("POST", "/attention"): self._with_fields(interface.attention),
+            ("POST", "/detect"): self._with_fields(interface.detect),
+            ("POST", "/translate"): self._with_fields(interface.translate),
+        }
+        self.paths = [path for _, path in routes]
+        self.app = Starlette(
+            routes=[
+                Route(spelling, endpoint, methods=[method])
+                for (method, path), endpoint in routes.items()
+                for spelling in (path, f"{path}/")
+            ],
+            middleware=[
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=["*"],
+                    allow_methods=["*"],
+                    allow_headers=["*"],
+                )
+            ],
+            exception_handlers={
+                HTTPException: self._refused,
+                ClientDisconnect: self._wrong,
+                ValueError: self._wrong,
+                RecursionError: self._wrong,
+                Exception: self._failed,
+            },
+        )
 
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    # Answers
 
-
-class LibreTranslate:
-    """LibreTranslate's interface to one model: the answer to each kind of request.
-
-    Answers are JSON, or become JSON. Requests that wait are translated together.
-    """
-
-    def __init__(self, translator: Translator, checkpoint: Path) -> None:
-        self.source, self.target = language_codes(checkpoint)
-        self.model = described(checkpoint)
-        self.translator = translator
-        self.config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
-        self.queue = TranslationQueue(translator)
-
-    def page(self, request: Request) -> str:
-        return page(
+    async def _page(self, request: HttpRequest) -> Response:
+        interface = self.interface
+        figures = [f"{interface.name_of(x)}: {x.figures}" for x in interface.directions]
+        text = page(
             "translate.html",
-            LIMIT=MAX_TOKENS // self.config.beam,
+            LIMIT=interface.limit,
             UNSURE=UNSURE,
-            SOURCE=html.escape(self.source),
-            TARGET=html.escape(self.target),
-            MODEL=html.escape(self.model),
+            LANGUAGES=html.escape(json.dumps(interface.languages())),
+            FIGURES=html.escape("; ".join(figures)),
         )
+        return HTMLResponse(text)
 
-    def languages(self, request: Request) -> list[Request]:
-        targets = {self.source: [self.target], self.target: []}
-        return [{"code": x, "name": x, "targets": targets[x]} for x in targets]
+    async def _settings(self, request: HttpRequest) -> Response:
+        needed = bool(self.api_key)
+        keys = {"apiKeys": needed, "keyRequired": needed}
+        return _json({**self.interface.settings(), **keys})
 
-    def detect(self, request: Request) -> list[Request]:
-        _texts(request)
-        return [{"confidence": 100.0, "language": self.source}]
+    async def _health(self, request: HttpRequest) -> Response:
+        return _json({"status": "ok"})
 
-    def attention(self, request: Request) -> str:
-        """Return how the heads look at a line, which the page shows."""
-        job = Job(_texts(request)[:1], self.config, shows_attention=True)
-        return self._result(job)
+    async def _languages(self, request: HttpRequest) -> Response:
+        return _json(self.interface.languages())
 
-    def translate(self, request: Request) -> Request:
-        """Translate text: only the page needs the fields `details` and `prefix`.
+    def _with_fields(
+        self, function: Callable[[Request], Awaitable[Any]]
+    ) -> Callable[[HttpRequest], Awaitable[Response]]:
+        """Return what answers a request by a function of its fields."""
 
-        Raises: ValueError with a message, mostly in LibreTranslate's words.
-        """
-        # The languages are those of the model; "auto" is the source, or the target.
-        texts = _texts(request)
-        for name, code in (("source", self.source), ("target", self.target)):
-            if (asked := _required(request, name)) not in (code, "auto"):
-                raise ValueError(f"{asked} is not supported")
-        config = self._decoding(request)
-        # Divide each text into lines, each with the separator that follows it.
-        divided = [_lines(text, str(request.get("format") or "text")) for text in texts]
-        lines = [line for parts in divided for line, _ in parts]
-        given = str(request.get("prefix") or "\n" * (len(lines) - 1))
-        prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
-        # Translate all lines together, and answer each text.
-        translations = iter(self._result(Job(lines, config, prefixes)))
-        answers = []
-        for parts in divided:
-            answer = _answer(parts, [next(translations) for _ in parts], config)
-            if request["source"] == "auto":
-                [answer["detectedLanguage"]] = self.detect(request)
-            answers.append(answer)
-        # A list of texts gets lists of translations, alternatives and so on.
-        if isinstance(request["q"], str):
-            return answers[0]
-        return {name: [answer[name] for answer in answers] for name in answers[0]}
+        async def answer(request: HttpRequest) -> Response:
+            return _json(await function(await self._fields(request)))
 
-    def _decoding(self, request: Request) -> TranslationConfig:
-        """Return how to decode: with alternatives, or an alignment for `details`."""
-        given = str(request.get("alternatives") or 0)
-        most = max(MAX_BEAM, self.config.beam) - 1
-        if not given.isdecimal() or int(given) > most:
-            expected = f"alternatives parameter must be 0 to {most}, got {given:.40}"
-            raise ValueError(f"Invalid request: {expected}")
-        nbest = 1 + int(given)
-        return replace(
-            self.config,
-            beam=max(self.config.beam, nbest),
-            nbest=nbest,
-            alignment=bool(request.get("details")),
-        )
+        return answer
 
-    def _result(self, job: Job) -> Any:
-        """Return the result of a job. Raises: ValueError if it is too large."""
-        # A line counts its end, too: as many tokens as the model reads.
-        texts = [*job.lines, *filter(None, job.prefixes)]
-        beam = job.config.beam
-        tokens = sum(map(len, self.translator.tokenizer.encode(texts))) + len(texts)
-        job.size = tokens * beam
-        if job.size > MAX_TOKENS:
-            limit = f"text limit ({MAX_TOKENS // beam:,} tokens)"
-            raise ValueError(f"Invalid request: request ({tokens:,}) exceeds {limit}")
-        if job.size + self.queue.size() > MAX_WAITING:
-            busy = "Slowdown: too much text is waiting, try again soon"
-            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, busy)
-        return self.queue.submit(job).result()
+    # Errors, of which each is one line
 
+    async def _refused(self, request: HttpRequest, error: Exception) -> Response:
+        """Say why, or what there is instead of another path or method."""
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            message = f"nothing here: expected one of {', '.join(self.paths)}"
+        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"expected {allowed}, got {request.method}"
+        return _json({"error": message}, error.status_code)
 
-ROUTES: dict[tuple[str, str], Callable[[LibreTranslate, Request], Any]] = {
-    ("GET", "/"): LibreTranslate.page,
-    ("GET", "/health"): lambda interface, request: {"status": "ok"},
-    ("GET", "/languages"): LibreTranslate.languages,
-    ("POST", "/attention"): LibreTranslate.attention,
-    ("POST", "/detect"): LibreTranslate.detect,
-    ("POST", "/translate"): LibreTranslate.translate,
-}
+    async def _wrong(self, request: HttpRequest, error: Exception) -> Response:
+        message = str(error) or type(error).__name__
+        return _json({"error": message}, HTTPStatus.BAD_REQUEST)
+
+    async def _failed(self, request: HttpRequest, error: Exception) -> Response:
+        """Tell the details, such as paths, only those who run this server."""
+        name = type(error).__name__
+        say(f"translate.py: error: {name}: {printable(str(error))}")
+        return _json({"error": name}, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    # Fields of requests
+
+    async def _fields(self, request: HttpRequest) -> Request:
+        """Read the fields of a request. Raises: ValueError, HTTPException"""
+        # A key in the address or the header is compared before the body is read.
+        fields = _fields_of(_decoded_form(request.url.query))
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            fields["api_key"] = key
+        if fields.get("api_key"):
+            self._check_key(fields)
+        # Programs of LibreTranslate send it in the body.
+        fields |= await _body_fields(request)
+        self._check_key(fields)
+        return fields
+
+    def _check_key(self, fields: Request) -> None:
+        """Compare the whole key, in constant time. Raises: HTTPException"""
+        if self.api_key is None:
+            return
+        key = str(fields.get("api_key") or "")
+        if not key:
+            missing = "Invalid request: missing api_key parameter"
+            raise HTTPException(HTTPStatus.BAD_REQUEST, missing)
+        if not hmac.compare_digest(key.encode(errors="replace"), self.api_key.encode()):
+            raise HTTPException(HTTPStatus.FORBIDDEN, "Invalid API key")
 
 
-class Server(ThreadingHTTPServer):
-    """An HTTP server of one model.
+async def _body_fields(request: HttpRequest) -> Request:
+    """Read the fields of JSON or of a form. Raises: ValueError, HTTPException"""
+    # Read the body, unless it is too long.
+    body = bytearray()
+    announced = int(request.headers.get("Content-Length", 0))
+    async for chunk in request.stream():
+        body += chunk
+        if max(announced, len(body)) > MAX_BODY:
+            expected = f"expected at most {MAX_BODY:,} bytes, got more"
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, expected)
+    # JSON may come under the name of a form, or under none.
+    kind = request.headers.get("Content-Type", "")
+    if "json" in kind or body.lstrip().startswith(b"{"):
+        fields = json.loads(body)
+        if not isinstance(fields, dict):
+            raise ValueError("Invalid JSON format")
+        return fields
+    text = body.decode()
+    if not kind.startswith("multipart/"):
+        return _fields_of(_decoded_form(text))
 
-    Unless only this computer reaches the server, requests need a key: `api_key` or else
-    a new one, which the address contains.
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(body)}
+
+    form = await HttpRequest(request.scope, receive).form()
+    return _fields_of(form.multi_items())
+
+
+def _decoded_form(text: str) -> list[tuple[str, Any]]:
+    return list(parse_qsl(text, keep_blank_values=True, errors="strict"))
+
+
+def _fields_of(pairs: Sequence[tuple[str, Any]]) -> Request:
+    """Return the fields of a form, of which `q` may come several times."""
+    fields = dict(pairs)
+    texts = [value for name, value in pairs if name in ("q", "q[]")]
+    if len(texts) > 1 or "q[]" in fields:
+        fields["q"] = texts
+    return fields
+
+
+def _json(answer: Any, status: int = HTTPStatus.OK) -> Response:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return Response(text, status, media_type="application/json")
+
+
+class Connection(H11Protocol):
+    """A connection that is closed unless its requests are complete in time.
+
+    If there are too many, the one goes whose request has been incomplete for longest.
     """
 
-    daemon_threads = True
-    request_queue_size = 2048  # connections, which the system keeps until their turn
-    allow_reuse_address = os.name != "nt"  # there two servers would share the port
+    deadline: TimerHandle
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+        waiting = [
+            x
+            for x in self.connections
+            if isinstance(x, Connection) and x.is_incomplete()
+        ]
+        if len(waiting) > MAX_INCOMPLETE:
+            oldest = min(waiting, key=lambda x: x.deadline.when())
+            oldest.transport.abort()
+
+    def on_response_complete(self) -> None:
+        self.deadline.cancel()
+        self._expect_request()
+        super().on_response_complete()
+
+    def is_incomplete(self) -> bool:
+        """Return whether the client has yet to send a request, or the rest of one."""
+        sends = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        return sends and not self.transport.is_closing()
+
+    def _expect_request(self) -> None:
+        self.deadline = self.loop.call_later(REQUEST_TIMEOUT, self._end_incomplete)
+
+    def _end_incomplete(self) -> None:
+        if self.is_incomplete():
+            self.transport.abort()
+
+
+class Server(uvicorn.Server):
+    """An HTTP server of models.
+
+    Unless only this computer reaches the server or `is_open`, requests need a key:
+    `api_key` or else a new one, which the address contains.
+    """
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        translator: Translator,
-        checkpoint: Path,
+        directions: Sequence[Direction],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
         api_key: str | None = None,
+        is_open: bool = False,
     ) -> None:
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        self.interface = LibreTranslate(translator, checkpoint)
-        super().__init__((host, port), Handler)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Who reaches the address to which the name of the host has led?
+        bound = ipaddress.ip_address(self.socket.getsockname()[0])
+        if not (api_key or is_open or bound.is_loopback):
+            api_key = secrets.token_urlsafe(16)
         self.api_key = api_key
-        if not api_key and host not in LOOPBACK:
-            self.api_key = secrets.token_urlsafe(16)
+        self.interface = LibreTranslate(directions)
+        config = uvicorn.Config(
+            Door(self.interface, api_key).app,
+            loop="asyncio",
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,  # what people translate is private
+            log_level="critical",
+            server_header=False,
+            proxy_headers=False,
+            headers=[*HEADERS.items()],
+            backlog=ACCEPTED_AT_ONCE,
+            timeout_graceful_shutdown=1,
+        )
+        super().__init__(config)
 
     @property
     def address(self) -> str:
         """The address of the page, with the key if there is one."""
-        host, port = str(self.server_address[0]), self.server_address[1]
+        host, port = self.socket.getsockname()[:2]
         query = f"?api_key={quote(self.api_key)}" if self.api_key else ""
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/{query}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing about a client that has gone away."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.socket.listen(BACKLOG)  # uvicorn has set it to what is accepted at once
 
-
-class Handler(BaseHTTPRequestHandler):
-    """Reads a request, and sends the answer or the reason why there is none."""
-
-    server: Server
-    timeout = REQUEST_TIMEOUT
-    server_version = f"minitransformer/{VERSION}"
-    sys_version = ""
-
-    def do_OPTIONS(self) -> None:  # a browser's question whether other sites may ask
-        self._send(HTTPStatus.OK, "")
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        status = HTTPStatus.OK
-        try:
-            if (route := ROUTES.get((self.command, path))) is None:
-                raise RequestError(HTTPStatus.NOT_FOUND, "nothing here")
-            request = self._request() if self.command == "POST" else {}
-            answer = route(self.server.interface, request)
-        except (ConnectionError, TimeoutError):
-            raise
-        except Exception as error:
-            # The request is wrong, or this server has failed.
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            if isinstance(error, (ValueError, RecursionError)):
-                status = getattr(error, "status", HTTPStatus.BAD_REQUEST)
-            answer = {"error": str(error) or type(error).__name__}
-        self._send(status, answer if isinstance(answer, str) else json.dumps(answer))
-
-    def _send(self, status: HTTPStatus, text: str) -> None:
-        data = text.encode()
-        kind = "text/html" if text.startswith("<") else "application/json"
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _request(self) -> Request:
-        """Read the fields of JSON or of a form. Raises: ValueError if it is refused."""
-        # The body, which must not be too long.
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
-        if int(length) > MAX_BODY:
-            message = f"expected at most {MAX_BODY:,} bytes, got {int(length):,}"
-            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
-        body = self.rfile.read(int(length))
-        # Its fields.
-        is_json = self.headers.get_content_type() == "application/json"
-        request = json.loads(body) if is_json else dict(parse_qsl(body.decode()))
-        if not isinstance(request, dict):
-            raise ValueError("Invalid JSON format")
-        # The key, if the server has one, compared in constant time.
-        expected = self.server.api_key
-        key = str(request.get("api_key") or "")
-        if expected and not key:
-            raise ValueError("Invalid request: missing api_key parameter")
-        if expected and not hmac.compare_digest(key.encode(), expected.encode()):
-            raise RequestError(HTTPStatus.FORBIDDEN, "Invalid API key")
-        return request
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: what people translate is private."""
-
-
-def _required(request: Request, name: str) -> Any:
-    if not (value := request.get(name)):
-        raise ValueError(f"Invalid request: missing {name} parameter")
-    return value
-
-
-def _texts(request: Request) -> list[str]:
-    """Return the texts of a request, of which `q` is one or several."""
-    q = _required(request, "q")
-    texts = [q] if isinstance(q, str) else q
-    if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
-        raise ValueError(f"Invalid request: q parameter is no text: {q!r:.40}")
-    return texts
-
-
-def _lines(text: str, kind: str) -> list[tuple[str, str]]:
-    """Divide text into lines, each with the separator that follows it."""
-    if (separators := BETWEEN.get(kind)) is None:
-        raise ValueError(f"{kind} format is not supported")
-    # Separators and lines by turns, with a line first and last.
-    parts = separators.split(text)
-    lines = parts[::2]
-    if kind == "html":
-        lines = [ENTITY.sub(_plain, line) for line in lines]
-    return list(zip(lines, [*parts[1::2], ""], strict=True))
-
-
-def _answer(
-    parts: Sequence[tuple[str, str]],
-    nbest_lists: Sequence[list[Hypothesis]],
-    config: TranslationConfig,
-) -> Request:
-    """Return the translation of a text, given the hypotheses of each of its `_lines`.
-
-    An alternative of some rank has the hypothesis of this rank, or the last, of each
-    line.
-    """
-    ranked = [
-        "".join(
-            hypotheses[min(rank, len(hypotheses) - 1)].text + separator
-            for hypotheses, (_, separator) in zip(nbest_lists, parts, strict=True)
-        )
-        for rank in range(config.nbest)
-    ]
-    # Only different ones, and what the request asks for besides.
-    best, *others = dict.fromkeys(ranked)
-    answer: Request = {"translatedText": best}
-    if config.nbest > 1:
-        answer["alternatives"] = others
-    if config.alignment:
-        answer["lines"] = [json_objects(x, config) for x in nbest_lists]
-    return answer
-
-
-def _plain(entity: re.Match[str]) -> str:
-    """Return the character of an entity, escaped if it is one of HTML's own."""
-    return html.escape(html.unescape(entity[0]), quote=False)
+    def serve_forever(self) -> None:
+        """Answer requests until `should_exit`, or Ctrl-C in the main thread."""
+        with self.socket, closing(self.interface.queue):
+            self.run([self.socket])
 
 
 def serve(
-    translator: Translator, checkpoint: Path, host: str, port: int, key: str | None
+    directions: Sequence[Direction],
+    host: str,
+    port: int,
+    *,
+    api_key: str | None = None,
+    is_open: bool = False,
 ) -> None:
     """Serve the page until Ctrl-C.
 
-    Raises: OSError or ValueError naming a host or port that cannot be used.
+    Raises: OSError naming a host or port that cannot be used.
     """
-    if port > 65_535:
-        raise UsageError(f"--serve: expected a port of at most 65535, got {port}")
     try:
-        server = Server(host, port, translator, checkpoint, key)
+        server = Server(directions, host, port, api_key=api_key, is_open=is_open)
     except (OSError, UnicodeError) as error:  # a name may be no possible host
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
     # Small products take less time than starting threads. OpenBLAS takes the limit from
     # this thread, not from the worker.
-    with server, limit_threads(1), suppress(KeyboardInterrupt):
-        say(f"translate.py: open {server.address} (Ctrl-C ends)")
+    with limit_threads(1), suppress(KeyboardInterrupt):
+        served = ", ".join(map(server.interface.name_of, directions))
+        say(f"translate.py: {served}: open {server.address} (Ctrl-C ends)")
         server.serve_forever()
-    server.interface.queue.close()

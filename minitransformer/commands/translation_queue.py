@@ -6,90 +6,139 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.translator import Translator
 
 
-@dataclass
-class Job:
-    """Lines with a prefix for each translation, or the lines whose attention is shown.
+class Line(NamedTuple):
+    """A line, how its translation begins, and its size.
 
     Units: size tokens times the beam
     """
 
-    lines: Sequence[str]
+    text: str
+    prefix: str
+    size: int
+
+
+@dataclass(eq=False)
+class Job:
+    """Lines that a model translates, or whose attention it shows."""
+
+    translator: Translator
     config: TranslationConfig
-    prefixes: Sequence[str] = ()
+    lines: deque[Line]
     shows_attention: bool = False
-    size: int = 0
-    result: Future[Any] = field(default_factory=Future)
+    done: list[Any] = field(default_factory=list)
+    result: Future[list[Any]] = field(default_factory=Future)
 
     @property
-    def kind(self) -> tuple[TranslationConfig, bool]:
+    def size(self) -> int:
+        """The size of the lines that wait. Units: tokens times the beam"""
+        return sum(line.size for line in self.lines.copy())
+
+    @property
+    def kind(self) -> tuple[Translator, TranslationConfig, bool]:
         """What jobs have in common that are computed together."""
-        return self.config, self.shows_attention
+        return self.translator, self.config, self.shows_attention
 
 
 class TranslationQueue:
-    """Jobs that wait for one thread; it computes those of one kind together."""
+    """Jobs that wait for one thread, which computes a batch of lines after another.
 
-    def __init__(self, translator: Translator) -> None:
-        self.translator = translator
+    A batch has lines of one or several jobs of a kind. The models take turns, so a job
+    waits for one batch of another model at most.
+    """
+
+    def __init__(self) -> None:
         self.waiting = deque[Job]()
-        self._worker = ThreadPoolExecutor(1)  # whose GPU, if any, is the model's
+        self._served: Translator | None = None  # the model of the last batch
+        self._worker = ThreadPoolExecutor(1)  # whose GPU, if any, is the models'
 
     def size(self) -> int:
         """Return the size of all jobs that wait. Units: tokens times the beam"""
         return sum(job.size for job in self.waiting.copy())
 
-    def submit(self, job: Job) -> Future[Any]:
-        """Add a job, and return the future of its result.
+    def submit(self, job: Job) -> Future[list[Any]]:
+        """Add a job, and return the future of its results.
 
-        The result is a list of hypotheses for each line, or the attention as JSON.
+        The result of a line is a list of hypotheses, or its attention as JSON.
         """
         self.waiting.append(job)
         self._worker.submit(self._next)
         return job.result
 
     def close(self) -> None:
-        """Drop the jobs that wait, and wait for the one that is computed.
+        """Drop the jobs that wait, and wait for the batch that is computed.
 
         A thread in C++ code cannot be ended safely.
         """
         self._worker.shutdown(cancel_futures=True)
 
     def _next(self) -> None:
-        """Do the first job that waits, and all others of its kind."""
-        waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
-        if waiting:  # else an earlier call did them
-            kind = waiting[0].kind
-            self.waiting.extend(job for job in waiting if job.kind != kind)
-            self._do([job for job in waiting if job.kind == kind])
-
-    def _do(self, jobs: Sequence[Job]) -> None:
-        """Set the results of jobs of one kind, or the error of each."""
-        try:
-            results = self._results(jobs)
-        except Exception as error:
-            if len(jobs) == 1:
-                jobs[0].result.set_exception(error)
-            else:  # one of them is the cause
-                for job in jobs:
-                    self._do([job])
+        """Compute a batch of the first jobs of a kind."""
+        jobs = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        if not jobs:  # earlier calls did them
             return
-        for job, result in zip(jobs, results, strict=True):
-            job.result.set_result(result)
+        # Choose the first job of another model than that of the last batch, if any.
+        others = (job for job in jobs if job.translator is not self._served)
+        first = next(others, jobs[0])
+        self._served = first.translator
+        alike = [job for job in jobs if job.kind == first.kind]
+        # Fill a batch with lines of this job, and of those of its kind.
+        room = first.config.decode_tokens
+        batch = list[tuple[Job, list[Line]]]()
+        for job in alike:
+            lines = list[Line]()
+            while job.lines and room > 0:
+                lines.append(job.lines.popleft())
+                room -= lines[-1].size
+            if lines:
+                batch.append((job, lines))
+        # What is left waits again, the job that was begun behind the others.
+        left = [job for job in alike if job.lines]
+        self.waiting.extend(job for job in jobs if job.kind != first.kind)
+        self.waiting.extend([*left[1:], *left[:1]])
+        self._compute(batch)
+        if self.waiting:
+            self._worker.submit(self._next)
 
-    def _results(self, jobs: Sequence[Job]) -> list[Any]:
-        self.translator.use_device()
-        config = jobs[0].config
-        lines = [line for job in jobs for line in job.lines]
-        if jobs[0].shows_attention:
-            return [attention_maps(self.translator, x, config).to_json() for x in lines]
-        # Translate the lines of all jobs together, and give each job its part.
-        prefixes = [prefix for job in jobs for prefix in job.prefixes]
-        translations = iter(self.translator.hypotheses(lines, config, 1, prefixes))
-        return [[next(translations) for _ in job.lines] for job in jobs]
+    def _compute(self, batch: Sequence[tuple[Job, list[Line]]]) -> None:
+        """Add the results of lines to their jobs, or set the error of each job."""
+        try:
+            results = iter(self._results(batch))
+        except Exception as error:
+            if len(batch) > 1:  # one of them is the cause
+                for part in batch:
+                    self._compute([part])
+                return
+            [(job, _)] = batch
+            job.lines.clear()
+            job.result.set_exception(error)
+            return
+        for job, lines in batch:
+            job.done += [next(results) for _ in lines]
+            if not job.lines:
+                job.result.set_result(job.done)
+
+    def _results(self, batch: Sequence[tuple[Job, list[Line]]]) -> list[Any]:
+        """Return the result of each line, in order."""
+        job = batch[0][0]
+        job.translator.use_device()
+        lines = [line for _, each in batch for line in each]
+        texts = [line.text for line in lines]
+        if job.shows_attention:
+            return [
+                attention_maps(job.translator, text, job.config).to_json()
+                for text in texts
+            ]
+        # Errors count the lines of a job that is alone in its batch.
+        return job.translator.hypotheses(
+            texts,
+            job.config,
+            first_line=len(job.done) + 1,
+            prefixes=[line.prefix for line in lines],
+        )

@@ -6,6 +6,7 @@ Trained models come with the package, each with a card that describes it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from minitransformer.runs.checkpoint import SUFFIX, recorded_state
@@ -59,7 +60,7 @@ def find_checkpoint(path: Path | None) -> Path:
     if not (path.is_file() or RunDirectory(path).has_checkpoint()):
         path = shipped_model(str(path)) or path
     if not path.exists():
-        shipped = sorted(x.parent.name for x in SHIPPED.glob(f"*/model{SUFFIX}"))
+        shipped = sorted(x.parent.name for x in shipped_models())
         expected = f"a run, a checkpoint or a shipped model ({', '.join(shipped)})"
         raise FileNotFoundError(f"{path}: expected {expected}, found nothing")
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
@@ -69,6 +70,12 @@ def shipped_model(name: str) -> Path | None:
     """Return the checkpoint of the model of this name, or None if there is none."""
     path = SHIPPED / name / f"model{SUFFIX}"
     return path if path.parent.parent == SHIPPED and os.path.isfile(path) else None
+
+
+def shipped_models() -> list[Path]:
+    """Return the checkpoints of the shipped models, the default one first."""
+    paths = SHIPPED.glob(f"*/model{SUFFIX}")
+    return sorted(paths, key=lambda path: (path.parent.name != DEFAULT, path))
 
 
 def card_title(checkpoint: Path) -> str:
@@ -95,6 +102,14 @@ def language_codes(checkpoint: Path) -> tuple[str, str]:
         names = [Path(path.removesuffix(".gz")).suffix[1:] for path in files]
     are_codes = len({*names}) == 2 and all(x.isalpha() and len(x) < 4 for x in names)
     return (names[0], names[1]) if are_codes else ("source", "target")
+
+
+def models_by_direction(paths: Iterable[Path]) -> list[list[Path]]:
+    """Return the models of each pair of languages, in the order of the first ones."""
+    groups: dict[tuple[str, str], list[Path]] = {}
+    for path in paths:
+        groups.setdefault(language_codes(find_checkpoint(path)), []).append(path)
+    return list(groups.values())
 
 
 def described(checkpoint: Path) -> str:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from minitransformer.commands import serve
+from minitransformer.commands.libretranslate import MAX_TOKENS, MAX_WAITING
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import find_preset
@@ -22,9 +23,9 @@ def page(name):
         ("reliability", "A line of more than 4 MiB", lines.MAX_LINE, 4 << 20),
         ("corpora", "more than 32 KiB are left out", tokenizer.MAX_SENTENCE, 32 << 10),
         ("flags", "from 1,024 on, the 256 bytes", tokenizer.BYTES_FROM_SIZE, 1024),
-        ("serve", "81,920 tokens times", serve.MAX_WAITING, 81_920),
+        ("serve", "81,920 tokens times", MAX_WAITING, 81_920),
         ("serve", "more than 65,536 bytes", serve.MAX_BODY, 65_536),
-        ("serve", "16,384 tokens divided by the beam", serve.MAX_TOKENS, 16_384),
+        ("serve", "16,384 tokens divided by the beam", MAX_TOKENS, 16_384),
     ],
 )
 def test_limits_are_those_of_the_pages(name, text, value, expected):

@@ -18,7 +18,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from minitransformer.commands.serve import MAX_BODY, MAX_TOKENS
+from minitransformer.commands.libretranslate import MAX_TOKENS
+from minitransformer.commands.serve import MAX_BODY
 from minitransformer.runs import checkpoint
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.lines import MAX_LINE

@@ -1,15 +1,22 @@
 "use strict";
 
 const element = (id) => document.getElementById(id);
-const { source, target, limit, unsure } = document.querySelector("main").dataset;
-const api_key = new URLSearchParams(location.search).get("api_key") ?? "";
-const text = element("text");
-const state = { updates: 0, lines: [], line: 0, timer: null }; // line: that of the cursor
+const { languages: listed, limit, unsure } = document.querySelector("main").dataset;
+const languages = JSON.parse(listed);
+const [text, from, to] = ["text", "source", "target"].map(element);
+// line: that of the cursor; detected: the language of the text, if it was asked for
+const state = { updates: 0, lines: [], line: 0, timer: null, detected: null };
+
+const nameOf = (code) => languages.find((language) => language.code === code).name;
+const targetsOf = (code) => languages.find((language) => language.code === code)?.targets ?? [];
+const source = () => (from.value === "auto" ? state.detected?.language : from.value);
 
 async function ask(path, fields) {
-  const body = JSON.stringify({ source, target, api_key, details: true, ...fields });
+  const languages = { source: from.value, target: to.value };
+  const body = JSON.stringify({ ...languages, details: true, ...fields });
   const headers = { "Content-Type": "application/json" };
-  const response = await fetch(path, { method: "POST", headers, body });
+  // The address has the key, if there is one.
+  const response = await fetch(path + location.search, { method: "POST", headers, body });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
   return answer;
@@ -70,9 +77,14 @@ async function update() {
   say(`${length} characters`, excess > -limit / 10 ? "" : "quiet");
   try {
     const q = text.value;
-    const { lines } = q.trim() ? await ask("translate", { q }) : { lines: [] };
+    const answer = q.trim() ? await ask("translate", { q }) : { lines: [] };
     if (number !== state.updates) return; // the text has changed meanwhile
-    state.lines = lines.map(([best]) => best);
+    // Text in the target language comes back as it is.
+    const unchanged = () => q.split("\n").map((text) => [{ text, alignment: [] }]);
+    state.lines = (answer.lines ?? unchanged()).map(([best]) => best);
+    state.detected = answer.detectedLanguage;
+    if (q.trim() && !answer.lines) say(`This text is in ${nameOf(to.value)} already.`, "quiet");
+    showLanguages();
     show();
     explain();
   } catch (error) {
@@ -86,7 +98,9 @@ async function explain() {
   const { line, updates } = state;
   const q = text.value.split("\n")[line];
   const place = element("attention");
-  if (!element("details").open || !state.lines[line] || !q.trim()) return place.replaceChildren();
+  element("numbers").textContent = "";
+  const isTranslated = state.lines[line]?.score !== undefined && q.trim();
+  if (!element("details").open || !isTranslated) return place.replaceChildren();
   const { score, log_prob, confidence } = state.lines[line];
   const sure = confidence === null ? "" : `, surer than of ${Math.round(confidence * 100)}%`;
   const numbers = `score ${score.toFixed(2)}, log-probability ${log_prob.toFixed(2)}${sure}`;
@@ -111,13 +125,14 @@ async function offer(place, line, word) {
   const given = nodes.slice(0, nodes.indexOf(place.children[word]));
   const before = given.map((node) => node.textContent).join("");
   const both = [text.value.split("\n")[line], state.lines[line].text];
-  let [from, to] = [sentences(both[0], source), sentences(both[1], target)];
-  if (from.length !== to.length) [from, to] = both.map((whole) => [whole]);
+  let [read, written] = [sentences(both[0], source()), sentences(both[1], to.value)];
+  if (read.length !== written.length) [read, written] = both.map((whole) => [whole]);
   let [number, start] = [0, ""];
-  while ((start + to[number]).length <= before.length) start += to[number++];
-  const end = to.slice(number + 1).join("");
+  while ((start + written[number]).length <= before.length) start += written[number++];
+  const end = written.slice(number + 1).join("");
   const prefix = before.slice(start.length);
-  const { lines: [found] } = await ask("translate", { q: from[number], prefix, alternatives: 15 });
+  const asked = { source: source(), q: read[number], prefix, alternatives: 15 };
+  const { lines: [found] } = await ask("translate", asked);
   const next = (other) => other.text.slice(prefix.length).split(/\s/)[0];
   const byWord = new Map(found.reverse().map((other) => [next(other), other]));
   byWord.delete(place.children[word].textContent);
@@ -126,7 +141,7 @@ async function offer(place, line, word) {
   const choices = others.map((other) => {
     const button = make("button", { type: "button" }, other.text.slice(prefix.length));
     button.addEventListener("click", () => {
-      const alignment = to.length > 1 ? [] : other.alignment;
+      const alignment = written.length > 1 ? [] : other.alignment;
       state.lines[line] = { ...other, alignment, text: start + other.text + end };
       show();
       element("translation").children[line].children[word].focus();
@@ -192,12 +207,45 @@ element("copy").addEventListener("click", async () => {
 });
 element("save").addEventListener("click", () => {
   const href = URL.createObjectURL(new Blob([translation()], { type: "text/plain" }));
-  make("a", { href, download: `translation.${target}.txt` }).click();
+  make("a", { href, download: `translation.${to.value}.txt` }).click();
 });
 
-const names = new Intl.DisplayNames("en", { type: "language" });
-const [from, to] = [names.of(source), names.of(target)];
-document.title = element("pair").textContent = `${from} to ${to}`;
-Object.assign(text, { lang: source, ariaLabel: `Text in ${from}` });
-element("translation").lang = target;
+// Offer the targets of the source; say which language was detected.
+function showLanguages() {
+  const isAuto = from.value === "auto";
+  const { language, confidence } = (isAuto && state.detected) || {};
+  const detected = language ? `Detected: ${nameOf(language)} (${confidence}%)` : "Detect language";
+  from.querySelector("[value=auto]").textContent = detected;
+  const codes = isAuto ? languages.flatMap(({ targets }) => targets) : targetsOf(from.value);
+  const chosen = codes.includes(to.value) ? to.value : codes[0];
+  to.replaceChildren(...[...new Set(codes)].map(option));
+  to.value = chosen;
+  element("swap").disabled = !targetsOf(to.value).includes(source());
+  text.lang = source() ?? "";
+  text.ariaLabel = source() ? `Text in ${nameOf(source())}` : "Text";
+  element("translation").lang = to.value;
+}
+const option = (value) => make("option", { value }, nameOf(value));
+
+for (const menu of [from, to]) {
+  menu.addEventListener("change", () => {
+    state.detected = null;
+    showLanguages();
+    update();
+  });
+}
+element("swap").addEventListener("click", () => {
+  const [read, written, translated] = [source(), to.value, translation()];
+  from.value = written;
+  showLanguages();
+  to.value = read;
+  showLanguages();
+  text.value = translated;
+  update();
+});
+
+const sources = languages.filter(({ targets }) => targets.length);
+from.append(...sources.map(({ code }) => option(code)));
+from.append(make("option", { value: "auto" }, "Detect language"));
+showLanguages();
 update();

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import urllib.request
 from pathlib import Path
 
@@ -14,12 +13,14 @@ from safetensors.numpy import load_file
 
 import train
 from minitransformer.api import load
+from minitransformer.commands.libretranslate import Direction
 from minitransformer.commands.serve import Server
 from minitransformer.settings.decoding_config import DecodingConfig
 from support.in_process import run_main, run_translate
 from support.models import save_small_model
 from support.ranks import mpiexec, needs_mpi
 from support.scripts import SHORT, SMALL_RUN, with_tests_on_path, write_random_text
+from support.serving import running
 
 pytestmark = pytest.mark.slow  # seconds each on kernels of the host
 
@@ -77,18 +78,17 @@ def test_attention_is_drawn_in_bfloat16(stand_in, models, tmp_path):
 
 
 def test_a_server_keeps_to_the_gpu_of_its_model(stand_in, models):
-    """Each connection has a thread of its own, and CUDA gives that the first GPU."""
+    """The queue has a thread of its own, and CUDA gives that the first GPU."""
     translator = load(models["plain"], device="cuda:1")
     translator.decoding = DecodingConfig(max_len_b=3)
-    with Server("127.0.0.1", 0, translator, Path(models["plain"])) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    direction = Direction.of(translator, Path(models["plain"]))
+    with running(Server([direction])) as server:
         for path in ("/translate", "/attention", "/translate"):
             body = json.dumps({"q": "the cat sat", "source": "auto", "target": "auto"})
             headers = {"Content-Type": "application/json"}
             address = server.address.rstrip("/") + path
             asked = urllib.request.Request(address, body.encode(), headers)
             urllib.request.urlopen(asked, timeout=60).read()  # raises if it is refused
-        server.shutdown()
 
 
 def gpu_run(folder, *flags):

@@ -1,0 +1,359 @@
+"""LibreTranslate's interface to models of one or several directions.
+
+`serve.py` reads the requests, and `TranslationQueue` translates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from babel import Locale
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
+from starlette.exceptions import HTTPException
+
+from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
+from minitransformer.runs.checkpoint import recorded_state
+from minitransformer.runs.models import card_title, language_codes
+from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.text.lines import as_list_of_str
+from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.translator import Translator, json_objects
+
+MAX_BEAM = 16  # unless the default is larger
+MAX_TOKENS = 16_384  # of text, prefixes and ends of lines, times the beam
+MAX_WAITING = 5 * MAX_TOKENS  # in all requests that wait
+MAX_DETECTED = 2_000  # characters, of which the language is detected
+
+# The separators of lines that are translated, by format. Markup within a sentence is
+# part of its line. Each pattern takes time that is linear in the text.
+BETWEEN = {
+    "text": re.compile(r"(\r?\n)"),
+    "html": re.compile(
+        r"((?:(?:<script\b.*?(?:</script[^<>]*>|\Z)|<style\b.*?(?:</style[^<>]*>|\Z)|"
+        r"<!--.*?(?:-->|\Z)|"
+        r"<(?!/?(?:a|abbr|b|cite|code|em|font|i|mark|q|s|small|span|strong|su[bp]|u)\b)"
+        r"[^<>]*>)\s*)+)",
+        re.DOTALL | re.IGNORECASE,
+    ),
+}
+
+ENTITY = re.compile(r"&#?\w+;")
+
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The languages that a model translates from and to, and how it decodes.
+
+    `figures` say in a line how it was trained.
+    """
+
+    source: str
+    target: str
+    translator: Translator
+    config: TranslationConfig
+    figures: str
+
+    @classmethod
+    def of(cls, translator: Translator, checkpoint: Path) -> Direction:
+        """Return the direction of a model, of which nobody learns where it is."""
+        source, target = language_codes(checkpoint)
+        figures = card_title(checkpoint).partition("(")[2].rstrip(")")
+        if not figures:
+            state = recorded_state(checkpoint)
+            figures = f"{state.step:,} updates"
+            if state.best_bleu >= 0:
+                figures += f", validation BLEU {state.best_bleu:.2f}"
+        config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
+        return cls(source, target, translator, config, figures)
+
+
+class LibreTranslate:
+    """The answer to each kind of request, as JSON or what becomes JSON.
+
+    Requests that wait are translated together.
+    """
+
+    def __init__(self, directions: Sequence[Direction]) -> None:
+        self.directions = directions
+        self.queue = TranslationQueue()
+        # Names as people read them; a code that is none is its own name.
+        known = Locale("en").languages
+        codes = [code for x in directions for code in (x.source, x.target)]
+        self.names = {code: known.get(code, code) for code in codes}
+        # The detector chooses among the served languages, if it knows all of them.
+        self._detector = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        self._detects = self.names.keys() <= {*self._detector.labels}
+        if self._detects:
+            self._detector.set_languages([*self.names])
+
+    @property
+    def limit(self) -> int:
+        """How many characters every model translates at once."""
+        return MAX_TOKENS // max(x.config.beam for x in self.directions)
+
+    def name_of(self, direction: Direction) -> str:
+        return f"{self.names[direction.source]} to {self.names[direction.target]}"
+
+    def languages(self) -> list[Request]:
+        targets: dict[str, list[str]] = {code: [] for code in self.names}
+        for x in self.directions:
+            targets[x.source].append(x.target)
+        return [
+            {"code": code, "name": name, "targets": targets[code]}
+            for code, name in self.names.items()
+        ]
+
+    def settings(self) -> Request:
+        """Return what LibreTranslate's own page and other programs ask for first."""
+        first = self.directions[0]
+        return {
+            "charLimit": self.limit,
+            "filesTranslation": False,
+            "language": {
+                name: {"code": code, "name": self.names[code]}
+                for name, code in (("source", first.source), ("target", first.target))
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+    async def detect(self, request: Request) -> list[Request]:
+        return [self._detected(_texts(request), [*self.names])]
+
+    def _detected(self, texts: Sequence[str], codes: Sequence[str]) -> Request:
+        """Return the likeliest of some languages, and its probability in percent.
+
+        The first is taken of those that are equally likely, or not known.
+        """
+        text = "\n".join(texts)[:MAX_DETECTED]
+        probabilities = dict(self._detector.rank(text)) if self._detects else {}
+        code = max(codes, key=lambda code: probabilities.get(code, 0))
+        return {
+            "confidence": round(100 * probabilities.get(code, 0)),
+            "language": code,
+        }
+
+    async def attention(self, request: Request) -> str:
+        """Return how the heads look at a line, which the page shows."""
+        line = _texts(request)[0]
+        direction, _ = self._direction(request, [line])
+        if direction is None:
+            raise ValueError("expected two languages, got the same twice")
+        [maps] = await self._results(
+            direction, [line], [""], direction.config, shows_attention=True
+        )
+        return maps
+
+    async def translate(self, request: Request) -> Request:
+        """Translate text: only the page needs the fields `details` and `prefix`.
+
+        Raises: ValueError with a message, mostly in LibreTranslate's words.
+        """
+        texts = _texts(request)
+        direction, detected = self._direction(request, texts)
+        if direction is None:  # the text is in the target language
+            answers = [_unchanged(text, request) for text in texts]
+        else:
+            answers = await self._answers(direction, texts, request)
+        if detected:
+            answers = [{**answer, "detectedLanguage": detected} for answer in answers]
+        # A list of texts gets lists of translations, alternatives and so on.
+        if isinstance(request["q"], str):
+            return answers[0]
+        return {name: [answer[name] for answer in answers] for name in answers[0]}
+
+    def _direction(
+        self, request: Request, texts: Sequence[str]
+    ) -> tuple[Direction | None, Request | None]:
+        """Return the model that a request asks for, and the language if detected.
+
+        There is no model if the text is in the target language. The target "auto" is
+        the first target of the source.
+        """
+        source = self._code(request, "source", ["auto", *self.names])
+        target = self._code(request, "target", ["auto", *self.names])
+        # Detect a source that has a model, or the target itself.
+        detected = None
+        if source == "auto":
+            fitting = [
+                x.source for x in self.directions if target in (x.target, "auto")
+            ]
+            if target != "auto":
+                fitting.append(target)
+            detected = self._detected(texts, fitting)
+            source = detected["language"]
+        if source == target:
+            return None, detected
+        # Find the model of both.
+        directions = [x for x in self.directions if x.source == source]
+        if not directions:
+            sources = ["auto", *dict.fromkeys(x.source for x in self.directions)]
+            raise _unsupported("source", source, sources)
+        targets = [x.target for x in directions]
+        if target == "auto":
+            return directions[0], detected
+        if target not in targets:
+            raise _unsupported("target", target, [*targets, source])
+        return directions[targets.index(target)], detected
+
+    def _code(self, request: Request, field: str, choices: Sequence[str]) -> str:
+        """Return a language code that a request names, such as en for EN or en-US."""
+        asked = _required(request, field)
+        for code in (str(asked), str(asked).lower().partition("-")[0]):
+            if code in choices:
+                return code
+        raise _unsupported(field, asked, choices)
+
+    async def _answers(
+        self, direction: Direction, texts: Sequence[str], request: Request
+    ) -> list[Request]:
+        """Translate all lines of some texts together, and answer each text."""
+        config = _decoding(direction.config, request)
+        divided = [_lines(text, str(request.get("format") or "text")) for text in texts]
+        lines = [line for parts in divided for line, _ in parts]
+        given = str(request.get("prefix") or "\n" * (len(lines) - 1))
+        prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
+        results = iter(await self._results(direction, lines, prefixes, config))
+        return [
+            _answer(parts, [next(results) for _ in parts], config) for parts in divided
+        ]
+
+    async def _results(
+        self,
+        direction: Direction,
+        lines: Sequence[str],
+        prefixes: Sequence[str],
+        config: TranslationConfig,
+        *,
+        shows_attention: bool = False,
+    ) -> list[Any]:
+        """Wait for the results of lines. Raises: ValueError if they are too large."""
+        # A line counts its end, too: as many tokens as the model reads.
+        encode = direction.translator.tokenizer.encode
+        sizes = [
+            len(line) + 1 + len(prefix)
+            for line, prefix in zip(encode(lines), encode(prefixes), strict=True)
+        ]
+        size = sum(sizes) * config.beam
+        if size > MAX_TOKENS:
+            limit = f"text limit ({MAX_TOKENS // config.beam:,} tokens)"
+            raise ValueError(
+                f"Invalid request: request ({sum(sizes):,}) exceeds {limit}"
+            )
+        if size + self.queue.size() > MAX_WAITING:
+            busy = "Slowdown: too much text is waiting, try again soon"
+            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, busy)
+        waiting = deque(
+            Line(line, prefix, tokens * config.beam)
+            for line, prefix, tokens in zip(lines, prefixes, sizes, strict=True)
+        )
+        job = Job(direction.translator, config, waiting, shows_attention)
+        return await asyncio.wrap_future(self.queue.submit(job))
+
+
+# Fields of requests
+
+
+def _required(request: Request, name: str) -> Any:
+    if not (value := request.get(name)):
+        raise ValueError(f"Invalid request: missing {name} parameter")
+    return value
+
+
+def _unsupported(field: str, asked: object, choices: Sequence[str]) -> ValueError:
+    expected = f"expected {', '.join(choices[:-1])} or {choices[-1]}"
+    return ValueError(f"{asked!s:.40} is not supported as {field}: {expected}")
+
+
+def _texts(request: Request) -> list[str]:
+    """Return the texts of a request, of which `q` is one or several."""
+    q = _required(request, "q")
+    texts = [q] if isinstance(q, str) else q
+    if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
+        raise ValueError(f"Invalid request: q parameter is no text: {q!r:.40}")
+    return texts
+
+
+def _decoding(config: TranslationConfig, request: Request) -> TranslationConfig:
+    """Return how to decode: with alternatives, or an alignment for `details`."""
+    given = str(request.get("alternatives") or 0)
+    most = max(MAX_BEAM, config.beam) - 1
+    if not given.isdecimal() or int(given) > most:
+        expected = f"alternatives parameter must be 0 to {most}, got {given:.40}"
+        raise ValueError(f"Invalid request: {expected}")
+    nbest = 1 + int(given)
+    return replace(
+        config,
+        beam=max(config.beam, nbest),
+        nbest=nbest,
+        alignment=bool(request.get("details")),
+    )
+
+
+# Texts, divided into lines and put together again
+
+
+def _lines(text: str, kind: str) -> list[tuple[str, str]]:
+    """Divide text into lines, each with the separator that follows it."""
+    if (separators := BETWEEN.get(kind)) is None:
+        raise ValueError(f"{kind} format is not supported")
+    # Separators and lines by turns, with a line first and last.
+    parts = separators.split(text)
+    if kind == "html":
+        # White space before markup is part of the separator.
+        for i in range(0, len(parts) - 1, 2):
+            line = parts[i].rstrip()
+            parts[i + 1] = parts[i][len(line) :] + parts[i + 1]
+            parts[i] = ENTITY.sub(_plain, line)
+        parts[-1] = ENTITY.sub(_plain, parts[-1])
+    return list(zip(parts[::2], [*parts[1::2], ""], strict=True))
+
+
+def _plain(entity: re.Match[str]) -> str:
+    """Return the character of an entity, escaped if it is one of HTML's own."""
+    return html.escape(html.unescape(entity[0]), quote=False)
+
+
+def _answer(
+    parts: Sequence[tuple[str, str]],
+    nbest_lists: Sequence[list[Hypothesis]],
+    config: TranslationConfig,
+) -> Request:
+    """Return the translation of a text, given the hypotheses of each of its `_lines`.
+
+    An alternative of some rank has the hypothesis of this rank, or the last, of each
+    line.
+    """
+    ranked = [
+        "".join(
+            hypotheses[min(rank, len(hypotheses) - 1)].text + separator
+            for hypotheses, (_, separator) in zip(nbest_lists, parts, strict=True)
+        )
+        for rank in range(config.nbest)
+    ]
+    # Only different ones, and what the request asks for besides.
+    best, *others = dict.fromkeys(ranked)
+    answer: Request = {"translatedText": best}
+    if config.nbest > 1:
+        answer["alternatives"] = others
+    if config.alignment:
+        answer["lines"] = [json_objects(x, config) for x in nbest_lists]
+    return answer
+
+
+def _unchanged(text: str, request: Request) -> Request:
+    """Return the answer to a text that is in the target language."""
+    answer: Request = {"translatedText": text}
+    if request.get("alternatives"):
+        answer["alternatives"] = []
+    return answer
