@@ -237,6 +237,9 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
         ("x --serve", 2, "--serve gets its text from the page"),
         ("--serve --nbest 2", 2, "--nbest does nothing with --serve"),
         ("--api-key x", 2, "--api-key does nothing without --serve"),
+        ("--serve --api-key=", 2, "--api-key: expected a key, got an empty one"),
+        ("--serve --api-key x --no-api-key", 2, "--api-key does nothing with --no-a"),
+        ("--serve 70000", 2, "--serve: expected a port of at most 65535, got 70000"),
         ("--model MODEL --serve 8 --host no.host.", 1, "cannot serve at no.host., por"),
         ("--model MODEL --output . x", 2, ".: expected a file, or a new or an empty"),
         ("--reference one --nbest 2 x", 2, "--reference compares one translation a"),
@@ -271,6 +274,18 @@ def test_bad_input_gets_one_line(
     assert (found, message in error) == (code, True), error
     last = error.rstrip("\n").split("\n")[-1]
     assert last.startswith("translate.py: error: ")
+
+
+def test_models_of_unlike_languages_are_only_served():
+    expected = "--model: expected models of the same languages, or --serve"
+    both = ("--model", "en-de", "--model", "de-en")
+    for flags, message in (
+        ((*both, "Yes."), expected),
+        (("--serve", "--tag", "<x>"), "--tag expects models of one direction"),
+        ((*both, "--serve", "--glossary", "x"), "--glossary expects models of one"),
+    ):
+        code, _, error = run_translate(*flags)
+        assert (code, message in error) == (2, True), error
 
 
 @pytest.mark.parametrize(

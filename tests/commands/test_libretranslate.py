@@ -1,0 +1,354 @@
+"""What LibreTranslate's clients send, and models of several languages in one server."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import closing
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlencode
+
+import pytest
+
+from minitransformer import load
+from minitransformer.commands.libretranslate import BETWEEN, Direction
+from minitransformer.commands.serve import Server
+from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
+from minitransformer.runs.models import shipped_models
+from minitransformer.settings.decoding_config import TranslationConfig
+from support.serving import running
+
+HUNGRY = {"q": "I am hungry.", "source": "en", "target": "de"}
+HUNGRIG = {"translatedText": "Ich habe Hunger."}
+
+
+@pytest.fixture(scope="module")
+def server():
+    directions = [Direction.of(load(path), path) for path in shipped_models()]
+    with running(Server(directions)) as server:
+        yield server
+
+
+def ask(server, path, body=None, method="POST", **headers):
+    """Return the status and the answer; bytes go out as they are, the rest as JSON."""
+    place = server.socket.getsockname()
+    with closing(http.client.HTTPConnection(*place, timeout=60)) as connection:
+        sent = body
+        if isinstance(body, dict):
+            sent = json.dumps(body)
+            headers = {"Content-Type": "application/json", **headers}
+        connection.request(method, path, sent, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text else None
+
+
+def translated(server, q, source, target, **fields):
+    body = {"q": q, "source": source, "target": target, **fields}
+    status, answer = ask(server, "/translate", body)
+    assert status == 200, answer
+    return answer
+
+
+# What clients send
+
+
+def multipart(*fields):
+    parts = [
+        f'--limit\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields
+    ]
+    return "".join([*parts, "--limit--\r\n"]).encode()
+
+
+MULTIPART = {"Content-Type": "multipart/form-data; boundary=limit"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+TWO = [("q", "I am hungry."), ("q", "Yes."), ("source", "en"), ("target", "de")]
+BOTH = {"translatedText": ["Ich habe Hunger.", "Ja."]}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "answer"),
+    [
+        (multipart(*HUNGRY.items()), MULTIPART, HUNGRIG),
+        (multipart(*TWO), MULTIPART, BOTH),
+        (urlencode(HUNGRY).encode(), FORM, HUNGRIG),
+        (urlencode(TWO).encode(), FORM, BOTH),
+        (urlencode(TWO).replace("q=", "q%5B%5D=").encode(), FORM, BOTH),
+        (json.dumps(HUNGRY).encode(), {}, HUNGRIG),
+        (json.dumps(HUNGRY).encode(), FORM, HUNGRIG),
+        (json.dumps(HUNGRY).encode(), {"Content-Type": "text/plain"}, HUNGRIG),
+        (json.dumps(HUNGRY).encode("utf-16"), {"Content-Type": "a/json"}, HUNGRIG),
+        (
+            b"\xef\xbb\xbf" + json.dumps(HUNGRY).encode(),
+            {"Content-Type": "json"},
+            HUNGRIG,
+        ),
+    ],
+)
+def test_fields_come_in_many_forms(server, body, headers, answer):
+    for path in ("/translate", "/translate/"):
+        assert ask(server, path, body, **headers) == (200, answer)
+
+
+def test_fields_come_in_the_address(server):
+    assert ask(server, f"/translate?{urlencode(HUNGRY)}") == (200, HUNGRIG)
+    rest = {**HUNGRY, "q": ""}
+    body = {"q": HUNGRY["q"]}
+    assert ask(server, f"/translate?{urlencode(rest)}", body) == (200, HUNGRIG)
+
+
+def test_blank_texts_of_a_form_keep_their_places(server):
+    fields = [("q", ""), *TWO, ("q", "")]
+    answer = {"translatedText": ["", *BOTH["translatedText"], ""]}
+    assert ask(server, "/translate", urlencode(fields), **FORM) == (200, answer)
+
+
+def test_chunks_as_dotnet_sends_them(server):
+    """Each comes alone, after the server has said that it will read the body."""
+    head = (
+        "POST /translate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        "Content-Type: application/json; charset=utf-8\r\nExpect: 100-continue\r\n\r\n"
+    )
+    text = json.dumps(HUNGRY).encode()
+    with socket.create_connection(server.socket.getsockname(), 30) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
+        for part in (text[:5], text[5:]):
+            connection.sendall(b"%x\r\n%b\r\n" % (len(part), part))
+            time.sleep(0.05)
+        connection.sendall(b"0\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert json.load(answer) == HUNGRIG
+
+
+def test_too_much_is_refused_before_and_while_it_comes(server):
+    head = b"POST /translate HTTP/1.1\r\nHost: localhost\r\n"
+    chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+    for sent in (
+        b"Content-Length: 70000\r\n\r\n ",
+        b"Transfer-Encoding: chunked\r\n\r\n" + chunk + b"1\r\n \r\n",
+    ):
+        with socket.create_connection(server.socket.getsockname(), 30) as connection:
+            connection.sendall(head + sent)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_head_has_no_body(server):
+    for path in ("/", "/health", "/languages", "/frontend/settings"):
+        assert ask(server, path, method="HEAD") == (200, None)
+
+
+def test_what_other_pages_ask_first(server):
+    status, settings = ask(server, "/frontend/settings", method="GET")
+    assert status == 200
+    assert settings["charLimit"] == 4096
+    assert settings["keyRequired"] is settings["filesTranslation"] is False
+    assert settings["language"]["source"] == {"code": "en", "name": "English"}
+
+
+def libretranslatepy(module, url):
+    return module.LibreTranslateAPI(url).translate(HUNGRY["q"], "en", "de")
+
+
+def httpx(module, url):
+    """Send multipart."""
+    fields = {name: (None, value) for name, value in HUNGRY.items()}
+    return module.post(f"{url}translate", files=fields).json()["translatedText"]
+
+
+def deep_translator(module, url):
+    """Send the fields in the address."""
+    names = {"source": "en", "target": "de"}
+    translator = module.LibreTranslator(**names, custom_url=url, api_key="x")
+    return translator.translate(HUNGRY["q"])
+
+
+def libretranslate_aio(module, url):
+    with module.LibreTranslate(url) as client:
+        assert client.health()
+        assert [x.targets for x in client.languages()] == [["de"], ["en"]]
+        assert client.frontend_settings().char_limit == 4096
+        return client.translate(**HUNGRY).translated_text
+
+
+@pytest.mark.parametrize(
+    "client", [libretranslatepy, httpx, deep_translator, libretranslate_aio]
+)
+def test_other_programs_get_their_answers(server, client):
+    module = pytest.importorskip(client.__name__)
+    assert client(module, server.address) == HUNGRIG["translatedText"]
+
+
+# Several languages
+
+
+def test_each_direction_has_its_model(server):
+    assert ask(server, "/languages", method="GET")[1] == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": ["en"]},
+    ]
+    german = "Ich habe Hunger."
+    english = {"translatedText": "I'm hungry."}
+    assert translated(server, german, "de", "en") == english
+    assert translated(server, german, "DE", "en-GB") == english
+    assert translated(server, german, "de", "auto") == english
+
+
+def test_the_language_of_a_text_is_detected(server):
+    german = "Ich habe heute keine Zeit."
+    answer = translated(server, german, "auto", "en")
+    assert (
+        answer["translatedText"]
+        == translated(server, german, "de", "en")["translatedText"]
+    )
+    detected = answer["detectedLanguage"]
+    assert detected["language"] == "de"
+    assert type(detected["confidence"]) is int
+    assert detected["confidence"] > 95
+    assert ask(server, "/detect", {"q": german}) == (200, [detected])
+    # Text in the target language is said to be that.
+    answer = translated(server, german, "auto", "de")
+    assert answer == {"translatedText": german, "detectedLanguage": detected}
+    # What no language is like more than others leads to no claim.
+    assert ask(server, "/detect", {"q": "123"})[1][0]["confidence"] == 50
+
+
+def test_the_same_language_gives_the_text_back(server):
+    text = "One\n\r\n two <b>"
+    assert translated(server, text, "en", "en") == {"translatedText": text}
+    answer = translated(server, [text, ""], "en", "en", alternatives=2)
+    assert answer == {"translatedText": [text, ""], "alternatives": [[], []]}
+
+
+def test_a_language_that_nobody_knows_is_not_claimed(model_path):
+    """Its codes are `source` and `target`."""
+    with running(Server([Direction.of(load(model_path), Path(model_path))])) as server:
+        unsure = {"confidence": 0, "language": "source"}
+        assert ask(server, "/detect", {"q": "Hello there."}) == (200, [unsure])
+        answer = translated(server, "a", "auto", "target")
+        assert answer["detectedLanguage"] == unsure
+        body = {**HUNGRY, "source": "target", "target": "source"}
+        message = "target is not supported as source: expected auto or source"
+        assert ask(server, "/translate", body) == (400, {"error": message})
+
+
+def test_a_target_that_the_source_lacks_names_its_targets(server, model_path):
+    directions = [
+        *server.interface.directions,
+        Direction.of(load(model_path), Path(model_path)),
+    ]
+    with running(Server(directions)) as several:
+        status, answer = ask(several, "/translate", {**HUNGRY, "target": "target"})
+        message = "target is not supported as target: expected de or en"
+        assert (status, answer) == (400, {"error": message})
+        assert translated(several, HUNGRY["q"], "en", "de") == HUNGRIG
+
+
+# The queue
+
+
+class FakeTranslator:
+    """Writes down the batches that it gets, and holds the first until it may go on."""
+
+    batches: ClassVar = []
+    began = threading.Event()
+    go_on = threading.Event()
+
+    def use_device(self):
+        pass
+
+    def hypotheses(self, lines, config, first_line, prefixes):
+        self.began.set()
+        assert self.go_on.wait(30)
+        self.batches.append((self, [*lines]))
+        for number, line in enumerate(lines, first_line):
+            if line == "wrong":
+                raise ValueError(f"line {number}: wrong")
+        return [
+            prefix + line.upper() for prefix, line in zip(prefixes, lines, strict=True)
+        ]
+
+
+def test_models_take_turns_batch_by_batch():
+    config = TranslationConfig(decode_tokens=20)
+
+    def job(translator, *lines):
+        return Job(translator, config, deque(Line(x, ">", 10) for x in lines))
+
+    one, other = FakeTranslator(), FakeTranslator()
+    with closing(TranslationQueue()) as queue:
+        first = queue.submit(job(one, "held"))
+        assert FakeTranslator.began.wait(30)
+        long = queue.submit(job(one, *"abcde"))
+        wrong = queue.submit(job(one, "f", "g", "wrong"))
+        short = queue.submit(job(other, "x"))
+        assert queue.size() == 90
+        FakeTranslator.go_on.set()
+        assert first.result(30) == [">HELD"]
+        assert long.result(30) == [f">{x}" for x in "ABCDE"]
+        assert short.result(30) == [">X"]
+        with pytest.raises(ValueError, match="line 3: wrong"):
+            wrong.result(30)
+        assert queue.size() == 0
+    # The other model waits for no second batch; jobs of the same model share theirs.
+    assert FakeTranslator.batches[1] == (other, ["x"])
+    assert [lines for _, lines in FakeTranslator.batches[2:4]] == [
+        ["a", "b"],
+        ["f", "g"],
+    ]
+    assert max(len(lines) for _, lines in FakeTranslator.batches) == 2
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        " ",
+        "\n ",
+        "<",
+        "<p",
+        "<p>",
+        "<!--",
+        "<script",
+        "<script>",
+        "</script ",
+        "<style>",
+        "</style",
+        "<p> ",
+        "&a",
+        "\r",
+    ],
+)
+@pytest.mark.parametrize("pattern", BETWEEN.values(), ids=BETWEEN)
+def test_dividing_text_takes_time_that_is_linear(pattern, unit):
+    text = unit * (200_000 // len(unit))
+    for whole in (text, f"<script>{text}", f"<p>{text}x"):
+        began = time.process_time()
+        pattern.split(whole)
+        assert time.process_time() - began < 1
+
+
+@pytest.mark.slow
+def test_no_other_answer_waits_for_a_translation(server):
+    """While the longest text is translated, the rest takes at most 0.2 seconds."""
+    line = "The little house was sold because nobody wanted to live there. "
+    texts = ["\n".join([line] * 280), line * 280, "\n" * 4090]
+    for text in texts:
+        job = threading.Thread(target=translated, args=(server, text, "en", "de"))
+        job.start()
+        time.sleep(0.1)
+        for path in ("/health", "/languages", "/") * 10:
+            began = time.monotonic()
+            connection = http.client.HTTPConnection(*server.socket.getsockname())
+            with closing(connection):
+                connection.request("GET", path)
+                assert connection.getresponse().status == 200
+            assert time.monotonic() - began < 0.2
+        job.join()
