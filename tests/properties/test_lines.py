@@ -1,6 +1,5 @@
 """Lines, sentences, terms and prefixes, against rules in a line or two."""
 
-
 from hypothesis import given
 from hypothesis import strategies as st
 
