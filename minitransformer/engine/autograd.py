@@ -48,12 +48,6 @@ Gradient: TypeAlias = Array | LazyGradient
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 
 
-def takes_lazy(vjp: Vjp) -> Vjp:
-    """Mark a vjp that takes a lazy gradient as it is; any other is given an array."""
-    vjp.takes_lazy = True  # type: ignore[attr-defined]
-    return vjp
-
-
 PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
 
 _recording: ContextVar[bool] = ContextVar("recording", default=True)
@@ -196,9 +190,7 @@ def _pass_on(node: Node) -> list[Tensor]:
     # Take the node apart first, which frees its arrays as soon as the vjp is done.
     gradient, parents, vjp = node.grad, node.parents, node.vjp
     node.grad, node.parents, node.vjp = None, (), _released
-    if not getattr(vjp, "takes_lazy", False):
-        gradient = dense(gradient)
-    terms = (None,) * len(parents) if gradient is None else vjp(gradient)
+    terms = (None,) * len(parents) if gradient is None else vjp(dense(gradient))
     for parent, term in zip(parents, terms, strict=False):  # some may be omitted
         if parent is not None and term is not None:
             parent.add_gradient(term)

@@ -73,11 +73,11 @@ class HostBlas:
 
 INVALID_VALUE, NOT_SUPPORTED = 7, 15
 # Attributes of a product, and preferences: their sizes, and their defaults.
-PRODUCT = {3: (4, 0), 4: (4, 0), 7: (4, 1), 8: (8, 0), 11: (8, 0), 12: (8, 0)}
+PRODUCT = {3: (4, 0), 4: (4, 0), 7: (4, 1), 8: (8, 0)}
 LIMITS = {1: (8, 0), 3: (4, 7), 5: (4, 256), 6: (4, 256), 7: (4, 256), 8: (4, 256)}
 # What epilogues do, by the bits of their numbers.
-RELU, BIAS, RELU_GRADIENT, SIGNS = 2, 4, 8, 128
-EPILOGUES = (1, BIAS, RELU | BIAS, RELU | BIAS | SIGNS, RELU_GRADIENT | SIGNS)
+RELU, BIAS = 2, 4
+EPILOGUES = (1, BIAS, RELU | BIAS)
 
 
 class HostBlasLt:
@@ -127,9 +127,8 @@ class HostBlasLt:
         assert (len(kinds), scale, wanted) == (1, 0, 1), "other types than those used"
         assert compute == 68 or (compute == COMPUTE_TF32 and kinds == {0})
         assert product[7] in EPILOGUES
-        needs_bias, needs_signs = product[7] & BIAS, product[7] & SIGNS
+        needs_bias = product[7] & BIAS
         assert bool(product[8]) == bool(needs_bias), "read for the alignment"
-        assert bool(product[11]) == bool(needs_signs), "read for the alignment"
         assert limits[3] == 2, "sums of parts in 16 bits"
         left, right = (
             layout[1:3] if not product[turn] else layout[2:0:-1]
@@ -139,15 +138,12 @@ class HostBlasLt:
         assert layouts[2] == layouts[3]
         assert layouts[3][1:3] == (left[0], right[1])
         assert all(step >= rows for _, rows, _, step in layouts)
-        if needs_signs:
-            assert product[12] % 128 == 0
-            assert product[12] >= left[0]
         self.asked.append((*layouts[3][1:3], left[1]))
         if not self.supports(*self.asked[-1]):
             count._obj.value = 0
             return NOT_SUPPORTED
         aligned = [limits[side] for side in (5, 6, 7, 8)]
-        extra = product[8] | product[11]
+        extra = product[8]
         results._obj.algorithm[:] = [
             desc.value,
             *aligned,
@@ -167,7 +163,7 @@ class HostBlasLt:
             assert address % multiple == 0, "an algorithm for other alignments"
         if epilogue != 1:
             assert extra % 16 == 0, "epilogues read the bias in vectors"
-            assert (product[8] | product[11]) % extra == 0
+            assert product[8] % extra == 0
         assert workspace % 256 == 0
         assert size >= choice._obj.workspace
         assert stream == self.gpu.stream.ptr, "a product on another stream"
@@ -185,7 +181,7 @@ class HostBlasLt:
         kind, m, n, step = layouts[2]
         k = layouts[0][1 if product[3] else 2]
         tf32 = product["created with"][0] == COMPUTE_TF32
-        bias, signs, row = product[8], product[11], product[12]
+        bias = product[8]
         added = beta._obj.value
 
         def finished(result):
@@ -194,15 +190,7 @@ class HostBlasLt:
             if epilogue & BIAS:
                 values = matrix(bias, kind, m, 1, m).astype(np.float32)
                 result = self.finish(result, values, bool(epilogue & RELU))
-            if not epilogue & SIGNS:
-                return result
-            bits = np.ndarray((n, row // 8), np.uint8, memory(signs, n * row // 8))
-            if epilogue & RELU:
-                stored = np.packbits(result.T > 0, axis=1, bitorder="little")
-                bits[:, : stored.shape[1]] = stored
-                return result
-            kept = np.unpackbits(bits, axis=1, bitorder="little")[:, :m].T
-            return np.where(kept, result, 0)
+            return result
 
         out, sizes = (d, kind, step), (m, n, k)
         self.gpu.launch(product_of(*sides, out, sizes, (1, 0), tf32, finished), [])

@@ -1,13 +1,12 @@
 """Products that do more than multiply, by cuBLASLt.
 
-An epilogue is what cuBLASLt does to a product before it is stored: it adds a bias,
-rectifies, or multiplies by the derivative of a ReLU. A product may also be added to
-another matrix. The output is then written once, where a separate kernel would read it
-again and write it again. The bias must be of the output's type, so that one of 16 bits
-is rounded, as the output is. Where cuBLASLt has no algorithm for some arrays, cuBLAS
-and kernels serve.
+An epilogue is what cuBLASLt does to a product before it is stored: it adds a bias, and
+rectifies. A product may also be added to another matrix. The output is then written
+once, where a separate kernel would read it again and write it again. The bias must be
+of the output's type, so that one of 16 bits is rounded, as the output is. Where
+cuBLASLt has no algorithm for some arrays, cuBLAS and kernels serve.
 
-Shapes: x [N, D], weight [D, F], bias [F], out [N, F], signs [N, at least F / 8] uint8
+Shapes: x [N, D], weight [D, F], bias [F], out [N, F]
 """
 
 from __future__ import annotations
@@ -21,16 +20,10 @@ from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda.device import address, check, order_of
 from minitransformer.engine.backend import Array
 
-# cuBLASLt's numbers of epilogues, by whether there are a bias and signs: with both it
-# is CUBLASLT_EPILOGUE_RELU_AUX_BIAS, and with signs alone CUBLASLT_EPILOGUE_DRELU.
-EPILOGUES = {
-    (False, False): 1,
-    (True, False): 4,
-    (True, True): 134,
-    (False, True): 136,
-}
+# cuBLASLt's numbers of epilogues.
+NO_EPILOGUE, ADD_BIAS, ADD_BIAS_AND_RECTIFY = 1, 4, 6
 # Its numbers of a product's attributes, and of preferences.
-TRANSPOSED, EPILOGUE, BIAS_POINTER, SIGNS_POINTER, SIGNS_ROW = (3, 4), 7, 8, 11, 12
+TRANSPOSED, EPILOGUE, BIAS_POINTER = (3, 4), 7, 8
 MAX_WORKSPACE, REDUCTION_SCHEMES, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 # A product that is divided along D adds its parts in float32.
 REDUCTION_IN_FLOAT32 = 2
@@ -38,8 +31,6 @@ FLOAT32 = 0
 
 # All arrays begin at multiples of so many bytes; epilogues read a bias in vectors.
 ALIGNMENT = 16
-# Rows of signs are multiples of so many bits.
-SIGNS_MULTIPLE = 128
 
 
 class Choice(ctypes.Structure):
@@ -69,13 +60,6 @@ def current() -> CublasLt:
         gpu.cublas_lt = CublasLt(gpu)
     handle: CublasLt = gpu.cublas_lt
     return handle
-
-
-def empty_signs(out: Array) -> Array:
-    """Return memory for where the elements of a ReLU's output are positive, in bits."""
-    rows, width = out.shape
-    row = -(-width // SIGNS_MULTIPLE) * SIGNS_MULTIPLE // 8
-    return device.current().xp.empty((rows, row), np.uint8)
 
 
 class CublasLt:
@@ -113,39 +97,37 @@ class CublasLt:
         out: Array,
         *,
         bias: Array | None = None,
-        signs: Array | None = None,
+        relu: bool = False,
         term: Array | None = None,
     ) -> bool:
         """Compute out = x weight and more in one go; return False if that cannot be.
 
-        A bias is added to each row. With `signs`, too, a ReLU follows, and they are
-        filled with where it is positive. With signs alone the product is the gradient
-        of that ReLU's output, and becomes that of its input. Without both, `term` may
-        be added.
+        A bias is added to each row, and with `relu` max(0, that) taken. Without a bias,
+        `term` may be added.
 
         Shapes: term [N, F]
         """
+        epilogue = NO_EPILOGUE
         if bias is not None:
             bias = bias.astype(out.dtype, copy=False)
-        arrays = [a for a in (weight, x, out, bias, signs, term) if a is not None]
+            epilogue = ADD_BIAS_AND_RECTIFY if relu else ADD_BIAS
+        arrays = [a for a in (weight, x, out, bias, term) if a is not None]
         if any(address(array) % ALIGNMENT for array in arrays):
             return False
 
         # Products of one kind, by type, layout and size, share a plan.
         orders = order_of(weight), order_of(x)
         tf32 = self.gpu.tf32 and out.dtype == np.float32
-        uses = bias is not None, signs is not None
-        key = out.dtype.name, tf32, uses, orders, weight.shape, len(x)
+        key = out.dtype.name, tf32, epilogue, orders, weight.shape, len(x)
         if key not in self.plans:
-            self.plans[key] = self._plan(weight, x, out, uses)
+            self.plans[key] = self._plan(weight, x, out, epilogue)
         plan = self.plans[key]
         if plan is None:
             return False
 
         # Only addresses change from one product to the next of its kind.
-        for attribute, array in (BIAS_POINTER, bias), (SIGNS_POINTER, signs):
-            if array is not None:
-                self._set(plan.product, attribute, ctypes.c_void_p(address(array)))
+        if bias is not None:
+            self._set(plan.product, BIAS_POINTER, ctypes.c_void_p(address(bias)))
         a, b, c = plan.layouts
         status = self._library.cublasLtMatmul(
             *(self._handle, plan.product, ctypes.byref(ctypes.c_float(1))),
@@ -158,9 +140,7 @@ class CublasLt:
         )
         return not status
 
-    def _plan(
-        self, weight: Array, x: Array, out: Array, uses: tuple[bool, bool]
-    ) -> Plan | None:
+    def _plan(self, weight: Array, x: Array, out: Array, epilogue: int) -> Plan | None:
         """Describe a product, and ask for an algorithm; return None if there is none.
 
         The descriptions are kept as long as the process, one for each kind of product.
@@ -174,14 +154,9 @@ class CublasLt:
             self._set(product, attribute, ctypes.c_int32(order_of(matrix)[0]))
 
         # The heuristic takes from an address only its alignment.
-        has_bias, has_signs = uses
-        self._set(product, EPILOGUE, ctypes.c_uint32(EPILOGUES[uses]))
-        if has_bias:
+        self._set(product, EPILOGUE, ctypes.c_uint32(epilogue))
+        if epilogue != NO_EPILOGUE:
             self._set(product, BIAS_POINTER, ctypes.c_void_p(ALIGNMENT))
-        if has_signs:
-            row = -(-out.shape[1] // SIGNS_MULTIPLE) * SIGNS_MULTIPLE
-            self._set(product, SIGNS_POINTER, ctypes.c_void_p(ALIGNMENT))
-            self._set(product, SIGNS_ROW, ctypes.c_int64(row))
 
         # Of the algorithms that need no more than these, take the one that comes first.
         limits = self._create("MatmulPreference")

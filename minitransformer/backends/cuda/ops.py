@@ -35,8 +35,6 @@ from minitransformer.engine.autograd import (
     PRIMITIVES,
     Gradient,
     Vjp,
-    dense,
-    takes_lazy,
 )
 from minitransformer.engine.backend import Array, Backend, array_module
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
@@ -54,8 +52,9 @@ ROWS_PER_TILE = 128
 # Scoring given translations takes this many logits at a time, in float32.
 LOGITS_TO_SCORE = 1 << 25
 
-# The most threads of a block, which share a row of logits or a column's partial sums.
+# The most threads of a block, and of one for a row of logits (cross_entropy.cu).
 MAX_THREADS = 1024
+LOSS_THREADS = 384
 
 # The most partial sums of a matrix's rows that are computed before they are added up.
 MAX_PARTIAL_SUMS = 256
@@ -104,8 +103,8 @@ def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
 class ProductGradient:
     """The gradient g W^T of a linear layer's input, which is not multiplied yet.
 
-    The sum with another gradient, or the gradient of a ReLU before the layer, is then
-    part of the product. `shape` is that of the input.
+    The sum with another gradient is then part of the product. `shape` is that of the
+    input.
 
     Shapes: g [N, m], weight [n, m]
     """
@@ -119,10 +118,10 @@ class ProductGradient:
         device.current().matmul(self.g, self.weight.T, out)
         return out.reshape(self.shape)
 
-    def fused(self, **epilogue: Array) -> Array | None:
-        """Return what an epilogue makes of it, or None if cuBLASLt has no algorithm."""
+    def plus(self, term: Array) -> Array | None:
+        """Return the sum with an array, or None if cuBLASLt has no algorithm for it."""
         out = self._empty()
-        done = blaslt.current().multiply(self.g, self.weight.T, out, **epilogue)
+        done = blaslt.current().multiply(self.g, self.weight.T, out, term=_rows(term))
         return out.reshape(self.shape) if done else None
 
     def _empty(self) -> Array:
@@ -140,51 +139,36 @@ def linear(
     xp, gpu = array_module(x), device.current()
     rows = _rows(x)  # [N, n]
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
-    signs = blaslt.empty_signs(out) if relu and bias is not None else None
 
-    # cuBLASLt adds the bias, applies the ReLU and notes its signs. If it cannot, a
-    # kernel reads the product again, and the vjp takes the signs from the output.
+    # cuBLASLt adds the bias and applies the ReLU. If it cannot, a kernel reads the
+    # product again.
     if bias is None or not blaslt.current().multiply(
-        rows, weight, out, bias=bias, signs=signs
+        rows, weight, out, bias=bias, relu=relu
     ):
-        signs = None
         gpu.matmul(rows, weight, out)
         if relu or bias is not None:
             size, grid = _size(out), warp_blocks(len(out))
             gpu.launch("bias_relu", out.dtype, grid, out, bias, *size, relu)
     activated = out if relu else None
 
-    @takes_lazy
-    def vjp(g: Gradient) -> tuple[Gradient, Array | None, Array | None]:
-        if activated is not None:
-            g = _relu_gradient(g, activated, signs)
-        g = _rows(dense(g))
-        # dW = x^T g, and db = the sum of g over all tokens.
-        dweight, new_dweight = _gradient_of(weight)
-        gpu.matmul(rows.T, g, dweight, beta=1.0)
-        new_dbias = None
+    def vjp(g: Array) -> tuple[Gradient, Array | None, Array | None]:
+        g, dbias, new_dbias = _rows(g), None, None
+
+        # db = the sum of g over all tokens. Where the ReLU's output is 0, so is g.
         if bias is not None:
             dbias, new_dbias = _gradient_of(bias)
-            _add_columns(g, dbias)
+        if activated is not None:
+            g, unmasked = xp.empty_like(g), g
+            _add_columns("relu_backward", unmasked, activated, g, total=dbias)
+        elif dbias is not None:
+            _add_columns("column_sums", g, total=dbias)
+
+        # dW = x^T g.
+        dweight, new_dweight = _gradient_of(weight)
+        gpu.matmul(rows.T, g, dweight, beta=1.0)
         return ProductGradient(g, weight, x.shape), new_dweight, new_dbias
 
     return out.reshape(*x.shape[:-1], -1), vjp
-
-
-def _relu_gradient(g: Gradient, activated: Array, signs: Array | None) -> Array:
-    """Return g where the output of a ReLU, `activated`, is positive, and else 0.
-
-    Shapes: activated [N, m] -> [N, m]
-    """
-    if signs is not None and isinstance(g, ProductGradient):
-        product = g.fused(signs=signs)
-        if product is not None:
-            return _rows(product)
-    g = _rows(dense(g))
-    masked = array_module(g).empty_like(g)
-    grid, size = num_blocks(num_vectors(g.size, g.dtype)), np.int64(g.size)
-    device.current().launch("relu_backward", g.dtype, grid, masked, g, activated, size)
-    return masked
 
 
 def embedding(
@@ -239,7 +223,7 @@ def embedding(
             return new_dtable, None, None
         dpositions, new_dpositions = _gradient_of(positions)
         columns = dpositions[:length].reshape(-1)
-        _add_columns(g.reshape(-1, length * width), columns)
+        _add_columns("column_sums", g.reshape(-1, length * width), total=columns)
         return new_dtable, None, new_dpositions
 
     return out, vjp
@@ -373,7 +357,7 @@ def projected_cross_entropy(
             padding_id,
             vocab_size,
             stride,
-            block=min(warps * WARP, MAX_THREADS),
+            block=min(warps * WARP, LOSS_THREADS),
         )
         gpu.matmul(logits, weight, drows[start : start + chunk])
         gpu.matmul(logits.T, part, dweight, beta=1.0 if start else 0.0)
@@ -402,7 +386,7 @@ def rows_per_chunk(rows: int, vocab_size: int) -> int:
 def add_arrays(a: Array, b: Gradient) -> Array:
     """Return a + b, also of 16-bit numbers, with the type of a."""
     if isinstance(b, ProductGradient):
-        total = b.fused(term=_rows(a))
+        total = b.plus(a)
         if total is not None:
             return total
         b = b.dense()
@@ -493,8 +477,10 @@ def _dropout(x: Array, mask: DropoutMask) -> Array:
     return rows.reshape(x.shape)
 
 
-def _add_columns(x: Array, total: Array) -> None:
-    """Add the sums of columns to `total`, in two stages.
+def _add_columns(kernel: str, x: Array, *others: Array, total: Array | None) -> None:
+    """Add the sums of columns of what `kernel` makes of x to `total`, in two stages.
+
+    If there is no total, the first stage alone is done.
 
     Shapes: x [N, D], total [D]
     """
@@ -504,8 +490,9 @@ def _add_columns(x: Array, total: Array) -> None:
     grid = -(-num_vectors(width, x.dtype) // WARP), count
     block = WARP, WARPS
     gpu = device.current()
-    gpu.launch("column_sums", x.dtype, grid, partial, x, *_size(x), block=block)
-    _add_partials(partial, (total,))
+    gpu.launch(kernel, x.dtype, grid, partial, x, *others, *_size(x), block=block)
+    if total is not None:
+        _add_partials(partial, (total,))
 
 
 def _add_partials(partial: Array, totals: tuple[Array, ...]) -> None:

@@ -218,3 +218,10 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
     monkeypatch.setenv("CUPY_TF32", "0")
     with pytest.raises(RuntimeError, match=r"libraries of CUDA: .*libcublas\)$"):
         device.set_tf32(False)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_no_two_parts_have_the_same_noise(stand_in, monkeypatch, graphs):
+    """Of two steps, two accumulated batches, two ranks, and two parts of each."""
+    keys, key_of = [], philox.seed_of
+    monkeypatch.setattr(philox, "seed_of", lambda key: keys.append(key) or key_of(key))

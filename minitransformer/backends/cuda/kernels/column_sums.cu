@@ -25,22 +25,32 @@ __device__ void store_partial(float* partial, const float (&sum)[SUMS][VECTOR],
   }
 }
 
-// partial = sums of the columns of x: the first stage.
-// Shapes: partial [gridDim.y, width], x [rows, width]
-extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
-                                       int width) {
+// Write this block's partial sums of each column. `read(x, row, column)` sets x to a
+// vector.
+// Shapes: partial [gridDim.y, width]
+template <typename Read>
+__device__ void sum_columns(float* partial, i64 rows, int width, Read read) {
   int column = (blockIdx.x * WARP + threadIdx.x) * VECTOR;
   i64 share = (rows + gridDim.y - 1) / gridDim.y, start = blockIdx.y * share;
   i64 end = start + share < rows ? start + share : rows;
   float sum[1][VECTOR] = {};
   if (column < width) {
     for (i64 row = start + threadIdx.y; row < end; row += WARPS) {
-      float value[VECTOR];
-      load(value, x + row * width, column, width);
-      for (int i = 0; i < VECTOR; i++) sum[0][i] += value[i];
+      float x[VECTOR];
+      read(x, row, column);
+      for (int i = 0; i < VECTOR; i++) sum[0][i] += x[i];
     }
   }
   store_partial(partial, sum, column, width);
+}
+
+// partial = sums of the columns of x: the first stage.
+// Shapes: partial [gridDim.y, width], x [rows, width]
+extern "C" __global__ void column_sums(float* partial, const real* x, i64 rows,
+                                       int width) {
+  sum_columns(partial, rows, width, [&](float (&y)[VECTOR], i64 row, int column) {
+    load(y, x + row * width, column, width);
+  });
 }
 
 // first += the sum of the rows of partial[:, 0], and with a second row of blocks,

@@ -59,6 +59,13 @@ __device__ void unpack(float (&value)[VECTOR], const uint4& bits) {
   for (int i = 0; i < VECTOR; i++) value[i] = (float)element[i];
 }
 
+__device__ uint4 pack(const float (&value)[VECTOR]) {
+  uint4 bits;
+  real* element = (real*)&bits;
+  for (int i = 0; i < VECTOR; i++) element[i] = (real)value[i];
+  return bits;
+}
+
 // Whether rows of a matrix are whole vectors at addresses that allow reading them so.
 __device__ bool in_vectors(const real* rows, int stride, int width) {
   return (size_t)rows % sizeof(Vector) == 0 && (stride | width) % VECTOR == 0;

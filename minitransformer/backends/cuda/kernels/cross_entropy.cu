@@ -1,16 +1,22 @@
 // The label-smoothed loss (sections 3.4 and 5.4).
 
-// The vectors of a row that a thread keeps in registers, at most; with 1,024 threads
-// this holds 40,960 logits.
-constexpr int KEPT_VECTORS = 40 / VECTOR;
+// The threads of a block, at most, of which each keeps so many vectors of a row in
+// registers: 36,864 logits of 16 bits in all. A multiprocessor runs two blocks, of which
+// one reads while the other computes; for sm_100 the compiler would spill registers.
+constexpr int LOSS_THREADS = 384, KEPT_VECTORS = 12;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int LOSS_BLOCKS = 1;
+#else
+constexpr int LOSS_BLOCKS = 2;
+#endif
 
 // With p = softmax(logits) and q = confidence * one-hot(target) + smoothing:
 // losses = -sum(q * log p); the gradient p - q overwrites the logits. Both are 0 where
-// the target is padding. One block for each row, of up to 1,024 threads; rows begin
+// the target is padding. One block for each row, of up to 384 threads; rows begin
 // `stride` elements apart, whole vectors. A row is read once, unless its end exceeds
 // the registers.
 // Shapes: logits [N, V], losses, targets [N]; V = width
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     cross_entropy(real* logits, float* losses, const int* targets, float confidence,
                   float smoothing, int padding, int width, int stride) {
   i64 row = blockIdx.x;

@@ -1,10 +1,23 @@
 // Dropout, residual connection and layer normalisation (sections 3.1 and 5.4).
 
+// How many blocks a multiprocessor must be able to run at a time: as many as it can
+// without spilling registers.
+constexpr int NORM_BLOCKS = VECTOR == 4 ? 2 : 3;
+
+// A vector of a row, not unpacked, with zeros beyond the row's end.
+__device__ uint4 fetch(const real* row, int column, int width, bool whole) {
+  if (whole) return *(const uint4*)(row + column);
+  float value[VECTOR];
+  load(value, row, column, width);
+  return pack(value);
+}
+
 // h = residual + Dropout(x); out = (h - mean) / deviation * gain + bias, where
 // deviation = sqrt(variance + epsilon). The backward pass reads h, the means and
-// inverses = 1 / deviation. One warp for each row, which it holds in registers.
+// inverses = 1 / deviation. One warp for each row, which it holds in registers. It asks
+// memory for all of the row before it uses any of it.
 // Shapes: out, h, x, residual [rows, width], means, inverses [rows], gain, bias [width]
-extern "C" __global__ void add_layer_norm(
+extern "C" __global__ void __launch_bounds__(256, NORM_BLOCKS) add_layer_norm(
     real* out, real* h, float* means, float* inverses, const real* x,
     const real* residual, const float* gain, const float* bias, float epsilon, i64 rows,
     int width, const u64* seed, u64 first, int threshold) {
@@ -12,29 +25,42 @@ extern "C" __global__ void add_layer_norm(
   int lane = threadIdx.x % WARP;
   if (row >= rows) return;
   Dropout dropout{seed, first, threshold, width};
-  float value[MAX_VECTORS][VECTOR], sum = 0.0f, squares = 0.0f;
+  x += row * width, residual += row * width, h += row * width, out += row * width;
+  uint4 kept[MAX_VECTORS], shortcuts[MAX_VECTORS];
+  bool whole = in_vectors(x, width, width) && in_vectors(residual, width, width);
+  float sum = 0.0f, squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < MAX_VECTORS; k++) {
     int column = (k * WARP + lane) * VECTOR;
     if (column >= width) break;
-    float shortcut[VECTOR];
-    load(value[k], x + row * width, column, width);
-    load(shortcut, residual + row * width, column, width);
-    dropout.apply(value[k], row, column);
+    kept[k] = fetch(x, column, width, whole);
+    shortcuts[k] = fetch(residual, column, width, whole);
+  }
+#pragma unroll
+  for (int k = 0; k < MAX_VECTORS; k++) {
+    int column = (k * WARP + lane) * VECTOR;
+    if (column >= width) break;
+    float value[VECTOR], shortcut[VECTOR];
+    unpack(value, kept[k]);
+    unpack(shortcut, shortcuts[k]);
+    dropout.apply(value, row, column);
     for (int i = 0; i < VECTOR; i++) {
-      value[k][i] = (float)(real)(value[k][i] + shortcut[i]);
-      sum += value[k][i];
+      value[i] = (float)(real)(value[i] + shortcut[i]);
+      sum += value[i];
     }
-    store(h + row * width, column, width, value[k]);
+    store(h, column, width, value);
+    kept[k] = pack(value);
   }
   float mean = warp_sum(sum) / width;
 #pragma unroll
   for (int k = 0; k < MAX_VECTORS; k++) {
     int column = (k * WARP + lane) * VECTOR;
+    if (column >= width) break;
+    float value[VECTOR];
+    unpack(value, kept[k]);
     for (int i = 0; i < VECTOR; i++) {
-      if (column + i >= width) break;
-      value[k][i] -= mean;
-      squares += value[k][i] * value[k][i];
+      value[i] -= mean;
+      squares += column + i < width ? value[i] * value[i] : 0.0f;
     }
   }
   float inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
@@ -42,12 +68,13 @@ extern "C" __global__ void add_layer_norm(
   for (int k = 0; k < MAX_VECTORS; k++) {
     int column = (k * WARP + lane) * VECTOR;
     if (column >= width) break;
-    float factor[VECTOR], term[VECTOR];
+    float value[VECTOR], factor[VECTOR], term[VECTOR];
+    unpack(value, kept[k]);
     load_floats(factor, gain, column, width);
     load_floats(term, bias, column, width);
     for (int i = 0; i < VECTOR; i++)
-      value[k][i] = value[k][i] * inverse * factor[i] + term[i];
-    store(out + row * width, column, width, value[k]);
+      value[i] = (value[i] - mean) * inverse * factor[i] + term[i];
+    store(out, column, width, value);
   }
   if (lane == 0) {
     means[row] = mean;

@@ -20,16 +20,16 @@ extern "C" __global__ void bias_relu(real* out, const float* bias, i64 rows, int
   }
 }
 
-// masked = g where out > 0, else 0. One thread for each vector.
-// Shapes: masked, g, out [count]
-extern "C" __global__ void relu_backward(real* masked, const real* g, const real* out,
-                                         i64 count) {
-  i64 start = thread_index() * VECTOR;
-  if (start >= count) return;
-  int width = count - start < VECTOR ? count - start : VECTOR;
-  float value[VECTOR], activated[VECTOR];
-  load(value, g + start, 0, width);
-  load(activated, out + start, 0, width);
-  for (int i = 0; i < VECTOR; i++) value[i] = activated[i] > 0.0f ? value[i] : 0.0f;
-  store(masked + start, 0, width, value);
+// masked = g where out > 0, else 0; partial = sums of the columns of `masked`, the
+// first stage of the bias's gradient.
+// Shapes: masked, g, out [rows, width], partial [gridDim.y, width]
+extern "C" __global__ void relu_backward(float* partial, const real* g, const real* out,
+                                         real* masked, i64 rows, int width) {
+  sum_columns(partial, rows, width, [&](float (&x)[VECTOR], i64 row, int column) {
+    float activated[VECTOR];
+    load(x, g + row * width, column, width);
+    load(activated, out + row * width, column, width);
+    for (int i = 0; i < VECTOR; i++) x[i] = activated[i] > 0.0f ? x[i] : 0.0f;
+    store(masked + row * width, column, width, x);
+  });
 }
