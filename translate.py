@@ -242,7 +242,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     named = {name for name, x in vars(args).items() if x is not None and x is not False}
     for mode, ignored in IGNORED.items():
         if mode in named and (useless := named.intersection(ignored.split())):
-            parser.error(f"{flag_name(min(useless))} does nothing with {flag_name(mode)}")
+            flag = flag_name(min(useless))
+            parser.error(f"{flag} does nothing with {flag_name(mode)}")
     for mode in named & {"attention", "explain"}:
         if len(args.sentence) != 1:
             parser.error(f"--{mode} expects one sentence, got {len(args.sentence)}")

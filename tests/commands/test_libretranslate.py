@@ -14,11 +14,12 @@ from urllib.parse import urlencode
 import pytest
 
 from minitransformer import load
-from minitransformer.commands.libretranslate import BETWEEN, Direction
+from minitransformer.commands.libretranslate import BETWEEN, Direction, _answer
 from minitransformer.commands.serve import Server
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
 from minitransformer.runs.models import shipped_models
 from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.translation.beam_search import Hypothesis
 from support.serving import running
 
 HUNGRY = {"q": "I am hungry.", "source": "en", "target": "de"}
@@ -352,3 +353,11 @@ def test_no_other_answer_waits_for_a_translation(server):
                 assert connection.getresponse().status == 200
             assert time.monotonic() - began < 0.2
         job.join()
+
+
+def test_ranks_do_not_mix_where_a_line_has_fewer():
+    """Each alternative has the hypothesis of its rank, or the last, of every line."""
+    lists = [[Hypothesis((), 0, 0, text=x) for x in texts] for texts in ("ab", "xyz")]
+    config = TranslationConfig(beam=4, nbest=4)
+    answer = _answer([("1", " "), ("2", "")], lists, config)
+    assert answer == {"translatedText": "a x", "alternatives": ["b y", "b z"]}

@@ -173,6 +173,8 @@ def test_counts_worked_out_by_hand(tmp_path):
         " (PP (IN from) (NP (PRP it))) (X (. .))))"
     )
     assert score(gold, tree_of(same, tmp_path)) == perfect
+    for label in ("", "ROOT"):
+        assert score(gold, tree_of(f"({label} {same})", tmp_path)) == perfect
     # A constituent twice where it is right once is one too many.
     twice = score(gold, tree_of(GOLD.replace("(PRP it)", "(NP (PRP it))"), tmp_path))
     assert twice == (6, 7, 6)

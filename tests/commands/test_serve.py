@@ -557,6 +557,57 @@ def test_the_page_translates_what_a_person_types(shipped):
 
 
 @needs_browser
+def test_the_page_has_a_menu_of_languages_and_swaps_them(shipped):
+    from playwright.sync_api import expect
+
+    with page_of(shipped) as (tab, lines, words):
+        source = tab.get_by_label("From", exact=True)
+        target = tab.get_by_label("To", exact=True)
+        swap = tab.get_by_role("button", name="Swap the languages and their text")
+        options = source.get_by_role("option")
+        expect(options).to_have_text(["English", "German", "Detect language"])
+        tab.keyboard.type("I am hungry.\nYes.")
+        expect(lines).to_have_text(["Ich habe Hunger.", "Ja."])
+        # The text changes sides with its language, and is translated back.
+        swap.click()
+        expect(tab.get_by_label("Text in German")).to_have_value(
+            "Ich habe Hunger.\nJa."
+        )
+        expect(lines).to_have_text(["I'm hungry.", "Yes."])
+        assert (source.input_value(), target.input_value()) == ("de", "en")
+        words.get_by_text("hungry.").hover()
+        expect(tab.locator("#marks .linked")).to_have_text(["Hunger."])
+        # A source is chosen: the target is one that it has.
+        source.select_option("en")
+        expect(target.get_by_role("option")).to_have_text(["German"])
+        # The language is detected, and text in the target language comes back.
+        source.select_option("auto")
+        expect(target.get_by_role("option")).to_have_count(2)
+        target.select_option("en")
+        tab.get_by_role("textbox").fill("Ich habe keine Zeit.")
+        expect(tab.get_by_role("status")).to_have_text(
+            "20 of 4,096 characters, in German (100% sure)"
+        )
+        expect(lines).to_have_text(["I don't have time."])
+        words.first.click()
+        expect(tab.locator(".alternatives button").first).to_be_focused()
+        target.select_option("de")
+        expect(tab.get_by_role("status")).to_have_text(
+            "This text is in German already (100% sure)."
+        )
+        expect(lines).to_have_text(["Ich habe keine Zeit."])
+        expect(swap).to_be_disabled()
+        words.first.hover()
+
+
+@needs_browser
+def test_the_text_fills_its_frame(shipped):
+    with page_of(shipped) as (tab, *_):
+        frame, box = (tab.locator(x).first.bounding_box() for x in (".pane", "#text"))
+        assert box["height"] > 0.95 * frame["height"]
+
+
+@needs_browser
 def test_the_page_shows_alignment_and_attention(shipped):
     from playwright.sync_api import expect
 

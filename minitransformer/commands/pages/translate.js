@@ -83,7 +83,9 @@ async function update() {
     const unchanged = () => q.split("\n").map((text) => [{ text, alignment: [] }]);
     state.lines = (answer.lines ?? unchanged()).map(([best]) => best);
     state.detected = answer.detectedLanguage;
-    if (q.trim() && !answer.lines) say(`This text is in ${nameOf(to.value)} already.`, "quiet");
+    const sure = state.detected ? ` (${state.detected.confidence}% sure)` : "";
+    if (!answer.lines) say(`This text is in ${nameOf(to.value)} already${sure}.`, "quiet");
+    else if (sure) say(`${length} characters, in ${nameOf(source())}${sure}`, "quiet");
     showLanguages();
     show();
     explain();
@@ -213,8 +215,7 @@ element("save").addEventListener("click", () => {
 // Offer the targets of the source; say which language was detected.
 function showLanguages() {
   const isAuto = from.value === "auto";
-  const { language, confidence } = (isAuto && state.detected) || {};
-  const detected = language ? `Detected: ${nameOf(language)} (${confidence}%)` : "Detect language";
+  const detected = isAuto && source() ? `Auto: ${nameOf(source())}` : "Detect language";
   from.querySelector("[value=auto]").textContent = detected;
   const codes = isAuto ? languages.flatMap(({ targets }) => targets) : targetsOf(from.value);
   const chosen = codes.includes(to.value) ? to.value : codes[0];
