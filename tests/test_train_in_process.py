@@ -33,6 +33,7 @@ from minitransformer.training.evaluation import TokenStatistics
 from minitransformer.training.lifecycle import TrainingRun
 from minitransformer.training.parallel import CpuModel
 from minitransformer.translation.quality import TranslationQuality
+from support.damage import rewrite_checkpoint
 from support.in_process import run_main, run_translate
 from support.scripts import TIMINGS
 
@@ -814,3 +815,23 @@ def test_a_run_takes_the_vocabulary_of_a_file(start, text, whole, place):
         assert (code, error.count("\n"), message in error) == (1, 1, True)
     error = start("--vocabulary", own, code=2)
     assert "--vocab-size does nothing with --vocabulary" in error
+
+
+def test_adam_and_a_stop_count_no_skipped_update(start, stopped, monkeypatch):
+    """A run that skipped one saves when it is stopped, off the regular steps."""
+    start("--run", "run", "--steps", 4)
+    path, restored = RunDirectory(Path("run")).checkpoint(4), []
+    state = json.dumps(
+        {**vars(checkpoint.load(path).state), "skipped": 1}, default=vars
+    )
+    rewrite_checkpoint(path, state=state)
+    restore = optimizer.Adam.restore
+
+    def remember(adam, steps, *moments):
+        restored.append(steps)
+        restore(adam, steps, *moments)
+
+    monkeypatch.setattr(optimizer.Adam, "restore", remember)
+    stopped("--resume", "run", "--steps", 8, at=[5])
+    assert restored == [3]
+    assert steps("run")[-1] == 5

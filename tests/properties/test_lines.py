@@ -26,12 +26,11 @@ def test_as_many_lines_come_out_as_go_in(translator, lines):
         assert clean(line).strip() or not text.strip()
 
 
-WORDS = st.lists(
-    st.sampled_from(["new", "york", "times", "the"]), min_size=1, max_size=6
-)
+WORDS = st.lists(st.sampled_from(["new", "york", "the"]), min_size=1, max_size=8)
+TERMS = st.sets(WORDS.map(lambda words: " ".join(words[:3])), max_size=6)
 
 
-@given(st.sets(WORDS.map(" ".join), max_size=6), WORDS)
+@given(TERMS, WORDS)
 def test_the_longest_term_at_a_place_counts(terms, words):
     glossary = {term: str(n) for n, term in enumerate(sorted(terms))}
     found = [

@@ -83,6 +83,8 @@ def test_the_newest_run_is_the_one_that_was_trained_last(box):
         (older.path / name).write_bytes(b"")
     os.utime(older.path, (2e9, 2e9))
     assert newest_run().path == newer.path
+    older.metrics.write_bytes(b"")  # it was begun first, and trained last
+    assert newest_run().path == older.path
     box.unlink()
     assert find_checkpoint(None) == older.averaged
     older.averaged.unlink()

@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from minitransformer.text import tokenizer as tokenizer_module
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
@@ -219,3 +220,9 @@ def test_symbols_that_a_model_lacks_have_no_text():
     assert ours.decode([[PAD_ID, BOS_ID, *ids, EOS_ID, PAD_ID]]) == ["die Straße"]
     assert ours.written()[:4] == [""] * 4
     assert ours.pieces(range(4)) == ["<pad>", "<unk>", "<s>", "</s>"]
+
+
+def test_a_vocabulary_is_that_of_all_lines_not_of_the_first(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "MAX_SENTENCES", 200)
+    learned = Tokenizer.train(["ab ab"] * 200 + ["yz yz"] * 2000, 12)
+    assert UNK_ID not in learned.encode(["ab yz"])[0]

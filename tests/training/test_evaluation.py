@@ -9,6 +9,8 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
+from minitransformer.text.pairs import TextPair
+from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training import evaluation, parallel
 from minitransformer.training.evaluation import (
     TokenStatistics,
@@ -60,3 +62,15 @@ def test_a_process_takes_no_more_at_once_in_validation_than_in_training(monkeypa
     assert validate(computed, corpus, TrainingConfig()).tokens == sum(sizes) == 20 * 5
     computed.close()
     assert 5 < max(sizes) <= 1.25 * 12
+
+
+def test_pairs_are_translated_if_they_fit_with_eos_counted(tmp_path):
+    text = TextPair(tmp_path / "val.en", tmp_path / "val.de")
+    text.source.write_text("a a\na a a\na a a a\na\n")
+    text.target.write_text("a\na\na\na a a a\n")
+    tokenizer = Tokenizer.train(["a a b"] * 9, 8)
+    lengths = [len(ids) for ids in tokenizer.encode(["a a a", "a a a a"])]
+    assert lengths[0] < lengths[1]
+    training = TrainingConfig(max_length=lengths[0] + 1)
+    expected = [("a a", "a"), ("a a a", "a")]
+    assert evaluation.samples(text, tokenizer, training) == expected

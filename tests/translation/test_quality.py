@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -154,3 +155,10 @@ def test_intervals_and_p_are_those_of_sacrebleus_command(tmp_path):
         gain = score - float(other[0])
         assert found[3 + i].startswith(f"{name} of --compare {float(other[0]):.2f}: ")
         assert found[3 + i].endswith(f"{gain:+.2f}, p = {float(p_values[i]):.3f}")
+
+
+def test_intervals_compare_text_in_one_form():
+    lines = [f"Der {n}. Hund la\u0308uft  u\u0308ber die Stra\xdfe." for n in range(20)]
+    outputs = [unicodedata.normalize("NFC", " ".join(x.split())) for x in lines]
+    for found in (report(outputs, lines), report(lines, outputs)):
+        assert "(100.00 to 100.00)" in found.split("\n")[0]

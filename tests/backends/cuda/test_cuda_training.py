@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda.device import graph_memory
+from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.backends.cuda.training import GpuModel, PaddedBatch, padded_length
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import to_host
@@ -223,5 +224,22 @@ def test_libraries_that_are_missing_are_named(monkeypatch):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_no_two_parts_have_the_same_noise(stand_in, monkeypatch, graphs):
     """Of two steps, two accumulated batches, two ranks, and two parts of each."""
-    keys, key_of = [], philox.seed_of
-    monkeypatch.setattr(philox, "seed_of", lambda key: keys.append(key) or key_of(key))
+    keys, reseed = set(), PhiloxStream.reseed
+
+    def remember(stream, key):
+        keys.add(key)
+        reseed(stream, key)
+
+    monkeypatch.setattr(PhiloxStream, "reseed", remember)
+
+    def work(communicator):
+        stand_in.xp.cuda.Device(communicator.rank).use()
+        model = gpu_model(stand_in.xp, 0.3, communicator=communicator, graphs=graphs)
+        model.parts = 2
+        for step in (1, 2):
+            batches = [small_batch(0, 4), small_batch(1, 8)]
+            model.forward_backward(batches, 0.1, (1, step))
+
+    run_ranks(2, work)
+    assert len(keys) == 16
+    assert {key[:2] for key in keys} == {(1, 1), (1, 2)}
