@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import html
 import http.client
-import re
 import sys
 import tarfile
 import urllib.error
@@ -203,7 +202,8 @@ def _lines(file: IO[bytes], member: str) -> Iterator[bytes]:
     """Yield the lines of plain text or gzip, or the segments of SGML, without ends."""
     if member.endswith(".sgm"):
         text = file.read().decode("utf-8")
-        for segment in re.findall(r"<seg[^>]*>(.*?)</seg>", text, re.DOTALL):
+        for tagged in text.split("<seg")[1:]:
+            segment = tagged.partition(">")[2].partition("</seg>")[0]
             yield " ".join(html.unescape(segment).split()).encode()
         return
     for line in gzip.GzipFile(fileobj=file) if member.endswith(".gz") else file:

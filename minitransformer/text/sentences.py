@@ -25,7 +25,7 @@ ENDS_WIDE = re.compile(rf"{WIDE}$")
 # The text after a stop: white space, opening marks, and the first word or character.
 NEXT = re.compile(
     r"(?P<space>\s*)[\"'“”„‚‘’«»‹›(\[{「『（《〈【¿¡–—•*#\s-]*"
-    r"(?P<word>https?:|www\.|[^\W\d_]+(?:['’][^\W\d_]+)?\.?|.)"
+    r"(?P<word>https?:|www\.|[^\W\d_]+(?:['’][^\W\d_]+)?\.?|(?s:.))"
 )
 
 ADDRESSES = "http:", "https:", "www."
@@ -55,7 +55,8 @@ CONTEXT = 40
 REACH = 1000
 
 # Where a sentence is best divided: after punctuation, in ASCII only before white space.
-CLOSING = r"[\"'\p{Pe}\p{Pf}]*"
+# So many quotes and brackets may close after it; to look back further takes long.
+CLOSING = r"[\"'\p{Pe}\p{Pf}]{0,9}"
 PUNCTUATION = (
     rf"(?V1)(?<=[.!?,;:]{CLOSING})\s+|"
     rf"(?<=[\p{{Terminal_Punctuation}}--[!-~]]{CLOSING})\s*"
