@@ -18,6 +18,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import UnsatisfiedAssumption
 
 FAILURES = Path(__file__).parents[2] / ".hypothesis" / "examples"
 KEPT = {
@@ -29,7 +30,8 @@ KEPT = {
 settings.register_profile("repeatable", max_examples=25, **KEPT)
 settings.register_profile("timed", max_examples=100, **KEPT)
 
-CASES = Counter()  # how many were drawn of each property
+CASES = Counter()  # how many were drawn of each property, up to one that fails
+FAILED = set()
 ERRORS = {}  # the largest of each property
 SEEDS = {}
 RUNNING = []  # the property that runs, if any
@@ -71,12 +73,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _counted(test):
-    """Return a test that counts its cases while it runs as a property."""
+    """Return a test that counts its cases, up to one that fails."""
 
     @wraps(test)
     def counted(*args, **kwargs):
-        CASES.update(RUNNING)
-        test(*args, **kwargs)
+        try:
+            test(*args, **kwargs)
+        except UnsatisfiedAssumption:
+            raise
+        except Exception:
+            FAILED.update(RUNNING)
+            raise
+        CASES.update([name for name in RUNNING if name not in FAILED])
 
     counted.counted = True
     return counted
@@ -132,5 +140,6 @@ def pytest_terminal_summary(terminalreporter):
     line(f"{'property':<70}{'cases':>9}{'error/bound':>13}{'first seed':>12}")
     for name, seed in SEEDS.items():
         error = f"{ERRORS[name]:.3f}" if name in ERRORS else "-"
+        error = "failed" if name in FAILED else error
         line(f"{name.rpartition('/')[2]:<70}{CASES[name]:>9,}{error:>13}{seed:>12}")
     line(f"{'all':<70}{CASES.total():>9,}")
