@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from harness import Result, medians, ratio, report, run_side
@@ -310,16 +311,49 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = parse_arguments()
+def measure_one_side(args: argparse.Namespace) -> None:
     if args.side == "device":
         sys.exit(exit_code("gpu.py", print_device_name))
+    measures = {"products": measure_products}
+    measures |= dict.fromkeys(DECODING, measure_decoding)
+    measures |= dict.fromkeys(TRAINING, measure_training)
+    print(json.dumps(measures[args.side](args)))
+
+
+def ratios(sides: dict[str, list[Result]]) -> dict[str, dict[str, float]]:
+    """The speed of the first side over that of each other, round by round."""
+    if not sides:
+        return {}
+    first, *others = sides
+    return {
+        f"{first} over {other}": ratio(sides[first], sides[other], "tokens_per_second")
+        for other in others
+    }
+
+
+def papers_trainings(medians_of: dict[str, dict[str, Result]]) -> dict[str, Any]:
+    """What the paper's trainings would take, of the shapes that were measured."""
+    trainings = {
+        shape: papers_runs(shape, medians_of[shape]["ours"]["milliseconds_a_step"])
+        for shape in ("base-25000", "big-25000")
+        if "ours" in medians_of.get(shape, {})
+    }
+    for shape, values in trainings.items():
+        complain(
+            f"{values['steps']:,} steps of {shape}: {values['hours']:.1f} hours, "
+            f"{values['flops_counted']:.2g} FLOP counted (the paper, eight P100: "
+            f"{values['paper_hours']:.0f} hours, {values['paper_flops']:.2g} by time)"
+        )
+    return trainings
+
+
+def main() -> None:
+    args = parse_arguments()
     if args.side:
-        measures = {"products": measure_products}
-        measures |= dict.fromkeys(DECODING, measure_decoding)
-        measures |= dict.fromkeys(TRAINING, measure_training)
-        print(json.dumps(measures[args.side](args)))
+        measure_one_side(args)
         return
+
+    # Each side runs in a process of its own, after the rate of a large product.
     name = device_name(args.device)
     options = ["repeats", "steps", "sentences", "beam", "decode_tokens", "device"]
     flags = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in options]
@@ -327,49 +361,29 @@ def main() -> None:
     runs: dict[str, dict[str, list[Result]]] = {}
     training = [side for side in args.sides if side in TRAINING]
     for shape in args.shapes if training else []:
-        asked = [*flags, "--shape", shape]
-        runs[shape] = measured(training, asked, args.rounds)
+        runs[shape] = measured(training, [*flags, "--shape", shape], args.rounds)
     if decoding := [side for side in args.sides if side in DECODING]:
         runs["multi30k"] = measured(decoding, flags, args.rounds)
-    found = {
+
+    # Say the medians, the ratios of speeds, and the share of the large product's rate.
+    medians_of = {
         shape: {side: medians(results) for side, results in sides.items()}
         for shape, sides in runs.items()
     }
-    ratios = {}
-    for shape, sides in runs.items():
-        first, *others = sides or ("none",)
-        ratios[shape] = {
-            f"{first} over {other}": ratio(
-                sides[first], sides[other], "tokens_per_second"
-            )
-            for other in others
-        }
-    shares = {
-        shape: round(sides["ours"]["tflops"] / rate, 3)
-        for shape, sides in found.items()
-        if "ours" in sides
-    }
-    paper = {
-        shape: papers_runs(shape, found[shape]["ours"]["milliseconds_a_step"])
-        for shape in ("base-25000", "big-25000")
-        if shape in shares
-    }
-    complain(table(found, rate))
-    for shape, values in paper.items():
-        complain(
-            f"{values['steps']:,} steps of {shape}: {values['hours']:.1f} hours, "
-            f"{values['flops_counted']:.2g} FLOP counted (the paper, eight P100: "
-            f"{values['paper_hours']:.0f} hours, {values['paper_flops']:.2g} by time)"
-        )
+    complain(table(medians_of, rate))
     report(
         "gpu",
         device=name,
         products_tflops=round(rate, 1),
         rounds=args.rounds,
-        measured=found,
-        speed=ratios,
-        share_of_products=shares,
-        paper=paper,
+        measured=medians_of,
+        speed={shape: ratios(sides) for shape, sides in runs.items()},
+        share_of_products={
+            shape: round(sides["ours"]["tflops"] / rate, 3)
+            for shape, sides in medians_of.items()
+            if "ours" in sides and shape in args.shapes
+        },
+        paper=papers_trainings(medians_of),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device
-from minitransformer.backends.cuda.philox import PhiloxStream, draw_mask
+from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Vjp
 from minitransformer.engine.backend import Array, array_module
@@ -100,13 +100,14 @@ def in_one_kernel(
     tensor_cores: bool,
 ) -> tuple[Array, Vjp]:
     """Compute attention, and its gradients, by the kernels of `attention.cu`."""
-    xp, gpu = array_module(q), device.current()
-    (batch, queries, _), keys = q.shape, k.shape[1]
+    xp = array_module(q)
+    batch, queries, _ = q.shape
+    keys = k.shape[1]
     shape = (batch, num_heads, queries, keys)  # [B, H, T, S]
-    d_k, d_v = q.shape[-1] // num_heads, v.shape[-1] // num_heads
 
     # A kernel for the width of the heads divides queries and keys into tiles.
-    width = next(width for width in WIDTHS if width >= max(d_k, d_v))
+    widest = max(q.shape[-1], v.shape[-1]) // num_heads
+    width = next(width for width in WIDTHS if width >= widest)
     tile = (4 if width == WIDTHS[0] else 2) * (16 // q.dtype.itemsize)
     grid = num_heads, batch, -(-queries // tile)
 
@@ -115,25 +116,9 @@ def in_one_kernel(
     counts, allowed = (mask, None) if _counts_keys(mask) else (None, mask)
     allowed, mask_strides = _rows_of_mask(xp, allowed, shape)
     dropout = draw_mask(shape, rate, rng)
-    strides = [stride // x.itemsize for x in inputs for stride in x.strides[:2]]
-    sizes = device.struct(
-        SIZES,
-        **dict(zip(STRIDES, strides, strict=True)),
-        mask_batch=mask_strides[0],
-        mask_head=mask_strides[1],
-        mask_row=mask_strides[2],
-        counts_batch=0 if counts is None or len(counts) == 1 else 1,
-        masked_score=MASKED_SCORE,
-        scale=1 / math.sqrt(d_k),
-        queries=queries,
-        keys=keys,
-        d_k=d_k,
-        d_v=d_v,
-        dropout_first=dropout.first,
-        dropout_threshold=dropout.threshold,
-    )
+    sizes = _sizes_of(inputs, num_heads, mask_strides, counts, dropout)
     launch = functools.partial(
-        gpu.launch, block=TILE_THREADS, tensor_cores=tensor_cores
+        device.current().launch, block=TILE_THREADS, tensor_cores=tensor_cores
     )
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     statistics = xp.empty((2, *shape[:-1]), np.float32)
@@ -173,6 +158,35 @@ def in_one_kernel(
         return dq, dk, dv, None
 
     return out, vjp
+
+
+def _sizes_of(
+    inputs: list[Array],
+    num_heads: int,
+    mask_strides: tuple[int, ...],
+    counts: Array | None,
+    dropout: DropoutMask,
+) -> np.ndarray:
+    """Return the sizes of arrays and how they lie in memory, as kernels take them."""
+    q, k, v = inputs
+    strides = [stride // x.itemsize for x in inputs for stride in x.strides[:2]]
+    d_k = q.shape[-1] // num_heads
+    return device.struct(
+        SIZES,
+        **dict(zip(STRIDES, strides, strict=True)),
+        mask_batch=mask_strides[0],
+        mask_head=mask_strides[1],
+        mask_row=mask_strides[2],
+        counts_batch=0 if counts is None or len(counts) == 1 else 1,
+        masked_score=MASKED_SCORE,
+        scale=1 / math.sqrt(d_k),
+        queries=q.shape[1],
+        keys=k.shape[1],
+        d_k=d_k,
+        d_v=v.shape[-1] // num_heads,
+        dropout_first=dropout.first,
+        dropout_threshold=dropout.threshold,
+    )
 
 
 def _counts_keys(mask: Array | None) -> bool:

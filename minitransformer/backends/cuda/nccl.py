@@ -42,17 +42,29 @@ class NcclCommunicator(MpiCommunicator):
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
 
     def start_all_reduce(self, array: Array) -> Wait:
-        current, place = self._cupy.cuda.get_current_stream(), array.data.ptr
+        current = self._cupy.cuda.get_current_stream()
         self._stream.wait_event(current.record())
-        numbers = array.size, self._types[array.dtype.name], self._nccl.NCCL_SUM
-        self._ranks.allReduce(place, place, *numbers, self._stream.ptr)
+        self._ranks.allReduce(
+            array.data.ptr,
+            array.data.ptr,
+            array.size,
+            self._types[array.dtype.name],
+            self._nccl.NCCL_SUM,
+            self._stream.ptr,
+        )
         done = self._stream.record()
         return lambda: current.wait_event(done)  # the GPU waits, this process does not
 
     def broadcast(self, array: Array) -> None:
-        current, place = self._cupy.cuda.get_current_stream(), array.data.ptr
-        numbers = array.size, self._types[array.dtype.name]
-        self._ranks.broadcast(place, place, *numbers, 0, current.ptr)
+        root = 0
+        self._ranks.broadcast(
+            array.data.ptr,
+            array.data.ptr,
+            array.size,
+            self._types[array.dtype.name],
+            root,
+            self._cupy.cuda.get_current_stream().ptr,
+        )
 
 
 class GradientAllReduce:

@@ -51,9 +51,16 @@ class PhiloxStream:
         mask, width = draw_mask(shape, rate, self), shape[-1]
         ones = self._xp.ones((math.prod(shape[:-1]), width), np.float32)
         kept, rows = self._xp.empty_like(ones), len(ones)
-        kernel_args = kept, ones, np.int64(rows), width, *mask
-        grid = device.warp_blocks(rows)
-        device.current().launch("dropout", np.float32, grid, *kernel_args)
+        device.current().launch(
+            "dropout",
+            np.float32,
+            device.warp_blocks(rows),
+            kept,
+            ones,
+            np.int64(rows),
+            width,
+            *mask,
+        )
         return kept.reshape(shape) > 0, 65_536 / (65_536 - mask.threshold)
 
 

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minitransformer.backends.cuda import beam_search
-from minitransformer.backends.cuda.beam_search import (
-    GraphSearch,
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.beam_search import GraphSearch, start_search
+from minitransformer.backends.cuda.search_steps import (
     SearchSteps,
-    layout,
+    Shape,
+    arrays_of,
+    places,
     rounded_up,
-    start_search,
     top_tokens,
 )
 from minitransformer.engine.autograd import no_grad
@@ -88,8 +89,9 @@ class ScriptedSteps(SearchSteps):
     """
 
     def __init__(self, gpu, table, shape):
-        model, self.table, self.counts = on_gpu(gpu), table, []
-        size = layout(model, shape)[1]
+        self.model = model = on_gpu(gpu)
+        self.table, self.counts = table, []
+        size = places(arrays_of(model, shape))[-1]
         super().__init__(model, shape, gpu.xp.empty(size, np.uint8))
         self.histories = {}
 
@@ -118,11 +120,11 @@ class ScriptedSteps(SearchSteps):
 
 def scripted_search(gpu, table, limits, beam, nbest):
     """Return the hypotheses of a search on the GPU, and the rows of each step."""
-    shape = beam_search.Shape(rounded_up(len(limits)), beam, nbest, 16, 16)
-    steps = ScriptedSteps(gpu, table, shape)
-    gpu_device = beam_search.device.current()
-    gpu_device.use_recordable_stream()
-    search = GraphSearch(steps, np.arange(len(limits)), np.array(limits), 0.6)
+    device.current().use_recordable_stream()
+    steps = ScriptedSteps(gpu, table, Shape.of(len(limits), beam, nbest, 16, 16))
+    with no_grad():
+        state = steps.model.start_decoding(gpu.xp.asarray([[5]] * len(limits)))
+    search = GraphSearch(steps, state, np.arange(len(limits)), np.array(limits), 0.6)
     return [hypotheses for _, hypotheses in search.step()], steps.counts
 
 
@@ -227,7 +229,7 @@ def test_logits_of_16_bits_are_those_of_the_plain_decoder(gpu, dtype):
             nbest=1,
         )
         steps = search._steps
-        steps.start(limits, 0.6)
+        steps.start(search._state, limits, 0.6)
         arrays, rows = steps.arrays, np.repeat(np.arange(3), 1)
         tokens = gpu.xp.asarray(np.full(3, BOS_ID))
         for step in range(5):
@@ -289,9 +291,9 @@ def test_arrays_of_another_model_or_of_larger_batches_take_the_place_of_others(
             assert [[h.tokens for h in a] for a in found] == [
                 [h.tokens for h in a] for a in expected
             ]
-    assert len(beam_search.device.current().searches) == 2
+    assert len(device.current().searches) == 2
     del models, model
-    assert not len(beam_search.device.current().searches)
+    assert not len(device.current().searches)
 
 
 def test_rounded_up_is_at_most_half_more():
