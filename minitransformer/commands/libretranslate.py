@@ -20,8 +20,7 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 from starlette.exceptions import HTTPException
 
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
-from minitransformer.runs.checkpoint import recorded_state
-from minitransformer.runs.models import card_title, language_codes
+from minitransformer.runs.models import figures, language_codes
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.lines import as_list_of_str
 from minitransformer.translation.beam_search import Hypothesis
@@ -37,7 +36,7 @@ MAX_DETECTED = 2_000  # characters, of which the language is detected
 BETWEEN = {
     "text": re.compile(r"(\r?\n)"),
     "html": re.compile(
-        r"((?:(?:<script\b.*?(?:</script[^<>]*>|\Z)|<style\b.*?(?:</style[^<>]*>|\Z)|"
+        r"((?:(?<!\s)\s+)?(?:(?:<script\b.*?(?:</script[^<>]*>|\Z)|<style\b.*?(?:</style[^<>]*>|\Z)|"
         r"<!--.*?(?:-->|\Z)|"
         r"<(?!/?(?:a|abbr|b|cite|code|em|font|i|mark|q|s|small|span|strong|su[bp]|u)\b)"
         r"[^<>]*>)\s*)+)",
@@ -67,14 +66,8 @@ class Direction:
     def of(cls, translator: Translator, checkpoint: Path) -> Direction:
         """Return the direction of a model, of which nobody learns where it is."""
         source, target = language_codes(checkpoint)
-        figures = card_title(checkpoint).partition("(")[2].rstrip(")")
-        if not figures:
-            state = recorded_state(checkpoint)
-            figures = f"{state.step:,} updates"
-            if state.best_bleu >= 0:
-                figures += f", validation BLEU {state.best_bleu:.2f}"
         config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
-        return cls(source, target, translator, config, figures)
+        return cls(source, target, translator, config, figures(checkpoint))
 
 
 class LibreTranslate:
@@ -104,15 +97,17 @@ class LibreTranslate:
     def name_of(self, direction: Direction) -> str:
         return f"{self.names[direction.source]} to {self.names[direction.target]}"
 
-    def languages(self) -> list[Request]:
-        targets: dict[str, list[str]] = {code: [] for code in self.names}
-        for x in self.directions:
-            targets[x.source].append(x.target)
+    async def languages(self, request: Request) -> list[Request]:
         return [
-            {"code": code, "name": name, "targets": targets[code]}
+            {
+                "code": code,
+                "name": name,
+                "targets": [x.target for x in self.directions if x.source == code],
+            }
             for code, name in self.names.items()
         ]
 
+    @property
     def settings(self) -> Request:
         """Return what LibreTranslate's own page and other programs ask for first."""
         first = self.directions[0]
@@ -162,7 +157,7 @@ class LibreTranslate:
         texts = _texts(request)
         direction, detected = self._direction(request, texts)
         if direction is None:  # the text is in the target language
-            answers = [_unchanged(text, request) for text in texts]
+            answers = [{"translatedText": x, "alternatives": []} for x in texts]
         else:
             answers = await self._answers(direction, texts, request)
         if detected:
@@ -180,39 +175,35 @@ class LibreTranslate:
         There is no model if the text is in the target language. The target "auto" is
         the first target of the source.
         """
-        source = self._code(request, "source", ["auto", *self.names])
-        target = self._code(request, "target", ["auto", *self.names])
+        source = self._code(request, "source")
+        target = self._code(request, "target")
+        fitting = [
+            x
+            for x in self.directions
+            if source in (x.source, "auto") and target in (x.target, "auto")
+        ]
         # Detect a source that has a model, or the target itself.
         detected = None
         if source == "auto":
-            fitting = [
-                x.source for x in self.directions if target in (x.target, "auto")
-            ]
-            if target != "auto":
-                fitting.append(target)
-            detected = self._detected(texts, fitting)
+            codes = [*(x.source for x in fitting), target]
+            detected = self._detected(texts, [x for x in codes if x != "auto"])
             source = detected["language"]
         if source == target:
             return None, detected
-        # Find the model of both.
-        directions = [x for x in self.directions if x.source == source]
-        if not directions:
-            sources = ["auto", *dict.fromkeys(x.source for x in self.directions)]
-            raise _unsupported("source", source, sources)
-        targets = [x.target for x in directions]
-        if target == "auto":
-            return directions[0], detected
-        if target not in targets:
-            raise _unsupported("target", target, [*targets, source])
-        return directions[targets.index(target)], detected
+        for direction in fitting:
+            if direction.source == source:
+                return direction, detected
+        expected = ", ".join(f"{x.source} to {x.target}" for x in self.directions)
+        raise ValueError(f"{source} to {target} is not supported: expected {expected}")
 
-    def _code(self, request: Request, field: str, choices: Sequence[str]) -> str:
+    def _code(self, request: Request, field: str) -> str:
         """Return a language code that a request names, such as en for EN or en-US."""
-        asked = _required(request, field)
-        for code in (str(asked), str(asked).lower().partition("-")[0]):
-            if code in choices:
+        asked = str(_required(request, field))
+        for code in (asked, asked.lower().partition("-")[0]):
+            if code in self.names or code == "auto":
                 return code
-        raise _unsupported(field, asked, choices)
+        expected = f"expected auto, {', '.join(self.names)}"
+        raise ValueError(f"{asked:.40} is not supported as {field}: {expected}")
 
     async def _answers(
         self, direction: Direction, texts: Sequence[str], request: Request
@@ -240,23 +231,17 @@ class LibreTranslate:
         """Wait for the results of lines. Raises: ValueError if they are too large."""
         # A line counts its end, too: as many tokens as the model reads.
         encode = direction.translator.tokenizer.encode
-        sizes = [
-            len(line) + 1 + len(prefix)
-            for line, prefix in zip(encode(lines), encode(prefixes), strict=True)
-        ]
-        size = sum(sizes) * config.beam
+        ids = zip(encode(lines), encode(prefixes), strict=True)
+        sizes = [(len(line) + 1 + len(prefix)) * config.beam for line, prefix in ids]
+        waiting = deque(map(Line, lines, prefixes, sizes))
+        size = sum(sizes)
         if size > MAX_TOKENS:
-            limit = f"text limit ({MAX_TOKENS // config.beam:,} tokens)"
-            raise ValueError(
-                f"Invalid request: request ({sum(sizes):,}) exceeds {limit}"
-            )
+            tokens, limit = size // config.beam, MAX_TOKENS // config.beam
+            exceeds = f"request ({tokens:,}) exceeds text limit ({limit:,} tokens)"
+            raise ValueError(f"Invalid request: {exceeds}")
         if size + self.queue.size() > MAX_WAITING:
             busy = "Slowdown: too much text is waiting, try again soon"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, busy)
-        waiting = deque(
-            Line(line, prefix, tokens * config.beam)
-            for line, prefix, tokens in zip(lines, prefixes, sizes, strict=True)
-        )
         job = Job(direction.translator, config, waiting, shows_attention)
         return await asyncio.wrap_future(self.queue.submit(job))
 
@@ -268,11 +253,6 @@ def _required(request: Request, name: str) -> Any:
     if not (value := request.get(name)):
         raise ValueError(f"Invalid request: missing {name} parameter")
     return value
-
-
-def _unsupported(field: str, asked: object, choices: Sequence[str]) -> ValueError:
-    expected = f"expected {', '.join(choices[:-1])} or {choices[-1]}"
-    return ValueError(f"{asked!s:.40} is not supported as {field}: {expected}")
 
 
 def _texts(request: Request) -> list[str]:
@@ -309,14 +289,10 @@ def _lines(text: str, kind: str) -> list[tuple[str, str]]:
         raise ValueError(f"{kind} format is not supported")
     # Separators and lines by turns, with a line first and last.
     parts = separators.split(text)
+    lines = parts[::2]
     if kind == "html":
-        # White space before markup is part of the separator.
-        for i in range(0, len(parts) - 1, 2):
-            line = parts[i].rstrip()
-            parts[i + 1] = parts[i][len(line) :] + parts[i + 1]
-            parts[i] = ENTITY.sub(_plain, line)
-        parts[-1] = ENTITY.sub(_plain, parts[-1])
-    return list(zip(parts[::2], [*parts[1::2], ""], strict=True))
+        lines = [ENTITY.sub(_plain, line) for line in lines]
+    return list(zip(lines, [*parts[1::2], ""], strict=True))
 
 
 def _plain(entity: re.Match[str]) -> str:
@@ -348,12 +324,4 @@ def _answer(
         answer["alternatives"] = others
     if config.alignment:
         answer["lines"] = [json_objects(x, config) for x in nbest_lists]
-    return answer
-
-
-def _unchanged(text: str, request: Request) -> Request:
-    """Return the answer to a text that is in the target language."""
-    answer: Request = {"translatedText": text}
-    if request.get("alternatives"):
-        answer["alternatives"] = []
     return answer

@@ -15,6 +15,7 @@ import socket
 from asyncio import TimerHandle, Transport
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -66,6 +67,11 @@ HEADERS = {
     "base-uri 'none'",
 }
 
+parse_form = partial(parse_qsl, keep_blank_values=True, errors="strict")
+
+# What is wrong with a request; any other error is one of the server.
+REFUSED = (ClientDisconnect, HTTPException, RecursionError, ValueError)
+
 
 class Door:
     """Reads requests, refuses those without the key, and sends the answers."""
@@ -73,23 +79,23 @@ class Door:
     def __init__(self, interface: LibreTranslate, api_key: str | None) -> None:
         self.interface = interface
         self.api_key = api_key
-        routes = {
+        routes: dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Response]]] = {
             # What anybody may ask who reaches the server.
             ("GET", "/"): self._page,
-            ("GET", "/frontend/settings"): self._settings,
-            ("GET", "/health"): self._health,
-            ("GET", "/languages"): self._languages,
+            ("GET", "/frontend/settings"): self._endpoint(self._settings),
+            ("GET", "/health"): self._endpoint(self._health),
+            ("GET", "/languages"): self._endpoint(interface.languages),
             # What needs the key.
-            ("POST", "/attention"): self._with_fields(interface.attention),
-            ("POST", "/detect"): self._with_fields(interface.detect),
-            ("POST", "/translate"): self._with_fields(interface.translate),
+            ("POST", "/attention"): self._endpoint(interface.attention),
+            ("POST", "/detect"): self._endpoint(interface.detect),
+            ("POST", "/translate"): self._endpoint(interface.translate),
         }
-        self.paths = [path for _, path in routes]
+        self.routes = ", ".join(map(" ".join, routes))
         self.app = Starlette(
             routes=[
-                Route(spelling, endpoint, methods=[method])
+                Route(path + end, endpoint, methods=[method])
                 for (method, path), endpoint in routes.items()
-                for spelling in (path, f"{path}/")
+                for end in ("", "/")
             ],
             middleware=[
                 Middleware(
@@ -100,10 +106,7 @@ class Door:
                 )
             ],
             exception_handlers={
-                HTTPException: self._refused,
-                ClientDisconnect: self._wrong,
-                ValueError: self._wrong,
-                RecursionError: self._wrong,
+                **dict.fromkeys(REFUSED, self._refused),
                 Exception: self._failed,
             },
         )
@@ -117,48 +120,36 @@ class Door:
             "translate.html",
             LIMIT=interface.limit,
             UNSURE=UNSURE,
-            LANGUAGES=html.escape(json.dumps(interface.languages())),
+            LANGUAGES=html.escape(json.dumps(await interface.languages({}))),
             FIGURES=html.escape("; ".join(figures)),
         )
         return HTMLResponse(text)
 
-    async def _settings(self, request: HttpRequest) -> Response:
+    async def _settings(self, fields: Request) -> Request:
         needed = bool(self.api_key)
-        keys = {"apiKeys": needed, "keyRequired": needed}
-        return _json({**self.interface.settings(), **keys})
+        return {**self.interface.settings, "apiKeys": needed, "keyRequired": needed}
 
-    async def _health(self, request: HttpRequest) -> Response:
-        return _json({"status": "ok"})
+    async def _health(self, fields: Request) -> Request:
+        return {"status": "ok"}
 
-    async def _languages(self, request: HttpRequest) -> Response:
-        return _json(self.interface.languages())
-
-    def _with_fields(
+    def _endpoint(
         self, function: Callable[[Request], Awaitable[Any]]
     ) -> Callable[[HttpRequest], Awaitable[Response]]:
         """Return what answers a request by a function of its fields."""
 
         async def answer(request: HttpRequest) -> Response:
-            return _json(await function(await self._fields(request)))
+            fields = await self._fields(request) if request.method == "POST" else {}
+            return _json(await function(fields))
 
         return answer
 
-    # Errors, of which each is one line
-
     async def _refused(self, request: HttpRequest, error: Exception) -> Response:
-        """Say why, or what there is instead of another path or method."""
-        assert isinstance(error, HTTPException)
-        message = error.detail
-        if error.status_code == HTTPStatus.NOT_FOUND:
-            message = f"nothing here: expected one of {', '.join(self.paths)}"
-        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = (error.headers or {}).get("Allow", "")
-            message = f"expected {allowed}, got {request.method}"
-        return _json({"error": message}, error.status_code)
-
-    async def _wrong(self, request: HttpRequest, error: Exception) -> Response:
-        message = str(error) or type(error).__name__
-        return _json({"error": message}, HTTPStatus.BAD_REQUEST)
+        """Say in a line why a request has no answer."""
+        status = getattr(error, "status_code", HTTPStatus.BAD_REQUEST)
+        message = getattr(error, "detail", str(error)) or type(error).__name__
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+            message = f"nothing here: expected one of {self.routes}"
+        return _json({"error": message}, status)
 
     async def _failed(self, request: HttpRequest, error: Exception) -> Response:
         """Tell the details, such as paths, only those who run this server."""
@@ -171,7 +162,7 @@ class Door:
     async def _fields(self, request: HttpRequest) -> Request:
         """Read the fields of a request. Raises: ValueError, HTTPException"""
         # A key in the address or the header is compared before the body is read.
-        fields = _fields_of(_decoded_form(request.url.query))
+        fields = _fields_of(parse_form(request.url.query))
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             fields["api_key"] = key
@@ -213,17 +204,13 @@ async def _body_fields(request: HttpRequest) -> Request:
         return fields
     text = body.decode()
     if not kind.startswith("multipart/"):
-        return _fields_of(_decoded_form(text))
+        return _fields_of(parse_form(text))
 
     async def receive() -> Message:
         return {"type": "http.request", "body": bytes(body)}
 
     form = await HttpRequest(request.scope, receive).form()
     return _fields_of(form.multi_items())
-
-
-def _decoded_form(text: str) -> list[tuple[str, Any]]:
-    return list(parse_qsl(text, keep_blank_values=True, errors="strict"))
 
 
 def _fields_of(pairs: Sequence[tuple[str, Any]]) -> Request:

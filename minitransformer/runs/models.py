@@ -6,12 +6,14 @@ Trained models come with the package, each with a card that describes it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from minitransformer.runs.checkpoint import SUFFIX, recorded_state
+from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, recorded_state
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.text.grammar import are_built_in
+from minitransformer.text.pairs import TextPair
 
 RUNS = Path("runs")
 
@@ -90,16 +92,17 @@ def language_codes(checkpoint: Path) -> tuple[str, str]:
     """Return the codes of the languages that a model translates from and to.
 
     The name of a shipped model has them, such as en-de. Otherwise they are the suffixes
-    of the training text, such as train.en.gz. Suffixes that are no codes give "source"
-    and "target".
+    of the training text, such as train.en.gz, as the checkpoint or its run says.
+    Suffixes that are no codes give "source" and "target".
     """
-    names: list[str] = []
+    names: Sequence[str] = ()
     run = RunDirectory(checkpoint.parent)
     if card_title(checkpoint):
         names = checkpoint.parent.name.split("-")
-    elif run.config.is_file():
-        files = run.read_config().text["train"]
-        names = [Path(path.removesuffix(".gz")).suffix[1:] for path in files]
+    elif languages := recorded_state(checkpoint).languages:
+        names = languages
+    elif run.is_run():
+        names = TextPair(*map(Path, run.read_config().text["train"])).languages
     are_codes = len({*names}) == 2 and all(x.isalpha() and len(x) < 4 for x in names)
     return (names[0], names[1]) if are_codes else ("source", "target")
 
@@ -112,6 +115,41 @@ def models_by_direction(paths: Iterable[Path]) -> list[list[Path]]:
     return list(groups.values())
 
 
+def figures(checkpoint: Path) -> str:
+    """Return the updates of a model and its BLEU, where it is known."""
+    if title := card_title(checkpoint):
+        return title.partition("(")[2].rstrip(")")
+    state = recorded_state(checkpoint)
+    updates = f"{state.step:,} updates"
+    if state.best_bleu < 0:
+        return updates
+    return f"{updates}, validation BLEU {state.best_bleu:.2f}"
+
+
+def fingerprint(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what checkpoints that belong together share; None is unknown.
+
+    Only codes of two letters say a direction: other endings may stand for anything.
+    """
+    codes = language_codes(path)
+    return {
+        "configuration": checkpoint.model.config,
+        "tokenizer": checkpoint.tokenizer.model,
+        "direction": codes if {*map(len, codes)} == {2} else None,
+        "training text": checkpoint.state.text.get("train"),
+        "beginning (--seed or --from)": checkpoint.state.origin or None,
+    }
+
+
+def require_alike(
+    path: Path, own: dict[str, Any], first: Path, others: dict[str, Any]
+) -> None:
+    """Raises: ValueError naming what differs from the fingerprint of the first one."""
+    for name, value in own.items():
+        if None not in (value, others[name]) and value != others[name]:
+            raise ValueError(f"{path}: its {name} differs from that of {first}")
+
+
 def described(checkpoint: Path) -> str:
     """Describe a checkpoint: its text, updates and validation BLEU, or its card.
 
@@ -119,10 +157,7 @@ def described(checkpoint: Path) -> str:
     """
     if title := card_title(checkpoint):
         return f"the shipped model {title}"
-    state = recorded_state(checkpoint)
-    about = [f"{state.step:,} updates"]
-    if state.best_bleu >= 0:
-        about.append(f"validation BLEU {state.best_bleu:.2f}")
+    about = [figures(checkpoint)]
     run = RunDirectory(checkpoint.parent)
     if run.config.is_file():
         files = run.read_config().text["train"]

@@ -185,7 +185,7 @@ def test_a_model_is_calibrated_by_text(model_path, tmp_path, capfd):
     known = checkpoint.recorded_state(Path(model_path)).log_prob_quantiles
     given = ["float16", model_path, str(path), "--calibrate", str(text)]
     assert (export.main(given), known) == (0, ())
-    assert average.main([str(mean), str(path), str(path)]) == 0
+    assert average.main([str(mean), str(path)]) == 0
     capfd.readouterr()
     flags = "--json", "--model", str(mean), "--input", str(text), "--threads", "1"
     _, out, _ = run_translate(*flags)

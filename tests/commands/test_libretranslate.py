@@ -214,14 +214,16 @@ def test_the_language_of_a_text_is_detected(server):
     assert ask(server, "/detect", {"q": german}) == (200, [detected])
     # Text in the target language is said to be that.
     answer = translated(server, german, "auto", "de")
-    assert answer == {"translatedText": german, "detectedLanguage": detected}
+    assert answer["translatedText"] == german
+    assert answer["detectedLanguage"] == detected
     # What no language is like more than others leads to no claim.
     assert ask(server, "/detect", {"q": "123"})[1][0]["confidence"] == 50
 
 
 def test_the_same_language_gives_the_text_back(server):
     text = "One\n\r\n two <b>"
-    assert translated(server, text, "en", "en") == {"translatedText": text}
+    answer = {"translatedText": text, "alternatives": []}
+    assert translated(server, text, "en", "en") == answer
     answer = translated(server, [text, ""], "en", "en", alternatives=2)
     assert answer == {"translatedText": [text, ""], "alternatives": [[], []]}
 
@@ -234,7 +236,7 @@ def test_a_language_that_nobody_knows_is_not_claimed(model_path):
         answer = translated(server, "a", "auto", "target")
         assert answer["detectedLanguage"] == unsure
         body = {**HUNGRY, "source": "target", "target": "source"}
-        message = "target is not supported as source: expected auto or source"
+        message = "target to source is not supported: expected source to target"
         assert ask(server, "/translate", body) == (400, {"error": message})
 
 
@@ -245,7 +247,8 @@ def test_a_target_that_the_source_lacks_names_its_targets(server, model_path):
     ]
     with running(Server(directions)) as several:
         status, answer = ask(several, "/translate", {**HUNGRY, "target": "target"})
-        message = "target is not supported as target: expected de or en"
+        message = "en to target is not supported: expected en to de, de to en, "
+        message += "source to target"
         assert (status, answer) == (400, {"error": message})
         assert translated(several, HUNGRY["q"], "en", "de") == HUNGRIG
 
