@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,22 +101,15 @@ def in_one_kernel(
 ) -> tuple[Array, Vjp]:
     """Compute attention, and its gradients, by the kernels of `attention.cu`."""
     xp = array_module(q)
-    batch, queries, _ = q.shape
-    keys = k.shape[1]
-    shape = (batch, num_heads, queries, keys)  # [B, H, T, S]
+    shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
 
     # A kernel for the width of the heads divides queries and keys into tiles.
     widest = max(q.shape[-1], v.shape[-1]) // num_heads
     width = next(width for width in WIDTHS if width >= widest)
     tile = (4 if width == WIDTHS[0] else 2) * (16 // q.dtype.itemsize)
-    grid = num_heads, batch, -(-queries // tile)
+    grid = num_heads, len(q), -(-q.shape[1] // tile)
 
-    # It takes inputs whose rows have gaps between them, but none between numbers.
-    inputs = [xp.ascontiguousarray(x) if _has_gaps(x) else x for x in (q, k, v)]
-    counts, allowed = (mask, None) if _counts_keys(mask) else (None, mask)
-    allowed, mask_strides = _rows_of_mask(xp, allowed, shape)
-    dropout = draw_mask(shape, rate, rng)
-    sizes = _sizes_of(inputs, num_heads, mask_strides, counts, dropout)
+    given = _kernel_inputs((q, k, v), mask, shape, draw_mask(shape, rate, rng))
     launch = functools.partial(
         device.current().launch, block=TILE_THREADS, tensor_cores=tensor_cores
     )
@@ -128,50 +121,60 @@ def in_one_kernel(
         grid,
         out,
         statistics,
-        *inputs,
-        allowed,
-        counts,
-        dropout.seed,
-        sizes,
+        *given.arrays,
+        given.allowed,
+        given.counts,
+        given.seed,
+        given.sizes,
     )
 
-    def vjp(g: Array) -> tuple[Array, Array, Array, None]:
-        dq, dk, dv = (xp.empty(x.shape, x.dtype) for x in (q, k, v))
+    def vjp(g: Array) -> tuple[Array | None, ...]:
+        gradients = [xp.empty(x.shape, x.dtype) for x in given.arrays]
         # With several tiles of keys, the gradient of the queries is a sum over them.
-        dq_sums = xp.empty(q.shape, np.float32) if keys > tile else None
+        several = k.shape[1] > tile
         launch(
             f"attention_backward_{width}",
             q.dtype,
             grid[:2],
-            dq,
-            dk,
-            dv,
-            dq_sums,
+            *gradients,
+            xp.empty(q.shape, np.float32) if several else None,
             statistics,
             xp.ascontiguousarray(g),
             out,
-            *inputs,
-            allowed,
-            dropout.seed,
-            sizes,
+            *given.arrays,
+            given.allowed,
+            given.seed,
+            given.sizes,
         )
-        return dq, dk, dv, None
+        return (*gradients, None)
 
     return out, vjp
 
 
-def _sizes_of(
-    inputs: list[Array],
-    num_heads: int,
-    mask_strides: tuple[int, ...],
-    counts: Array | None,
+class KernelInputs(NamedTuple):
+    """What both kernels read: q, k and v, a mask or numbers of keys, and sizes."""
+
+    arrays: list[Array]
+    allowed: Array | None
+    counts: Array | None
+    seed: Array | None
+    sizes: np.ndarray
+
+
+def _kernel_inputs(
+    arrays: tuple[Array, Array, Array],
+    mask: Array | None,
+    shape: tuple[int, ...],
     dropout: DropoutMask,
-) -> np.ndarray:
-    """Return the sizes of arrays and how they lie in memory, as kernels take them."""
-    q, k, v = inputs
+) -> KernelInputs:
+    xp, heads = array_module(arrays[0]), shape[1]
+
+    # Rows may have gaps between them, but there are none between numbers.
+    q, k, v = inputs = [xp.ascontiguousarray(x) if _has_gaps(x) else x for x in arrays]
+    counts, allowed = (mask, None) if _counts_keys(mask) else (None, mask)
+    allowed, mask_strides = _rows_of_mask(xp, allowed, shape)
     strides = [stride // x.itemsize for x in inputs for stride in x.strides[:2]]
-    d_k = q.shape[-1] // num_heads
-    return device.struct(
+    sizes = device.struct(
         SIZES,
         **dict(zip(STRIDES, strides, strict=True)),
         mask_batch=mask_strides[0],
@@ -179,14 +182,15 @@ def _sizes_of(
         mask_row=mask_strides[2],
         counts_batch=0 if counts is None or len(counts) == 1 else 1,
         masked_score=MASKED_SCORE,
-        scale=1 / math.sqrt(d_k),
+        scale=1 / math.sqrt(q.shape[-1] // heads),
         queries=q.shape[1],
         keys=k.shape[1],
-        d_k=d_k,
-        d_v=v.shape[-1] // num_heads,
+        d_k=q.shape[-1] // heads,
+        d_v=v.shape[-1] // heads,
         dropout_first=dropout.first,
         dropout_threshold=dropout.threshold,
     )
+    return KernelInputs(inputs, allowed, counts, dropout.seed, sizes)
 
 
 def _counts_keys(mask: Array | None) -> bool:
