@@ -104,9 +104,7 @@ def in_one_kernel(
     shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
 
     # A kernel for the width of the heads divides queries and keys into tiles.
-    widest = max(q.shape[-1], v.shape[-1]) // num_heads
-    width = next(width for width in WIDTHS if width >= widest)
-    tile = (4 if width == WIDTHS[0] else 2) * (16 // q.dtype.itemsize)
+    width, tile = _tile_of(max(q.shape[-1], v.shape[-1]) // num_heads, q.dtype)
     grid = num_heads, len(q), -(-q.shape[1] // tile)
 
     given = _kernel_inputs((q, k, v), mask, shape, draw_mask(shape, rate, rng))
@@ -149,6 +147,13 @@ def in_one_kernel(
         return (*gradients, None)
 
     return out, vjp
+
+
+def _tile_of(width: int, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the width that a kernel for such heads has, and how long its tiles are."""
+    kernel_width = next(each for each in WIDTHS if each >= width)
+    vectors = 4 if kernel_width == WIDTHS[0] else 2
+    return kernel_width, vectors * (16 // dtype.itemsize)
 
 
 class KernelInputs(NamedTuple):
