@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minitransformer.backends.devices import open_device
 from minitransformer.runs import checkpoint
-from minitransformer.runs.models import find_checkpoint
+from minitransformer.runs.models import find_checkpoint, fingerprint, require_alike
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
@@ -57,13 +57,15 @@ def load(
         glossary = read_glossary(Path(glossary))
     tune_allocator()
     opened = open_device(device, precision, threads)
-    places: list[Path | None] = [Path(path) for path in paths] or [None]
-    checkpoints = [checkpoint.load(find_checkpoint(place)) for place in places]
+    named: list[Path | None] = [Path(path) for path in paths] or [None]
+    places = [find_checkpoint(path) for path in named]
+    checkpoints = [checkpoint.load(place) for place in places]
     tokenizer = checkpoints[0].tokenizer
     state = checkpoints[0].state
-    for place, loaded in zip(places, checkpoints, strict=True):
-        if loaded.tokenizer.model != tokenizer.model:
-            raise ValueError(f"{place}: its tokenizer differs from that of {paths[0]}")
+    prints = list(map(fingerprint, places, checkpoints))
+    for place, loaded, own in zip(places, checkpoints, prints, strict=True):
+        shared = {name: own[name] for name in ("tokenizer", "direction")}
+        require_alike(place, shared, places[0], prints[0])
         loaded.parameters.move_to(opened.xp, opened.low_precision)
         # Round or copy the parameters now: forked workers share the results.
         loaded.parameters.data_changed()

@@ -23,6 +23,13 @@ def test_load_and_translate_equal_the_command(model_path):
     assert found == out.splitlines()
 
 
+def test_models_of_opposite_directions_are_no_ensemble():
+    with pytest.raises(ValueError, match=r"de-en/.*: its direction differs .*en-de/"):
+        minitransformer.load("en-de", "de-en")
+    code, _, error = run_translate("--model", "de-en", "--model", "en-de", "Hello.")
+    assert (code > 0, error.count("\n")) == (True, 1)
+
+
 def test_prefixes_and_samples(model_path):
     translator = minitransformer.load(model_path, threads=1)
     lines, options = CAT_LINES[:3], {"max_len_a": 0, "max_len_b": 5}

@@ -16,8 +16,8 @@ from minitransformer.training.averaging import mean_of
 def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
     """Return the `last` checkpoints (5) of one run directory, or the files themselves.
 
-    Raises: UsageError if directories and files are mixed, or if there are files and
-    `last`; ValueError if the run has too few checkpoints.
+    Raises: UsageError if directories and files are mixed, if a file is named twice, or
+    if there are files and `last`; ValueError if the run has too few checkpoints.
     """
     # Files
     if len(paths) > 1 or not paths[0].is_dir():
@@ -25,6 +25,11 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
             raise UsageError("--last does nothing with checkpoints that are named")
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")
+        files = [path.resolve() for path in paths]
+        if twice := [
+            x for x, file in zip(paths, files, strict=True) if files.count(file) > 1
+        ]:
+            raise UsageError(f"{twice[0]}: expected other checkpoints, got one twice")
         return list(paths)
     # A run directory
     checkpoints = RunDirectory(paths[0]).checkpoints()

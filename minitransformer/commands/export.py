@@ -26,8 +26,14 @@ from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.models import find_checkpoint, language_codes
+from minitransformer.runs.models import (
+    find_checkpoint,
+    fingerprint,
+    language_codes,
+    require_alike,
+)
 from minitransformer.runs.outputs import check_output
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
@@ -200,6 +206,15 @@ def export(args: argparse.Namespace) -> None:
     check_output(args.output, args)
     source = find_checkpoint(args.run)
     trained = checkpoint.load(source)
+    codes = language_codes(source)
+    trained.state = replace(trained.state, languages=codes)
+
+    # In the folder of another run, it would be taken for a model of that run.
+    run = RunDirectory(args.output.resolve().parent)
+    if run.config.is_file() and run.has_checkpoint():
+        own = run.preferred_checkpoint()
+        others = fingerprint(own, checkpoint.load(own))
+        require_alike(args.output, fingerprint(source, trained), own, others)
     number_format = args.quantization or "float32"
     # A checkpoint in fewer bits, which may know how sure its translations are.
     if args.kind in ("float16", "int8"):
@@ -210,7 +225,7 @@ def export(args: argparse.Namespace) -> None:
         checkpoint.save(args.output, trained, number_format)
     # Or a model for another program.
     elif args.kind == "argos":
-        codes = args.languages or language_codes(source)
+        codes = args.languages or codes
         if codes == ("source", "target"):
             raise UsageError("expected --languages, such as en de")
         to_argos(trained, args.output, codes, number_format)

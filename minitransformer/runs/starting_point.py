@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from zlib import crc32
 
 import numpy as np
 
@@ -187,8 +188,9 @@ def first_checkpoint(
         count = copy_weights(other, model, tokenizer)
         copied = f"{count:,} of {tokenizer.vocab_size:,} word pieces"
         line = f"from        {settings.start}, with the embeddings of {copied}"
-    state = RunState(decoding=settings.decoding)
-    return Checkpoint(model, tokenizer, ParameterBuffer(model), state), line
+    parameters = ParameterBuffer(model)
+    state = RunState(decoding=settings.decoding, origin=crc32(parameters.data))
+    return Checkpoint(model, tokenizer, parameters, state), line
 
 
 def first_tokenizer(
@@ -247,4 +249,8 @@ def remember_text(start: Checkpoint, text: Mapping[str, TextPair]) -> None:
                 f"{pair}: the {SPLITS[split]} text has changed since this "
                 "run began, so the run cannot be resumed"
             )
-    start.state = replace(start.state, text={**start.state.text, **digests})
+    start.state = replace(
+        start.state,
+        text={**start.state.text, **digests},
+        languages=text["train"].languages,
+    )

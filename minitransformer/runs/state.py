@@ -30,7 +30,9 @@ class Window:
 class RunState:
     """The state of a run after `step` updates, as its checkpoints hold it.
 
-    `text` has a digest of each split. The next batch is number `position` of `epoch`; a
+    `text` has a digest of each split, and `languages` the endings of the names of the
+    training text. `origin` is the CRC-32 of the parameters before the first update, 0
+    if unknown. The next batch is number `position` of `epoch`; a
     validation of this step is pending if the state was saved before it. `best_loss` and
     `best_bleu` belong to the best model so far; a BLEU that was not measured is -1.
     `loss_scale` is fp16's factor with its number of finite steps. `workers` is how many
@@ -43,6 +45,8 @@ class RunState:
     """
 
     text: dict[str, str] = field(default_factory=dict)
+    languages: tuple[str, ...] = ()
+    origin: int = 0
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -75,8 +79,12 @@ class RunState:
         decoding = {**values.get("decoding", {}), "nbest": 1}
         values["decoding"] = from_dict(DecodingConfig, decoding)
         values["window"] = from_dict(Window, values.get("window", {}))
-        for name in {"loss_scale", "log_prob_quantiles"} & values.keys():
+        for name in {"loss_scale", "log_prob_quantiles", "languages"} & values.keys():
             values[name] = tuple(values[name])
+        for name, default in vars(cls()).items():
+            kind = (int, float) if isinstance(default, float) else type(default)
+            if default is not None and not isinstance(values.get(name, default), kind):
+                raise TypeError(f"{name}: expected such as {default}, got another type")
         return from_dict(cls, values)
 
     def used_up(self, training: TrainingConfig) -> str | None:

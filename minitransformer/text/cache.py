@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from minitransformer.system.files import build_once
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged
-from minitransformer.text.pairs import TextPair
+from minitransformer.text.pairs import TextPair, file_digest
 from minitransformer.text.placeholders import Finder, symbols_for
 from minitransformer.text.sentences import median_sentences
 from minitransformer.text.tokenizer import (
@@ -35,7 +36,7 @@ CHUNK = 4_000_000
 MOST_LINES = 20_000
 
 # Part of the names of files, a new one whenever `clean`, `Finder` or the format change.
-CLEANED = "-clean-copied-3"
+CLEANED = "-clean-copied-4"
 
 # The names of a corpus's files of ids.
 SIDES = "source", "target"
@@ -69,9 +70,16 @@ def cached_tokenizer(
         _expect_unchanged(text, digest)
         partial.write_bytes(learned.model)
 
+    def read(path: Path) -> Tokenizer:
+        tokenizer = Tokenizer.read(path)
+        if tokenizer.vocab_size == vocab_size:
+            return tokenizer
+        pieces = f"expected {vocab_size} word pieces, got {tokenizer.vocab_size}"
+        raise ValueError(f"{path}: {pieces}")
+
     digest = text.digest()
     path = cache / f"{digest}-{vocab_size}{CLEANED}.model"
-    return build_once(path, build, Tokenizer.read)
+    return build_once(path, build, read)
 
 
 def encoded_corpus(
@@ -87,14 +95,16 @@ def encoded_corpus(
     # The ids depend on the text, the vocabulary and the version of the encoding.
     digest = text.digest()
     salt = (digest + CLEANED).encode()
-    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=salt)
+    key = hashlib.blake2b(tokenizer.model, digest_size=16, key=salt).hexdigest()
 
     def build(folder: Path) -> None:
         announce(f"encoding {text}", text.is_large)
-        _encode(text, tokenizer, num_threads, folder)
+        header = {"key": key, **_encode(text, tokenizer, num_threads, folder)}
+        whole = {"header": header, "checksum": _checksum(folder, header)}
+        (folder / "corpus.json").write_bytes(json.dumps(whole).encode())
         _expect_unchanged(text, digest)
 
-    return build_once(cache / key.hexdigest(), build, read_corpus)
+    return build_once(cache / key, build, read_corpus)
 
 
 def _expect_unchanged(text: TextPair, digest: str) -> None:
@@ -106,17 +116,23 @@ def _expect_unchanged(text: TextPair, digest: str) -> None:
 def read_corpus(folder: Path) -> ParallelCorpus:
     """Open the ids that `encoded_corpus` wrote.
 
-    Raises: ValueError if a file was cut short, FileNotFoundError if it is missing.
+    Raises: ValueError if it is of other text or another vocabulary, or if a file is not
+    as it was written; FileNotFoundError if one is missing.
     """
     try:
-        header = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        # Map the ids of both sides, and compare their numbers with the header.
+        # Nothing is used before the checksum says that it is what was written.
+        whole = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        header = whole["header"]
+        if _checksum(folder, header) != whole["checksum"]:
+            raise ValueError("its checksum differs from the one written")
+        if header["key"] != folder.name:
+            raise ValueError("its text or vocabulary is another")
+
+        # Map the ids of both sides.
         sides = []
         for name in SIDES:
             ids = _mapped(folder / f"{name}.ids", header["dtype"])
             starts = _mapped(folder / f"{name}.starts", "int64")
-            if len(starts) != header["pairs"] + 1 or starts[-1] != len(ids):
-                raise ValueError(f"the {name} is not whole")
             sides.append(Ragged(ids, starts))
         corpus = ParallelCorpus(sides[0], sides[1], header["dropped_blank"])
         corpus.notes = header["notes"]
@@ -124,6 +140,14 @@ def read_corpus(folder: Path) -> ParallelCorpus:
         return corpus
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: a damaged cache ({error})") from error
+
+
+def _checksum(folder: Path, header: dict[str, Any]) -> str:
+    """Return a digest of the header and of the files of both sides."""
+    total = hashlib.blake2b(json.dumps(header, sort_keys=True).encode())
+    for name, suffix in itertools.product(SIDES, (".ids", ".starts")):
+        total.update(file_digest(folder / f"{name}{suffix}"))
+    return total.hexdigest()
 
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:
@@ -172,8 +196,8 @@ class _Side:
 
 def _encode(
     text: TextPair, tokenizer: Tokenizer, num_threads: int, folder: Path
-) -> None:
-    """Write the ids of both sides to a folder, and a header that describes them."""
+) -> dict[str, Any]:
+    """Write the ids of both sides to a folder; return a header that describes them."""
     folder.mkdir()
     sides = [_Side(folder / name, tokenizer.vocab_size) for name in SIDES]
     sample = list[str]()
@@ -203,14 +227,12 @@ def _encode(
     # The header has the median of the sentences in a line, and notes for the log.
     no_text = [i for i, piece in enumerate(tokenizer.written()) if not piece]
     unknown = [side.counts[no_text].sum() / side.counts.sum() for side in sides]
-    header = {
+    return {
         "dtype": sides[0].dtype,
         "dropped_blank": blank,
-        "pairs": pairs,
         "sentences": median_sentences(sample),
         "notes": _notes(unknown, target_characters, tokenizer),
     }
-    (folder / "corpus.json").write_bytes(json.dumps(header).encode())
 
 
 def _notes(

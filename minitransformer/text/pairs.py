@@ -34,21 +34,22 @@ class TextPair:
         return str(self.source.absolute()), str(self.target.absolute())
 
     @property
+    def languages(self) -> tuple[str, str]:
+        """The endings of both names, such as en and de, without .gz."""
+        source, target = (Path(x.removesuffix(".gz")).suffix[1:] for x in self.paths)
+        return source, target
+
+    @property
     def is_large(self) -> bool:
         """Whether there is so much text that people wait for its vocabulary or ids."""
         sizes = (os.path.getsize(path) for path in (self.source, self.target))
         return sum(sizes) > LARGE
 
     def digest(self) -> str:
-        """Return a digest of the content, independent of the names of the files.
-
-        A file is read again only if its size or time has changed.
-        """
+        """Return a digest of the content, independent of the names of the files."""
         total = hashlib.blake2b(digest_size=16)
         for path in (self.source, self.target):
-            state = os.stat(path)
-            version = state.st_ino, state.st_size, state.st_mtime_ns
-            total.update(_digest(path, version))
+            total.update(file_digest(path))
         return total.hexdigest()
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -65,6 +66,12 @@ class TextPair:
                     f"and {total}"
                 )
             yield s, t
+
+
+def file_digest(path: Path) -> bytes:
+    """Return a digest of a file, read again only if its size or time has changed."""
+    state = os.stat(path)
+    return _digest(path, (state.st_ino, state.st_size, state.st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=64)

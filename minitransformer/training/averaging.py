@@ -13,6 +13,7 @@ import numpy as np
 
 from minitransformer.engine.backend import array_module
 from minitransformer.runs.checkpoint import Checkpoint, load, recorded_state
+from minitransformer.runs.models import fingerprint, require_alike
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.parallel import ParallelModel
@@ -27,21 +28,21 @@ def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
 
     It is one object, whose parameters change before it is yielded again.
 
-    Raises: ValueError if there is no checkpoint, or settings or tokenizers differ.
+    Raises: ValueError if there is no checkpoint, or if one differs in more than the
+    parameters (`fingerprint`).
     """
     if not paths:
         raise ValueError("expected checkpoints to average, got none")
-    result = load(paths[-1])
+    last = paths[-1]
+    result = load(last)
+    of_last = fingerprint(last, result)
     total = result.parameters.data.astype(np.float64)
     yield result
 
     # From the newest to the oldest, keep their sum in float64.
     for count, path in enumerate(reversed(paths[:-1]), start=2):
         other = load(path)
-        if other.model.config != result.model.config:
-            raise ValueError(f"{path}: its configuration differs from {paths[-1]}")
-        if other.tokenizer.model != result.tokenizer.model:
-            raise ValueError(f"{path}: its tokenizer differs from that of {paths[-1]}")
+        require_alike(path, fingerprint(path, other), last, of_last)
         total += other.parameters.data
         del other  # before the next one is read
         result.parameters.data[...] = total / count

@@ -9,6 +9,7 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.models import shipped_model
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.text.tokenizer import Tokenizer
@@ -42,3 +43,49 @@ def test_the_last_checkpoints_are_averaged(run, tmp_path, capsys, named):
         each = [load_file(path)[name].astype(float) for path in paths]
         assert_close(found[name], np.mean(each, axis=0), "float32")
     assert "adam.mean" not in found
+
+
+def saved_as(run, name, **state):
+    """Save the run's first model with another state."""
+    at = checkpoint.load(run.checkpoint(100))
+    at.state = RunState(**state)
+    path = run.path.parent / name
+    checkpoint.save(path, at)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ({"origin": 2}, "its beginning (--seed or --from) differs"),
+        ({"text": {"train": "0e", "val": "0f"}}, "its training text differs"),
+        ({"languages": ("de", "en")}, "its direction differs"),
+        ({"languages": ("src", "tgt")}, ""),  # no codes: these say no direction
+        ({"text": {"train": "0f", "val": "0e"}}, ""),
+        ({"origin": 0, "text": {}, "languages": ()}, ""),  # of an older version
+    ],
+)
+def test_checkpoints_that_do_not_belong_together_are_named(run, capsys, other, differs):
+    known = {"origin": 1, "text": {"train": "0f"}, "languages": ("en", "de")}
+    last = saved_as(run, "last", **known)
+    path = saved_as(run, "other", **{**known, **other})
+    out = run.path.parent / "mean"
+    assert main([str(out), str(path), str(last)]) == bool(differs)
+    error = capsys.readouterr().err
+    named = f"minitransformer average: error: {path}: {differs} from that of {last}\n"
+    assert error == (named if differs else "")
+    assert out.exists() != bool(differs)
+
+
+def test_a_checkpoint_that_is_named_twice_is_refused(run, tmp_path, capsys):
+    link = tmp_path / "link"
+    link.symlink_to(run.checkpoint(100))
+    inputs = map(str, (run.checkpoint(100), link))
+    assert main([str(tmp_path / "mean"), *inputs]) == 2
+    assert "expected other checkpoints, got one twice" in capsys.readouterr().err
+
+
+def test_shipped_models_of_opposite_directions_have_no_mean(tmp_path, capsys):
+    paths = [str(path) for path in (shipped_model("en-de"), shipped_model("de-en"))]
+    assert main([str(tmp_path / "mean"), *paths]) == 1
+    assert "its direction differs from that of " in capsys.readouterr().err

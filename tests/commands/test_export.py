@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,12 +21,13 @@ from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
+from minitransformer.runs.models import language_codes
 from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.batch_translation import translate_ids
 from support.in_process import run_translate
-from support.models import model_with_random_biases
+from support.models import model_with_random_biases, save_run
 
 LINES = [
     f"the {a} {b} sees a {c}."
@@ -199,3 +201,29 @@ def test_a_model_is_calibrated_by_text(model_path, tmp_path, capfd):
     with pytest.raises(SystemExit):
         export.main(["int8", *given[1:3], "--languages", "en", "de"])
     assert "--languages does nothing with int8" in capfd.readouterr().err
+
+
+def test_an_exported_model_keeps_its_direction(place):
+    """Wherever it lies, and whatever lies beside it."""
+    run = save_run(place / "mine", {"best": {}}, ("a.en", "b.fr"))
+    assert export.main(["float16", str(run.path), "copy"]) == 0
+    assert language_codes(Path("copy")) == ("en", "fr")
+    other = save_run(place / "other", {}, ("a.de", "b.cs"))
+    shutil.copy("copy", other.path / "copy")
+    assert language_codes(other.path / "copy") == ("en", "fr")
+
+
+def test_no_model_is_put_into_the_folder_of_another_run(place, capsys):
+    known = {"text": {"train": "0f"}, "origin": 1}
+    run = save_run(place / "mine", {"best": known}, ("a.en", "b.fr"))
+    save_run(place / "other", {"best": {**known, "origin": 2}}, ("a.en", "b.fr"))
+    save_run(place / "back", {"best": known}, ("a.fr", "b.en"))
+    for folder, differs in (
+        ("other", "beginning"),
+        ("back", "direction"),
+        ("mine", ""),
+    ):
+        code = export.main(["float16", str(run.path), f"{folder}/copy"])
+        assert code == bool(differs)
+        assert Path(folder, "copy").exists() != bool(differs)
+        assert f"{folder}/copy: its {differs}" * code in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The cache of vocabularies and encoded text: damage, bad text, interruptions."""
 
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,6 +75,49 @@ def test_damaged_encoded_text_is_made_again(pair, cache, capsys, name, damage):
     assert encoded(pair, cache).tobytes() == first
     told = f"{folder}: a damaged cache" in capsys.readouterr().err
     assert told == (damage != "missing")
+
+
+@pytest.mark.parametrize(
+    "damage", ["reversed", "too large", "other starts", "other header", "other text"]
+)
+def test_a_cache_that_says_something_else_is_made_again(pair, cache, capsys, damage):
+    """Before it is used: an id that is no piece would be a traceback, or garbage."""
+    first = encoded(pair, cache).tobytes()
+    [folder] = [path for path in cache.iterdir() if path.is_dir()]
+    ids = np.fromfile(folder / "source.ids", "uint16")
+    starts = np.fromfile(folder / "target.starts", "int64")
+    if damage == "reversed":
+        ids[::-1].tofile(folder / "source.ids")
+    elif damage == "too large":
+        ids[7] = 60_000
+        ids.tofile(folder / "source.ids")
+    elif damage == "other starts":
+        starts[3] = starts[9]
+        starts.tofile(folder / "target.starts")
+    elif damage == "other header":
+        header = folder / "corpus.json"
+        header.write_text(
+            header.read_text().replace('"sentences": 1', '"sentences": {}')
+        )
+        assert "{}" in header.read_text()
+    else:
+        pair.target.write_text("one more\n" * 100)
+        encoded(pair, cache)
+        [other] = [x for x in cache.iterdir() if x.is_dir() and x != folder]
+        shutil.rmtree(folder)
+        other.rename(folder)
+        pair.target.write_text("".join(line + "\n" for line in LINES))
+    assert encoded(pair, cache).tobytes() == first
+    assert f"{folder}: a damaged cache (its " in capsys.readouterr().err
+
+
+def test_a_vocabulary_of_another_size_is_made_again(pair, cache, capsys):
+    first = learn(pair, cache).model
+    [path] = cache.glob("*.model")
+    path.write_bytes(Tokenizer.train(LINES, 50).model)
+    assert learn(pair, cache).model == path.read_bytes() == first
+    told = f"{path}: expected 60 word pieces, got 50; it is made again\n"
+    assert capsys.readouterr().err == told
 
 
 def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
