@@ -30,21 +30,37 @@ MAX_MEMORY = 4 << 30  # bytes, of a process
 
 # The tests that are asked about each file, by its folder; the longest name counts.
 # mutmut finds which of them reach a function.
-SEARCH = "tests/translation/test_beam_search.py tests/translation/test_ensemble.py"
-MODELS = "tests/properties/test_reference.py tests/properties/test_invariance.py"
+PROPERTIES = "tests/properties/test_{}.py"
+MODELS = PROPERTIES.format("reference"), PROPERTIES.format("invariance")
+SEARCH = (
+    "tests/translation/test_beam_search.py",
+    "tests/translation/test_ensemble.py",
+    PROPERTIES.format("search"),
+)
+LOOPS = PROPERTIES.format("training")
+BATCHES = "tests/text/test_batches.py", LOOPS
 TESTS = {
-    "minitransformer/engine/": f"tests/engine tests/model {MODELS}",
-    "minitransformer/model/": f"tests/model {MODELS} {SEARCH}",
-    "minitransformer/backends/onednn/": "tests/backends/onednn",
-    "minitransformer/text/batches.py": "tests/text/test_batches.py",
-    "minitransformer/text/ids.py": "tests/text/test_ids.py tests/text/test_batches.py",
-    "minitransformer/runs/": "tests/runs",
+    "minitransformer/engine/": ("tests/engine", "tests/model", *MODELS),
+    "minitransformer/model/": ("tests/model", *MODELS, *SEARCH),
+    "minitransformer/backends/onednn/": ("tests/backends/onednn", MODELS[0]),
+    "minitransformer/text/batches.py": BATCHES,
+    "minitransformer/text/ids.py": ("tests/text/test_ids.py", *BATCHES),
+    "minitransformer/runs/": ("tests/runs", LOOPS, PROPERTIES.format("histories")),
     "minitransformer/training/optimizer.py": (
-        "tests/training/test_optimizer.py tests/test_train_reference.py"
+        "tests/training/test_optimizer.py",
+        "tests/test_train_reference.py",
+        LOOPS,
     ),
-    "minitransformer/training/parallel.py": "tests/training/test_parallel.py",
-    "minitransformer/translation/": "tests/translation",
-    "train.py": "tests/test_train*.py",
+    "minitransformer/training/parallel.py": (
+        "tests/training/test_parallel.py",
+        MODELS[1],
+    ),
+    "minitransformer/translation/": (
+        "tests/translation",
+        SEARCH[-1],
+        PROPERTIES.format("line_rules"),
+    ),
+    "train.py": ("tests/test_train*.py", PROPERTIES.format("histories")),
 }
 
 # Expressions that are not changed, by the lines that they begin on: the words of an
@@ -87,7 +103,7 @@ def row(name: str, mutants: int, noticed: int) -> str:
 def tests_of(file: str) -> list[str]:
     """Return the tests that are asked about a file, or none if it is not mutated."""
     folders = [name for name in TESTS if file.startswith(name) and file.endswith(".py")]
-    patterns = TESTS[max(folders, key=len)].split() if folders else []
+    patterns = TESTS[max(folders, key=len)] if folders else ()
     return [str(p.relative_to(ROOT)) for x in patterns for p in sorted(ROOT.glob(x))]
 
 

@@ -26,13 +26,6 @@ def append(cache, numbers):
     return keys.data[..., 0].tolist()
 
 
-@pytest.mark.parametrize("reach", [0, 4, 30])
-def test_restricted_attention_gets_the_latest_positions(reach):
-    cache = cache_of(1, reach=reach)
-    for n in range(40):
-        assert append(cache, [n]) == [[*range(max(n - reach, 0), n + 1)]]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_cache_has_the_dtype_and_widths_of_the_memory(dtype):
     cache = cache_of(3, dtype=dtype)
@@ -57,58 +50,6 @@ def memory_of(state):
             assert memory.shape == (len(names), 1, width)
             assert memory[:, 0, -1].tolist() == names
     return names
-
-
-class Beams:
-    """What a state of three beams should remember: all numbers of each beam."""
-
-    def __init__(self, sentences, first=0):
-        self.state = state_of(sentences, first)
-        self.histories = [[] for _ in range(sentences)]
-        self.names = [*range(first, first + sentences)]
-
-    def append(self, rng):
-        numbers = rng.permutation(len(self.histories) * 2)[: len(self.histories)]
-        for history, number in zip(self.histories, numbers.tolist(), strict=True):
-            history.append(number)
-        for cache in self.state.caches:
-            found = append(cache, numbers)
-            for beam, history in zip(found, self.histories, strict=True):
-                assert beam == history
-
-    def select(self, rng, left):
-        beams = self.state.beam_size
-        origins = np.sort(rng.integers(0, beams, (len(left), 3)), axis=1)
-        rows = (np.array(left)[:, None] * beams + origins).ravel()
-        self.histories = [[*self.histories[row]] for row in rows]
-        self.names = [self.names[sentence] for sentence in left]
-        self.state.select(rows, 3)
-        assert memory_of(self.state) == self.names
-
-    def join(self, other):
-        self.state.join(other.state)
-        self.histories += other.histories
-        self.names += other.names
-        assert memory_of(self.state) == self.names
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_beams_keep_their_history_whatever_is_selected(seed):
-    """While sentences join, and leave in any order, and not after each step."""
-    rng = np.random.default_rng(seed)
-    beams, others = Beams(4), Beams(3, first=4)
-    for step in range(40):
-        for each in (beams, others):
-            each.append(rng)
-            left = np.arange(len(each.names))
-            if len(left) > 1 and rng.random() < 0.2:
-                left = rng.permutation(left)[:-1]
-            if step == 0 or rng.random() < 0.8:
-                each.select(rng, left.tolist())
-        if step == 10:
-            beams.join(others)
-            others = Beams(0)
-            others.append = others.select = lambda *_: None
 
 
 def test_a_selection_that_moves_no_beam_copies_nothing():

@@ -15,9 +15,7 @@ from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import value_type
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
-from minitransformer.training import loss_scale
 from minitransformer.training.averaging import TIE, best_mean
-from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam, learning_rate
 from support.properties import within
 
@@ -71,23 +69,6 @@ def test_adam_and_its_schedule_are_loops_over_numbers(
             root = math.sqrt(v[i] / (1 - beta2**made))
             theta[i] -= rate * m[i] / (1 - beta1**made) / (root + epsilon)
         within(abs(values - theta).max(), 1e-9 * (1 + max(map(abs, theta))))
-
-
-@given(st.lists(st.booleans(), max_size=30), st.integers(0, 30))
-def test_a_loss_scale_halves_and_doubles(finite, stop):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_scale, "GROWTH_STEPS", 3)
-        scale, factor, count = LossScale(np, "fp16"), 65_536.0, 0
-        for step, was_finite in enumerate(finite):
-            if step == stop:
-                restored = float(scale.factor), int(scale.finite_steps)
-                scale = LossScale(np, "fp16", restored)
-            scale.update(np.bool_(was_finite))
-            count = count + 1 if was_finite else 0
-            factor *= 1 if was_finite else 0.5
-            if count == 3:
-                factor, count = factor * 2, 0
-            assert (float(scale.factor), int(scale.finite_steps)) == (factor, count)
 
 
 LENGTHS = st.lists(

@@ -185,26 +185,6 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
     assert sorted(folder.iterdir()) == [runs[0], runs[2]]
 
 
-@pytest.mark.parametrize(
-    ("steps", "number", "minutes", "kept"),
-    [
-        ((5, 100_000_000, 20, 15, 10), 2, None, [20, 100_000_000]),
-        ((10, 14, 20, 21, 23), 3, None, [10, 20, 23]),
-        ((10, 14, 20, 21, 23), 3, 5.0, [20, 21, 23]),
-    ],
-)
-def test_pruning_keeps_the_newest_but_those_where_a_run_was_stopped(
-    tmp_path, steps, number, minutes, kept
-):
-    """If the clock says when to save, any step may have been due."""
-    run = RunDirectory(tmp_path)
-    for step in steps:
-        run.checkpoint(step).write_bytes(b"")
-    settings = {"save_every": 10, "checkpoint_minutes": minutes}
-    run.prune(TrainingConfig(keep_last=number, average=number, **settings))
-    assert run.checkpoints() == [run.checkpoint(step) for step in kept]
-
-
 def test_copies_are_no_checkpoints(tmp_path):
     run = RunDirectory(tmp_path)
     run.checkpoint(8).write_bytes(b"")

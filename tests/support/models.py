@@ -14,7 +14,6 @@ from minitransformer.runs.state import RunState
 from minitransformer.settings.config import (
     BOS_ID,
     EOS_ID,
-    PAD_ID,
     ModelConfig,
     RunConfig,
     TrainingConfig,
@@ -22,7 +21,6 @@ from minitransformer.settings.config import (
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch
 from minitransformer.text.tokenizer import Tokenizer
-from support.closeness import assert_close
 
 # No number stands by itself: it would be asked for again where a model loses it.
 CAT_LINES = [f"the cat number{i} sat on the mat and looked" for i in range(100)]
@@ -152,35 +150,3 @@ def mean_next_probabilities(members, source, prefix):
         p = np.exp(logits - logits.max())
         total = total + p / p.sum()
     return total / len(members)
-
-
-def check_cached_decoder(model, steps, leaving):
-    """Decode random tokens with a cache: each output is that of the whole history.
-
-    Beams are reordered, and after the steps `leaving` a sentence is dropped. Returns
-    the decoder's state and, for each beam that is left, its sentence.
-    """
-    rng, beam = np.random.default_rng(0), 2
-    source = rng.integers(4, 20, (3, 6))
-    source[1, 4:] = PAD_ID
-    with no_grad():
-        state = model.start_decoding(source)
-        owners, histories = np.arange(3), np.full((3, 1), BOS_ID)
-        for step in range(steps):
-            outputs = model.decode_step(histories[:, -1], state)
-            full = model(source[owners], histories).data[:, -1]
-            assert_close(outputs, full)
-            logits = (model.logits(Tensor(x)).data for x in (outputs, full))
-            assert_close(*logits)
-            tokens = rng.integers(4, 20, (len(owners), 1))
-            histories = np.concatenate([histories, tokens], axis=1)
-            rows = np.arange(len(owners))
-            if step == 0:
-                rows = np.repeat(rows, beam)
-            elif step % 3 == 1:
-                rows = rows.reshape(-1, beam)[:, rng.integers(0, beam, beam)].ravel()
-            if step in leaving:
-                rows = rows[beam:]
-            state.select(rows, beam)
-            owners, histories = owners[rows], histories[rows]
-    return state, owners

@@ -46,19 +46,6 @@ def test_adam_is_algorithm_1(block, threads, monkeypatch):
     assert_close(values, expected)
 
 
-def test_restored_moments_continue_algorithm_1():
-    rng = np.random.default_rng(1)
-    start, gradients = rng.standard_normal(7), rng.standard_normal((5, 7))
-    theta, m, v = algorithm_1(start, gradients[:3], 0.1)
-    values = np.array(theta)
-    adam = Adam(values, 0.9, 0.98, 1e-9)
-    adam.restore(3, np.array(m), np.array(v))
-    for gradient in gradients[3:]:
-        adam.update(gradient, 0.1)
-    expected, *_ = algorithm_1(start, gradients, 0.1)
-    assert_close(values, expected)
-
-
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 4096))
 def test_the_schedule_is_equation_3(step, warmup, d_model):
     expected = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
@@ -72,16 +59,6 @@ def test_base_peaks_at_7e_4():
         for s in (3999, 4000, 4001)
     ]
     assert max(rates) == rates[1] == pytest.approx(6.9877e-4, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [(80, 1), (96, 1), (97, 0.8), (98, 0.6), (99, 0.4), (100, 0.2), (101, 0)],
-)
-def test_with_decay_the_rate_falls_to_zero_in_the_last_steps(step, expected):
-    equation_3 = learning_rate(step, 0.5, 10)
-    rate = learning_rate(step, 0.5, 10, steps=100, decay=4)
-    assert rate == pytest.approx(expected * equation_3)
 
 
 def test_the_gradient_norm_is_euclidean():

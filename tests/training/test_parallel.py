@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from minitransformer.engine.backend import parameters_changed
-from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
-from minitransformer.model.transformer import training_loss
 from minitransformer.system.workers import CAN_FORK
 from minitransformer.training import parallel
 from minitransformer.training.optimizer import Adam
@@ -18,24 +16,6 @@ from support.models import gradient_of, small_batch, small_model
 from support.ranks import run_ranks
 
 forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-
-
-def test_the_gradient_is_that_of_the_mean_loss():
-    """With the noise of the key, one part of each batch after the other."""
-    batches = [small_batch(0, 7), small_batch(1, 2)]
-    tokens = sum((batch.target[:, 1:] != 0).sum() for batch in batches)
-    model, total = small_model(0.3), 0.0
-    parameters = ParameterBuffer(model)
-    parameters.grad[:] = 0
-    for i, batch in enumerate(batches):
-        noise = HostStream((1, 1, i))
-        loss = training_loss(model, batch.source, batch.target, 0.1, noise)
-        loss.backward(1.0)
-        total += float(loss.data)
-    loss, grad = gradient_of(batches, 1, 0.3)
-    assert 0 < total < np.inf
-    assert_close(loss, total / tokens)
-    assert_close(grad, parameters.grad / tokens)
 
 
 @forks

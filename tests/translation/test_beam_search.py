@@ -15,12 +15,12 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
-from minitransformer.translation.batch_translation import score_targets, translate_ids
+from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import BeamSearch, length_penalty
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
-from support.models import check_cached_decoder, tiny_config
+from support.models import tiny_config
 from support.scripted_decoder import (
     VOCAB,
     ScriptedDecoder,
@@ -215,13 +215,6 @@ def model(positions="sinusoidal", dtype="float64"):
     return Transformer(config, seed=5, dtype=dtype)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_the_cached_decoder_equals_the_full_one(positions):
-    """Also with beams reordered, sentences dropped, and beyond the first buffer."""
-    _, owners = check_cached_decoder(model(positions), 36, leaving=(5, 20))
-    assert len(owners) == 2
-
-
 def of_kind(kind):
     """A model with caches of some kind, or several models."""
     if kind == "ensemble":
@@ -256,19 +249,6 @@ def test_batches_that_are_filled_up_change_no_translation(kind, threads, monkeyp
         assert [h.tokens for h in found] == [h.tokens for h in alone]
         assert_close([h.score for h in found], [h.score for h in alone])
     assert not joined
-
-
-def test_scores_of_translations_equal_those_of_the_search():
-    rng, net = np.random.default_rng(1), model()
-    sources = [list(rng.integers(4, 20, n)) for n in (3, 9, 1, 6, 5)]
-    config = DecodingConfig(beam=3, max_len_a=1.0, max_len_b=4)
-    found = [h[0] for h in translate_ids(net, sources, config)]
-    ended = [i for i, h in enumerate(found) if len(h.tokens) < len(sources[i]) + 5]
-    scores = score_targets(net, sources, [h.tokens for h in found])
-    for i in range(len(sources)):
-        if i in ended:
-            assert_close(scores[i].sum(), found[i].log_prob)
-        assert len(scores[i]) == len(found[i].tokens) + 1
 
 
 def test_the_longest_output_is_the_input_length_plus_50_tokens():

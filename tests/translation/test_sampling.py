@@ -15,7 +15,6 @@ from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import (
     Draws,
     SamplingDecoder,
-    likeliest,
     sample_ids,
 )
 from support.closeness import assert_close
@@ -106,24 +105,6 @@ def test_samples_of_models_follow_the_softmax(members):
     outcomes = [(), *((token,) for token in range(4, 9))]
     expected = dict(zip(outcomes, p / p.sum(), strict=True))
     assert_drawn_from(Counter(h.tokens for h in found), expected)
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p"), [(3, None), (None, 0.8), (20, 0.5), (1, 1), (1000, None)]
-)
-def test_what_is_kept_is_what_a_full_sort_keeps(top_k, top_p):
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((40, 700)).astype(np.float32) * 2
-    logits[:, ::7] = -np.inf
-    config = replace(SAMPLE, top_k=top_k, top_p=top_p)
-    weights = likeliest(np.exp(logits), config)
-    for row, found in zip(logits.astype(float), weights, strict=True):
-        order = np.argsort(-row)
-        p = np.exp(row[order[:top_k]])
-        before = np.cumsum(p) / p.sum() - p / p.sum()
-        kept = order[:top_k][(before < (top_p or 2)) & (p > 0)]
-        assert set(np.flatnonzero(found)) == {*kept.tolist()}
-        assert_close(found[kept], np.exp(row[kept]), "float32")
 
 
 def tokens_of(translator, lines, config):

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.clean import clean
 from minitransformer.text.placeholders import NUMBERS, SYMBOLS, Finder, named
-from minitransformer.text.sentences import median_sentences
 from minitransformer.translation.translator import Translator
 
 # Of all scripts, with marks, signs, controls and what ends a line elsewhere.
@@ -81,12 +80,6 @@ def test_what_is_divided(translator, sentences, median, split):
     whole = len(sentences) <= at_once and not (mixed and split != "never")
     expected = [" ".join(sentences)] if whole else sentences
     assert [x.text for x in parts] == expected
-
-
-@given(st.lists(SENTENCES.map(" ".join), min_size=1, max_size=9))
-def test_the_median_is_the_lower_one(lines):
-    counts = sorted(line.count(".") + line.count("!") for line in lines)
-    assert median_sentences(lines) == counts[(len(counts) - 1) // 2]
 
 
 @given(
