@@ -7,6 +7,11 @@ safety of a run, such as saving after a signal, is in `training/lifecycle.py`.
 
 from __future__ import annotations
 
+from minitransformer.settings.scripts import end_on_interrupt
+
+if __name__ == "__main__":  # before other modules are loaded
+    end_on_interrupt()
+
 import argparse
 import sys
 import tempfile
@@ -179,13 +184,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 class Data:
     """The text of a run: its splits, as files and encoded, and its batches.
 
-    A validation translates the `samples`.
+    A validation translates the `samples`, the end of the run the pairs of `test`.
     """
 
     text: dict[str, TextPair]
     corpora: dict[str, ParallelCorpus]
     batches: BatchStream
     samples: list[tuple[str, str]]
+    test: list[tuple[str, str]]
 
 
 def encode(run: TrainingRun, cache: Path) -> Data:
@@ -208,7 +214,10 @@ def encode(run: TrainingRun, cache: Path) -> Data:
         position=run.state.position,
     )
     samples = evaluation.samples(text.get("val"), tokenizer, training)
-    return Data(text, corpora, batches, samples)
+
+    # The test text is read now, as its file may be another one by the end.
+    test = list(text["test"].lines()) if "test" in text else []
+    return Data(text, corpora, batches, samples, test)
 
 
 # Section 5.2: devices, and a device for each rank
@@ -428,8 +437,8 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
         run.save_average(lowest)
 
     # The test text is translated once, at the end.
-    if "test" in data.text:
-        test = translate(run, model, list(data.text["test"].lines()))
+    if data.test:
+        test = translate(run, model, data.test)
         run.record(test_bleu=test.bleu, exact=test.exact)
         run.log(
             f"test        {test.exact:.1%} exact, BLEU {test.bleu:.2f} "

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from minitransformer.settings.scripts import end_on_interrupt
+
+if __name__ == "__main__":  # before other modules are loaded
+    end_on_interrupt()
+
 import argparse
 import json
 import math

@@ -23,7 +23,7 @@ from minitransformer.settings.options import (
     suggestion,
     value_type,
 )
-from minitransformer.settings.scripts import as_installed
+from minitransformer.settings.scripts import as_installed, raise_on_interrupt
 
 METAVARS = {int: "N", float: "X", str: "NAME"}
 NUMBERS = {int: "a whole number", float: "a number"}
@@ -256,6 +256,7 @@ def exit_code(
     message = ""
     code = 1
     try:
+        raise_on_interrupt()
         result = work() or 0
         sys.stdout.flush()
         return result

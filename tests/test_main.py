@@ -5,15 +5,18 @@ import io
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from packaging.requirements import Requirement
 
 from minitransformer.__main__ import COMMANDS, main
-from support.scripts import ROOT
+from support.scripts import ROOT, TRAIN, TRANSLATE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -150,6 +153,22 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", interrupted)
     assert main(["average", "--help"]) == 130
     assert capsys.readouterr().err == "minitransformer average: error: interrupted\n"
+
+
+@pytest.mark.parametrize("module", ["argparse", "numpy", "minitransformer.cli"])
+@pytest.mark.parametrize("command", [TRAIN, TRANSLATE], ids=["train", "translate"])
+def test_ctrl_c_while_a_script_loads_its_modules_is_one_line(command, module):
+    """Python tells of each module that it has loaded."""
+    python, script = command
+    loading = [python, "-X", "importtime", script, "--help"]
+    with subprocess.Popen(loading, stdout=PIPE, stderr=PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.split("|")[-1].strip() == module:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = [x for x in process.stderr if not x.startswith("import time:")]
+    assert rest == [f"{Path(script).name}: error: interrupted\n"]
+    assert process.returncode == 130
 
 
 def pipe_without_reader():

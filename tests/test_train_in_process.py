@@ -628,21 +628,29 @@ def test_an_error_costs_no_update(
         assert_same_results(unlucky, "run")
 
 
-def test_validation_text_is_read_once(start, text, place, each_gradient):
-    """It is gone after the first update, and so is the cache."""
+@pytest.mark.parametrize("replaced", [True, False])
+def test_text_is_read_before_the_first_update(
+    start, text, place, each_gradient, replaced
+):
+    """All files are replaced after it, or they are gone, and so is the cache."""
     flags = "--validate-bleu", 4, "--steps", 7, "--run"
-    start(*flags, "expected")
+    expected = start(*flags, "expected")
     copy = shutil.copytree(text[1], place / "text")
 
     def remove(model, step):
-        for path in copy.glob("val.*"):
-            path.unlink()
+        for path in copy.glob("*.??"):
+            if replaced:
+                path.write_bytes(b"\xff\n" * 2)
+            else:
+                path.unlink()
         shutil.rmtree(place / "cache", ignore_errors=True)
 
     each_gradient(remove)
-    start(*flags, "run", "--data", copy, "--cache", place / "cache")
-    assert not (copy / "val.en").exists()
+    output = start(*flags, "run", "--data", copy, "--cache", place / "cache")
     assert_same_results("expected", "run")
+    told = re.compile("^test  .*$", re.MULTILINE)
+    assert told.findall(output) == told.findall(expected) != []
+    assert output.endswith("translate   python translate.py --model run\n")
 
 
 def test_long_validation_pairs_are_left_out_and_counted(start, text, place):

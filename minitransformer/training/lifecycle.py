@@ -325,8 +325,10 @@ class TrainingRun:
         self.log(f"done        {self.directory.path}, {self.state.seconds:,.0f} s")
         held_out = text.get("test") or text.get("val") or text["train"]
         short = (x for x, _ in held_out.lines() if 0 < len(x) < 80 and x[0] != "-")
-        command = "python", "translate.py", "--model", str(self.directory.path)
-        self.log(f"translate   {shlex.join([*command, *itertools.islice(short, 1)])}")
+        command = ["python", "translate.py", "--model", str(self.directory.path)]
+        with suppress(OSError, ValueError):  # the text may be gone by now
+            command += itertools.islice(short, 1)
+        self.log(f"translate   {shlex.join(command)}")
 
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""
