@@ -1,4 +1,4 @@
-"""Every name in docs/paper.md and every test of a fault in docs/reliability.md exists.
+"""Every name in docs/paper.md exists, and every test of a fault or a property.
 
 So does every flag and preset on all pages.
 """
@@ -17,9 +17,13 @@ from support.scripts import ROOT
 
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 PACKAGE = "minitransformer"
-FAULTS = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-TESTS_OF_FAULTS = re.findall(r"`(test_\w+::test_\w+)`", FAULTS)
-NAMES = sorted({*re.findall(r"`([^`]+)`", PAGE), *TESTS_OF_FAULTS})
+TESTED = [ROOT / "docs" / f"{name}.md" for name in ("reliability", "properties")]
+TESTS = [
+    name
+    for path in TESTED
+    for name in re.findall(r"`(test_\w+::test_\w+)`", path.read_text(encoding="utf-8"))
+]
+NAMES = sorted({*re.findall(r"`([^`]+)`", PAGE), *TESTS})
 PAGES = [*ROOT.glob("docs/*.md"), *ROOT.glob("minitransformer/models/*/*.md")]
 CODE = r"^ {4}(python .*)$|^(python .*)$|`(python [^`]+)`"
 COMMANDS = [
