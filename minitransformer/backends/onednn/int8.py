@@ -25,6 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minitransformer.backends.onednn.few_rows import (
+    MAX_FEW,
+    FewRows,
+    FewRowsProducts,
+    few_rows,
+    find_numkong,
+)
 from minitransformer.backends.onednn.kernels import Kernels, more_rows, with_more_rows
 from minitransformer.backends.onednn.library import EXP, RELU, OneDnn, ScaledMatrix
 
@@ -53,22 +60,31 @@ class Rows(NamedTuple):
     num_rows: int
 
 
-class Int8Kernels(Kernels[Rows]):
+class Int8Kernels(Kernels[Rows | FewRows]):
     """Products of integers, with a cache of the parameters as integers."""
 
     def __init__(self, library: OneDnn) -> None:
         super().__init__()
         self.quantize = library.quantize
         self.multiply = library.scaled_product
+        numkong = find_numkong()
+        self.few = FewRowsProducts(numkong) if numkong else None
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Forget the integers of parameters that have changed."""
         self._roundings.forget(vector)
 
     def matmul(
-        self, a: Rows, b: np.ndarray, bias: np.ndarray | None = None, relu: bool = False
+        self,
+        a: Rows | FewRows,
+        b: np.ndarray,
+        bias: np.ndarray | None = None,
+        relu: bool = False,
     ) -> np.ndarray:
         """`ops.matmul` of rows and parameters."""
+        if isinstance(a, FewRows):
+            assert self.few is not None
+            return self.few.multiply(a, self._scaled_matrix(b), bias, relu)
         out = self.multiply(
             a.integers,
             a.scales,
@@ -91,7 +107,7 @@ class Int8Kernels(Kernels[Rows]):
         def fill() -> Iterator[slice]:
             for first in range(0, len(rows), LOGITS_ROWS):
                 part = slice(first, min(first + LOGITS_ROWS, len(rows)))
-                low = self._rounded_rows(rows[part])
+                low = self._many_rows(rows[part])
                 out = values[first : first + len(low.integers)]
                 self.multiply(low.integers, low.scales, matrix, function=EXP, out=out)
                 yield part
@@ -99,12 +115,17 @@ class Int8Kernels(Kernels[Rows]):
         return values[: len(rows)], fill()
 
     def _is_rounded(self, a: Any) -> bool:
-        return isinstance(a, Rows)
+        return isinstance(a, Rows | FewRows)
 
     def _is_faster(self, weight: np.ndarray) -> bool:
         return weight.size >= MIN_PRODUCTS * sum(weight.shape)
 
-    def _rounded_rows(self, x: np.ndarray) -> Rows:
+    def _rounded_rows(self, x: np.ndarray) -> Rows | FewRows:
+        if self.few is not None and len(x) <= MAX_FEW:
+            return few_rows(x, SMALLEST)
+        return self._many_rows(x)
+
+    def _many_rows(self, x: np.ndarray) -> Rows:
         # The largest magnitude of each row. Compared as integers, magnitudes have the
         # same order in less time, and NaN is the greatest: a broken model is noticed.
         x = np.ascontiguousarray(x)

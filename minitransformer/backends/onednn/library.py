@@ -403,6 +403,7 @@ class ScaledMatrix:
         self.scales = scales
         # The other factor is 128 too large: subtract 128 times the sums of the columns.
         self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
+        self.packed: Any = None  # for products of few rows
         rows, columns = integers.shape
         self.layout = _layout(INT8, rows, columns, _is_transposed(integers))
         self.addresses = [*map(_address, (integers, self.offsets, scales))]
