@@ -62,10 +62,9 @@ def load(
     checkpoints = [checkpoint.load(place) for place in places]
     tokenizer = checkpoints[0].tokenizer
     state = checkpoints[0].state
-    prints = list(map(fingerprint, places, checkpoints))
-    for place, loaded, own in zip(places, checkpoints, prints, strict=True):
-        shared = {name: own[name] for name in ("tokenizer", "direction")}
-        require_alike(place, shared, places[0], prints[0])
+    first = fingerprint(places[0], checkpoints[0])
+    for place, loaded in zip(places, checkpoints, strict=True):
+        require_alike(fingerprint(place, loaded), first, ("tokenizer", "direction"))
         loaded.parameters.move_to(opened.xp, opened.low_precision)
         # Round or copy the parameters now: forked workers share the results.
         loaded.parameters.data_changed()

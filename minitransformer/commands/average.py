@@ -25,11 +25,8 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
             raise UsageError("--last does nothing with checkpoints that are named")
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")
-        files = [path.resolve() for path in paths]
-        if twice := [
-            x for x, file in zip(paths, files, strict=True) if files.count(file) > 1
-        ]:
-            raise UsageError(f"{twice[0]}: expected other checkpoints, got one twice")
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise UsageError("expected different checkpoints, got one twice")
         return list(paths)
     # A run directory
     checkpoints = RunDirectory(paths[0]).checkpoints()

@@ -211,10 +211,10 @@ def export(args: argparse.Namespace) -> None:
 
     # In the folder of another run, it would be taken for a model of that run.
     run = RunDirectory(args.output.resolve().parent)
-    if run.config.is_file() and run.has_checkpoint():
+    if run.is_run() and run.has_checkpoint():
         own = run.preferred_checkpoint()
-        others = fingerprint(own, checkpoint.load(own))
-        require_alike(args.output, fingerprint(source, trained), own, others)
+        of_run = fingerprint(own, checkpoint.load(own))
+        require_alike(fingerprint(source, trained), of_run)
     number_format = args.quantization or "float32"
     # A checkpoint in fewer bits, which may know how sure its translations are.
     if args.kind in ("float16", "int8"):

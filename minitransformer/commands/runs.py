@@ -10,7 +10,7 @@ from pathlib import Path
 from minitransformer.cli import Parser, exit_code
 from minitransformer.runs.models import RUNS, all_runs, described
 from minitransformer.runs.outputs import may_lose
-from minitransformer.runs.run_directory import HIDDEN, RunDirectory
+from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError, suggestion
 from minitransformer.system.files import partial_name
 
@@ -36,9 +36,9 @@ def named_run(name: str, folder: Path) -> RunDirectory:
 
     Raises: UsageError if there is no such run, or one of each.
     """
-    # Both may be the same folder, which counts once.
     is_plain = os.path.basename(name) == name and name.strip(".")
-    places = [*[folder / name] * bool(is_plain), *[Path(name)] * bool(name)]
+    places = [folder / name] * bool(is_plain) + [Path(name)] * bool(name)
+    # Both may be the same folder, which counts once.
     paths = {path.resolve(): path for path in places}
     runs = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
     if len(runs) != 1:
@@ -49,38 +49,27 @@ def named_run(name: str, folder: Path) -> RunDirectory:
     return runs[0]
 
 
-def files_of(run: RunDirectory) -> list[Path]:
-    """Return the files of a run, but for config.json and those that `lock` deletes."""
-    others = {run.config.name, *HIDDEN}
-    files = (path for path in run.path.iterdir() if path.name not in others)
-    return [path for path in files if may_lose(path, "run")]
-
-
 def delete(runs: Sequence[RunDirectory]) -> None:
     """Delete the files that runs have written: of all runs, or of none."""
-    # Lock all runs, as a training does.
-    with ExitStack() as locks:
+    moved = list[tuple[Path, Path]]()
+    with ExitStack() as stack:
+        # Lock all runs, as a training does.
         for run in runs:
-            locks.enter_context(run.lock([os.getpid()], resumes=True))
+            stack.enter_context(run.lock([os.getpid()], resumes=True))
         sizes = [size(run) for run in runs]
 
-        # Move their files into folders that are deleted together, or all back if one
-        # cannot be moved. Without its config.json, a run could not be named again.
-        with ExitStack() as folders:
-            moved = list[tuple[Path, Path]]()
-            try:
-                for run in runs:
-                    folder = folders.enter_context(partial_name(run.config))
-                    folder.mkdir()
-                    for path in files_of(run):
-                        moved.append((path, path.rename(folder / path.name)))
-            except BaseException:
-                for path, place in moved:
-                    place.rename(path)
-                raise
-        for run in runs:
-            if may_lose(run.config, "run"):
-                run.remove(run.config)
+        # Move their files into folders that are deleted at the end, or all back if one
+        # cannot be moved.
+        try:
+            for run in runs:
+                folder = stack.enter_context(partial_name(run.config))
+                folder.mkdir()
+                for path in [x for x in run.path.iterdir() if may_lose(x, "run")]:
+                    moved.append((path, path.rename(folder / path.name)))
+        except BaseException:
+            for path, place in moved:
+                place.rename(path)
+            raise
     # Say what was deleted, and which files of others are left.
     for run, freed in zip(runs, sizes, strict=True):
         kept = ", ".join(sorted(path.name for path in run.path.glob("*")))

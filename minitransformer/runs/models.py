@@ -127,12 +127,13 @@ def figures(checkpoint: Path) -> str:
 
 
 def fingerprint(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what checkpoints that belong together share; None is unknown.
+    """Return a path, and what checkpoints that belong together share, or None.
 
     Only codes of two letters say a direction: other endings may stand for anything.
     """
     codes = language_codes(path)
     return {
+        "path": path,
         "configuration": checkpoint.model.config,
         "tokenizer": checkpoint.tokenizer.model,
         "direction": codes if {*map(len, codes)} == {2} else None,
@@ -142,12 +143,16 @@ def fingerprint(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def require_alike(
-    path: Path, own: dict[str, Any], first: Path, others: dict[str, Any]
+    own: dict[str, Any], other: dict[str, Any], names: Sequence[str] = ()
 ) -> None:
-    """Raises: ValueError naming what differs from the fingerprint of the first one."""
-    for name, value in own.items():
-        if None not in (value, others[name]) and value != others[name]:
-            raise ValueError(f"{path}: its {name} differs from that of {first}")
+    """Compare these names of two fingerprints, or all, where both are known.
+
+    Raises: ValueError that says which differs.
+    """
+    for name in names or list(own)[1:]:
+        if None not in (own[name], other[name]) and own[name] != other[name]:
+            differs = f"its {name} differs from that of {other['path']}"
+            raise ValueError(f"{own['path']}: {differs}")
 
 
 def described(checkpoint: Path) -> str:

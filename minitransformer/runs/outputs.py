@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from minitransformer.runs.run_directory import NAMES, RunDirectory
+from minitransformer.runs.run_directory import HIDDEN, NAMES, RunDirectory
 from minitransformer.settings.options import UsageError
 from minitransformer.text.lines import open_text
 
@@ -19,14 +19,14 @@ START = 1 << 20
 def may_lose(path: Path, kind: str) -> bool:
     """Whether a command for this kind of file may delete or replace one.
 
-    Of a "run", it is a regular file with a name of training. Otherwise the file is
-    empty or of the kind: UTF-8, which a .gz holds compressed, or a picture (".png").
+    Of a "run", it is a regular file with a name of training, and not hidden. Otherwise
+    it is empty or of the kind: UTF-8, which a .gz holds compressed, or a ".png".
 
     Raises: OSError if the file cannot be read.
     """
     if kind == "run":
-        is_own = re.fullmatch(NAMES, path.name) and path.is_file()
-        return bool(is_own) and not path.is_symlink()
+        is_own = re.fullmatch(NAMES, path.name) and path.name not in HIDDEN
+        return bool(is_own) and path.is_file() and not path.is_symlink()
     try:
         with open_text(path) as file:
             start = file.read(START)

@@ -206,11 +206,7 @@ def first_tokenizer(
     """
     size = settings.model.vocab_size
     if settings.vocabulary is not None:
-        own = Tokenizer.read(Path(settings.vocabulary))
-        if own.vocab_size != size:
-            expected = f"expected {size} word pieces, got {own.vocab_size}"
-            raise ValueError(f"{settings.vocabulary}: {expected}")
-        return own
+        return Tokenizer.read(Path(settings.vocabulary), size)
     if other is not None and other.tokenizer.vocab_size == size:
         return other.tokenizer
     return cached_tokenizer(train, size, cache, cores)

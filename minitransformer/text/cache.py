@@ -70,16 +70,9 @@ def cached_tokenizer(
         _expect_unchanged(text, digest)
         partial.write_bytes(learned.model)
 
-    def read(path: Path) -> Tokenizer:
-        tokenizer = Tokenizer.read(path)
-        if tokenizer.vocab_size == vocab_size:
-            return tokenizer
-        pieces = f"expected {vocab_size} word pieces, got {tokenizer.vocab_size}"
-        raise ValueError(f"{path}: {pieces}")
-
     digest = text.digest()
     path = cache / f"{digest}-{vocab_size}{CLEANED}.model"
-    return build_once(path, build, read)
+    return build_once(path, build, lambda path: Tokenizer.read(path, vocab_size))
 
 
 def encoded_corpus(
@@ -202,7 +195,7 @@ def _encode(
     sides = [_Side(folder / name, tokenizer.vocab_size) for name in SIDES]
     sample = list[str]()
     target_characters = Counter[str]()
-    pairs = blank = 0
+    blank = 0
 
     # Symbols stand for text that both sides of a pair have, and the model learns them.
     finder = Finder(tokenizer)
@@ -217,10 +210,9 @@ def _encode(
         encoded = (tokenizer.encode(side, num_threads) for side in (sources, targets))
         kept = [ids for ids in zip(*encoded, strict=True) if all(ids)]
         blank += len(chunk) - len(kept)
-        pairs += len(kept)
         for column, side in enumerate(sides):
             side.add([ids[column] for ids in kept])
-    if not pairs:
+    if not sides[0].counts.any():
         none = f"{blank:,} with a blank line each" if blank else "none"
         raise ValueError(f"{text}: expected sentence pairs, found {none}")
 

@@ -33,16 +33,15 @@ def running_means(paths: Sequence[Path]) -> Iterator[Checkpoint]:
     """
     if not paths:
         raise ValueError("expected checkpoints to average, got none")
-    last = paths[-1]
-    result = load(last)
-    of_last = fingerprint(last, result)
+    result = load(paths[-1])
+    newest = fingerprint(paths[-1], result)
     total = result.parameters.data.astype(np.float64)
     yield result
 
     # From the newest to the oldest, keep their sum in float64.
     for count, path in enumerate(reversed(paths[:-1]), start=2):
         other = load(path)
-        require_alike(path, fingerprint(path, other), last, of_last)
+        require_alike(fingerprint(path, other), newest)
         total += other.parameters.data
         del other  # before the next one is read
         result.parameters.data[...] = total / count

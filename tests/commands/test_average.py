@@ -82,7 +82,7 @@ def test_a_checkpoint_that_is_named_twice_is_refused(run, tmp_path, capsys):
     link.symlink_to(run.checkpoint(100))
     inputs = map(str, (run.checkpoint(100), link))
     assert main([str(tmp_path / "mean"), *inputs]) == 2
-    assert "expected other checkpoints, got one twice" in capsys.readouterr().err
+    assert "expected different checkpoints, got one twice" in capsys.readouterr().err
 
 
 def test_shipped_models_of_opposite_directions_have_no_mean(tmp_path, capsys):

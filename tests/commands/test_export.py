@@ -226,4 +226,4 @@ def test_no_model_is_put_into_the_folder_of_another_run(place, capsys):
         code = export.main(["float16", str(run.path), f"{folder}/copy"])
         assert code == bool(differs)
         assert Path(folder, "copy").exists() != bool(differs)
-        assert f"{folder}/copy: its {differs}" * code in capsys.readouterr().err
+        assert f"mine/best.safetensors: its {differs}" * code in capsys.readouterr().err
