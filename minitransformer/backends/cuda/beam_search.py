@@ -56,14 +56,14 @@ def start_search(
             nbest=nbest,
         )
     device.current().use_recordable_stream()
-    shape = Shape.of(
+    shape = Shape(
         sentences=len(sentences),
         beams=beam_size,
         nbest=nbest,
         capacity=int(max_lengths.max()),
         source=decoder.state.source_mask.shape[-1],
     )
-    steps = search_steps(decoder.model, shape)
+    steps = search_steps(decoder.model, shape.rounded_up())
     return GraphSearch(steps, decoder.state, sentences, max_lengths, alpha)
 
 

@@ -64,17 +64,12 @@ class Shape(NamedTuple):
     capacity: int
     source: int
 
-    @classmethod
-    def of(
-        cls, sentences: int, beams: int, nbest: int, capacity: int, source: int
-    ) -> Shape:
+    def rounded_up(self) -> Shape:
         """Round up what differs from batch to batch."""
-        return cls(
-            sentences=rounded_up(sentences),
-            beams=beams,
-            nbest=nbest,
-            capacity=power_of_two(capacity),
-            source=power_of_two(source),
+        return self._replace(
+            sentences=rounded_up(self.sentences),
+            capacity=power_of_two(self.capacity),
+            source=power_of_two(self.source),
         )
 
 
@@ -89,38 +84,36 @@ class ArraySize(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def arrays_of(model: Transformer, shape: Shape) -> dict[str, ArraySize]:
+def arrays_of(model: Transformer, of: Shape) -> dict[str, ArraySize]:
     """Return the arrays of a search. Those of POINTERS are explained in beam_search.cu.
 
     A row of a cache has a position's key and, behind it, its value.
     """
-    rows, beams, nbest, capacity, source = shape
+    rows, beams, nbest, capacity, source = of
     attention = model.decoder[0].self_attention
     real = model.embedding.table.data.dtype
     vector = VECTOR_BYTES // real.itemsize
     width = attention.key.shape[1] + attention.value.shape[1]
     width = -(-width // vector) * vector
     layers = len(model.decoder)
+    groups: tuple[tuple[str, tuple[int, ...], Any], ...] = (
+        ("cache", (layers, rows, beams, capacity, width), real),
+        ("memory", (layers, rows, source, width), real),
+        ("source_lengths", (rows, 1, 1, 1), np.int32),
+        ("log_probs next", (rows, beams), np.float64),
+        ("tokens origins", (rows, beams), np.int32),
+        ("done", (rows,), bool),
+        ("sentences limits end_counts", (rows,), np.int32),
+        ("penalties", (capacity + 1,), np.float64),
+        ("end_scores end_log_probs", (rows, nbest), np.float64),
+        ("end_steps end_beams", (rows, nbest), np.int32),
+        ("all_origins all_tokens", (capacity, rows, beams), np.int32),
+        ("position", (1,), np.int32),
+    )
     return {
-        "cache": ArraySize((layers, rows, beams, capacity, width), real),
-        "memory": ArraySize((layers, rows, source, width), real),
-        "source_lengths": ArraySize((rows, 1, 1, 1), np.int32),
-        "log_probs": ArraySize((rows, beams), np.float64),
-        "next": ArraySize((rows, beams), np.float64),
-        "tokens": ArraySize((rows, beams), np.int32),
-        "origins": ArraySize((rows, beams), np.int32),
-        "done": ArraySize((rows,), bool),
-        "sentences": ArraySize((rows,), np.int32),
-        "limits": ArraySize((rows,), np.int32),
-        "penalties": ArraySize((capacity + 1,), np.float64),
-        "end_scores": ArraySize((rows, nbest), np.float64),
-        "end_log_probs": ArraySize((rows, nbest), np.float64),
-        "end_steps": ArraySize((rows, nbest), np.int32),
-        "end_beams": ArraySize((rows, nbest), np.int32),
-        "end_counts": ArraySize((rows,), np.int32),
-        "all_origins": ArraySize((capacity, rows, beams), np.int32),
-        "all_tokens": ArraySize((capacity, rows, beams), np.int32),
-        "position": ArraySize((1,), np.int32),
+        name: ArraySize(shape, dtype)
+        for names, shape, dtype in groups
+        for name in names.split()
     }
 
 

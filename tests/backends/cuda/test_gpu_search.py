@@ -121,7 +121,9 @@ class ScriptedSteps(SearchSteps):
 def scripted_search(gpu, table, limits, beam, nbest):
     """Return the hypotheses of a search on the GPU, and the rows of each step."""
     device.current().use_recordable_stream()
-    steps = ScriptedSteps(gpu, table, Shape.of(len(limits), beam, nbest, 16, 16))
+    steps = ScriptedSteps(
+        gpu, table, Shape(len(limits), beam, nbest, 16, 16).rounded_up()
+    )
     with no_grad():
         state = steps.model.start_decoding(gpu.xp.asarray([[5]] * len(limits)))
     search = GraphSearch(steps, state, np.arange(len(limits)), np.array(limits), 0.6)
