@@ -91,6 +91,7 @@ class Door:
             ("POST", "/translate"): self._endpoint(interface.translate),
         }
         self.routes = ", ".join(map(" ".join, routes))
+        # Pages of other sites may ask, too.
         self.app = Starlette(
             routes=[
                 Route(path + end, endpoint, methods=[method])
@@ -138,6 +139,7 @@ class Door:
         """Return what answers a request by a function of its fields."""
 
         async def answer(request: HttpRequest) -> Response:
+            # What is asked by GET needs no key.
             fields = await self._fields(request) if request.method == "POST" else {}
             return _json(await function(fields))
 
@@ -189,12 +191,14 @@ async def _body_fields(request: HttpRequest) -> Request:
     """Read the fields of JSON or of a form. Raises: ValueError, HTTPException"""
     # Read the body, unless it is too long.
     body = bytearray()
-    announced = int(request.headers.get("Content-Length", 0))
-    async for chunk in request.stream():
+    size = int(request.headers.get("Content-Length", 0))
+    chunks = request.stream()
+    while size <= MAX_BODY and (chunk := await anext(chunks, b"")):
         body += chunk
-        if max(announced, len(body)) > MAX_BODY:
-            expected = f"expected at most {MAX_BODY:,} bytes, got more"
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, expected)
+        size = max(size, len(body))
+    if size > MAX_BODY:
+        expected = f"expected at most {MAX_BODY:,} bytes, got more"
+        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, expected)
     # JSON may come under the name of a form, or under none.
     kind = request.headers.get("Content-Type", "")
     if "json" in kind or body.lstrip().startswith(b"{"):
@@ -238,6 +242,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_request()
+        # Make room if too many wait for their client.
         waiting = [
             x
             for x in self.connections
@@ -318,7 +323,9 @@ class Server(uvicorn.Server):
 
     def serve_forever(self) -> None:
         """Answer requests until `should_exit`, or Ctrl-C in the main thread."""
-        with self.socket, closing(self.interface.queue):
+        # Small products take less time than starting threads. OpenBLAS takes the limit
+        # from this thread, not from the queue's.
+        with self.socket, closing(self.interface.queue), limit_threads(1):
             self.run([self.socket])
 
 
@@ -339,9 +346,7 @@ def serve(
     except (OSError, UnicodeError) as error:  # a name may be no possible host
         reason = getattr(error, "strerror", None) or error
         raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
-    # Small products take less time than starting threads. OpenBLAS takes the limit from
-    # this thread, not from the worker.
-    with limit_threads(1), suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         served = ", ".join(map(server.interface.name_of, directions))
         say(f"translate.py: {served}: open {server.address} (Ctrl-C ends)")
         server.serve_forever()

@@ -17,7 +17,7 @@ from minitransformer import load
 from minitransformer.commands.libretranslate import BETWEEN, Direction, _answer
 from minitransformer.commands.serve import Server
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
-from minitransformer.runs.models import shipped_models
+from minitransformer.runs.models import models_by_direction, shipped_models
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.beam_search import Hypothesis
 from support.serving import running
@@ -131,7 +131,7 @@ def test_too_much_is_refused_before_and_while_it_comes(server):
     head = b"POST /translate HTTP/1.1\r\nHost: localhost\r\n"
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
     for sent in (
-        b"Content-Length: 70000\r\n\r\n ",
+        b"Content-Length: 70000\r\nExpect: 100-continue\r\n\r\n",
         b"Transfer-Encoding: chunked\r\n\r\n" + chunk + b"1\r\n \r\n",
     ):
         with socket.create_connection(server.socket.getsockname(), 30) as connection:
@@ -153,7 +153,11 @@ def test_what_other_pages_ask_first(server):
 
 
 def libretranslatepy(module, url):
-    return module.LibreTranslateAPI(url).translate(HUNGRY["q"], "en", "de")
+    api = module.LibreTranslateAPI(url)
+    assert [x["name"] for x in api.languages()] == ["English", "German"]
+    assert api.detect("Ich habe Hunger.")[0]["language"] == "de"
+    assert api.translate("Cats & ü", "en", "en") == "Cats & ü"
+    return api.translate(HUNGRY["q"], "en", "de")
 
 
 def httpx(module, url):
@@ -251,6 +255,16 @@ def test_a_target_that_the_source_lacks_names_its_targets(server, model_path):
         message += "source to target"
         assert (status, answer) == (400, {"error": message})
         assert translated(several, HUNGRY["q"], "en", "de") == HUNGRIG
+
+
+def test_several_models_of_one_direction_are_an_ensemble():
+    ende, deen = shipped_models()
+    names = [Path("en-de"), deen, ende]
+    assert models_by_direction(names) == [[Path("en-de"), ende], [deen]]
+    with running(Server([Direction.of(load(ende, ende), ende)])) as server:
+        assert translated(server, HUNGRY["q"], "en", "de") == HUNGRIG
+        status, answer = ask(server, "/attention", HUNGRY)
+        assert (status, answer["error"]) == (400, "expected one --model, got 2")
 
 
 # The queue

@@ -174,14 +174,6 @@ def test_what_the_page_needs(server, checkpoint, tmp_path):
             assert mine == theirs
 
 
-def test_a_client_of_libretranslate_gets_its_answers(server, best):
-    client = pytest.importorskip("libretranslatepy")
-    api = client.LibreTranslateAPI(server.address)
-    assert api.translate(f"{LINE} & ü", "en", "de") == best(f"{LINE} & ü")
-    assert [x["code"] for x in api.languages()] == ["en", "de"]
-    assert api.detect(LINE)[0]["language"] == "en"
-
-
 def test_a_form_is_answered_as_json_is(server, best):
     fields = {"q": LINE, **PAIR, "format": "text", "alternatives": "0", "secret": ""}
     address = f"{server.address}translate"
