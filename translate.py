@@ -273,9 +273,6 @@ def load_model(args: argparse.Namespace) -> Translator:
     if not args.model:
         args.model = [find_checkpoint(None)]
         say(f"translate.py: using {described(args.model[0])}; --model names another")
-    if len(models_by_direction(args.model)) > 1:
-        expected = "expected models of the same languages, or --serve"
-        raise UsageError(f"--model: {expected}")
     translator = load(
         *args.model,
         device=args.device,

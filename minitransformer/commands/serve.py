@@ -44,16 +44,9 @@ from minitransformer.settings import VERSION
 from minitransformer.system.workers import limit_threads
 from minitransformer.translation.confidence import UNSURE
 
-try:
-    from resource import RLIMIT_NOFILE, getrlimit
-
-    OPEN_FILES = getrlimit(RLIMIT_NOFILE)[0]
-except ImportError:  # on Windows
-    OPEN_FILES = 512
-
 MAX_BODY = 65_536  # bytes: room for the longest text in any notation
 REQUEST_TIMEOUT = 10  # seconds until a request must be complete
-MAX_INCOMPLETE = min(OPEN_FILES // 2, 1024)  # connections without a whole request
+MAX_INCOMPLETE = 100  # connections whose request is not complete
 ACCEPTED_AT_ONCE = 32  # connections, before what others send is read
 BACKLOG = 2048  # connections that the system keeps until their turn
 
@@ -67,6 +60,8 @@ HEADERS = {
     "base-uri 'none'",
 }
 
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+
 parse_form = partial(parse_qsl, keep_blank_values=True, errors="strict")
 
 # What is wrong with a request; any other error is one of the server.
@@ -79,7 +74,7 @@ class Door:
     def __init__(self, interface: LibreTranslate, api_key: str | None) -> None:
         self.interface = interface
         self.api_key = api_key
-        routes: dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Response]]] = {
+        routes: dict[tuple[str, str], Endpoint] = {
             # What anybody may ask who reaches the server.
             ("GET", "/"): self._page,
             ("GET", "/frontend/settings"): self._endpoint(self._settings),
@@ -133,9 +128,7 @@ class Door:
     async def _health(self, fields: Request) -> Request:
         return {"status": "ok"}
 
-    def _endpoint(
-        self, function: Callable[[Request], Awaitable[Any]]
-    ) -> Callable[[HttpRequest], Awaitable[Response]]:
+    def _endpoint(self, function: Callable[[Request], Awaitable[Any]]) -> Endpoint:
         """Return what answers a request by a function of its fields."""
 
         async def answer(request: HttpRequest) -> Response:
