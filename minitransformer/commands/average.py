@@ -10,6 +10,7 @@ from minitransformer.runs.checkpoint import save
 from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError
+from minitransformer.text.pairs import file_digest
 from minitransformer.training.averaging import mean_of
 
 
@@ -25,7 +26,8 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
             raise UsageError("--last does nothing with checkpoints that are named")
         if folders := [path for path in paths if path.is_dir()]:
             raise UsageError(f"expected one run or checkpoints, got {folders[0]} too")
-        if len({path.resolve() for path in paths}) < len(paths):
+        files = list(filter(Path.is_file, paths))
+        if len({*map(file_digest, files)}) < len(files):
             raise UsageError("expected different checkpoints, got one twice")
         return list(paths)
     # A run directory

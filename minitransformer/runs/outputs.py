@@ -35,7 +35,7 @@ def may_lose(path: Path, kind: str) -> bool:
         codecs.getincrementaldecoder("utf-8")().decode(start)
     except ValueError:  # neither UTF-8 nor gzip
         return False
-    return b"\0" not in start
+    return b"\0" not in start and not start.startswith(b"%PDF-")
 
 
 def check_output(output: Path | None, args: argparse.Namespace, kind: str = "") -> None:

@@ -1,5 +1,8 @@
 """The command that averages checkpoints."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -77,9 +80,10 @@ def test_checkpoints_that_do_not_belong_together_are_named(run, capsys, other, d
     assert out.exists() != bool(differs)
 
 
-def test_a_checkpoint_that_is_named_twice_is_refused(run, tmp_path, capsys):
+@pytest.mark.parametrize("way", [os.symlink, os.link, shutil.copy])
+def test_a_checkpoint_that_is_named_twice_is_refused(run, tmp_path, capsys, way):
     link = tmp_path / "link"
-    link.symlink_to(run.checkpoint(100))
+    way(run.checkpoint(100), link)
     inputs = map(str, (run.checkpoint(100), link))
     assert main([str(tmp_path / "mean"), *inputs]) == 2
     assert "expected different checkpoints, got one twice" in capsys.readouterr().err

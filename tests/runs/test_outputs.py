@@ -160,6 +160,8 @@ def test_a_command_may_be_repeated(folder, command):
         ("translate", "o.gz", b"a text", False),
         ("translate", "o", b"MZ\0\0", False),
         ("translate", "o", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", False),
+        ("translate", "o", b"%PDF-1.1\nin ASCII\n", False),
+        ("translate", "o", b"#!/bin/sh\n" * 9999 + b"\0", False),
         ("translate", "o", "a text of é".encode() * 99_999, True),
         ("translate", "o.png", b"\x89PNG\r\n\0\0", False),
         ("plot", "o.svg", b"<?xml", True),
