@@ -36,8 +36,9 @@ def named_run(name: str, folder: Path) -> RunDirectory:
 
     Raises: UsageError if there is no such run, or one of each.
     """
-    is_plain = os.path.basename(name) == name and name.strip(".")
-    places = [folder / name] * bool(is_plain) + [Path(name)] * bool(name)
+    places = [Path(name)] if name else []
+    if os.path.basename(name) == name and name.strip("."):
+        places.insert(0, folder / name)
     # Both may be the same folder, which counts once.
     paths = {path.resolve(): path for path in places}
     runs = [run for path in paths.values() if (run := RunDirectory(path)).is_run()]
@@ -65,10 +66,12 @@ def delete(runs: Sequence[RunDirectory]) -> None:
                 folder = stack.enter_context(partial_name(run.config))
                 folder.mkdir()
                 for path in [x for x in run.path.iterdir() if may_lose(x, "run")]:
-                    moved.append((path, path.rename(folder / path.name)))
+                    moved.append((path, folder / path.name))
+                    path.rename(folder / path.name)
         except BaseException:
             for path, place in moved:
-                place.rename(path)
+                if place.exists():
+                    place.rename(path)
             raise
     # Say what was deleted, and which files of others are left.
     for run, freed in zip(runs, sizes, strict=True):
