@@ -20,6 +20,8 @@ from support.properties import within
 from support.ranks import run_ranks
 from support.strategies import batch_of, cases, padded
 
+pytestmark = pytest.mark.properties(share=3)
+
 
 def log_probs(model, batch):
     """The log-probability of each target token of each pair."""

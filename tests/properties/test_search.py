@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +18,10 @@ from support.properties import within
 from support.reference import ReferenceTransformer
 from support.strategies import cases
 
+pytestmark = pytest.mark.properties(share=3)
+
 # Without ties, whose order the last bit of a sum decides.
-SEARCHED = cases(12, least=1, scales=(1.0, 3.0)).map(
+SEARCHED = cases(12, least=1, scales=(1.0, 3.0), least_width=2).map(
     lambda case: replace(case, drawn=(*case.drawn, "table", "bias"))
 )
 

@@ -28,7 +28,7 @@ KEPT = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
 }
 settings.register_profile("repeatable", max_examples=25, **KEPT)
-settings.register_profile("timed", max_examples=100, **KEPT)
+settings.register_profile("timed", max_examples=40, **KEPT)
 
 CASES = Counter()  # how many were drawn of each property, up to one that fails
 FAILED = set()
