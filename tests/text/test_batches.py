@@ -84,6 +84,18 @@ def test_parts_of_a_batch_have_no_padding_but_their_own():
     assert first.target.tolist() == batch.target[:2, :4].tolist()
 
 
+def test_each_epoch_has_every_pair_once():
+    corpus = ParallelCorpus(ragged([3] * 50), ragged([4] * 50))
+    stream = BatchStream(corpus, settings(60, 256, 1))
+    for epoch in range(3):
+        rng = np.random.default_rng((1, epoch))
+        order = corpus.batch_by_length(np.arange(50), 60, rng)
+        firsts = [next(stream).source[:, 0].tolist() for _ in range(len(stream))]
+        assert stream.epoch == epoch
+        assert sorted(np.concatenate(firsts)) == list(range(4, 4 + 150, 3))
+        assert firsts == [(4 + 3 * pairs).tolist() for pairs in order]
+
+
 def test_the_stream_is_a_function_of_seed_epoch_and_position():
     rng = np.random.default_rng(1)
     corpus = ParallelCorpus(*(ragged(rng.integers(1, 30, 500)) for _ in range(2)))
