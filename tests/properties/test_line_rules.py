@@ -1,8 +1,11 @@
 """Lines, sentences, terms and prefixes, against rules in a line or two."""
 
+from html.parser import HTMLParser
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitransformer.commands.libretranslate import _lines
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.clean import clean
 from minitransformer.text.placeholders import NUMBERS, SYMBOLS, Finder, named
@@ -96,3 +99,33 @@ def test_a_prefix_stands_at_the_start_of_a_line_and_of_no_other_part(translator,
     [found] = translator.translate([line], config, prefixes=[prefix])
     assert found.split() == " ".join(expected).split()
     assert found.startswith(prefix)
+
+
+HTML = """<p> </p> <b> </b> <br> <li> <i>a</i> <a~href='x?a=1&amp;b'> </a> <!--c~>-->
+<pre>a~~b</pre> <code>&lt;x&gt;</code> <p~title="&quot;~on='1'"> &amp; &auml;
+&lt;i&gt; &#228;
+AT&T x~<~5 a~b ~ &nbsp; <script>1<2</script> &amp;lt; &copy &unknown;""".split()
+FRAGMENTS = st.sampled_from([x.replace("~", " ") for x in HTML])
+
+
+class Tree(HTMLParser):
+    """What a browser sees: tags with their attributes, comments and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.seen = []
+        self.handle_starttag = lambda *tag: self.seen.append(tag)
+        self.handle_endtag = self.handle_comment = lambda tag: self.seen.append([tag])
+        self.feed(text)
+        self.close()
+
+    def handle_data(self, data):
+        if self.seen and isinstance(self.seen[-1], str):
+            data = self.seen.pop() + data
+        self.seen.append(data)
+
+
+@given(st.lists(FRAGMENTS).map("".join))
+def test_html_whose_lines_stay_is_the_same_tree(text):
+    parts = _lines(text, "html")
+    assert Tree("".join(map("".join, parts))).seen == Tree(text).seen
