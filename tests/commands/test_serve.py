@@ -330,6 +330,23 @@ def test_a_request_is_complete_in_time_or_its_connection_ends(
     assert capfd.readouterr().err == ""
 
 
+def test_each_request_of_a_connection_has_its_time(server, monkeypatch):
+    """It begins with the connection, and again with each answer."""
+    monkeypatch.setattr(serve, "REQUEST_TIMEOUT", 1.5)
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(server.socket.getsockname(), 30) as connection:
+        for _ in range(3):
+            time.sleep(0.8)
+            connection.sendall(whole)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert json.load(answer) == {"status": "ok"}
+        began = time.monotonic()
+        connection.sendall(whole[:-2])
+        assert connection.recv(4096) == b""
+        assert time.monotonic() - began < 10
+
+
 def test_many_that_send_nothing_do_not_keep_others_out(server, monkeypatch):
     """The connections whose request has been incomplete for longest go first."""
     monkeypatch.setattr(serve, "MAX_INCOMPLETE", 20)
