@@ -8,7 +8,6 @@ import time
 from collections import deque
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 from urllib.parse import urlencode
 
@@ -223,16 +222,6 @@ def test_the_language_of_a_text_is_detected(server):
     assert answer["detectedLanguage"] == detected
     # What no language is like more than others leads to no claim.
     assert ask(server, "/detect", {"q": "123"})[1][0]["confidence"] == 50
-
-
-def test_a_line_of_fewer_translations_stays_at_its_last(server, monkeypatch):
-    ranked = [
-        [SimpleNamespace(text=x) for x in line.split()] for line in ("A B", "C D E")
-    ]
-    translator = server.interface.directions[0].translator
-    monkeypatch.setattr(translator, "hypotheses", lambda *given, **more: ranked)
-    answer = translated(server, "a\nc", "en", "de", alternatives=2)
-    assert answer == {"translatedText": "A\nC", "alternatives": ["B\nD", "B\nE"]}
 
 
 def test_the_same_language_gives_the_text_back(server):
