@@ -156,6 +156,7 @@ class LibreTranslate:
         """
         texts = _texts(request)
         direction, detected = self._direction(request, texts)
+        answers: list[Request]
         if direction is None:  # the text is in the target language
             answers = [{"translatedText": x, "alternatives": []} for x in texts]
         else:
