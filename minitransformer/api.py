@@ -20,8 +20,8 @@ from minitransformer.runs.models import find_checkpoint, fingerprint, require_al
 from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.system.machine import tune_allocator
+from minitransformer.text.glossary import read_glossary
 from minitransformer.text.lines import as_list_of_str
-from minitransformer.text.placeholders import read_glossary
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator

@@ -29,10 +29,7 @@ EXCEPTIONS = {
 }
 
 # How many places of a file break a rule for now: to be lowered as they are mended.
-ALLOWED = {
-    ("minitransformer/text/placeholders.py", "long"): 1,
-    ("minitransformer/translation/translator.py", "long"): 1,
-}
+ALLOWED: dict[tuple[str, str], int] = {}
 
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {

@@ -21,8 +21,8 @@ from minitransformer.system.files import build_once
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged
+from minitransformer.text.masking import Mask, symbols_for
 from minitransformer.text.pairs import TextPair, file_digest
-from minitransformer.text.placeholders import Finder, symbols_for
 from minitransformer.text.sentences import median_sentences
 from minitransformer.text.tokenizer import (
     Tokenizer,
@@ -35,8 +35,8 @@ CHUNK = 4_000_000
 # The largest sample of lines whose sentences are counted.
 MOST_LINES = 20_000
 
-# Part of the names of files, a new one whenever `clean`, `Finder` or the format change.
-CLEANED = "-clean-copied-4"
+# Part of the names of files, a new one whenever `clean`, `Mask` or the format change.
+CLEANED = "-clean-copied-5"
 
 # The names of a corpus's files of ids.
 SIDES = "source", "target"
@@ -198,10 +198,10 @@ def _encode(
     blank = 0
 
     # Symbols stand for text that both sides of a pair have, and the model learns them.
-    finder = Finder(tokenizer)
+    mask = Mask(tokenizer)
     lines = text.lines()
-    if finder.has_symbols:
-        lines = itertools.starmap(finder.hide_pair, lines)
+    if mask.has_symbols:
+        lines = itertools.starmap(mask.hide_pair, lines)
 
     for chunk in _chunks(_sampled(lines, sample)):
         sources, targets = zip(*chunk, strict=True)

@@ -41,7 +41,8 @@ class Hypothesis:
     A `Translator` adds the other fields: the detokenised `text`, its word `alignment`,
     and how sure the model is of each of its `words`. `mean_log_prob` is the mean over
     the tokens, and `confidence` is the share of validation sentences of which the model
-    was less sure. Both describe the least sure sentence of a line.
+    was less sure. Both describe the least sure sentence of a line. The slots, terms and
+    numbers of the source that the text lacks are `missing`.
 
     Units: nats
     """
@@ -54,6 +55,7 @@ class Hypothesis:
     words: Words = ()
     mean_log_prob: float = 0.0
     confidence: float | None = None
+    missing: tuple[str, ...] = ()
 
 
 def length_penalty(length: Array, alpha: float) -> Array:

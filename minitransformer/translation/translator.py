@@ -18,21 +18,15 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
+from minitransformer.text.glossary import Glossary
 from minitransformer.text.lines import as_list_of_str
-from minitransformer.text.placeholders import (
-    NUMBERS,
+from minitransformer.text.masking import (
     SYMBOLS,
-    Finder,
-    Item,
-    copy_names,
+    Mask,
+    Slot,
     hide,
     hide_in_prefix,
-    lacking,
     named,
-    near_misses,
-    place,
-    rare_names,
-    restore,
 )
 from minitransformer.text.sentences import (
     Sentence,
@@ -49,7 +43,16 @@ from minitransformer.translation.beam_search import Hypothesis, Links
 from minitransformer.translation.confidence import SHARES, sure_words, with_copies
 from minitransformer.translation.constraints import Constraints, Prefix, PrefixFinder
 from minitransformer.translation.incremental_decoding import Ensemble
+from minitransformer.translation.repair import (
+    NUMBER,
+    copy_names,
+    missing_numbers,
+    near_misses,
+    rare_names,
+    with_numbers,
+)
 from minitransformer.translation.sampling import sample_ids
+from minitransformer.translation.slots import NAME, are_in_order, place, restore
 
 
 class Segment(NamedTuple):
@@ -96,7 +99,7 @@ class Translator:
         self.decoding = TranslationConfig(**vars(decoding or DecodingConfig()))
         self.median_sentences = median_sentences
         self.quantiles = quantiles
-        self._items = Finder(tokenizer, glossary or {})
+        self._mask = Mask(tokenizer, Glossary(glossary).find if glossary else None)
 
     def use_device(self) -> None:
         """Select the model's GPU in this thread: CUDA begins with the first GPU."""
@@ -156,11 +159,11 @@ class Translator:
             )
             for i, sentence in enumerate(sentences)
         ]
-        translated = self._translate_around_items(segments, config)
+        translated = self._translate_prose(segments, config)
 
         # Align again where the model did not read all words.
         for (text, number, _), best in zip(segments, translated, strict=True):
-            if config.alignment and self._items.find(text):
+            if config.alignment and self._mask.slots(text):
                 texts = [h.text for h in best]
                 links = self.align([text] * len(best), texts, config, number)
                 aligned = zip(best, links, strict=True)
@@ -202,13 +205,15 @@ class Translator:
         for line, prefix, ids in zip(lines, prefixes, encoded, strict=True):
             if prefix:
                 line = line.lstrip()
-            sentences = split_sentences(line)
+            # A tab divides cells.
+            cells = re.split(r"(?<=\S)(?=\s*\t)", line.rstrip())
+            sentences = [x for cell in cells for x in split_sentences(cell)]
             # Capitals are read as small letters: they are not mixed with other text.
             mixed = len({x.text.isupper() for x in sentences}) == 2
             if len(ids) > limit and config.split != "never":
                 yield [part for x in sentences for part in halved(x, fits)]
             elif prefix or (math.inf if mixed else len(sentences)) <= at_once:
-                yield [as_one_sentence(line)]
+                yield [as_one_sentence(cell) for cell in cells]
             else:
                 yield sentences
 
@@ -246,104 +251,86 @@ class Translator:
             encoded.append([*tag, *ids] if ids else [])
         return encoded
 
-    # Items, which translations copy: the model reads names in their place
+    # Prose, which the model translates around the slots of a line
 
-    def _translate_around_items(
+    def _translate_prose(
         self, segments: Sequence[Segment], config: TranslationConfig
     ) -> list[list[Hypothesis]]:
-        """Translate segments around their items, and put these into the translations.
+        """Mask segments, translate their prose, repair it, and put the slots back.
 
-        Of several attempts, the first that lacks the fewest items counts. If a name
-        gets lost in all of them, the model reads the segment as it is.
+        The model reads symbols in place of slots. Where it loses one, it reads the
+        prose alone; where it changes a number, it reads a symbol instead. What is
+        missing after these two attempts is left out, and named.
         """
-        # Items are found in the text as the tokenizer reads it.
+        # Slots are found in the text as the tokenizer reads it.
         segments = [x._replace(text=clean(x.text)) for x in segments]
-        items = [self._items.find(x.text) for x in segments]
-        translated: list[list[Hypothesis]] = [[] for _ in segments]
-        lost: list[list[Item]] = [[] for _ in segments]
-
-        def attempt(tried: dict[int, list[Item]]) -> None:
-            pairs = [(segments[n], own) for n, own in tried.items()]
-            results = self._translate_with_names(pairs, config)
-            for n, best in zip(tried, results, strict=True):
-                # The best translation decides for the others, too.
-                lacks = lacking(best[0].text, items[n]) if best else items[n]
-                if not translated[n] or len(lacks) < len(lost[n]):
-                    translated[n] = best
-                    lost[n] = lacks
-
-        # The model reads words by names, and numbers as they are. Then it reads numbers
-        # that it changed by names, too. At last it reads none of these items.
-        symbols = SYMBOLS if self._items.has_symbols else NUMBERS
-        last_tried = dict[int, list[Item]]()
-        alone = dict[str, str]()
-        for names in (symbols, symbols, ()):
-            # A number that was changed gets the marks that the model puts in it alone.
-            changed = {x.output for own in lost for x in own if x.kind == "number"}
-            alone |= self._written_alone(sorted(changed - alone.keys()), config)
-            # Try again where something was lost and the model reads something else now.
-            tried = dict[int, list[Item]]()
-            for n, (text, _, prefix) in enumerate(segments):
+        slots = [self._mask.slots(x.text) for x in segments]
+        symbols = SYMBOLS if self._mask.has_symbols else ()
+        first = [
+            _as_read(segment, own, symbols)
+            for segment, own in zip(segments, slots, strict=True)
+        ]
+        translated = self._translate_around(segments, first, config)
+        # Once more, where something was lost and the model reads something else now.
+        again = dict[int, list[Slot]]()
+        for n, best in enumerate(translated):
+            missing = best[0].missing if best else ()
+            if missing or not best:
                 own = [
-                    replace(x, output=alone.get(x.output, x.output))
-                    for x in items[n]
-                    if x.kind != "number" or x in lost[n]
+                    x._replace(kind="word", read="")
+                    if x.kind == "number" and {*NUMBER.findall(x.output)} & {*missing}
+                    else x
+                    for x in slots[n]
                 ]
-                own = named(text, own, names)
-                is_blank = prefix and not hide(text, own).strip()
-                is_wanted = lost[n] or not translated[n]
-                if is_wanted and own != last_tried.get(n) and not is_blank:
-                    tried[n] = last_tried[n] = own
-            attempt(tried)
-        attempt({n: [] for n, best in enumerate(translated) if not best})
+                again[n] = _as_read(segments[n], own, symbols if best else ())
+        again = {
+            n: own for n, own in again.items() if own != first[n] or not translated[n]
+        }
+        results = self._translate_around(
+            [segments[n] for n in again], [*again.values()], config, is_last=True
+        )
+        for n, best in zip(again, results, strict=True):
+            before = translated[n]
+            if not before or len(best[0].missing) < len(before[0].missing):
+                translated[n] = best
         return translated
 
-    def _translate_with_names(
-        self, pairs: Sequence[tuple[Segment, list[Item]]], config: TranslationConfig
+    def _translate_around(
+        self,
+        segments: Sequence[Segment],
+        slots: Sequence[list[Slot]],
+        config: TranslationConfig,
+        *,
+        is_last: bool = False,
     ) -> list[list[Hypothesis]]:
-        """Translate segments with names for items, and put the items in their places.
+        """Translate segments with names for slots, and put the slots in their places.
 
-        A translation that lost a name, or its prefix, is left out.
+        A segment whose best translation lost a slot has none, unless this `is_last`.
         """
+        if not segments:
+            return []
         hidden = [
             Segment(
-                hide(segment.text, items),
+                self._mask.as_read(hide(segment.text, own)),
                 segment.number,
-                hide_in_prefix(segment.prefix, items),
+                hide_in_prefix(segment.prefix, own),
             )
-            for segment, items in pairs
+            for segment, own in zip(segments, slots, strict=True)
         ]
-        # Where the model does not read a name, the word alignment places its item.
-        aligns = any(x.read.strip() != x.name for _, items in pairs for x in items)
+        # Where the model does not read a name, the word alignment places its slot.
+        aligns = is_last or not all(x.is_named for own in slots for x in own)
         asked = replace(config, alignment=True) if aligns else config
         translated = self.translate_as_read(hidden, asked)
-        # Put the items back; keep the translations that still have all of them.
-        restored = []
-        for (segment, items), best in zip(pairs, translated, strict=True):
-            whole = list[Hypothesis]()
-            for h in best:
-                placed = place(segment.text, items, h.text, h.alignment)
-                text = restore(items, placed) if items else h.text
-                if text is not None and text.startswith(segment.prefix):
-                    h = replace(h, text=text)
-                    whole.append(with_copies(h) if h.words else h)
-            restored.append(whole)
-        return restored
-
-    def _written_alone(
-        self, numbers: Sequence[str], config: TranslationConfig
-    ) -> dict[str, str]:
-        """Return numbers with the marks that the model puts in each of them alone.
-
-        In German, 1,234.5 is 1.234,5. If the model changes a digit, the number stays.
-        """
-        asked = [x for x in numbers if not x.isdigit()]
-        translated = self.translate_as_read([Segment(x) for x in asked], config)
-        written = [best.text.rstrip(".") for best, *_ in translated]
-        return {
-            x: y if re.split("[.,:]", x) == re.split("[.,:]", y) else x
-            for x, y in zip(asked, written, strict=True)
-        }
+        # Put the slots back; the best translation decides for the others, too.
+        result = []
+        for segment, own, read, best in zip(
+            segments, slots, hidden, translated, strict=True
+        ):
+            whole = [
+                _with_slots(segment, own, h, len(read.prefix), is_last) for h in best
+            ]
+            result.append([x for x in whole if x] if whole[0] else [])
+        return result
 
     # Text as the model reads it: word pieces, the search, and the translations' text
 
@@ -467,7 +454,8 @@ class Translator:
         """
         # Detokenise, and put the prefix back as it was given.
         decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
-        lines = [line.replace("\n", " ").replace("\r", " ") for line in decoded]
+        # Bytes that do not complete a character are no text.
+        lines = [re.sub("[\n\r]", " ", x).replace("\ufffd", "") for x in decoded]
         start = self._prefix_finder.find(prefix) if prefix else None
         texts = [start.restore(x, prefix) if start else prefix + x for x in lines]
         # The confidence: the share of validation sentences with a lower mean.
@@ -539,11 +527,52 @@ class Translator:
         )
 
 
+def _as_read(
+    segment: Segment, slots: Sequence[Slot], symbols: Sequence[str]
+) -> list[Slot]:
+    """Return slots with their names; none if a prefix would begin what is blank."""
+    own = named(segment.text, [x for x in slots if x.kind != "number"], symbols)
+    return own if hide(segment.text, own).strip() or not segment.prefix else []
+
+
+def _with_slots(
+    segment: Segment,
+    slots: Sequence[Slot],
+    h: Hypothesis,
+    prefix_length: int,
+    is_last: bool,
+) -> Hypothesis | None:
+    """Repair the numbers of a translation, and put the slots of its segment into it.
+
+    Its prefix has `prefix_length` characters. None if it lost a slot; the last attempt
+    leaves that out, and says what is missing.
+    """
+    read = hide(segment.text, slots)
+    repaired = with_numbers(read, h.text)
+    heeds_names = NAME.findall(h.text) == [x.name for x in slots if x.is_named]
+    placed = place(segment.text, slots, repaired, h.alignment, heeds_names=heeds_names)
+    if not (heeds_names and are_in_order(slots, placed)):
+        if not is_last:
+            return None
+        placed = place(segment.text, slots, repaired, h.alignment, heeds_names=False)
+    numbers = missing_numbers(read, placed)
+    text = restore(slots, placed)
+    if not text.startswith(segment.prefix):
+        text = segment.prefix + NAME.sub("", h.text[prefix_length:])
+    elif not text.strip():  # of which the model says nothing
+        text = segment.text
+    missing = (*(x.output for x in slots if x.output not in text), *numbers)
+    h = replace(h, text=text, missing=missing)
+    if missing and h.confidence is not None:
+        h = replace(h, confidence=0.0)
+    return with_copies(h) if h.words else h
+
+
 def json_objects(
     ranked: list[Hypothesis], config: TranslationConfig
 ) -> list[dict[str, Any]]:
     """Return the fields that JSON has of each translation of a line."""
-    names = ["text", "score", "log_prob", "confidence"]
+    names = ["text", "score", "log_prob", "confidence", "missing"]
     names += [name for name in ("alignment", "words") if getattr(config, name)]
     return [{name: getattr(h, name) for name in names} for h in ranked]
 
@@ -572,13 +601,14 @@ def _join_sentences(
         )
         # Scores add up; the confidence of a line is that of its least sure sentence.
         joined = replace(
-            min(ranked, key=lambda h: h.mean_log_prob),
+            min(ranked, key=lambda h: (not h.missing, h.mean_log_prob)),
             tokens=tuple(itertools.chain.from_iterable(h.tokens for h in ranked)),
             score=sum(h.score for h in ranked),
             log_prob=sum(h.log_prob for h in ranked),
             alignment=tuple(links),
             text="".join(map(add, gaps, texts)) + end,
             words=tuple(itertools.chain.from_iterable(h.words for h in ranked)),
+            missing=tuple(itertools.chain.from_iterable(h.missing for h in ranked)),
         )
         result.append(joined)
     return result

@@ -24,6 +24,12 @@ from minitransformer.text.tokenizer import Tokenizer
 
 # No number stands by itself: it would be asked for again where a model loses it.
 CAT_LINES = [f"the cat number{i} sat on the mat and looked" for i in range(100)]
+# Lines without digits, in letters of those.
+MAT_LINES = [
+    f"the cat {first} on the {second} and looked"
+    for first in ("sat", "looked", "mat", "number")
+    for second in ("mat", "cat", "number", "sat")
+]
 
 
 def tiny_config(layers=(1, 1), **settings):

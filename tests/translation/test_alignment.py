@@ -15,7 +15,7 @@ from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate
-from support.models import CAT_LINES, save_small_model
+from support.models import MAT_LINES, save_small_model
 from support.scripts import SHORT
 
 ALIGN = TranslationConfig(max_len_a=0, max_len_b=12, alignment=True)
@@ -53,7 +53,7 @@ def word_numbers(tokenizer, ids):
 
 
 def test_links_follow_the_attention_maps(translator):
-    lines = [*CAT_LINES[:3], "on the mat"]
+    lines = [*MAT_LINES[:3], "on the mat"]
     found = translator.hypotheses(lines, ALIGN)
     for line, [best, *_] in zip(lines, found, strict=True):
         maps = attention_maps(translator, line, replace(ALIGN, alignment=False))
@@ -81,7 +81,7 @@ def test_the_upper_half_of_the_layers_aligns(translator, layers):
 
 
 def test_every_translation_of_any_batch_is_aligned(translator):
-    lines = ["", *CAT_LINES[:4], "mat"]
+    lines = ["", *MAT_LINES[:4], "mat"]
     config = replace(ALIGN, nbest=3)
     together = translator.hypotheses(lines, config)
     assert together[0][0].alignment == ()
@@ -100,8 +100,8 @@ def test_every_translation_of_any_batch_is_aligned(translator):
 
 
 def test_an_ensemble_aligns_by_the_mean(ensemble):
-    sources = ensemble.tokenizer.encode(CAT_LINES[:2])
-    targets = ensemble.tokenizer.encode(CAT_LINES[5:7])
+    sources = ensemble.tokenizer.encode(MAT_LINES[:2])
+    targets = ensemble.tokenizer.encode(MAT_LINES[5:7])
     each = [piece_weights(m, sources, targets) for m in ensemble.model.members]
     assert np.abs(each[0][0] - each[1][0]).max() > 1e-3
     for n, found in enumerate(piece_weights(ensemble.model, sources, targets)):
@@ -112,7 +112,7 @@ def test_an_ensemble_aligns_by_the_mean(ensemble):
 @pytest.mark.parametrize(
     ("line", "settings"),
     [
-        (" ".join(CAT_LINES[:3]), {"max_input": 12}),
+        (" ".join(MAT_LINES[:3]), {"max_input": 12}),
         ("  the cat sat.\tThe cat looked! 3 on the mat. ", {}),
         ("the cat。sat on。 the mat", {}),
     ],
@@ -140,7 +140,7 @@ def test_words_of_a_line_are_counted_through_its_parts(translator, line, setting
 
 
 def test_given_translations_are_aligned(translator, model_path, tmp_path):
-    lines, targets = CAT_LINES[:3], [*CAT_LINES[7:9], ""]
+    lines, targets = MAT_LINES[:3], [*MAT_LINES[7:9], ""]
     links = translator.align(lines, targets, TranslationConfig())
     ids = [translator.tokenizer.encode(side) for side in (lines, targets)]
     for pair, source, target in zip(links, *ids, strict=True):

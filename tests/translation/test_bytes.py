@@ -37,7 +37,7 @@ def text_of(translator, data):
 
 def test_any_bytes_become_one_line_of_text(translator):
     assert text_of(translator, f"{EMOJI} \u4f60".encode()) == f"{EMOJI} \u4f60"
-    assert text_of(translator, b"a\xe4\xbd!\n\r") == "a\ufffd\ufffd!  "
+    assert text_of(translator, b"a\xe4\xbd!\n\r") == "a!  "
     rng = np.random.default_rng(0)
     for length in range(1, 40):
         text = text_of(translator, rng.bytes(length))
@@ -54,7 +54,7 @@ def test_a_sentence_with_unknown_characters_is_translated(translator):
     ("line", "other"),
     [
         ("ab \xe9a c", "ab e\u0301a c"),
-        ("ab \xe9a c", "\ufeffab\xa0\x85e\xad\u0301a\tc\r"),
+        ("ab \xe9a c", "\ufeffab\xa0\x85e\xad\u0301a\x1fc\r"),
         ("\ud55c ab", "\u1112\u1161\u11ab\u2028ab"),
         ("_ab", "\u2581ab"),
         ("", "\u200b\xad\0\r"),

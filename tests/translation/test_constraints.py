@@ -19,7 +19,7 @@ from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate
-from support.models import CAT_LINES, save_small_model
+from support.models import MAT_LINES, save_small_model
 from support.scripted_decoder import (
     ScriptedDecoder,
     random_log_probs,
@@ -124,7 +124,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_translation_begins_with_its_prefix(translator, name):
     config, prefixes = CONFIGS[name], [CUT[:end] for end in range(len(CUT) + 1)]
-    lines = CAT_LINES[: len(prefixes)]
+    lines = MAT_LINES[: len(prefixes)]
     found = translator.hypotheses(lines, config, 1, prefixes)
     for hypotheses, prefix in zip(found, prefixes, strict=True):
         texts = [h.text for h in hypotheses]
@@ -145,16 +145,16 @@ def test_ensembles_have_prefixes(translator, tmp_path, beam):
     together = Translator(Ensemble(models), translator.tokenizer)
     config = replace(SHORT_OUTPUT, beam=beam)
     prefixes = [CUT[:end] for end in range(len(CUT) + 1)]
-    found = together.translate(CAT_LINES[:14], config, 1, prefixes)
+    found = together.translate(MAT_LINES[:14], config, 1, prefixes)
     for text, prefix in zip(found, prefixes, strict=True):
         assert text.startswith(prefix)
 
 
 def test_a_prefix_has_room_in_the_longest_output(translator):
-    [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [CAT_LINES[3] + " the"])
-    prefix = PrefixFinder(translator.tokenizer).find(CAT_LINES[3] + " the")
+    [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [MAT_LINES[3] + " the"])
+    prefix = PrefixFinder(translator.tokenizer).find(MAT_LINES[3] + " the")
     most = prefix.most_tokens
-    [tokens] = translator.tokenizer.encode([CAT_LINES[3] + " the"])
+    [tokens] = translator.tokenizer.encode([MAT_LINES[3] + " the"])
     assert len(tokens) <= most <= len(tokens) + 3
     assert 6 < len(found[0].tokens) <= 6 + most
 
@@ -186,7 +186,7 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
 
 
 def test_log_probabilities_are_those_of_the_model(translator):
-    lines, prefixes = CAT_LINES[:4], ["", "sat", "the", "mat "]
+    lines, prefixes = MAT_LINES[:4], ["", "sat", "the", "mat "]
     found = [h[0] for h in translator.hypotheses(lines, SHORT_OUTPUT, 1, prefixes)]
     tokens = [h.tokens for h in found]
     sources = translator.tokenizer.encode(lines)

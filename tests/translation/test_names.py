@@ -6,7 +6,7 @@ import pytest
 
 from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.text.placeholders import copy_names, near_misses, rare_names
+from minitransformer.translation.repair import copy_names, near_misses, rare_names
 
 RARE = """Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman Buffett
 Kowalczyk Escambray Chikungunya Ostrava Schumacher Weatherby Appleton Trowbridge

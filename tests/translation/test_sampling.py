@@ -19,7 +19,7 @@ from minitransformer.translation.sampling import (
 )
 from support.closeness import assert_close
 from support.in_process import run_translate
-from support.models import CAT_LINES, confident_models, mean_next_probabilities
+from support.models import MAT_LINES, confident_models, mean_next_probabilities
 from support.scripted_decoder import (
     ScriptedDecoder,
     random_log_probs,
@@ -114,7 +114,7 @@ def tokens_of(translator, lines, config):
 @pytest.mark.parametrize("top_p", [None, 0.9])
 def test_samples_depend_on_the_line_alone(translator, top_p):
     """Not on other lines, their order, the batch, threads, or the number of samples."""
-    lines = ["", *CAT_LINES[:6], "mat", CAT_LINES[0]]
+    lines = ["", *MAT_LINES[:6], "mat", MAT_LINES[0]]
     config = replace(SAMPLE, nbest=3, top_p=top_p)
     together = tokens_of(translator, lines, config)
     assert together[0] == [()] * 3
@@ -152,8 +152,8 @@ def load_with(translator, **changes):
 
 def test_log_probabilities_are_those_of_forced_decoding(translator):
     config = replace(SAMPLE, temperature=1.5, top_p=0.9, max_len_b=60)
-    found = [h[0] for h in translator.hypotheses(CAT_LINES[:5], config)]
-    sources = translator.tokenizer.encode(CAT_LINES[:5])
+    found = [h[0] for h in translator.hypotheses(MAT_LINES[:5], config)]
+    sources = translator.tokenizer.encode(MAT_LINES[:5])
     scores = score_targets(translator.model, sources, [h.tokens for h in found])
     ended = [n for n, h in enumerate(found) if len(h.tokens) < 60]
     assert ended

@@ -1,0 +1,394 @@
+"""What a model reads of a line: its prose (beyond the paper).
+
+Prose is words, plain numbers, spaces and the ordinary marks of a language, in letters
+that the vocabulary has. Whatever else stands in a line is a slot: an address, a path, a
+variable of any notation, a mixture of letters and digits, a sign, a tag, an emoji. The
+model reads a symbol in its place, or nothing, and the translation has it unchanged.
+Nothing has to be listed to be safe.
+
+`Mask.slots` finds the slots by the shape of a line, in which `a` stands for each letter
+and `9` for each digit: the shape of "Is $x 5.2 m?" is "Aa $a 9.9 a?". Patterns say
+which chunks between spaces are prose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from minitransformer.text.tokenizer import Tokenizer
+
+# Symbols that stand for slots. A vocabulary gets them if so many training pairs have
+# something to copy.
+SYMBOLS = tuple(f"⟦{n}⟧" for n in range(1, 10))
+LEAST_PAIRS = 1000
+
+# Letters of scripts that write no spaces: Thai, Lao, Burmese, Khmer, Chinese, Japanese.
+NO_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u303f\u3041-\u30ff\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\uff01-\uff65\U00020000-\U0003ffff]"
+)
+# HTML's elements come as characters for private use: tags, and what has a place in a
+# sentence.
+TAGS = range(0xF0000, 0xFFFFE)
+ELEMENTS = range(0x100000, 0x10FFFE)
+
+# The shapes of other characters than ASCII's.
+OF_CATEGORY = {"Nd": "9", "Sc": "$", "Pi": '"', "Pf": '"', "Pd": "-", "Po": ","}
+OF_CHARACTER = dict(
+    zip("\u2018\u2019„…°\u2212\u200c\u200d•", "''\".%-mms", strict=True)
+)
+
+# Other unknown characters that have a place in a sentence: numbers, mathematics, money.
+PLACED = "Nl", "No", "Sm", "Sc"
+
+# Quotes and apostrophes, and ASCII's.
+USUAL = dict(zip("\u2018\u2019“”«»", "''" + '"' * 4, strict=True))
+
+# Tags, and code between backticks, may have white space inside.
+TAG = r"<[aA/!?%][^<>]*>"
+SPACED = re.compile(rf"{TAG}|(?<!`)(`+)[^`]+\1(?!`)|\$\([^()]*\)")
+# 3rd, the 1990s: digits that are read as a word is.
+ORDINAL = re.compile(r"(?<![\w.,])\d{1,4}(?:st|nd|rd|th|s|er)(?!\w)")
+# What makes a word of a number beside it: digits, one sign.
+BESIDE_NUMBER = re.compile(r"\d|^(?:#|[^\w\s*#|>-]{1,3}|&\w+;)$", re.A)
+# Decimals behind these are versions or sections: they have a point in any language.
+PARTS = re.compile(r"(?:^|version|section|chapter|abschnitt|kapitel)\W*$", re.I)
+
+# Prose: words, numbers, and both joined by hyphens, slashes or marks.
+NUMBER = (
+    r"(?:9{1,3}(?:,999)+(?:\.9+)?|9{1,3}(?:\.999){1,2}(?:,9+)?|9{1,3}[.,]99?|99?:99?|"
+    r"99?[/-]99?|999-999|9999-9999|9{1,4})(?![.,:]?9)"
+)
+WORD = r"(?:[aA]{1,2}(?:\.[aA])+(?![aA])|[aA]{1,60}(?:'[aA]{1,60})*)"
+JOINT = r"(?:-{1,3}|[,;:!?/]|\.(?=A[aA])|\.\.+)[\"']*"
+WORDS = rf"(?:{NUMBER}{JOINT})?{WORD}(?:{JOINT}{WORD})*(?:{JOINT}{NUMBER}%?)?"
+PROSE = rf"(?:-(?=[aA]{{2}}))?{WORDS}(?:(?<=[aA]{{2}})-)?"
+# Most lines are words and marks between spaces.
+PLAIN = re.compile(
+    r"(?:[\"'(]*[aA]{2,60}(?:['-][aA]{1,60})*[.,!?;:\"')]{0,3}(?: |$)|[aA] )*"
+)
+
+LETTER = re.compile("[aAw]")
+TWO_LETTERS = re.compile("[aA]{2}|w")
+
+# What stands for itself also beside letters, and what may stand around a word.
+MARKUP = (
+    rf"(?:{TAG}|<[^<>\s]+>|&\#?[aA9]{{1,30}};|\\[aA](?!a|AA|\\)|"
+    r"[$\#%@]?\{[^{}]*\}|\[[^\[\]aAx\s]*\])"
+)
+CLOSING = r"[.,!?;:\"')]{0,9}"
+END = rf"(?={CLOSING}(?:[*~\]|&s]{{1,9}}{CLOSING}(?=\s|$)|(?=\s|$|w|{MARKUP})))"
+PARTS_OF_LINE = re.compile(
+    rf"""
+      (?P<word1><[?%][^<>]*>|<<[^<>\s]+>>|<[^\s=<>]*(?:@|://)[^\s<>]*>|[$\#%@]?\{{[^{{}}]*\}})
+    | (?P<loose1>{MARKUP})
+    | w+
+    | (?<!\S)(?:[,;:!?.]?["']*|["'()]+[,;:!?.]*|[/%$]|-{{2,3}}|\.{{2,3}})(?=\s|$)
+    | (?<!\S)-(?=\s)(?<=\S\s-)  # a dash, but not the item of a list
+    | (?<!\S)(?P<loose2>[:;=][^aA9x\s]+)(?=\s|$)  # a face such as :-)
+    | ["'(,;!?]+(?=\S)
+    | (?:[-+]?\$)?(?P<number>[-+]?{NUMBER})[%$]?(?![aA9]){END}
+    | {PROSE}{END}
+    | (?<!\S)(?P<word2>(?=[^aA9xw\s&+<=^%@/\\]*[&+<=^%@/\\])[^aA9xw\s]+?){END}
+    | (?<=\S)[.,!?;:"')]+
+    | (?P<loose3>[^aA9xw\s]+?){END}
+    | (?P<word3>\[+[^\[\]\s]+\]+){END}
+    | (?P<loose4>[*~\[|&s]{{1,9}})(?=["'(]*(?=[aA9'-]{{2}}){PROSE}{END})
+    | (?P<word5>(?=[aA]*x)[aAx]+)(?=['-][aA])
+    | (?P<word4>(?::[^\s:]+:|\([^()\s]*\)|(?!{MARKUP})[^\sw])+?){END}
+    """,
+    re.X,
+)
+
+
+class Slot(NamedTuple):
+    """A part of a line that the model does not read, and its `output`.
+
+    A "word" has a place in the sentence; the sentence is whole without a "loose" slot.
+    A "number" is read, and becomes a word if the model changes it. A "term" of a
+    glossary is read, and replaced by its translation. The slot `touches` a character
+    before it, and a letter behind it. The model reads `read` in its place, and `name`
+    stands for it in the translation.
+    """
+
+    start: int
+    end: int
+    output: str
+    kind: str
+    touches: tuple[bool, bool] = (False, False)
+    read: str = ""
+    name: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the model reads its name."""
+        return bool(self.name) and self.read.strip() == self.name
+
+    @property
+    def is_glued(self) -> bool:
+        """Whether the model reads a space before it that the line lacks."""
+        return self.kind == "word" and self.read.startswith(" ")
+
+
+class Shapes(dict[int, str]):
+    """The shape of each character, for `str.translate`.
+
+    Of a letter it is "a" or "A", "w" in a script without spaces, or "x" if the
+    vocabulary lacks it; of a digit "9", of a mark that of ASCII, of another sign "s".
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        pieces = {*tokenizer.written()} if tokenizer else set[str]()
+        self._known = {*"".join(pieces)}
+        # Symbols of the user, such as <2de>, are read as words are.
+        self._symbols = {
+            x for x in pieces - {*SYMBOLS} if len(x) > 2 and not re.match(r"\w|▁", x)
+        }
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        is_letter = category[0] == "L" or category in ("Mn", "Mc")
+        is_known = not self._tokenizer or (
+            {*self._tokenizer.normalise(character)} <= self._known
+        )
+        if character.isascii() and not character.isalnum():
+            shape = character
+        elif code in ELEMENTS or (not is_known and (is_letter or category in PLACED)):
+            shape = "x"
+        elif not is_known or 0xFE00 <= code < 0xFE10:
+            shape = "s"
+        elif character in OF_CHARACTER:
+            shape = OF_CHARACTER[character]
+        elif NO_SPACES.match(character):
+            shape = "w"
+        elif is_letter:
+            shape = "m" if category[0] == "M" else "aA"[character.isupper()]
+        else:
+            shape = OF_CATEGORY.get(category, "s")
+        self[code] = shape
+        return shape
+
+    def of(self, line: str) -> str:
+        """Return the shape of a line, in which brackets and code have no spaces."""
+        shape = line.translate(self)
+        # Marks and joiners belong to the letter or sign before them.
+        shape = re.sub(r"s[sm]+", lambda x: "s" * len(x[0]), shape).replace("m", "a")
+        characters = list(shape)
+        chunks = re.finditer(r"\S+", line) if self._symbols else ()
+        as_words = (x for x in chunks if x[0] in self._symbols)
+        for read in (*ORDINAL.finditer(line), *as_words):
+            characters[slice(*read.span())] = "a" * len(read[0])
+        in_code = (x.span() for x in SPACED.finditer(shape))
+        for start, end in (*_braced(shape), *in_code):
+            characters[start:end] = shape[start:end].replace(" ", "x")
+        return "".join(characters)
+
+
+def _braced(shape: str) -> Iterator[tuple[int, int]]:
+    """Yield the outermost pairs of braces: of "{ {b} {" that around b."""
+    opened = list[int]()
+    pairs = list[tuple[int, int]]()
+    for brace in re.finditer("[{}]", shape):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            pairs.append((opened.pop(), brace.end()))
+    first = len(shape)
+    for start, end in reversed(pairs):
+        if end <= first:
+            first = start
+            yield start, end
+
+
+class Mask:
+    """Finds what a model does not read, by the characters of its vocabulary.
+
+    `find_terms` finds the terms of a glossary (`Glossary.find`).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        find_terms: Callable[[str], Iterable[Slot]] | None = None,
+    ) -> None:
+        self._shapes = Shapes(tokenizer)
+        self._find_terms = find_terms
+        self.has_symbols = tokenizer is not None and all(
+            map(tokenizer.keeps_whole, SYMBOLS)
+        )
+        # Marks that the vocabulary has seen less often than those of ASCII.
+        self._rare = dict[int, str]()
+        if tokenizer:
+            places = {piece: i for i, piece in enumerate(tokenizer.written())}
+            self._rare = {
+                ord(mark): usual
+                for mark, usual in USUAL.items()
+                if places.get(mark, 0) > places.get(usual, len(places))
+            }
+
+    def slots(self, line: str) -> list[Slot]:
+        """Return the slots of a cleaned line. A line without other words is one.
+
+        "**Ask** me@a.de at 9" has a loose slot on both sides of "Ask", a word and a
+        number.
+        """
+        shape = self._shapes.of(line)
+        terms = list(self._find_terms(line)) if self._find_terms else []
+        if not terms and PLAIN.fullmatch(shape):
+            return []
+        slots = _with_terms(_merged(_parts(shape, line), line), terms)
+        slots = list(_placed(slots, line))
+        # Without a word, or with single letters beside slots, nothing is to translate.
+        read = hide(shape, (x for x in slots if x.kind in ("word", "loose")))
+        if line.strip() and not (TWO_LETTERS if slots else LETTER).search(read):
+            return [Slot(0, len(line), line, "loose")]
+        return slots
+
+    def as_read(self, text: str) -> str:
+        """Return text with usual marks, such as ", in place of rare ones, such as »."""
+        rare = self._rare
+        if "„" in text:  # which “ closes
+            rare = {code: x for code, x in rare.items() if chr(code) != "“"}
+        return text.translate(rare)
+
+    def hide_pair(self, source: str, target: str) -> tuple[str, str]:
+        """Put symbols in place of slots that both sides of a pair have in order."""
+        in_source, in_target = (
+            [x for x in self.slots(side) if x.kind != "number"]
+            for side in (source, target)
+        )
+        words = sum(1 for x in in_source if x.kind == "word")
+        same = [x.output for x in in_source] == [x.output for x in in_target]
+        if same and words <= len(SYMBOLS):
+            # Begin with any symbol, so that all are learned alike.
+            first = crc32(source.encode()) % len(SYMBOLS)
+            symbols = SYMBOLS[first:] + SYMBOLS[:first]
+            hidden = hide(source, named(source, in_source, symbols))
+            if hidden.strip():
+                return hidden, hide(target, named(target, in_target, symbols))
+        return source, target
+
+
+def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the symbols, or none if too few of the first million pairs need them."""
+    hide_pair = Mask().hide_pair
+    need_them = (x for x in itertools.islice(pairs, 10**6) if hide_pair(*x) != x)
+    count = sum(1 for _ in itertools.islice(need_them, LEAST_PAIRS))
+    return SYMBOLS if count == LEAST_PAIRS else ()
+
+
+def named(line: str, slots: Iterable[Slot], symbols: Sequence[str]) -> list[Slot]:
+    """Give slots their names: symbols for words, as far as there are any.
+
+    Without a symbol, the model reads nothing in place of a word.
+    """
+    free = [x for x in symbols if x not in line]
+    result = list[Slot]()
+    end = 0
+    for number, slot in enumerate(slots, start=100):
+        start = slot.start
+        name = f"⟦{number}⟧"
+        read = slot.read
+        before = line[max(start - 1, end) : start]
+        if slot.kind == "word" and free:
+            name = free.pop(0)
+            # Letters that touch the slot do not touch its symbol.
+            read = " " * before.isalnum() + name + " " * slot.touches[1]
+        elif slot.kind == "word":
+            start -= before == " " and not slot.touches[1]  # one space is enough
+        end = slot.end
+        result.append(slot._replace(start=start, name=name, read=read))
+    return result
+
+
+def hide(line: str, slots: Iterable[Slot]) -> str:
+    """Return a line as the model reads it."""
+    read = ""
+    end = 0
+    for slot in slots:
+        read += line[end : slot.start] + slot.read
+        end = slot.end
+    return read + line[end:]
+
+
+def hide_in_prefix(prefix: str, slots: Iterable[Slot]) -> str:
+    """Return a translation's prefix as the model reads it."""
+    for slot in slots:
+        if slot.kind != "term":
+            prefix = prefix.replace(slot.output, slot.read, 1)
+    return prefix
+
+
+def _parts(shape: str, line: str) -> Iterator[Slot]:
+    """Yield the parts of a line that are no prose, and its numbers."""
+    for part in PARTS_OF_LINE.finditer(shape):
+        if name := part.lastgroup:
+            start, end = part.span(name)
+            kind = name.rstrip("12345")
+            if "." in part[0] and PARTS.search(line[max(start - 12, 0) : start]):
+                kind = kind.replace("number", "word")
+            yield Slot(start, end, "", kind)
+
+
+def _merged(parts: Iterable[Slot], line: str) -> list[Slot]:
+    """Join slots with only white space between them, and numbers with such beside."""
+    slots = list[Slot]()
+    for slot in parts:
+        while slots and not line[slots[-1].end : slot.start].strip():
+            kinds = {slots[-1].kind, slot.kind}
+            if "number" in kinds:
+                other = slots[-1] if slot.kind == "number" else slot
+                sign = line[max(other.start, other.end - 9) : other.end]
+                touches = slots[-1].end == slot.start
+                if len(kinds) == 1 or not (touches or BESIDE_NUMBER.search(sign)):
+                    break
+            kind = "loose" if kinds == {"loose"} else "word"
+            slot = Slot(slots.pop().start, slot.end, "", kind)
+        slots.append(slot)
+    return slots
+
+
+def _with_terms(slots: list[Slot], terms: list[Slot]) -> list[Slot]:
+    """Put terms among slots: a term within a part of a slot does not count."""
+    starts = [x.start for x in slots]
+    ends = [x.end for x in slots]
+    result = dict(enumerate(slots))
+    for term in terms:
+        # Those that share a character with the term, which must be all within it.
+        first = bisect_right(ends, term.start)
+        last = bisect_left(starts, term.end)
+        if first == last or (
+            term.start <= starts[first] and ends[last - 1] <= term.end
+        ):
+            for n in range(first, last):
+                result.pop(n, None)
+            result[-term.start - 1] = term
+    return sorted(result.values())
+
+
+def _placed(slots: Iterable[Slot], line: str) -> Iterator[Slot]:
+    """Add what slots touch, and what the model reads in their places."""
+    end = 0
+    for slot in slots:
+        start = slot.start
+        before = line[max(start - 1, 0) : start]
+        touches = before.strip() != "", line[slot.end : slot.end + 1].isalnum()
+        output = slot.output or line[start : slot.end]
+        read = ""
+        if slot.kind == "loose":
+            if not touches[1]:  # one space is enough
+                start = end + len(line[end:start].rstrip())
+            elif before.isalnum() or before in ".,:;!?…)]}\"'»”":
+                read = " " * bool(before)
+        elif slot.kind != "word":
+            read = line[start : slot.end]
+        yield slot._replace(start=start, output=output, touches=touches, read=read)
+        end = slot.end
