@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from minitransformer.commands.translation_queue import Job, Line, TranslationQue
 from minitransformer.runs.models import figures, language_codes
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.lines import as_list_of_str
+from minitransformer.text.markup import HtmlLine, PlainLine, html_lines
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator, json_objects
 
@@ -30,21 +30,6 @@ MAX_BEAM = 16  # unless the default is larger
 MAX_TOKENS = 16_384  # of text, prefixes and ends of lines, times the beam
 MAX_WAITING = 5 * MAX_TOKENS  # in all requests that wait
 MAX_DETECTED = 2_000  # characters, of which the language is detected
-
-# The separators of lines that are translated, by format. Markup within a sentence is
-# part of its line. Each pattern takes time that is linear in the text.
-BETWEEN = {
-    "text": re.compile(r"(\r?\n)"),
-    "html": re.compile(
-        r"((?:(?<!\s)\s+)?(?:(?:<script\b.*?(?:</script[^<>]*>|\Z)|<style\b.*?(?:</style[^<>]*>|\Z)|"
-        r"<!--.*?(?:-->|\Z)|"
-        r"<(?!/?(?:a|abbr|b|cite|code|em|font|i|mark|q|s|small|span|strong|su[bp]|u)\b)"
-        r"[^<>]*>)\s*)+)",
-        re.DOTALL | re.IGNORECASE,
-    ),
-}
-
-ENTITY = re.compile(r"&#?\w+;")
 
 Request = dict[str, Any]
 
@@ -212,7 +197,7 @@ class LibreTranslate:
         """Translate all lines of some texts together, and answer each text."""
         config = _decoding(direction.config, request)
         divided = [_lines(text, str(request.get("format") or "text")) for text in texts]
-        lines = [line for parts in divided for line, _ in parts]
+        lines = [line.text for parts in divided for line in parts]
         given = str(request.get("prefix") or "\n" * (len(lines) - 1))
         prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
         results = iter(await self._results(direction, lines, prefixes, config))
@@ -284,25 +269,19 @@ def _decoding(config: TranslationConfig, request: Request) -> TranslationConfig:
 # Texts, divided into lines and put together again
 
 
-def _lines(text: str, kind: str) -> list[tuple[str, str]]:
-    """Divide text into lines, each with the separator that follows it."""
-    if (separators := BETWEEN.get(kind)) is None:
-        raise ValueError(f"{kind} format is not supported")
-    # Separators and lines by turns, with a line first and last.
-    parts = separators.split(text)
-    lines = parts[::2]
+def _lines(text: str, kind: str) -> Sequence[PlainLine | HtmlLine]:
+    """Divide text into lines."""
     if kind == "html":
-        lines = [ENTITY.sub(_plain, line) for line in lines]
-    return list(zip(lines, [*parts[1::2], ""], strict=True))
-
-
-def _plain(entity: re.Match[str]) -> str:
-    """Return the character of an entity, escaped if it is one of HTML's own."""
-    return html.escape(html.unescape(entity[0]), quote=False)
+        return html_lines(text)
+    if kind != "text":
+        raise ValueError(f"{kind} format is not supported")
+    # Ends and lines by turns, with a line first and last.
+    parts = re.split(r"(\r?\n)", text)
+    return [*map(PlainLine, parts[::2], [*parts[1::2], ""])]
 
 
 def _answer(
-    parts: Sequence[tuple[str, str]],
+    parts: Sequence[PlainLine | HtmlLine],
     nbest_lists: Sequence[list[Hypothesis]],
     config: TranslationConfig,
 ) -> Request:
@@ -313,8 +292,8 @@ def _answer(
     """
     ranked = [
         "".join(
-            hypotheses[min(rank, len(hypotheses) - 1)].text + separator
-            for hypotheses, (_, separator) in zip(nbest_lists, parts, strict=True)
+            line.with_text(hypotheses[min(rank, len(hypotheses) - 1)].text)
+            for hypotheses, line in zip(nbest_lists, parts, strict=True)
         )
         for rank in range(config.nbest)
     ]

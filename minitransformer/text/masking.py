@@ -83,23 +83,29 @@ MARKUP = (
     r"[$\#%@]?\{[^{}]*\}|\[[^\[\]aAx\s]*\])"
 )
 CLOSING = r"[.,!?;:\"')]{0,9}"
-END = rf"(?={CLOSING}(?:[*~\]|&s]{{1,9}}{CLOSING}(?=\s|$)|(?=\s|$|w|{MARKUP})))"
+END = rf"(?={CLOSING}(?:[*~\]|&st]{{1,9}}{CLOSING})?(?=\s|$|w|{MARKUP}))"
 PARTS_OF_LINE = re.compile(
     rf"""
+    # Markup, and scripts without spaces, stand for themselves also beside letters.
       (?P<word1><[?%][^<>]*>|<<[^<>\s]+>>|<[^\s=<>]*(?:@|://)[^\s<>]*>|[$\#%@]?\{{[^{{}}]*\}})
     | (?P<loose1>{MARKUP})
     | w+
+    # Marks that stand alone; a dash, but not the item of a list; a face such as :-)
     | (?<!\S)(?:[,;:!?.]?["']*|["'()]+[,;:!?.]*|[/%$]|-{{2,3}}|\.{{2,3}})(?=\s|$)
-    | (?<!\S)-(?=\s)(?<=\S\s-)  # a dash, but not the item of a list
-    | (?<!\S)(?P<loose2>[:;=][^aA9x\s]+)(?=\s|$)  # a face such as :-)
+    | (?<!\S)-(?=\s)(?<=\S\s-)
+    | (?<!\S)(?P<loose2>[:;=][^aA9x\s]+)(?=\s|$)
+    # Prose, with marks before and behind it.
     | ["'(,;!?]+(?=\S)
     | (?:[-+]?\$)?(?P<number>[-+]?{NUMBER})[%$]?(?![aA9]){END}
     | {PROSE}{END}
-    | (?<!\S)(?P<word2>(?=[^aA9xw\s&+<=^%@/\\]*[&+<=^%@/\\])[^aA9xw\s]+?){END}
     | (?<=\S)[.,!?;:"')]+
+    # Signs alone: some have a place in the sentence. Signs around words: **very**
+    | (?<!\S)(?P<word2>(?=[^aA9xw\s&+<=^%@/\\]*[&+<=^%@/\\])[^aA9xw\s]+?){END}
     | (?P<loose3>[^aA9xw\s]+?){END}
     | (?P<word3>\[+[^\[\]\s]+\]+){END}
     | (?P<loose4>[*~\[|&s]{{1,9}})(?=["'(]*(?=[aA9'-]{{2}}){PROSE}{END})
+    | (?P<loose5>t+)(?=["'(]*{PROSE}{END})
+    # All else: names with unknown letters, up to their endings, and any characters.
     | (?P<word5>(?=[aA]*x)[aAx]+)(?=['-][aA])
     | (?P<word4>(?::[^\s:]+:|\([^()\s]*\)|(?!{MARKUP})[^\sw])+?){END}
     """,
@@ -161,6 +167,8 @@ class Shapes(dict[int, str]):
         )
         if character.isascii() and not character.isalnum():
             shape = character
+        elif code in TAGS:
+            shape = "t"
         elif code in ELEMENTS or (not is_known and (is_letter or category in PLACED)):
             shape = "x"
         elif not is_known or 0xFE00 <= code < 0xFE10:

@@ -17,14 +17,14 @@ WIDE_CLOSERS = r"[」』）》〉】〕”’\"')]"
 WIDE = rf"[。！？｡]+{WIDE_CLOSERS}*"
 STOP = re.compile(
     r"(?P<stop>(?<![.!?‽…])[.!?‽…]+|[؟۔।॥։።။។]|(?<=[\u0370-\u03ff]);)"
-    r"(?:[\"'’”“‘»«›‹)\]}]|\s»|\[\d+\])*(?=\s)"
+    r"(?:[\"'’”“‘»«›‹)\]}\U000f0000-\U000ffffd]|\s»|\[\d+\])*(?=\s)"
     rf"|(?<![。！？｡]){WIDE}(?![。！？｡]|{WIDE_CLOSERS}|と|って)"
 )
 ENDS_WIDE = re.compile(rf"{WIDE}$")
 
 # The text after a stop: white space, opening marks, and the first word or character.
 NEXT = re.compile(
-    r"(?P<space>\s*)[\"'“”„‚‘’«»‹›(\[{「『（《〈【¿¡–—•*#\s-]*"
+    r"(?P<space>\s*)[\"'“”„‚‘’«»‹›(\[{「『（《〈【¿¡–—•*#\s\U000f0000-\U000ffffd-]*"
     r"(?P<word>https?:|www\.|[^\W\d_]+(?:['’][^\W\d_]+)?\.?|(?s:.))"
 )
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minitransformer.commands.libretranslate import _lines
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.clean import clean
 from minitransformer.text.glossary import Glossary
+from minitransformer.text.markup import html_lines
 from minitransformer.text.masking import SYMBOLS, Mask, named
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.translator import Translator
@@ -77,8 +77,9 @@ def any_translator(request):
     return Translator(model, tokenizer)
 
 
-SLOTS = st.text(
-    "ab9.,:@/<>{}[]()#$%&_*=+\\`~^|'-é你→😀⟦1⟧\ue000", min_size=1, max_size=9
+# Braces close, since what stands between two of them is one slot.
+SLOTS = st.sampled_from(["{name}", "{{a.b}}", "{a b}", "${x}"]) | st.text(
+    "ab9.,:@/<>[]()#$%&_*=+\\`~^|'-é你→😀⟦1⟧\ue000", min_size=1, max_size=9
 )
 
 
@@ -168,5 +169,21 @@ class Tree(HTMLParser):
 
 @given(st.lists(FRAGMENTS).map("".join))
 def test_html_whose_lines_stay_is_the_same_tree(text):
-    parts = _lines(text, "html")
-    assert Tree("".join(map("".join, parts))).seen == Tree(text).seen
+    lines = html_lines(text)
+    assert "".join(x.source + x.behind for x in lines) == text
+    again = "".join(x.with_text(x.text) for x in lines)
+    assert Tree(again).seen == Tree(text).seen
+
+
+MARKUP_OF_MODELS = st.sampled_from(["<b>", "&lt;", "&", "<script>", '"', "x", " "])
+
+
+@given(st.lists(FRAGMENTS).map("".join), st.lists(MARKUP_OF_MODELS).map("".join))
+def test_no_translation_changes_a_tag_or_lets_markup_in(text, written):
+    """Also if it begins and ends with what the model wrote."""
+    lines = html_lines(text)
+    again = "".join(x.with_text(written + x.text + written) for x in lines)
+    before, after = (
+        [x for x in Tree(page).seen if not isinstance(x, str)] for page in (text, again)
+    )
+    assert before == after

@@ -1,0 +1,82 @@
+"""Pages of HTML as lines, and translations put back into them."""
+
+import pytest
+
+from minitransformer.text.markup import PRIVATE, html_lines
+
+TAG = "\U000f0000"
+
+
+def shown(page):
+    """The lines of a page that have text, with a bar for each tag or element."""
+    lines = [PRIVATE.sub("|", line.text).strip() for line in html_lines(page)]
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    ("page", "lines"),
+    [
+        ("<p>I am <b>very</b> ill.</p><p>Me, too.", ["I am |very| ill.", "Me, too."]),
+        ("<li>One</li><li>Two &lt; three</li>", ["One", "Two < three"]),
+        ("<p>x < 5, y > 3, a&amp;b, AT&T</p>", ["x < 5, y > 3, a&b, AT&T"]),
+        ("<a title='a > b' href=x>the door</a>", ["|the door|"]),
+        ("Use <code>the door</code> or <kbd>Enter</kbd>.", ["Use | or |."]),
+        ("My <i translate=no>Good <b>day</b></i> dog", ["My | dog"]),
+        ("A <b class='x notranslate'>Green House</b>", ["A |"]),
+        ("<div translate=no><p>No.</p></div><p>Yes.</p>", ["Yes."]),
+        ("<div translate=no><div>No</div>No</div>Yes", ["Yes"]),
+        ("<pre>a\n  b</pre><textarea>c</textarea>d", ["d"]),
+        ("<script>if (a<b) {}</script>d<style>p {}</style>", ["d"]),
+        ("one<br>two", ["one| two"]),
+        ("old.<sup><a href=#1>[1]</a></sup> It is", ["old.| It is"]),
+        ("a <!-- > b --> c", ["a | c"]),
+        ("a <!-- b", ["a"]),
+        ("a <b", ["a"]),
+        ("I <3 you", ["I <3 you"]),
+        ("<p>\n\tone\n\ttwo\n</p>", ["one two"]),
+        (f"<p>{TAG}</p>d", ["d"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_lines_have_the_text_of_a_page(page, lines):
+    assert shown(page) == lines
+    assert "".join(x.source + x.behind for x in html_lines(page)) == page
+
+
+START = '<b title="&quot;x&quot;">'
+
+
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (str.upper, "A &amp; B</b>."),
+        (lambda text: text + " <i>&lt;", "a &amp; b</b>. &lt;i&gt;&amp;lt;"),
+        (lambda text: text[1:], "a &amp; b</b>."),
+        (lambda text: text[::-1], "a &amp; b</b>."),
+    ],
+    ids=["tags stay", "text is escaped", "a tag is lost", "tags change places"],
+)
+def test_tags_come_back_byte_for_byte(write, expected):
+    _, line = html_lines(f"<p>{START}a &amp; b</b>.</p>")
+    assert line.with_text(write(line.text)) == f"{START}{expected}</p>"
+
+
+PAGES = {
+    '<i title="&quot; on=&quot;f()">The door is open.</i>': (
+        '<i title="&quot; on=&quot;f()">Die Tür ist offen.</i>'
+    ),
+    "<p>I am <big>very</big> hungry.</p>": "<p>Ich bin <big>sehr</big> hungrig.</p>",
+    "<b>I am hungry.</b> I am tired.": "<b>Ich habe Hunger.</b> Ich bin müde.",
+    "<p>I love you &lt;3</p>": "<p>Ich liebe dich &lt;3</p>",
+    "Read <a href=x><span>https://www.</span><span>a.de/b</span></a>": (
+        "Lesen Sie <a href=x><span>https://www.</span><span>a.de/b</span></a>"
+    ),
+}
+
+
+def test_the_shipped_model_translates_pages(shipped):
+    lines = [html_lines(page) for page in PAGES]
+    texts = [line.text for page in lines for line in page]
+    written = iter(shipped.translate(texts, shipped.decoding))
+    pages = ["".join(x.with_text(next(written)) for x in page) for page in lines]
+    assert pages == [*PAGES.values()]
