@@ -324,7 +324,7 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
     config = translator.decoding
     best: list[str] = []
     source = source_lines(args.sentence, args.input, args.buffer or 2000)
-    number = unsure = 0
+    number = unsure = lacking = 0
     unseen = args.output or args.quiet
     with open_output(args.output) as out, progress_bar(args.input, unseen) as done:
         for lines, prefixes in zip_lines(source, args.prefix):
@@ -335,12 +335,16 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
                     out.write(written(number, ranked, config, args.json))
                 share = ranked[0].confidence
                 unsure += share is not None and share < UNSURE
+                lacking += bool(ranked[0].missing)
                 number += 1
             out.flush()
             done(len(lines))
     if unsure:
         surer = f"it was surer of {1 - UNSURE:.0%} of its validation sentences"
         say(f"translate.py: the model is unsure of {unsure} of {number} lines: {surer}")
+    if lacking:
+        what = "a number, a term or text to copy; --json says which"
+        say(f"translate.py: {lacking} of {number} translations lack {what}")
 
     # Compare them with the references.
     if args.reference:

@@ -64,6 +64,16 @@ def test_the_shipped_model_copies_everything_in_number_and_order(shipped):
     assert shares[0] < 0.12 * len(lines)
 
 
+@pytest.mark.parametrize("model", ["en-de", "de-en"])
+def test_only_words_go_through_the_model(model):
+    """Signs, mixtures, versions, variables and cells come out as they went in."""
+    text = Path(__file__).with_name("kinds.txt").read_text(encoding="utf-8")
+    rows = text.partition(f"## {model}\n")[2].partition("\n## ")[0].strip("\n")
+    pairs = [row.replace("<T>", "\t").split(" => ") for row in rows.split("\n")]
+    lines, expected = zip(*pairs, strict=True)
+    assert translate(load(model, threads=1), lines) == [*expected]
+
+
 def test_a_grouped_number_is_translated_and_loses_no_digit(shipped):
     rng = random.Random(1)
     numbers = [f"{rng.randrange(10**4, 10**6):,}" for _ in range(20)]
