@@ -50,9 +50,12 @@ PLACED = "Nl", "No", "Sm", "Sc"
 # Quotes and apostrophes, and ASCII's.
 USUAL = dict(zip("\u2018\u2019“”«»", "''" + '"' * 4, strict=True))
 
-# Tags, and code between backticks, may have white space inside.
+# Tags, code between backticks, and braces within braces may have white space inside.
+BRACED = r"\{[^{}]*\}"
+for _ in range(3):
+    BRACED = rf"\{{(?:[^{{}}]|{BRACED})*\}}"
 TAG = r"<[aA/!?%][^<>]*>"
-SPACED = re.compile(rf"{TAG}|(?<!`)(`+)[^`]+\1(?!`)|\$\([^()]*\)")
+SPACED = re.compile(rf"{TAG}|(?<!`)(`+)[^`]+\1(?!`)|\$\([^()]*\)|{BRACED}")
 # 3rd, the 1990s: digits that are read as a word is.
 ORDINAL = re.compile(r"(?<![\w.,])\d{1,4}(?:st|nd|rd|th|s|er)(?!\w)")
 # What makes a word of a number beside it: digits, one sign.
@@ -194,26 +197,9 @@ class Shapes(dict[int, str]):
         as_words = (x for x in chunks if x[0] in self._symbols)
         for read in (*ORDINAL.finditer(line), *as_words):
             characters[slice(*read.span())] = "a" * len(read[0])
-        in_code = (x.span() for x in SPACED.finditer(shape))
-        for start, end in (*_braced(shape), *in_code):
-            characters[start:end] = shape[start:end].replace(" ", "x")
+        for code in SPACED.finditer(shape):
+            characters[slice(*code.span())] = code[0].replace(" ", "x")
         return "".join(characters)
-
-
-def _braced(shape: str) -> Iterator[tuple[int, int]]:
-    """Yield the outermost pairs of braces: of "{ {b} {" that around b."""
-    opened = list[int]()
-    pairs = list[tuple[int, int]]()
-    for brace in re.finditer("[{}]", shape):
-        if brace[0] == "{":
-            opened.append(brace.start())
-        elif opened:
-            pairs.append((opened.pop(), brace.end()))
-    first = len(shape)
-    for start, end in reversed(pairs):
-        if end <= first:
-            first = start
-            yield start, end
 
 
 class Mask:
