@@ -33,9 +33,9 @@ ALLOWED: dict[tuple[str, str], int] = {}
 
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {
-    "package": 104_000,  # 97,500
-    "core": 65_000,  # 62,000
-    "tests": 172_000,  # 160,000
+    "package": 108_000,  # 97,500
+    "core": 69_000,  # 62,000
+    "tests": 178_000,  # 160,000
     "benchmarks": 27_000,
 }
 

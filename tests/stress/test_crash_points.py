@@ -14,9 +14,10 @@ import translate
 from minitransformer.commands import average
 from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.runs.state import RunState
 from support.crash_points import crashes, lay_out, recording, replay
 from support.in_process import run_main
-from support.models import CAT_LINES
+from support.models import CAT_LINES, save_small_model
 from support.scripts import SHORT, TIMINGS, write_random_text
 
 FLAGS = (
@@ -206,6 +207,7 @@ def test_an_output(model_path, tmp_path, sample, old, what):
     (tmp_path / "en").write_text("".join(f"{line}\n" for line in CAT_LINES[:20]))
     model = ("--model", model_path, "--threads", "1")
     text = ("--input", tmp_path / "en")
+    later = save_small_model(tmp_path / "later.safetensors", RunState(step=1))
 
     def write(folder):
         out = folder / name
@@ -214,7 +216,7 @@ def test_an_output(model_path, tmp_path, sample, old, what):
         elif what == "attention":
             run(translate.main, *model, CAT_LINES[0], "--attention", out)
         else:
-            run(average.main, out, model_path, model_path)
+            run(average.main, out, model_path, later)
 
     with recording(root) as recorder:
         write(root)
