@@ -30,7 +30,8 @@ VOID = frozenset(
 RAISED = frozenset(["sub", "sup"])
 # More would take longer than they are worth; further ones divide lines.
 MOST_TAGS = 4096
-WHITE = re.compile("[ \\t\\r\\n\\f]+")
+SPACES = " \t\r\n\f"
+WHITE = re.compile(f"[{SPACES}]+")
 COMMENT = re.compile("<!--")
 UNCLOSED = re.compile("<[A-Za-z/!?]")
 PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
@@ -72,12 +73,17 @@ def html_lines(page: str) -> list[HtmlLine]:
     text = source = behind = ""
     tags = dict[str, str]()
     for kind, raw, data in _Reader(page).parts:
+        # White space at the beginning of a line stands before it.
+        if kind == "text" and (behind or not source):
+            words = raw.lstrip(SPACES)
+            behind += raw[: len(raw) - len(words)]
+            raw, data = words, data.lstrip(SPACES)
         is_full = kind != "text" and len(tags) == MOST_TAGS
-        if kind == "between" or is_full or not (raw.strip() or source):
+        if kind == "between" or is_full or not raw:
             behind += raw
             continue
         if behind:
-            lines.append(HtmlLine(text, source, tags, behind))
+            lines.append(_line(text, source, tags, behind))
             text = source = behind = ""
             tags = {}
         if kind != "text":
@@ -87,7 +93,14 @@ def html_lines(page: str) -> list[HtmlLine]:
             data = character + " " * (kind == "break")
         text += WHITE.sub(" ", data)
         source += raw
-    return [*lines, HtmlLine(text, source, tags, behind)]
+    return [*lines, _line(text, source, tags, behind)]
+
+
+def _line(text: str, source: str, tags: dict[str, str], behind: str) -> HtmlLine:
+    """Return a line without white space at its end, which stands behind it."""
+    words = source.rstrip(SPACES)
+    behind = source[len(words) :] + behind
+    return HtmlLine(text.rstrip(SPACES), words, tags, behind)
 
 
 class _Reader(HTMLParser):

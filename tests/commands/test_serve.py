@@ -133,19 +133,10 @@ def test_html_keeps_its_markup_and_entities(server, best):
     source = "<!-- a > b --><P class='x'>\n the cat</P ><script>the cat<b></script>"
     expected = source.replace("\n the cat", f"\n {word}")
     assert translated(server, source, format="html")["translatedText"] == expected
-    seen = []
-    plain = translator_of(server).hypotheses
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(
-            translator_of(server),
-            "hypotheses",
-            lambda lines, *rest, **more: (
-                seen.extend(lines) or plain(lines, *rest, **more)
-            ),
-        )
-        answer = translated(server, "<p>&auml; &lt;b&#62; <i>&amp;</i>", format="html")
-    assert "ä &lt;b&gt; <i>&amp;</i>" in seen
-    assert re.findall("<.*?>", answer["translatedText"])[0] == "<p>"
+    # A tag in entities is no tag, in the answer either.
+    answer = translated(server, "<p>&auml; &lt;b&#62; <i>&amp;</i>", format="html")
+    tags = re.findall("<.*?>", answer["translatedText"])
+    assert tags == ["<p>", "<i>", "</i>"]
 
 
 def test_markup_within_a_sentence_is_part_of_it(shipped):
