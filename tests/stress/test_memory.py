@@ -51,8 +51,8 @@ def runs(monkeypatch):
     """The runs that are trained, all in this thread, whose allocations are counted."""
     found, init = [], TrainingRun.__init__
 
-    def noted(self, *arguments):
-        init(self, *arguments)
+    def noted(self, *arguments, **options):
+        init(self, *arguments, **options)
         found.append(self)
 
     monkeypatch.setattr(TrainingRun, "__init__", noted)

@@ -422,7 +422,7 @@ def test_kernels_compile_for_gpus(benchmark):
     assert {name for name, used in resources.items() if used.spilled} == set()
     # Two blocks of 256 threads share the 65,536 registers of a multiprocessor.
     assert resources["layer_norm_backward"].registers <= 128
-    assert resources["cross_entropy"].registers <= 64  # one of 1,024
+    assert resources["cross_entropy"].registers <= 85  # two of 384
     body = dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))
     for name in ("bias_relu", "dropout", "embedding", "add_layer_norm"):
         assert not re.search(r"(div|rem)\.[su]64", body[name]), name
