@@ -369,7 +369,7 @@ def test_no_other_answer_waits_for_a_translation(server):
             with closing(connection):
                 connection.request("GET", path)
                 assert connection.getresponse().status == 200
-            assert time.monotonic() - began < 1  # 0.02 s on two idle cores
+            assert time.monotonic() - began < 0.2
         job.join()
 
 
