@@ -123,6 +123,8 @@ def write_page(flag: str, output: Path, document: str) -> None:
     write_bytes(output, document.encode(), replace=True)
 
 
-def attention_page(maps: AttentionMaps) -> str:
-    """Return an HTML document that shows the maps and needs no network."""
-    return page("attention.html", DATA=maps.to_json())
+def attention_page(
+    maps: AttentionMaps, title: str = "Attention", tables: str = ""
+) -> str:
+    """Return an HTML document that shows tables and the maps, and needs no network."""
+    return page("attention.html", TITLE=title, TABLES=tables, DATA=maps.to_json())

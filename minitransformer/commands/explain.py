@@ -15,10 +15,10 @@ from typing import Any
 from minitransformer.commands.attention_maps import (
     AttentionMaps,
     attention_maps,
+    attention_page,
     translated_ids,
     write_page,
 )
-from minitransformer.commands.pages import page
 from minitransformer.engine.autograd import no_grad, wrap_primitives
 from minitransformer.engine.backend import array_module, as_float32, to_host
 from minitransformer.engine.ops import softmax_in_place
@@ -130,5 +130,6 @@ def show_explanation(translator: Translator, text: str, output: Path | None) -> 
             print(f"\n{title}")
             print(*("\t".join(row).expandtabs(16) for row in rows), sep="\n")
     if output:
-        document = page("explain.html", TABLES=shown, DATA=maps.to_json())
+        tables = f"{shown}\n<h2>Attention</h2>"
+        document = attention_page(maps, "A translation, explained", tables)
         write_page("--output", output, document)
