@@ -117,7 +117,7 @@ def check_run(
         start = Transformer(config, seed, dtype="float64")
         start = {name: p.data.copy() for name, p in start.named_parameters()}
     batches = watched.batches
-    model = functools.partial(ReferenceTransformer, layers=(1, 1), num_heads=2)
+    model = functools.partial(ReferenceTransformer, config)
 
     def loss(parameters, step):
         total, tokens = 0, 0

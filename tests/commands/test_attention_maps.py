@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 
-from minitransformer import load
 from minitransformer.commands.attention_maps import attention_maps, attention_page
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from support.browser import needs_browser, open_tab
@@ -15,11 +14,6 @@ from support.in_process import run_translate
 from support.reference import ReferenceTransformer
 
 LINE = "the cat number 7 sat"
-
-
-@pytest.fixture(scope="module")
-def translator(model_path):
-    return load(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +45,7 @@ class Recording(ReferenceTransformer):
 def test_every_head_of_every_layer_by_the_definition(translator, maps):
     net = translator.model
     parameters = {name: p.data.astype(float) for name, p in net.named_parameters()}
-    reference = Recording(parameters, layers=(2, 3), num_heads=2)
+    reference = Recording(net.config, parameters)
     reference.weights = {}
     pieces = {x: i for i, x in enumerate(translator.tokenizer.all_pieces())}
     [ids] = translator.tokenizer.encode([LINE])

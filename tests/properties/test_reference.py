@@ -45,14 +45,14 @@ def test_logits_loss_and_gradient_are_those_of_the_reference(case):
     logits = model.logits(model(source, target[:, :-1], noise)).data
     masks = noise.masks(dropout_sites(config, *source.shape, target.shape[1] - 1))
 
-    reference = ReferenceTransformer.of(config, parameters, masks)
+    reference = ReferenceTransformer(config, parameters, masks)
     expected = reference.logits(source, target[:, :-1])
     assume(reference.kink > 1e-11)
     scale = abs(expected).max() + 1
     within(abs(logits - expected).max(), 1e-9 * scale)
 
     def expected_loss(parameters):
-        moved = ReferenceTransformer.of(config, parameters, masks)
+        moved = ReferenceTransformer(config, parameters, masks)
         return moved.loss(source, target, case.smoothing)
 
     noise = RecordedNoise(case.seed)
@@ -73,7 +73,7 @@ def test_the_reference_differentiates_as_finite_differences_do():
     direction = {n: rng.standard_normal(p.shape) for n, p in parameters.items()}
 
     def loss(parameters):
-        reference = ReferenceTransformer.of(case.config, parameters)
+        reference = ReferenceTransformer(case.config, parameters)
         return reference.loss(case.batch.source, case.batch.target, 0.1)
 
     up, down = (
@@ -163,7 +163,7 @@ def test_a_format_is_as_near_as_its_rounding_of_products(machine, case):
     def check(found, function, share=3e-5):
         """Compare with the rounded reference, in terms of its distance to the exact."""
         near, far = (
-            function(lambda parameters, each=each: ReferenceTransformer.of(
+            function(lambda parameters, each=each: ReferenceTransformer(
                 config, parameters, rounded=each
             ))
             for each in (rounded, None)

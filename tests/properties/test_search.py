@@ -69,7 +69,7 @@ def test_a_translation_has_the_score_of_its_tokens(case, config):
 def test_one_beam_takes_the_likeliest_token_of_the_reference(case, config):
     model, config = case.model(), replace(config, beam=1, nbest=1)
     parameters = {name: p.data for name, p in model.named_parameters()}
-    reference = ReferenceTransformer.of(case.config, parameters)
+    reference = ReferenceTransformer(case.config, parameters)
     ranked = translate_ids(model, case.sources, config)
     for source, [h] in zip(case.sources, ranked, strict=True):
         ids = np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *h.tokens]])

@@ -30,27 +30,19 @@ def sinusoids(length, width):
 class ReferenceTransformer:
     """Both stacks for given parameters and given dropout masks.
 
-    `layers` counts those of the encoder and of the decoder. `dropout` has for each site
-    what its elements are multiplied by, 0 or 1 / (1 - P_drop); a site that is not named
-    has no dropout. `window` is r of restricted self-attention (section 4). `rounded`
-    replaces both factors of each product with a matrix of parameters. `kink` is how
-    near the input of a ReLU came to 0, where its derivative leaps.
+    `config` has the numbers of layers and heads, and r of restricted self-attention
+    (section 4). `dropout` has for each site what its elements are multiplied by, 0 or
+    1 / (1 - P_drop); a site that is not named has no dropout. `rounded` replaces both
+    factors of each product with a matrix of parameters. `kink` is how near the input of
+    a ReLU came to 0, where its derivative leaps.
     """
 
-    def __init__(
-        self, parameters, layers, num_heads, dropout=None, window=None, rounded=None
-    ):
-        self.parameters, self.layers, self.num_heads = parameters, layers, num_heads
-        self.dropout, self.window = dropout or {}, window
+    def __init__(self, config, parameters, dropout=None, rounded=None):
+        self.config = config
+        self.parameters = parameters
+        self.dropout = dropout or {}
         self.rounded = rounded or (lambda x, matrix: (x, matrix))
         self.kink = math.inf
-
-    @classmethod
-    def of(cls, config, parameters, dropout=None, rounded=None):
-        """The model with the settings `config`."""
-        layers = config.encoder_layers, config.decoder_layers
-        window = config.attention_window
-        return cls(parameters, layers, config.num_heads, dropout, window, rounded)
 
     def drop(self, x, site):
         """Dropout (5.4)"""
@@ -85,7 +77,7 @@ class ReferenceTransformer:
 
         def project(x, matrix):
             heads = self.linear(x, f"{name}.{matrix}")  # side by side
-            return heads.reshape(*heads.shape[:-1], self.num_heads, -1)
+            return heads.reshape(*heads.shape[:-1], self.config.num_heads, -1)
 
         q, k = project(queries, "query"), project(memory, "key")
         v = project(memory, "value")  # [..., B, S, H, d_v]
@@ -121,7 +113,8 @@ class ReferenceTransformer:
 
     def neighbours(self, length):
         """What restricted self-attention leaves: r / 2 positions on either side (4)."""
-        reach = length if self.window is None else self.window // 2
+        window = self.config.attention_window
+        reach = length if window is None else window // 2
         positions = np.arange(length)
         return abs(positions[:, None] - positions) <= reach
 
@@ -134,14 +127,14 @@ class ReferenceTransformer:
         see_target = np.tri(target.shape[1]) * self.neighbours(target.shape[1])
 
         memory = self.embed(source, "encoder")
-        for i in range(self.layers[0]):
+        for i in range(self.config.encoder_layers):
             name = f"encoder.{i}"
             memory = self.attention_sublayer(
                 f"{name}.self_attention", memory, memory, see_source
             )
             memory = self.feed_forward_sublayer(f"{name}.feed_forward", memory)
         x = self.embed(target, "decoder")
-        for i in range(self.layers[1]):
+        for i in range(self.config.decoder_layers):
             name = f"decoder.{i}"
             x = self.attention_sublayer(f"{name}.self_attention", x, x, see_target)
             x = self.attention_sublayer(f"{name}.cross_attention", x, memory, is_token)

@@ -44,7 +44,7 @@ def reference_loss(model, values):
     The reference's loss counts padding out; here is none.
     """
     views = ParameterBuffer(model).views(values.astype(np.float64))
-    reference = ReferenceTransformer(views, layers=(1, 1), num_heads=2)
+    reference = ReferenceTransformer(CONFIG, views)
     batch = corpus().batch(np.arange(12))
     return reference.loss(batch.source, batch.target, label_smoothing=0) / (12 * 5)
 

@@ -23,8 +23,7 @@ def log_probs_by_hand(model, source, target):
     """The log-probability of each target token, in float64 and without the package."""
     config, weights = model.config, model.named_parameters()
     parameters = {name: x.data.astype(np.float64) for name, x in weights}
-    layers = config.encoder_layers, config.decoder_layers
-    reference = ReferenceTransformer(parameters, layers, config.num_heads)
+    reference = ReferenceTransformer(config, parameters)
     fed = np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *target]])
     logits = reference.logits(*fed)[0, :-1]
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
