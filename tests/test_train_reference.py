@@ -22,6 +22,7 @@ from support.closeness import assert_close
 from support.noise import RecordedNoise, dropout_sites
 from support.reference import ReferenceTransformer
 from support.reference_training import replay
+from support.strategies import batch_of
 
 MODEL = {
     "vocab_size": 10,
@@ -49,15 +50,6 @@ def write_text(folder):
             path.write_text("".join(line + "\n" for line in lines))
             flags += [f"--{split}-{side}", str(path)]
     return flags
-
-
-def padded(rows, first=()):
-    """Stack rows of ids that end with END. Shapes: -> [B, longest]"""
-    rows = [[*first, *row, END] for row in rows]
-    out = np.full((len(rows), max(map(len, rows))), PADDING)
-    for line, row in zip(out, rows, strict=True):
-        line[: len(row)] = row
-    return out
 
 
 class Watched:
@@ -132,12 +124,12 @@ def check_run(
             tokens += (batch.target[:, 1:] != PADDING).sum()
         return total / tokens
 
-    sources, targets = watched.ids("val")
-    val = padded(sources), padded(targets, [BEGIN])
-    val_tokens = (val[1][:, 1:] != PADDING).sum()
+    val = batch_of(zip(*watched.ids("val"), strict=True))
+    val_tokens = (val.target[:, 1:] != PADDING).sum()
 
     def validation_loss(parameters):
-        return model(parameters).loss(*val, label_smoothing=0) / val_tokens
+        total = model(parameters).loss(val.source, val.target, label_smoothing=0)
+        return total / val_tokens
 
     records, averaged = replay(
         start, loss, validation_loss, d_model=config.d_model, **settings
