@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from minitransformer import load
 from minitransformer.commands.attention_maps import attention_maps, translated_ids
 from minitransformer.commands.explain import explain, strongest_links
 from minitransformer.engine.autograd import no_grad
@@ -21,11 +20,6 @@ HEADINGS = [
     "The strongest link",
     "What is",
 ]
-
-
-@pytest.fixture(scope="module")
-def translator(model_path):
-    return load(model_path)
 
 
 @pytest.fixture(scope="module")
