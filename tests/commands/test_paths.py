@@ -9,6 +9,7 @@ import gzip
 import os
 import re
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,19 @@ def plant(root, folders, tree):
                 path.write_bytes(CONTENTS[kind])
 
 
+@contextmanager
+def planted(folders, tree):
+    """Work in `here` of a folder with these runs and this tree; yield that folder."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
+        home = os.getcwd()
+        root = Path(os.path.realpath(place))
+        try:
+            plant(root, folders, tree)
+            yield root
+        finally:
+            os.chdir(home)
+
+
 def snapshot(root):
     """Return what is at each path below `root`: bytes, a link's target or None."""
     seen = {}
@@ -153,6 +167,11 @@ def snapshot(root):
                 is_folder = os.path.isdir(path)
                 seen[path] = None if is_folder else Path(path).read_bytes()
     return seen
+
+
+def changed(before, after):
+    """Return the paths at which two snapshots differ."""
+    return {path for path, _ in before.items() ^ after.items()}
 
 
 def is_config(data):
@@ -186,21 +205,13 @@ def folders_of(names, folder):
     st.sampled_from(["runs", "runs", ".", "..", "../old", "none"]),
 )
 def test_deleting_changes_only_files_of_the_runs_named(folders, tree, names, folder):
-    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
-        home = os.getcwd()
-        root = Path(os.path.realpath(place))
-        try:
-            plant(root, folders, tree)
-            before = snapshot(root)
-            owned = folders_of(names, folder)
-            code, _, error = run_main(runs.main, folder, "--delete", *names)
-            after = snapshot(root)
-        finally:
-            os.chdir(home)
+    with planted(folders, tree) as root:
+        before = snapshot(root)
+        owned = folders_of(names, folder)
+        code, _, error = run_main(runs.main, folder, "--delete", *names)
+        after = snapshot(root)
     assert code == 0 or error.count("\n") == 1, error
-    for path in {*before, *after}:
-        if path in before and path in after and before[path] == after[path]:
-            continue
+    for path in changed(before, after):
         parent, name = os.path.split(path)
         if path in owned and path not in after:  # an emptied folder goes
             assert before[path] is None
@@ -223,23 +234,15 @@ def test_deleting_changes_only_files_of_the_runs_named(folders, tree, names, fol
 def test_writing_changes_only_the_output(folders, tree, command, output, read):
     main, words, replaces = OUTPUTS[command]
     output = output or "new"
-    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
-        home = os.getcwd()
-        root = Path(os.path.realpath(place))
-        try:
-            plant(root, folders, tree)
-            before = snapshot(root)
-            target = os.path.realpath(output)
-            places = {"OUT": output, "IN": read}
-            code, _, error = run_main(main, *(places.get(x, x) for x in words.split()))
-            after = snapshot(root)
-        finally:
-            os.chdir(home)
+    with planted(folders, tree) as root:
+        before = snapshot(root)
+        target = os.path.realpath(output)
+        places = {"OUT": output, "IN": read}
+        code, _, error = run_main(main, *(places.get(x, x) for x in words.split()))
+        after = snapshot(root)
     assert code == 0 or error.count("\n") == 1, error
     assert not [path for path in after if path.endswith(".partial")]
-    for path in {*before, *after}:
-        if path in before and path in after and before[path] == after[path]:
-            continue
+    for path in changed(before, after):
         inside = path.startswith(f"{target}/")  # of a folder
         above = target.startswith(f"{path}/") and after.get(path, "") is None
         assert path == target or inside or above, path
