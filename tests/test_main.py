@@ -217,7 +217,12 @@ def test_output_that_cannot_be_written(
         ("plot none", 1, "expected a run directory, found no none/metrics.jsonl"),
         ("plot x -o x.pdf", 2, "expected .png or .svg, got x.pdf"),
         ("split penn out --source a --target b", 1, "expected source TAB target"),
-        ("split pairs out --source a --target b", 1, "expected more than 4,000 diff"),
+        (
+            "split pairs out --source a --target b",
+            1,
+            "--val and --test: expected more than 4,000 different source sentences, "
+            "got 2",
+        ),
         ("split pairs out --source a --target a", 2, "expected two different endings"),
         ("train --steps 0", 2, "argument --steps: expected at least 1"),
         ("translate --model none x", 1, "none"),
