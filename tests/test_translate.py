@@ -269,8 +269,7 @@ def test_bad_input_gets_one_line(
             Path("learned.safetensors"), positions="learned", max_positions=6
         )
         flags = flags.replace("LEARNED", "learned.safetensors")
-    flags = flags.replace("MODEL", model_path).replace("PLACE", str(tmp_path)).split()
-    found, _, error = run_translate(*flags)
+    found, _, error = run_translate(*flags.replace("MODEL", model_path).split())
     assert (found, message in error) == (code, True), error
     last = error.rstrip("\n").split("\n")[-1]
     assert last.startswith("translate.py: error: ")
