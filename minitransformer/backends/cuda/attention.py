@@ -31,21 +31,15 @@ MAX_SENTENCES = 65_535
 
 # The numbers of a call: AttentionSizes in attention.cu.
 STRIDES = [f"{name}_{axis}" for name in "qkv" for axis in ("batch", "row")]
+INTEGERS = (
+    "mask_batch mask_head mask_row counts_batch queries keys d_k d_v dropout_threshold"
+).split()
 SIZES = np.dtype(
     [
-        *((name, np.int32) for name in STRIDES),
-        ("mask_batch", np.int32),
-        ("mask_head", np.int32),
-        ("mask_row", np.int32),
-        ("counts_batch", np.int32),
+        *((name, np.int32) for name in (*STRIDES, *INTEGERS)),
         ("masked_score", np.float32),
         ("scale", np.float32),
-        ("queries", np.int32),
-        ("keys", np.int32),
-        ("d_k", np.int32),
-        ("d_v", np.int32),
         ("dropout_first", np.uint64),
-        ("dropout_threshold", np.int32),
     ],
     align=True,
 )

@@ -78,16 +78,21 @@ class Device:
         self._blas: Any = self._load_blas()
 
     @functools.cached_property
-    def decoding(self) -> tuple[Any, Any]:
-        """A stream that can be recorded, and a memory pool for graphs of decoders."""
-        return self.xp.cuda.Stream(non_blocking=True), graph_memory(self.xp)
+    def decoding_stream(self) -> Any:
+        """A stream that can be recorded, unlike the null stream."""
+        return self.xp.cuda.Stream(non_blocking=True)
+
+    @functools.cached_property
+    def decoding_memory(self) -> Any:
+        """A memory pool for graphs of decoders."""
+        return graph_memory(self.xp)
 
     def use_recordable_stream(self) -> None:
         """Leave the null stream, which has no graphs, for the one of decoding."""
         cuda = self.xp.cuda
         if not cuda.get_current_stream().ptr:
             cuda.Device().synchronize()  # wait for the parameters
-            self.decoding[0].use()
+            self.decoding_stream.use()
 
     def launch(
         self,

@@ -31,11 +31,7 @@ from minitransformer.backends.cuda.device import (
 )
 from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
 from minitransformer.backends.cuda.precision import in_float32
-from minitransformer.engine.autograd import (
-    PRIMITIVES,
-    Gradient,
-    Vjp,
-)
+from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp
 from minitransformer.engine.backend import Array, Backend, array_module
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.parameters import ParameterBuffer
@@ -337,7 +333,7 @@ def projected_cross_entropy(
     # A chunk of rows has memory for its logits, whose rows begin at whole vectors.
     chunk = rows_per_chunk(len(rows), vocab_size)
     stride = -(-vocab_size // 8) * 8
-    buffer = xp.empty((chunk, stride), x.dtype)
+    buffer = xp.empty((min(chunk, len(rows)), stride), x.dtype)
     warps = -(-num_vectors(vocab_size, x.dtype) // WARP)
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk]

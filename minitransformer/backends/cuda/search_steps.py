@@ -203,7 +203,7 @@ class SearchSteps:
             graph.launch()
             return
         cuda = self._xp.cuda
-        with cuda.using_allocator(device.current().decoding[1].malloc):
+        with cuda.using_allocator(device.current().decoding_memory.malloc):
             self.compute(size)
             if size in self._graphs:
                 return

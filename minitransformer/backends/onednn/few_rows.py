@@ -21,7 +21,10 @@ from minitransformer.backends.onednn.library import ScaledMatrix
 # The most rows for which NumKong takes less time than oneDNN.
 MAX_FEW = 8
 
-LARGEST = np.float32(127)
+# The largest integer, and the least value that the largest magnitude of a row or column
+# counts as.
+LARGEST = 127
+SMALLEST = np.float32(1e-30)
 
 
 class FewRows(NamedTuple):
@@ -77,9 +80,9 @@ class FewRowsProducts:
         return np.maximum(out, 0, out=out) if relu else out
 
 
-def few_rows(x: np.ndarray, smallest: np.float32) -> FewRows:
+def few_rows(x: np.ndarray) -> FewRows:
     """Round each row to 127ths of its largest magnitude. Shapes: x [N, n]"""
-    peaks = np.maximum(np.abs(x).max(axis=1, keepdims=True), smallest)
+    peaks = np.maximum(np.abs(x).max(axis=1, keepdims=True), SMALLEST)
     # oneDNN adds 128 before it rounds, which decides some ties.
     above = np.rint(x * (LARGEST / peaks) + np.float32(128))
     integers = (above - np.float32(128)).astype(np.int8)

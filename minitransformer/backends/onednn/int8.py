@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitransformer.backends.onednn.few_rows import (
+    LARGEST,
     MAX_FEW,
+    SMALLEST,
     FewRows,
     FewRowsProducts,
     few_rows,
@@ -35,10 +37,6 @@ from minitransformer.backends.onednn.few_rows import (
 from minitransformer.backends.onednn.kernels import Kernels, more_rows, with_more_rows
 from minitransformer.backends.onednn.library import EXP, RELU, OneDnn, ScaledMatrix
 
-LARGEST = 127
-
-# The least value that the largest magnitude of a row or column counts as.
-SMALLEST = np.float32(1e-30)
 SMALLEST_BITS = SMALLEST.view(np.int32)
 
 # To round or load a number takes about as long as so many multiplications.
@@ -122,7 +120,7 @@ class Int8Kernels(Kernels[Rows | FewRows]):
 
     def _rounded_rows(self, x: np.ndarray) -> Rows | FewRows:
         if self.few is not None and len(x) <= MAX_FEW:
-            return few_rows(x, SMALLEST)
+            return few_rows(x)
         return self._many_rows(x)
 
     def _many_rows(self, x: np.ndarray) -> Rows:

@@ -40,9 +40,7 @@ def test_few_rows_have_the_bits_of_many(kernels, drawn):
     """A translation does not depend on how many others it is computed with."""
     rows, weight, bias, relu = drawn
     matrix = int8.scaled_matrix(weight)
-    few = kernels.few.multiply(
-        few_rows.few_rows(rows, int8.SMALLEST), matrix, bias, relu
-    )
+    few = kernels.few.multiply(few_rows.few_rows(rows), matrix, bias, relu)
     many = kernels._many_rows(rows)
     function = int8.RELU if relu else None
     expected = kernels.multiply(
@@ -56,7 +54,7 @@ def test_what_is_not_a_number_is_seen(kernels):
     rows[1, 3] = np.nan
     matrix = int8.scaled_matrix(np.ones((8, 4), np.float32))
     with np.errstate(invalid="ignore"):
-        out = kernels.few.multiply(few_rows.few_rows(rows, int8.SMALLEST), matrix)
+        out = kernels.few.multiply(few_rows.few_rows(rows), matrix)
     assert np.isfinite(out[0]).all()
     assert np.isnan(out[1]).all()
 

@@ -36,10 +36,9 @@ constexpr int BLOCKS = 5, BACKWARD_BLOCKS = 4;
 struct AttentionSizes {
   int q_batch, q_row, k_batch, k_row, v_batch, v_row;
   int mask_batch, mask_head, mask_row, counts_batch;
+  int queries, keys, d_k, d_v, dropout_threshold;
   float masked_score, scale;
-  int queries, keys, d_k, d_v;
   u64 dropout_first;
-  int dropout_threshold;
 };
 
 // The mask of a sentence and head; there may be none.
