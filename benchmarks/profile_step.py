@@ -48,7 +48,7 @@ class Layer(NamedTuple):
 
 def layers_of(config: ModelConfig, tokens: int) -> dict[str, Layer]:
     width, inner, pieces = config.d_model, config.d_ff, config.vocab_size
-    chunk = min(rows_per_chunk(tokens, pieces), tokens)
+    chunk = rows_per_chunk(tokens, pieces)
     return {
         "projection": Layer(tokens, width, width),
         "K, V in one": Layer(tokens, width, 2 * width),

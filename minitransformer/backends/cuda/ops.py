@@ -333,7 +333,7 @@ def projected_cross_entropy(
     # A chunk of rows has memory for its logits, whose rows begin at whole vectors.
     chunk = rows_per_chunk(len(rows), vocab_size)
     stride = -(-vocab_size // 8) * 8
-    buffer = xp.empty((min(chunk, len(rows)), stride), x.dtype)
+    buffer = xp.empty((chunk, stride), x.dtype)
     warps = -(-num_vectors(vocab_size, x.dtype) // WARP)
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk]
@@ -376,7 +376,7 @@ def _scale(x: Array, factor: Array) -> None:
 def rows_per_chunk(rows: int, vocab_size: int) -> int:
     """Return of how many rows the logits are computed at a time."""
     chunks = max(1, round(rows * vocab_size / LOGITS_PER_CHUNK))
-    return -(-rows // (chunks * ROWS_PER_TILE)) * ROWS_PER_TILE
+    return min(-(-rows // (chunks * ROWS_PER_TILE)) * ROWS_PER_TILE, rows)
 
 
 def add_arrays(a: Array, b: Gradient) -> Array:
