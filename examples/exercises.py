@@ -31,7 +31,7 @@ norm engine/ops.py add_layer_norm.vjp engine 'central_differences and layer_norm
   With d = g gain: dx = (d - mean(d) - normal mean(d normal)) / deviation.
 attention engine/ops.py attention.vjp engine 'central_differences and attention'
   From the last product to the first. Of P = softmax(S): dS = P (dP - sum(dP P)).
-adam training/optimizer.py Adam.update training 'algorithm_1'
+adam training/optimizer.py Adam.update properties 'adam'
   Both moments begin at 0: divide them by 1 - beta^step. Change the arrays in place.
 """
 

@@ -3,20 +3,24 @@
 import dataclasses
 import math
 import typing
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitransformer.engine.backend import Backend
 from minitransformer.runs import checkpoint
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import value_type
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
+from minitransformer.training import optimizer
 from minitransformer.training.averaging import TIE, best_mean
 from minitransformer.training.optimizer import Adam, learning_rate
+from support.cuda import backend_for
 from support.properties import within
 
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 3.0, 1e-8, -1e-8, 1e4]) | st.floats(-9, 9)
@@ -36,39 +40,56 @@ GRADIENTS = st.lists(
     clip_norm=st.none() | st.sampled_from([0.5, 2.0]),
     warmup=st.integers(1, 4),
     decay=st.integers(0, 4),
+    block=st.sampled_from([1, 2, 100]),
+    threads=st.sampled_from([1, 2, 9]),
 )
 def test_adam_and_its_schedule_are_loops_over_numbers(
-    gradients, stops, beta1, beta2, epsilon, clip_norm, warmup, decay
+    gradients, stops, beta1, beta2, epsilon, clip_norm, warmup, decay, block, threads
 ):
-    """Whatever is skipped because it is not finite, and wherever a run was resumed."""
-    steps, options = len(gradients), {"clip_norm": clip_norm}
+    """Whatever is skipped because it is not finite, and wherever a run was resumed.
+
+    Threads divide the blocks of the parameters.
+    """
+    steps, told = len(gradients), []
     values = np.array([1.0, -2.0, 0.5])
-    adam = Adam(values, beta1, beta2, epsilon, **options)
-    theta, m, v, made = values.tolist(), [0.0] * 3, [0.0] * 3, 0
-    for step, gradient in enumerate(gradients, start=1):
-        if step in stops:
-            resumed = Adam(values, beta1, beta2, epsilon, **options)
-            resumed.restore(adam.steps, adam.first_moment, adam.second_moment)
-            adam = resumed
-        rate = learning_rate(step, 0.3, warmup, steps, decay)
-        expected_rate = 0.3 * math.sqrt(warmup) * min(step**-0.5, step * warmup**-1.5)
-        if decay and steps - step < decay:
-            expected_rate *= (steps + 1 - step) / (decay + 1)
-        within(abs(rate - expected_rate), 1e-12)
-        norm, finite = adam.step(np.array(gradient), 1.0, rate)
-        expected_norm = math.sqrt(sum(g * g for g in gradient))
-        assert norm == pytest.approx(expected_norm)
-        assert finite == math.isfinite(expected_norm)
-        if not finite:
-            continue
-        made += 1
-        scale = min(1, clip_norm / norm) if clip_norm and norm else 1
-        for i, g in enumerate(gradient):
-            m[i] = beta1 * m[i] + (1 - beta1) * scale * g
-            v[i] = beta2 * v[i] + (1 - beta2) * (scale * g) ** 2
-            root = math.sqrt(v[i] / (1 - beta2**made))
-            theta[i] -= rate * m[i] / (1 - beta1**made) / (root + epsilon)
-        within(abs(values - theta).max(), 1e-9 * (1 + max(map(abs, theta))))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor(threads) as pool,
+        backend_for(np.ndarray, backend=Backend(parameters_changed=told.append)),
+    ):
+        patch.setattr(optimizer, "BLOCK", block)
+        options = {"clip_norm": clip_norm, "num_threads": threads, "map": pool.map}
+        adam = Adam(values, beta1, beta2, epsilon, **options)
+        theta, m, v, made = values.tolist(), [0.0] * 3, [0.0] * 3, 0
+        for step, numbers in enumerate(gradients, start=1):
+            if step in stops:
+                resumed = Adam(values, beta1, beta2, epsilon, **options)
+                resumed.restore(adam.steps, adam.first_moment, adam.second_moment)
+                adam = resumed
+            rate = learning_rate(step, 0.3, warmup, steps, decay)
+            expected_rate = (
+                0.3 * math.sqrt(warmup) * min(step**-0.5, step * warmup**-1.5)
+            )
+            if decay and steps - step < decay:
+                expected_rate *= (steps + 1 - step) / (decay + 1)
+            within(abs(rate - expected_rate), 1e-12)
+            gradient = np.array(numbers)
+            norm, finite = adam.step(gradient, 1.0, rate)
+            assert gradient.tolist() == numbers
+            expected_norm = math.sqrt(sum(g * g for g in numbers))
+            assert norm == pytest.approx(expected_norm)
+            assert finite == math.isfinite(expected_norm)
+            if not finite:
+                continue
+            made += 1
+            scale = min(1, clip_norm / norm) if clip_norm and norm else 1
+            for i, g in enumerate(numbers):
+                m[i] = beta1 * m[i] + (1 - beta1) * scale * g
+                v[i] = beta2 * v[i] + (1 - beta2) * (scale * g) ** 2
+                root = math.sqrt(v[i] / (1 - beta2**made))
+                theta[i] -= rate * m[i] / (1 - beta1**made) / (root + epsilon)
+            within(abs(values - theta).max(), 1e-9 * (1 + max(map(abs, theta))))
+    assert [x is values for x in told] == [True] * made
 
 
 LENGTHS = st.lists(
