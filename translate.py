@@ -294,7 +294,7 @@ def serve_models(args: argparse.Namespace) -> None:
     Raises: UsageError if a flag is for models of one direction, and there are more.
     """
     import_extra("uvicorn", "serve", "--serve needs a web server")
-    from minitransformer.commands.serve import Direction, serve
+    from minitransformer.commands.serve import Direction, Server, serve
 
     paths = args.model or [find_checkpoint(None)]
     if not args.model and card_title(paths[0]):
@@ -307,13 +307,14 @@ def serve_models(args: argparse.Namespace) -> None:
     for group in groups:
         args.model = group
         directions.append(Direction.of(load_model(args), find_checkpoint(group[0])))
-    serve(
+    server = Server(
         directions,
         args.host or "127.0.0.1",
         args.serve,
         api_key=args.api_key,
         is_open=args.no_api_key,
     )
+    serve(server)
 
 
 # Translations, and how they compare with references (6.1)

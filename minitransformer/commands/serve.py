@@ -268,6 +268,8 @@ class Server(uvicorn.Server):
 
     Unless only this computer reaches the server or `is_open`, requests need a key:
     `api_key` or else a new one, which the address contains.
+
+    Raises: OSError naming a host or port that cannot be used.
     """
 
     def __init__(
@@ -280,7 +282,13 @@ class Server(uvicorn.Server):
         is_open: bool = False,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        try:
+            self.socket = socket.create_server(
+                (host, port), family=family, backlog=BACKLOG
+            )
+        except (OSError, UnicodeError) as error:  # a name may be no possible host
+            reason = getattr(error, "strerror", None) or error
+            raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
         # Who reaches the address to which the name of the host has led?
         bound = ipaddress.ip_address(self.socket.getsockname()[0])
         if not (api_key or is_open or bound.is_loopback):
@@ -322,24 +330,10 @@ class Server(uvicorn.Server):
             self.run([self.socket])
 
 
-def serve(
-    directions: Sequence[Direction],
-    host: str,
-    port: int,
-    *,
-    api_key: str | None = None,
-    is_open: bool = False,
-) -> None:
-    """Serve the page until Ctrl-C.
-
-    Raises: OSError naming a host or port that cannot be used.
-    """
-    try:
-        server = Server(directions, host, port, api_key=api_key, is_open=is_open)
-    except (OSError, UnicodeError) as error:  # a name may be no possible host
-        reason = getattr(error, "strerror", None) or error
-        raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
+def serve(server: Server) -> None:
+    """Serve the page until Ctrl-C."""
     with suppress(KeyboardInterrupt):
-        served = ", ".join(map(server.interface.name_of, directions))
+        interface = server.interface
+        served = ", ".join(map(interface.name_of, interface.directions))
         say(f"translate.py: {served}: open {server.address} (Ctrl-C ends)")
         server.serve_forever()

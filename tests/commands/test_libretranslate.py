@@ -21,7 +21,7 @@ from minitransformer.runs.models import models_by_direction, shipped_models
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.markup import PlainLine
 from minitransformer.translation.beam_search import Hypothesis
-from support.serving import running
+from support.serving import request, running, translated
 
 HUNGRY = {"q": "I am hungry.", "source": "en", "target": "de"}
 HUNGRIG = {"translatedText": "Ich habe Hunger."}
@@ -35,24 +35,9 @@ def server():
 
 
 def ask(server, path, body=None, method="POST", **headers):
-    """Return the status and the answer; bytes go out as they are, the rest as JSON."""
-    place = server.socket.getsockname()
-    with closing(http.client.HTTPConnection(*place, timeout=60)) as connection:
-        sent = body
-        if isinstance(body, dict):
-            sent = json.dumps(body)
-            headers = {"Content-Type": "application/json", **headers}
-        connection.request(method, path, sent, headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        return answer.status, json.loads(text) if text else None
-
-
-def translated(server, q, source, target, **fields):
-    body = {"q": q, "source": source, "target": target, **fields}
-    status, answer = ask(server, "/translate", body)
-    assert status == 200, answer
-    return answer
+    """Return the status, and the answer if there is one."""
+    status, text, _ = request(server, method, path, body, **headers)
+    return status, json.loads(text) if text else None
 
 
 # What clients send
@@ -365,10 +350,7 @@ def test_no_other_answer_waits_for_a_translation(server):
         time.sleep(0.1)
         for path in ("/health", "/languages", "/") * 10:
             began = time.monotonic()
-            connection = http.client.HTTPConnection(*server.socket.getsockname())
-            with closing(connection):
-                connection.request("GET", path)
-                assert connection.getresponse().status == 200
+            assert request(server, "GET", path)[0] == 200
             assert time.monotonic() - began < 0.2
         job.join()
 

@@ -32,7 +32,7 @@ from support.browser import needs_browser, open_tab
 from support.in_process import run_translate
 from support.models import save_run
 from support.scripts import ROOT
-from support.serving import running
+from support.serving import request, running, translated
 
 LINE = "the cat number 7 sat"
 SHORT = DecodingConfig(max_len_a=0, max_len_b=5)
@@ -71,26 +71,6 @@ def checkpoint(tmp_path_factory):
 def server(checkpoint):
     with serving(checkpoint) as server:
         yield server
-
-
-def request(server, method, path, body=None, **headers):
-    host, port = server.socket.getsockname()[:2]
-    connection = http.client.HTTPConnection(host, port, timeout=30)
-    if body is not None and not isinstance(body, bytes):
-        body = json.dumps(body)
-    if method == "POST":
-        headers = {"Content-Type": "application/json", **headers}
-    connection.request(method, path, body, headers)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text, answer.headers
-
-
-def translated(server, q, **fields):
-    status, text, _ = request(server, "POST", "/translate", {"q": q, **PAIR, **fields})
-    assert status == 200, text
-    return json.loads(text)
 
 
 def translator_of(server):
@@ -283,7 +263,7 @@ def test_a_failure_does_not_end_the_server(server, monkeypatch, capfd):
 def test_an_address_that_is_taken_is_named(server, checkpoint):
     host, port = server.socket.getsockname()
     with pytest.raises(OSError, match=f"at {host}, port {port}: Address already"):
-        serve.serve(server.interface.directions, host, port)
+        Server(server.interface.directions, host, port)
 
 
 def test_a_browser_that_goes_away_prints_nothing(server, monkeypatch, capfd):
@@ -445,7 +425,7 @@ def test_wrong_fields_get_one_line(server, fields, message):
         ("/spec", {}, {}, 404, "GET /languages, POST /attention, POST /detect"),
         ("/health", {}, {}, 405, "nothing here: expected one of GET /, GET /fro"),
         ("/translate", [1], {}, 400, "Invalid JSON format"),
-        ("/translate", b"{", {}, 400, "Expecting property name"),
+        ("/translate", b"{", {"Content-Type": "json"}, 400, "Expecting property name"),
         ("/translate", b"\xff", {"Content-Type": "text/plain"}, 400, "invalid start"),
         ("/translate", b"x" * 70_000, {}, 413, "at most 65,536 bytes"),
         ("/translate", b"q=Caf%E9", {"Content-Type": "a/b"}, 400, "can't decode byte"),
