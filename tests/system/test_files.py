@@ -262,15 +262,12 @@ def test_a_full_disk_is_reported_with_the_name(tmp_path):
 
 
 def test_a_full_disk_names_the_folder_and_not_the_hidden_one(tmp_path):
-    def full(path):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
     with (
         pytest.raises(OSError, match=r"No space left on device: '[^.]*/x'"),
         files.atomic_folder(tmp_path / "x") as partial,
         atomic_write(partial / "train.en") as file,
     ):
-        full(file.name)
+        raise OSError(errno.ENOSPC, "No space left on device", str(file.name))
     assert os.listdir(tmp_path) == []
 
 
