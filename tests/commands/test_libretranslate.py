@@ -55,6 +55,7 @@ MULTIPART = {"Content-Type": "multipart/form-data; boundary=limit"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 TWO = [("q", "I am hungry."), ("q", "Yes."), ("source", "en"), ("target", "de")]
 BOTH = {"translatedText": ["Ich habe Hunger.", "Ja."]}
+FURTHER = {"format": "text", "alternatives": "0", "secret": ""}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ BOTH = {"translatedText": ["Ich habe Hunger.", "Ja."]}
         (multipart(*HUNGRY.items()), MULTIPART, HUNGRIG),
         (multipart(*TWO), MULTIPART, BOTH),
         (urlencode(HUNGRY).encode(), FORM, HUNGRIG),
+        (urlencode({**HUNGRY, **FURTHER}).encode(), FORM, HUNGRIG),
         (urlencode(TWO).encode(), FORM, BOTH),
         (urlencode(TWO).replace("q=", "q%5B%5D=").encode(), FORM, BOTH),
         (json.dumps(HUNGRY).encode(), {}, HUNGRIG),
