@@ -7,13 +7,13 @@ const [text, from, to] = ["text", "source", "target"].map(element);
 // line: that of the cursor; detected: the language of the text, if it was asked for
 const state = { updates: 0, lines: [], line: 0, timer: null, detected: null };
 
-const nameOf = (code) => languages.find((language) => language.code === code).name;
-const targetsOf = (code) => languages.find((language) => language.code === code)?.targets ?? [];
+const languageOf = (code) => languages.find((language) => language.code === code);
+const nameOf = (code) => languageOf(code).name;
+const targetsOf = (code) => languageOf(code)?.targets ?? [];
 const source = () => (from.value === "auto" ? state.detected?.language : from.value);
 
 async function ask(path, fields) {
-  const languages = { source: from.value, target: to.value };
-  const body = JSON.stringify({ ...languages, details: true, ...fields });
+  const body = JSON.stringify({ source: from.value, target: to.value, details: true, ...fields });
   const headers = { "Content-Type": "application/json" };
   // The address has the key, if there is one.
   const response = await fetch(path + location.search, { method: "POST", headers, body });
