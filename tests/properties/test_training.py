@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitransformer.engine.backend import Backend
@@ -203,6 +203,7 @@ def test_settings_to_json_and_back_are_the_same(model, training, decoding, data)
 COSTS = st.sampled_from([1.0, 1 + 0.4 * TIE, 1 + 0.8 * TIE, 1 + 1.5 * TIE, 1.1, 0.9])
 
 
+@settings(max_examples=100)
 @given(st.lists(COSTS, min_size=1, max_size=7), COSTS | st.just(math.inf))
 def test_as_many_are_averaged_as_cost_least(costs, best):
     """Or more, if that costs hardly more; none if a checkpoint is better than all."""

@@ -128,29 +128,6 @@ def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
     assert len(ended.end(average=9)[-1]) == 5
 
 
-def test_of_equally_good_means_that_of_more_is_taken(ended):
-    """The fourth checkpoint from the end is moved to where it hardly changes a mean."""
-    three, loss = mean_of_last(ended, 3), ended.losses[2]
-    ended.saved[0] = three + np.float32(5e-4) * (ended.saved[0] - three)
-    ended.save(ended.run.checkpoint(1), ended.saved[0])
-    four = reference_loss(ended.model, np.mean(ended.saved, axis=0, dtype=float))
-    assert loss < four < loss + 0.0009
-    lowest, parameters, lines = ended.end()
-    np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
-    assert lines[-1] == "averaged    the last 4 checkpoints"
-    assert lowest == pytest.approx(loss, rel=1e-6)
-    # The best checkpoint is no better than a mean, either, ...
-    ended.save(ended.run.best, ended.saved[0], loss - 0.0001)
-    lowest, parameters, lines = ended.end()
-    np.testing.assert_array_equal(parameters, mean_of_last(ended, 4))
-    assert lowest == loss - 0.0001
-    ended.save(ended.run.averaged, parameters, lowest)
-    assert ended.run.preferred_checkpoint() == ended.run.averaged
-    # ... but than the last checkpoint alone, which is no mean, it is.
-    ended.save(ended.run.best, ended.saved[0], ended.losses[0] - 0.0001)
-    assert ended.end(average=1)[0] is None
-
-
 def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     """Whatever the losses are, and so are the average and the best compared later."""
     by_bleu = {"best_by": "bleu", "validate_bleu": 7}
