@@ -31,7 +31,7 @@ MAX_TOKENS = 16_384  # of text, prefixes and ends of lines, times the beam
 MAX_WAITING = 5 * MAX_TOKENS  # in all requests that wait
 MAX_DETECTED = 2_000  # characters, of which the language is detected
 
-Request = dict[str, Any]
+Fields = dict[str, Any]  # of a request or an answer, by their names
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LibreTranslate:
     def name_of(self, direction: Direction) -> str:
         return f"{self.names[direction.source]} to {self.names[direction.target]}"
 
-    async def languages(self, request: Request) -> list[Request]:
+    async def languages(self, request: Fields) -> list[Fields]:
         return [
             {
                 "code": code,
@@ -93,7 +93,7 @@ class LibreTranslate:
         ]
 
     @property
-    def settings(self) -> Request:
+    def settings(self) -> Fields:
         """Return what LibreTranslate's own page and other programs ask for first."""
         first = self.directions[0]
         return {
@@ -107,10 +107,10 @@ class LibreTranslate:
             "supportedFilesFormat": [],
         }
 
-    async def detect(self, request: Request) -> list[Request]:
+    async def detect(self, request: Fields) -> list[Fields]:
         return [self._detected(_texts(request), [*self.names])]
 
-    def _detected(self, texts: Sequence[str], codes: Sequence[str]) -> Request:
+    def _detected(self, texts: Sequence[str], codes: Sequence[str]) -> Fields:
         """Return the likeliest of some languages, and its probability in percent.
 
         The first is taken of those that are equally likely, or not known.
@@ -123,7 +123,7 @@ class LibreTranslate:
             "language": code,
         }
 
-    async def attention(self, request: Request) -> str:
+    async def attention(self, request: Fields) -> str:
         """Return how the heads look at a line, which the page shows."""
         line = _texts(request)[0]
         direction, _ = self._direction(request, [line])
@@ -134,14 +134,14 @@ class LibreTranslate:
         )
         return maps
 
-    async def translate(self, request: Request) -> Request:
+    async def translate(self, request: Fields) -> Fields:
         """Translate text: only the page needs the fields `details` and `prefix`.
 
         Raises: ValueError with a message, mostly in LibreTranslate's words.
         """
         texts = _texts(request)
         direction, detected = self._direction(request, texts)
-        answers: list[Request]
+        answers: list[Fields]
         if direction is None:  # the text is in the target language
             answers = [{"translatedText": x, "alternatives": []} for x in texts]
         else:
@@ -154,8 +154,8 @@ class LibreTranslate:
         return {name: [answer[name] for answer in answers] for name in answers[0]}
 
     def _direction(
-        self, request: Request, texts: Sequence[str]
-    ) -> tuple[Direction | None, Request | None]:
+        self, request: Fields, texts: Sequence[str]
+    ) -> tuple[Direction | None, Fields | None]:
         """Return the model that a request asks for, and the language if detected.
 
         There is no model if the text is in the target language. The target "auto" is
@@ -182,7 +182,7 @@ class LibreTranslate:
         expected = ", ".join(f"{x.source} to {x.target}" for x in self.directions)
         raise ValueError(f"{source} to {target} is not supported: expected {expected}")
 
-    def _code(self, request: Request, field: str) -> str:
+    def _code(self, request: Fields, field: str) -> str:
         """Return a language code that a request names, such as en for EN or en-US."""
         asked = str(_required(request, field))
         for code in (asked, asked.lower().partition("-")[0]):
@@ -192,8 +192,8 @@ class LibreTranslate:
         raise ValueError(f"{asked:.40} is not supported as {field}: {expected}")
 
     async def _answers(
-        self, direction: Direction, texts: Sequence[str], request: Request
-    ) -> list[Request]:
+        self, direction: Direction, texts: Sequence[str], request: Fields
+    ) -> list[Fields]:
         """Translate all lines of some texts together, and answer each text."""
         config = _decoding(direction.config, request)
         divided = [_lines(text, str(request.get("format") or "text")) for text in texts]
@@ -235,13 +235,13 @@ class LibreTranslate:
 # Fields of requests
 
 
-def _required(request: Request, name: str) -> Any:
+def _required(request: Fields, name: str) -> Any:
     if not (value := request.get(name)):
         raise ValueError(f"Invalid request: missing {name} parameter")
     return value
 
 
-def _texts(request: Request) -> list[str]:
+def _texts(request: Fields) -> list[str]:
     """Return the texts of a request, of which `q` is one or several."""
     q = _required(request, "q")
     texts = [q] if isinstance(q, str) else q
@@ -250,7 +250,7 @@ def _texts(request: Request) -> list[str]:
     return texts
 
 
-def _decoding(config: TranslationConfig, request: Request) -> TranslationConfig:
+def _decoding(config: TranslationConfig, request: Fields) -> TranslationConfig:
     """Return how to decode: with alternatives, or an alignment for `details`."""
     given = str(request.get("alternatives") or 0)
     most = max(MAX_BEAM, config.beam) - 1
@@ -284,7 +284,7 @@ def _answer(
     parts: Sequence[PlainLine | HtmlLine],
     nbest_lists: Sequence[list[Hypothesis]],
     config: TranslationConfig,
-) -> Request:
+) -> Fields:
     """Return the translation of a text, given the hypotheses of each of its `_lines`.
 
     An alternative of some rank has the hypothesis of this rank, or the last, of each
@@ -299,7 +299,7 @@ def _answer(
     ]
     # Only different ones, and what the request asks for besides.
     best, *others = dict.fromkeys(ranked)
-    answer: Request = {"translatedText": best}
+    answer: Fields = {"translatedText": best}
     if config.nbest > 1:
         answer["alternatives"] = others
     if config.alignment:

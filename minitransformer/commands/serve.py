@@ -26,19 +26,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Message
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from minitransformer.cli import printable, say
-from minitransformer.commands.libretranslate import (
-    Direction,
-    LibreTranslate,
-    Request,
-)
+from minitransformer.commands.libretranslate import Direction, Fields, LibreTranslate
 from minitransformer.commands.pages import page
 from minitransformer.settings import VERSION
 from minitransformer.system.workers import limit_threads
@@ -60,7 +55,7 @@ HEADERS = {
     "base-uri 'none'",
 }
 
-Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 parse_form = partial(parse_qsl, keep_blank_values=True, errors="strict")
 
@@ -109,7 +104,7 @@ class Door:
 
     # Answers
 
-    async def _page(self, request: HttpRequest) -> Response:
+    async def _page(self, request: Request) -> Response:
         interface = self.interface
         figures = [f"{interface.name_of(x)}: {x.figures}" for x in interface.directions]
         text = page(
@@ -121,24 +116,24 @@ class Door:
         )
         return HTMLResponse(text)
 
-    async def _settings(self, fields: Request) -> Request:
+    async def _settings(self, fields: Fields) -> Fields:
         needed = bool(self.api_key)
         return {**self.interface.settings, "apiKeys": needed, "keyRequired": needed}
 
-    async def _health(self, fields: Request) -> Request:
+    async def _health(self, fields: Fields) -> Fields:
         return {"status": "ok"}
 
-    def _endpoint(self, function: Callable[[Request], Awaitable[Any]]) -> Endpoint:
+    def _endpoint(self, function: Callable[[Fields], Awaitable[Any]]) -> Endpoint:
         """Return what answers a request by a function of its fields."""
 
-        async def answer(request: HttpRequest) -> Response:
+        async def answer(request: Request) -> Response:
             # What is asked by GET needs no key.
             fields = await self._fields(request) if request.method == "POST" else {}
             return _json(await function(fields))
 
         return answer
 
-    async def _refused(self, request: HttpRequest, error: Exception) -> Response:
+    async def _refused(self, request: Request, error: Exception) -> Response:
         """Say in a line why a request has no answer."""
         status = getattr(error, "status_code", HTTPStatus.BAD_REQUEST)
         message = getattr(error, "detail", str(error)) or type(error).__name__
@@ -146,7 +141,7 @@ class Door:
             message = f"nothing here: expected one of {self.routes}"
         return _json({"error": message}, status)
 
-    async def _failed(self, request: HttpRequest, error: Exception) -> Response:
+    async def _failed(self, request: Request, error: Exception) -> Response:
         """Tell the details, such as paths, only those who run this server."""
         name = type(error).__name__
         say(f"translate.py: error: {name}: {printable(str(error))}")
@@ -154,7 +149,7 @@ class Door:
 
     # Fields of requests
 
-    async def _fields(self, request: HttpRequest) -> Request:
+    async def _fields(self, request: Request) -> Fields:
         """Read the fields of a request. Raises: ValueError, HTTPException"""
         # A key in the address or the header is compared before the body is read.
         fields = _fields_of(parse_form(request.url.query))
@@ -168,7 +163,7 @@ class Door:
         self._check_key(fields)
         return fields
 
-    def _check_key(self, fields: Request) -> None:
+    def _check_key(self, fields: Fields) -> None:
         """Compare the whole key, in constant time. Raises: HTTPException"""
         if self.api_key is None:
             return
@@ -180,7 +175,7 @@ class Door:
             raise HTTPException(HTTPStatus.FORBIDDEN, "Invalid API key")
 
 
-async def _body_fields(request: HttpRequest) -> Request:
+async def _body_fields(request: Request) -> Fields:
     """Read the fields of JSON or of a form. Raises: ValueError, HTTPException"""
     # Read the body, unless it is too long.
     body = bytearray()
@@ -206,11 +201,11 @@ async def _body_fields(request: HttpRequest) -> Request:
     async def receive() -> Message:
         return {"type": "http.request", "body": bytes(body)}
 
-    form = await HttpRequest(request.scope, receive).form()
+    form = await Request(request.scope, receive).form()
     return _fields_of(form.multi_items())
 
 
-def _fields_of(pairs: Sequence[tuple[str, Any]]) -> Request:
+def _fields_of(pairs: Sequence[tuple[str, Any]]) -> Fields:
     """Return the fields of a form, of which `q` may come several times."""
     fields = dict(pairs)
     texts = [value for name, value in pairs if name in ("q", "q[]")]
