@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from zlib import crc32
@@ -47,6 +46,8 @@ OF_CHARACTER = dict(
 # Other unknown characters that have a place in a sentence: numbers, mathematics, money.
 PLACED = "Nl", "No", "Sm", "Sc"
 
+# Marks behind a word.
+CLOSERS = ".,:;!?…)]}\"'»”"
 # Quotes and apostrophes, and ASCII's.
 USUAL = dict(zip("\u2018\u2019“”«»", "''" + '"' * 4, strict=True))
 
@@ -136,29 +137,26 @@ class Slot(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """Whether the model reads its name."""
-        return bool(self.name) and self.read.strip() == self.name
-
-    @property
-    def is_glued(self) -> bool:
-        """Whether the model reads a space before it that the line lacks."""
-        return self.kind == "word" and self.read.startswith(" ")
+        """Whether the model reads its name, once `named` has given it one."""
+        return self.read.strip() == self.name
 
 
 class Shapes(dict[int, str]):
     """The shape of each character, for `str.translate`.
 
-    Of a letter it is "a" or "A", "w" in a script without spaces, or "x" if the
-    vocabulary lacks it; of a digit "9", of a mark that of ASCII, of another sign "s".
+    Of a letter it is "a" or "A", "w" in a script without spaces, or "x" if none of the
+    vocabulary's `pieces` has it; of a digit "9", of a mark that of ASCII, of another
+    sign "s".
     """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, pieces: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        pieces = {*tokenizer.written()} if tokenizer else set[str]()
         self._known = {*"".join(pieces)}
         # Symbols of the user, such as <2de>, are read as words are.
         self._symbols = {
-            x for x in pieces - {*SYMBOLS} if len(x) > 2 and not re.match(r"\w|▁", x)
+            x
+            for x in pieces
+            if len(x) > 2 and not re.match(r"\w|▁", x) and x not in SYMBOLS
         }
 
     def __missing__(self, code: int) -> str:
@@ -213,20 +211,19 @@ class Mask:
         tokenizer: Tokenizer | None = None,
         find_terms: Callable[[str], Iterable[Slot]] | None = None,
     ) -> None:
-        self._shapes = Shapes(tokenizer)
+        pieces = tokenizer.written() if tokenizer else []
+        self._shapes = Shapes(tokenizer, pieces)
         self._find_terms = find_terms
         self.has_symbols = tokenizer is not None and all(
             map(tokenizer.keeps_whole, SYMBOLS)
         )
         # Marks that the vocabulary has seen less often than those of ASCII.
-        self._rare = dict[int, str]()
-        if tokenizer:
-            places = {piece: i for i, piece in enumerate(tokenizer.written())}
-            self._rare = {
-                ord(mark): usual
-                for mark, usual in USUAL.items()
-                if places.get(mark, 0) > places.get(usual, len(places))
-            }
+        places = {piece: i for i, piece in enumerate(pieces)}
+        self._rare = {
+            ord(mark): usual
+            for mark, usual in USUAL.items()
+            if places.get(mark, 0) > places.get(usual, len(places))
+        }
 
     def slots(self, line: str) -> list[Slot]:
         """Return the slots of a cleaned line. A line without other words is one.
@@ -238,7 +235,9 @@ class Mask:
         terms = list(self._find_terms(line)) if self._find_terms else []
         if not terms and PLAIN.fullmatch(shape):
             return []
-        slots = _with_terms(_merged(_parts(shape, line), line), terms)
+        slots = _merged(_parts(shape, line), line)
+        if terms:
+            slots = _with_terms(slots, terms)
         slots = list(_placed(slots, line))
         # Without a word, or with single letters beside slots, nothing is to translate.
         read = hide(shape, (x for x in slots if x.kind in ("word", "loose")))
@@ -352,20 +351,15 @@ def _merged(parts: Iterable[Slot], line: str) -> list[Slot]:
 
 def _with_terms(slots: list[Slot], terms: list[Slot]) -> list[Slot]:
     """Put terms among slots: a term within a part of a slot does not count."""
-    starts = [x.start for x in slots]
-    ends = [x.end for x in slots]
-    result = dict(enumerate(slots))
+    slot_at = {i: slot for slot in slots for i in range(slot.start, slot.end)}
+    result = {*slots}
     for term in terms:
-        # Those that share a character with the term, which must be all within it.
-        first = bisect_right(ends, term.start)
-        last = bisect_left(starts, term.end)
-        if first == last or (
-            term.start <= starts[first] and ends[last - 1] <= term.end
-        ):
-            for n in range(first, last):
-                result.pop(n, None)
-            result[-term.start - 1] = term
-    return sorted(result.values())
+        # Slots that share a character with the term must be all within it.
+        shared = {slot_at.get(i, term) for i in range(term.start, term.end)}
+        if all(term.start <= x.start and x.end <= term.end for x in shared):
+            result -= shared
+            result.add(term)
+    return sorted(result)
 
 
 def _placed(slots: Iterable[Slot], line: str) -> Iterator[Slot]:
@@ -380,7 +374,7 @@ def _placed(slots: Iterable[Slot], line: str) -> Iterator[Slot]:
         if slot.kind == "loose":
             if not touches[1]:  # one space is enough
                 start = end + len(line[end:start].rstrip())
-            elif before.isalnum() or before in ".,:;!?…)]}\"'»”":
+            elif before.isalnum() or before in CLOSERS:
                 read = " " * bool(before)
         elif slot.kind != "word":
             read = line[start : slot.end]

@@ -9,11 +9,10 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from minitransformer.text.masking import Slot, hide
+from minitransformer.text.masking import CLOSERS, Slot, hide
 
 NAME = re.compile(r"⟦\d+⟧")
-CLOSING = ".,:;!?…)]}\"'»”"
-MARKS = CLOSING + "([{«„“"
+MARKS = CLOSERS + "([{«„“"
 
 
 def place(
@@ -63,25 +62,26 @@ def _place_term(
     """Put the name of a term in place of the words that were made from it."""
     first = len(before.split()) - bool(before[-1:].strip())
     made = {j for i, j in links if first <= i < first + len(slot.read.split())}
-    if own := _words_of_term(slot.output, words, made):
-        text = " ".join(words[own[0] : own[-1] + 1])
+    own = _words_of_term(slot.output, words, made)
+    if replaced := words[own]:
+        text = " ".join(replaced)
         # Names of copies that stand there stay.
         others = NAME.findall(text)
         made_text = NAME.sub("", text).strip(MARKS + " ")
         whole = "".join(others) + slot.name
         if made_text and made_text in text:
             whole = text.replace(made_text, slot.name, 1)
-        words[own[0] : own[-1] + 1] = [whole, *[""] * (len(own) - 1)]
+        words[own] = [whole, *[""] * (len(replaced) - 1)]
 
 
-def _words_of_term(output: str, words: list[str], made: set[int]) -> Sequence[int]:
+def _words_of_term(output: str, words: list[str], made: set[int]) -> slice:
     """Return the places of a term's words: its own if they occur, else `made`."""
     size = len(output.split())
     for n in range(len(words)):
         if " ".join(words[n : n + size]).strip(MARKS) == output:
-            return range(n, n + size)
+            return slice(n, n + size)
     first = min(made, default=0)
-    return range(first, next(n for n in itertools.count(first) if n not in made))
+    return slice(first, next(n for n in itertools.count(first) if n not in made))
 
 
 def _place_copy(
@@ -112,14 +112,17 @@ def _place_copy(
         opens = opens and i == number
         n = (min if opens else max)((j for k, j in links if k == i), default=0)
     # Slots keep their order.
-    if opens and n > last:
-        space = "" if slot.touches[1] or not words[n] else " "
-        words[n] = slot.name + space + words[n]
-        return n
+    opens = opens and n > last
     n = max(n, last)
-    text = words[n].rstrip(CLOSING) if inside else words[n]
-    space = "" if slot.touches[0] or not text else " "
-    words[n] = text + space + slot.name + words[n][len(text) :]
+    # The name stands before the word, or behind it: there, perhaps before its marks.
+    text = "" if opens else words[n].rstrip(CLOSERS if inside else "")
+    rest = words[n][len(text) :]
+    name = slot.name
+    if text and not slot.touches[0]:
+        name = " " + name
+    if opens and rest and not slot.touches[1]:
+        name += " "
+    words[n] = text + name + rest
     return n
 
 
@@ -133,13 +136,13 @@ def are_in_order(slots: Sequence[Slot], translation: str) -> bool:
 def restore(slots: Sequence[Slot], translation: str) -> str:
     """Put the slots in place of their names."""
     # Letters that touch a slot in the line touch it in the translation.
-    outputs = {x.name: x for x in slots}
+    of_name = {x.name: x for x in slots}
     parts = re.split(rf"({NAME.pattern})", translation)
     for i in range(1, len(parts), 2):
-        slot = outputs[parts[i]]
+        slot = of_name[parts[i]]
         parts[i] = slot.output
-        if slot.is_glued and parts[i - 1].endswith(" "):
-            parts[i - 1] = parts[i - 1][:-1]
-        if slot.kind != "term" and slot.touches[1] and parts[i + 1].startswith(" "):
-            parts[i + 1] = parts[i + 1][1:]
+        if slot.is_named and slot.read[0] == " ":
+            parts[i - 1] = parts[i - 1].removesuffix(" ")
+        if slot.kind != "term" and slot.touches[1]:
+            parts[i + 1] = parts[i + 1].removeprefix(" ")
     return "".join(parts)
