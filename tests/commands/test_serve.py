@@ -152,8 +152,9 @@ def test_a_language_without_a_model_has_no_target(server):
     ]
 
 
-def test_what_waits_is_translated_together(server, monkeypatch):
-    """One request is being translated while others come, of which one is wrong."""
+@pytest.fixture
+def held(server, monkeypatch):
+    """When a server began to translate, when it may go on, and its batches' sizes."""
     began, go_on = threading.Event(), threading.Event()
     plain, batches = translator_of(server).hypotheses, []
 
@@ -164,6 +165,12 @@ def test_what_waits_is_translated_together(server, monkeypatch):
         return plain(lines, config, **rest)
 
     monkeypatch.setattr(translator_of(server), "hypotheses", slow)
+    return began, go_on, batches
+
+
+def test_what_waits_is_translated_together(server, held, monkeypatch):
+    """One request is being translated while others come, of which one is wrong."""
+    began, go_on, batches = held
     texts = [f"the cat number {n}\non the mat" for n in range(40)]
     with ThreadPoolExecutor(60) as threads:
         first = threads.submit(translated, server, LINE)
@@ -185,15 +192,8 @@ def test_what_waits_is_translated_together(server, monkeypatch):
     assert found == [translated(server, text) for text in texts]
 
 
-def test_too_much_that_waits_is_refused(server, monkeypatch):
-    began, go_on = threading.Event(), threading.Event()
-
-    def slow(lines, *rest, **more):
-        began.set()
-        assert go_on.wait(30)
-        return [[]] * len(lines)
-
-    monkeypatch.setattr(translator_of(server), "hypotheses", slow)
+def test_too_much_that_waits_is_refused(server, held):
+    began, go_on, _ = held
     long = {"q": "a" * 4000, **PAIR}
     with ThreadPoolExecutor(9) as threads:
         threads.submit(request, server, "POST", "/translate", long)
