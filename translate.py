@@ -80,15 +80,18 @@ numbered from 0, also with --json. The score is the natural log-probability divi
 translation was cut off; a long line has the sum of its parts' scores. --alignment
 adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0."""
 
+# The flags that have no effect where one sentence is looked at.
+OF_LINES = (
+    "input score reference json buffer nbest split max_input prefix alignment words "
+    "glossary"
+)
 # The flags that have no effect beside each of these.
 IGNORED = {
     "no_api_key": "api_key",
     "serve": "input output score attention explain reference json buffer prefix "
     "sample temperature top_k top_p seed alignment words nbest",
-    "attention": "input output score explain reference json buffer nbest split "
-    "max_input prefix alignment words glossary",
-    "explain": "input score reference json buffer nbest split max_input prefix "
-    "alignment words glossary",
+    "attention": "output explain " + OF_LINES,
+    "explain": OF_LINES,
     "score": "reference json words beam alpha nbest max_len_a max_len_b split prefix "
     "sample temperature top_k top_p seed glossary",
 }

@@ -58,12 +58,14 @@ from minitransformer.translation.slots import NAME, are_in_order, place, restore
 class Segment(NamedTuple):
     """Text that is translated at once: a line, a sentence, or half of a long one.
 
-    Errors call its line by `number`; its translation begins with `prefix`.
+    Errors call its line by `number`; its translation begins with `prefix`. The model
+    reads its text around the `slots`.
     """
 
     text: str
     number: int = 1
     prefix: str = ""
+    slots: Sequence[Slot] = ()
 
 
 class Translator:
@@ -162,7 +164,7 @@ class Translator:
         translated = self._translate_prose(segments, config)
 
         # Align again where the model did not read all words.
-        for (text, number, _), best in zip(segments, translated, strict=True):
+        for (text, number, *_), best in zip(segments, translated, strict=True):
             if config.alignment and self._mask.slots(text):
                 texts = [h.text for h in best]
                 links = self.align([text] * len(best), texts, config, number)
@@ -267,28 +269,24 @@ class Translator:
         slots = [self._mask.slots(x.text) for x in segments]
         symbols = SYMBOLS if self._mask.has_symbols else ()
         first = [
-            _as_read(segment, own, symbols)
+            _masked(segment, own, symbols)
             for segment, own in zip(segments, slots, strict=True)
         ]
-        translated = self._translate_around(segments, first, config)
+        translated = self._translate_around(first, config)
         # Once more, where something was lost and the model reads something else now.
-        again = dict[int, list[Slot]]()
+        again = dict[int, Segment]()
         for n, best in enumerate(translated):
-            missing = best[0].missing if best else ()
-            if missing or not best:
-                own = [
-                    x._replace(kind="word", read="")
-                    if x.kind == "number" and {*NUMBER.findall(x.output)} & {*missing}
-                    else x
-                    for x in slots[n]
-                ]
-                again[n] = _as_read(segments[n], own, symbols if best else ())
-        again = {
-            n: own for n, own in again.items() if own != first[n] or not translated[n]
-        }
-        results = self._translate_around(
-            [segments[n] for n in again], [*again.values()], config, is_last=True
-        )
+            missing = {*best[0].missing} if best else set()
+            own = [
+                x._replace(kind="word", read="")
+                if x.kind == "number" and missing & {*NUMBER.findall(x.output)}
+                else x
+                for x in slots[n]
+            ]
+            segment = _masked(segments[n], own, symbols if best else ())
+            if segment != first[n] or not best:
+                again[n] = segment
+        results = self._translate_around([*again.values()], config, is_last=True)
         for n, best in zip(again, results, strict=True):
             before = translated[n]
             if not before or len(best[0].missing) < len(before[0].missing):
@@ -298,7 +296,6 @@ class Translator:
     def _translate_around(
         self,
         segments: Sequence[Segment],
-        slots: Sequence[list[Slot]],
         config: TranslationConfig,
         *,
         is_last: bool = False,
@@ -307,28 +304,22 @@ class Translator:
 
         A segment whose best translation lost a slot has none, unless this `is_last`.
         """
-        if not segments:
-            return []
         hidden = [
             Segment(
-                self._mask.as_read(hide(segment.text, own)),
-                segment.number,
-                hide_in_prefix(segment.prefix, own),
+                self._mask.as_read(hide(text, slots)),
+                number,
+                hide_in_prefix(prefix, slots),
             )
-            for segment, own in zip(segments, slots, strict=True)
+            for text, number, prefix, slots in segments
         ]
         # Where the model does not read a name, the word alignment places its slot.
-        aligns = is_last or not all(x.is_named for own in slots for x in own)
+        aligns = is_last or not all(x.is_named for own in segments for x in own.slots)
         asked = replace(config, alignment=True) if aligns else config
         translated = self.translate_as_read(hidden, asked)
         # Put the slots back; the best translation decides for the others, too.
         result = []
-        for segment, own, read, best in zip(
-            segments, slots, hidden, translated, strict=True
-        ):
-            whole = [
-                _with_slots(segment, own, h, len(read.prefix), is_last) for h in best
-            ]
+        for segment, best in zip(segments, translated, strict=True):
+            whole = [_with_slots(segment, h, is_last) for h in best]
             result.append([x for x in whole if x] if whole[0] else [])
         return result
 
@@ -349,7 +340,7 @@ class Translator:
             without_capitals(text, encode)
             if config.split != "never" and not prefix
             else None
-            for text, _, prefix in segments
+            for text, _, prefix, _ in segments
         ]
         read = [new or x.text for new, x in zip(small, segments, strict=True)]
         sources = self.encode(read, config, [x.number for x in segments])
@@ -405,7 +396,7 @@ class Translator:
             if not best:
                 expected = "expected a translation with this prefix, found none"
                 raise ValueError(f"line {segment.number}: {expected}")
-        return list(map(self._written, ranked, prefixes))
+        return list(map(self._written, ranked, prefixes, starts))
 
     def _copy_names(
         self,
@@ -444,11 +435,15 @@ class Translator:
         return PrefixFinder(self.tokenizer)
 
     def _written(
-        self, hypotheses: Sequence[Hypothesis], prefix: str
+        self,
+        hypotheses: Sequence[Hypothesis],
+        prefix: str = "",
+        start: Prefix | None = None,
     ) -> list[Hypothesis]:
         """Add the text and how sure the model is. Line feeds become spaces.
 
-        The model sees the prefix normalised; the text starts with it exactly as given.
+        The model sees the prefix normalised, as the `start`; the text starts with it
+        exactly as given.
 
         Raises: ValueError if there was too little room for the prefix.
         """
@@ -456,7 +451,6 @@ class Translator:
         decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
         # Bytes that do not complete a character are no text.
         lines = [re.sub("[\n\r]", " ", x).replace("\ufffd", "") for x in decoded]
-        start = self._prefix_finder.find(prefix) if prefix else None
         texts = [start.restore(x, prefix) if start else prefix + x for x in lines]
         # The confidence: the share of validation sentences with a lower mean.
         result = []
@@ -527,26 +521,19 @@ class Translator:
         )
 
 
-def _as_read(
-    segment: Segment, slots: Sequence[Slot], symbols: Sequence[str]
-) -> list[Slot]:
-    """Return slots with their names; none if a prefix would begin what is blank."""
+def _masked(segment: Segment, slots: Sequence[Slot], symbols: Sequence[str]) -> Segment:
+    """Add slots with their names; none if a prefix would begin what is blank."""
     own = named(segment.text, [x for x in slots if x.kind != "number"], symbols)
-    return own if hide(segment.text, own).strip() or not segment.prefix else []
+    is_blank = not hide(segment.text, own).strip()
+    return segment._replace(slots=[] if is_blank and segment.prefix else own)
 
 
-def _with_slots(
-    segment: Segment,
-    slots: Sequence[Slot],
-    h: Hypothesis,
-    prefix_length: int,
-    is_last: bool,
-) -> Hypothesis | None:
+def _with_slots(segment: Segment, h: Hypothesis, is_last: bool) -> Hypothesis | None:
     """Repair the numbers of a translation, and put the slots of its segment into it.
 
-    Its prefix has `prefix_length` characters. None if it lost a slot; the last attempt
-    leaves that out, and says what is missing.
+    None if it lost a slot; the last attempt leaves that out, and says what is missing.
     """
+    slots = segment.slots
     read = hide(segment.text, slots)
     repaired = with_numbers(read, h.text)
     heeds_names = NAME.findall(h.text) == [x.name for x in slots if x.is_named]
@@ -558,12 +545,13 @@ def _with_slots(
     numbers = missing_numbers(read, placed)
     text = restore(slots, placed)
     if not text.startswith(segment.prefix):
-        text = segment.prefix + NAME.sub("", h.text[prefix_length:])
+        begun = hide_in_prefix(segment.prefix, slots)
+        text = segment.prefix + NAME.sub("", h.text.removeprefix(begun))
     elif not text.strip():  # of which the model says nothing
         text = segment.text
     missing = (*(x.output for x in slots if x.output not in text), *numbers)
     h = replace(h, text=text, missing=missing)
-    if missing and h.confidence is not None:
+    if missing and h.confidence:
         h = replace(h, confidence=0.0)
     return with_copies(h) if h.words else h
 

@@ -1,6 +1,7 @@
 """What changes nothing: padding, order, parts, caches and permutations."""
 
 import itertools
+import math
 import zlib
 from dataclasses import replace
 
@@ -149,12 +150,15 @@ def noise_of(key):
     case=cases(max_pairs=8, dropout=True),
     ends=st.lists(st.integers(1, 7), max_size=3),
     width=st.integers(1, 60),
-    ranks=st.integers(1, 3),
+    ranks=st.integers(1, 5),
 )
 def test_a_gradient_is_the_sum_of_parts_each_with_its_own_noise(
     case, ends, width, ranks
 ):
-    """Over accumulated batches, and the rounds and ranks that share them."""
+    """Over accumulated batches, and the rounds and ranks that share them.
+
+    A part is as many pairs as a process may take at once, rounded up.
+    """
     keys, parts, compute = [], [], parallel.training_loss
     sizes = sorted({0, *(n for n in ends if n < len(case.pairs)), len(case.pairs)})
     batches = [batch_of(case.pairs[a:b]) for a, b in itertools.pairwise(sizes)]
@@ -185,6 +189,11 @@ def test_a_gradient_is_the_sum_of_parts_each_with_its_own_noise(
     pairs = [p for x in parts for p in zip(rows_of(x[0]), rows_of(x[1]), strict=True)]
     sources, targets = rows_of(case.batch.source), rows_of(case.batch.target)
     assert sorted(pairs) == sorted(zip(sources, targets, strict=True))
+    for source, target, _ in parts:
+        assert (len(source) - 1) * max(source.shape[1], target.shape[1]) < width
+    sizes = [(len(b.source), max(b.source.size, b.target.size)) for b in batches]
+    counts = [min(n, ranks * math.ceil(size / (width * ranks))) for n, size in sizes]
+    assert len(parts) == sum(counts)
 
     model, buffer = case.buffered()
     buffer.grad[...] = total = 0.0

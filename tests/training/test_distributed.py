@@ -104,14 +104,11 @@ def test_ranks_that_would_train_otherwise_are_told_why(
     run_ranks(2, work)
 
 
-@pytest.mark.parametrize(("size", "threads"), [(2, 1), (3, 1), (5, 1), (2, 2)])
-def test_ranks_do_not_change_the_gradient(size, threads):
-    """Also where a batch has fewer sentences than there are ranks."""
+def test_ranks_do_not_change_the_gradient():
+    """Also where a batch has fewer sentences than there are processes."""
     batches = [small_batch(0, 7), small_batch(1, 2)]
     loss, expected = gradient_of(batches)
-    for other, gradient in run_ranks(
-        size, lambda r: gradient_of(batches, threads, ranks=r)
-    ):
+    for other, gradient in run_ranks(2, lambda r: gradient_of(batches, 2, ranks=r)):
         assert_close(other, loss)
         assert_close(gradient, expected)
 

@@ -13,7 +13,6 @@ from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import gradient_of, small_batch, small_model
-from support.ranks import run_ranks
 
 forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
@@ -94,24 +93,3 @@ def test_parameters_that_others_change_are_seen():
     assert_close(after, np.log(model.config.vocab_size))
     assert before != after
     computed.close()
-
-
-def test_all_ranks_share_a_batch(monkeypatch):
-    """Of 17 sentences of 6 tokens, each of 4 ranks takes at most 2 at once."""
-    batch, computed = small_batch(0, 17), []
-    loss, expected = gradient_of([batch])
-    training_loss = parallel.training_loss
-
-    def remember(model, source, *rest):
-        computed.append(source)
-        return training_loss(model, source, *rest)
-
-    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * (2 * 6) + 7)
-    monkeypatch.setattr(parallel, "training_loss", remember)
-    for other, gradient in run_ranks(4, lambda r: gradient_of([batch], ranks=r)):
-        assert_close(other, loss)
-        assert_close(gradient, expected)
-    assert len(computed) == 2 * 4 * 3  # gradients, ranks, rounds
-    assert max(map(len, computed)) == 2
-    sentences = sorted(np.concatenate(computed).tolist())
-    assert sentences == sorted(2 * batch.source.tolist())

@@ -31,7 +31,7 @@ def text_of(translator, data):
     """The translation that consists of the pieces of these bytes."""
     names = translator.tokenizer.pieces(range(1024))
     ids = tuple(names.index(f"<0x{byte:02X}>") for byte in data)
-    [written] = translator._written([Hypothesis(ids, 0.0, 0.0)], "")
+    [written] = translator._written([Hypothesis(ids, 0.0, 0.0)])
     return written.text
 
 
