@@ -75,7 +75,8 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
         return a.dtype == np.uint16
 
     def _is_faster(self, weight: np.ndarray) -> bool:
-        return weight.size >= MIN_SIZE
+        # A single row or column is no matrix: its transposition looks the same.
+        return weight.size >= MIN_SIZE and min(weight.shape) > 1
 
     def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
         low = with_more_rows(x, np.uint16)

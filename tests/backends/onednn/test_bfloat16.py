@@ -6,6 +6,8 @@ import weakref
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import train
 import translate
@@ -27,40 +29,53 @@ from support.low_precision import (
     rounded,
     write_corpus,
 )
+from support.properties import within
 
 
-@pytest.fixture
-def kernels(monkeypatch):
+@pytest.fixture(scope="module")
+def kernels():
     """The kernels on any processor."""
-    monkeypatch.setattr(bfloat16, "OneDnn", lambda: library("bf16"))
-    monkeypatch.setattr(bfloat16, "MIN_SIZE", 1)
-    opened = bfloat16.open_kernels.__wrapped__()
-    with backend_for(np.ndarray, backend=opened.backend()):
-        yield opened
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bfloat16, "OneDnn", lambda: library("bf16"))
+        patch.setattr(bfloat16, "MIN_SIZE", 1)
+        opened = bfloat16.open_kernels.__wrapped__()
+        with backend_for(np.ndarray, backend=opened.backend()):
+            yield opened
 
 
 linear, loss_of = (PRIMITIVES[x] for x in ("linear", "projected_cross_entropy"))
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize(("n", "m"), [(3, 5), (64, 64), (70, 33)])
-def test_linear_is_float64_products_of_rounded_numbers(kernels, n, m, relu):
-    rng = np.random.default_rng(n)
+SIZES = st.integers(1, 6) | st.integers(60, 70)
+
+
+@given(SIZES, SIZES, SIZES, st.booleans())
+@example(rows=4, n=3, m=1, relu=False)  # a matrix of one column, which was turned
+def test_linear_is_float64_products_of_rounded_numbers(kernels, rows, n, m, relu):
+    """Of matrices: a single row or column is multiplied by NumPy."""
+    rng, low = np.random.default_rng(n), rounded if min(n, m) > 1 else np.float64
     weight, bias = parameters(rng, (n, m), (m,))
-    x = rng.standard_normal((4, 9, n)).astype(np.float32)
+    x = rng.standard_normal((2, rows, n)).astype(np.float32)
     out, vjp = linear(x, weight, bias, relu=relu)
-    rows = rounded(x.reshape(-1, n))
-    expected = rows @ rounded(weight) + bias
+    flat = low(x.reshape(-1, n))
+    expected = flat @ low(weight) + bias
     g = rng.standard_normal(out.shape).astype(np.float32)
     upstream = g.reshape(-1, m) * (expected > 0 if relu else 1)
-    expected = np.maximum(expected, 0) if relu else expected
-    assert_near(out.reshape(-1, m), expected)
-    found_dx, found_dweight, db = vjp(g)
-    assert_near(found_dx, (rounded(upstream) @ rounded(weight).T).reshape(x.shape))
-    assert_near(found_dweight, rows.T @ rounded(upstream))
-    assert found_dx.dtype == found_dweight.dtype == np.float32
-    assert_near(db, upstream.sum(axis=0))
-    assert out.dtype == db.dtype == np.float32
+    pairs = zip(
+        (out, *vjp(g)),
+        (
+            np.maximum(expected, 0) if relu else expected,
+            low(upstream) @ low(weight).T,
+            flat.T @ low(upstream),
+            upstream.sum(axis=0),
+        ),
+        strict=True,
+    )
+    for found, wide in pairs:
+        assert found.dtype == np.float32
+        within(
+            abs(found.reshape(wide.shape) - wide).max(), 1e-5 * (1 + abs(wide).max())
+        )
     _, vjp = linear(x, weight)
     assert vjp(g)[2] is None
 
