@@ -1,5 +1,6 @@
 """Encoded text, and batches of sentences of similar lengths."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -38,30 +39,50 @@ def ragged(lengths) -> Ragged:
     return Ragged(np.arange(4, 4 + starts[-1]), starts)
 
 
-lengths = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=300
+def corpus_of(sides) -> ParallelCorpus:
+    """Pairs of these lengths, of which no two have a token in common."""
+    return ParallelCorpus(*(ragged(side) for side in zip(*sides, strict=True)))
+
+
+def batches_of_epoch(corpus, *options) -> list[Batch]:
+    stream = BatchStream(corpus, settings(*options))
+    return [next(stream) for _ in range(len(stream))]
+
+
+# Few lengths, so that many batches are as large as they may be, or any.
+SIDES = st.one_of(
+    st.lists(st.tuples(*[st.integers(1, n)] * 2), min_size=1, max_size=most)
+    for n, most in ((4, 40), (40, 300))
 )
 
 
-@given(lengths, st.integers(8, 500), st.integers(0, 3))
+@given(SIDES, st.integers(8, 40) | st.integers(8, 500), st.none() | st.integers(0, 3))
 def test_every_pair_is_in_exactly_one_batch(sides, max_tokens, seed):
-    corpus = ParallelCorpus(*(ragged(side) for side in zip(*sides, strict=True)))
-    rng = np.random.default_rng(seed)
-    batches = corpus.batch_by_length(np.arange(len(sides)), max_tokens, rng)
-    assert sorted(np.concatenate(batches)) == list(range(len(sides)))
-    for batch in batches:
-        longest = max(max(s, t) + 1 for s, t in (sides[i] for i in batch))
-        assert len(batch) == 1 or longest * len(batch) <= 1.25 * max_tokens
+    """A batch is no larger than it may be, and there is one if all pairs fit it."""
+    rng = None if seed is None else np.random.default_rng(seed)
+    pairs = np.arange(len(sides))
+    batches = corpus_of(sides).batch_by_length(pairs, max_tokens, rng)
+    assert sorted(np.concatenate(batches)) == pairs.tolist()
+    sizes = [len(x) * (1 + max(max(sides[i]) for i in x)) for x in (pairs, *batches)]
+    assert len(batches) == 1 or sizes[0] > max_tokens
+    for batch, size in zip(batches, sizes[1:], strict=True):
+        assert len(batch) == 1 or size <= 1.25 * max_tokens
 
 
-@given(lengths, st.integers(1, 4))
+@given(SIDES, st.integers(1, 4))
 def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
-    corpus = ParallelCorpus(*(ragged(side) for side in zip(*sides, strict=True)))
+    """Its parts are of like size, with no padding but their own."""
+    corpus = corpus_of(sides)
     chosen = np.arange(len(sides))[::-1]
     batch = corpus.batch(chosen)
+    divided = batch.split(parts)
+    assert len(divided) == min(parts, len(sides))
+    counts = [len(x.source) for x in divided]
+    assert max(counts) - min(counts) <= 1
+    assert all(ids[:, -1].any() for x in divided for ids in (x.source, x.target))
     rows = [
         (list(s[s != PAD_ID]), list(t[t != PAD_ID]))
-        for part in batch.split(parts)
+        for part in divided
         for s, t in zip(part.source, part.target, strict=True)
     ]
     for i, (source, target) in zip(chosen, rows, strict=True):
@@ -75,57 +96,33 @@ def test_a_batch_holds_its_sentences_and_nothing_else(sides, parts):
     assert batch.target_tokens == sum(t + 1 for _, t in sides)
 
 
-def test_parts_of_a_batch_have_no_padding_but_their_own():
-    source = np.array([[5, EOS_ID, 0, 0], [6, 7, EOS_ID, 0], [8, 9, 8, EOS_ID]])
-    batch = Batch(source, np.insert(source, 0, BOS_ID, axis=1))
-    first, second = batch.split(2)
-    assert first.source.tolist() == source[:2, :3].tolist()
-    assert second.source.tolist() == source[2:].tolist()
-    assert first.target.tolist() == batch.target[:2, :4].tolist()
+def test_batches_and_pairs_of_equal_length_are_shuffled_by_seed_and_epoch():
+    corpus = corpus_of([(1 + n // 50,) * 2 for n in range(250)])
+    orders = []
+    for seed, epoch in ((1, 0), (1, 1), (2, 0)):
+        stream = BatchStream(corpus, settings(20, 256, seed), epoch)
+        orders.append(stream.pairs_of_epoch())
+    for order in orders:
+        lengths = [i // 50 for i in order]
+        of_length = [[i for i in order if i // 50 == n] for n in range(5)]
+        for each in (lengths, *of_length):
+            assert sorted(each) not in (each, each[::-1])
+    for first, second in itertools.combinations(orders, 2):
+        assert (first != second).any()
 
 
-def test_each_epoch_has_every_pair_once():
-    corpus = ParallelCorpus(ragged([3] * 50), ragged([4] * 50))
-    stream = BatchStream(corpus, settings(60, 256, 1))
-    for epoch in range(3):
-        rng = np.random.default_rng((1, epoch))
-        order = corpus.batch_by_length(np.arange(50), 60, rng)
-        firsts = [next(stream).source[:, 0].tolist() for _ in range(len(stream))]
-        assert stream.epoch == epoch
-        assert sorted(np.concatenate(firsts)) == list(range(4, 4 + 150, 3))
-        assert firsts == [(4 + 3 * pairs).tolist() for pairs in order]
-
-
-def test_the_stream_is_a_function_of_seed_epoch_and_position():
-    rng = np.random.default_rng(1)
-    corpus = ParallelCorpus(*(ragged(rng.integers(1, 30, 500)) for _ in range(2)))
-    stream = BatchStream(corpus, settings(400, 256, 3))
-    for _ in range(len(stream) + 5):
-        next(stream)
-    resumed = BatchStream(corpus, settings(400, 256, 3), stream.epoch, stream.position)
-    assert stream.epoch == 1
-    for _ in range(len(stream)):
-        np.testing.assert_array_equal(next(stream).source, next(resumed).source)
-    other = BatchStream(corpus, settings(400, 256, 4))
-    again = BatchStream(corpus, settings(400, 256, 3))
-    assert any(
-        a.source.shape != b.source.shape or (a.source != b.source).any()
-        for a, b in ((next(other), next(again)) for _ in range(5))
-    )
-
-
-def test_batches_of_similar_lengths_have_little_padding():
-    rng = np.random.default_rng(2)
-    source = rng.poisson(12, 20_000) + 2
-    corpus = ParallelCorpus(
-        ragged(source), ragged(source + rng.integers(-2, 3, len(source)))
-    )
-    stream = BatchStream(corpus, settings(2000, 256, 1))
-    batches = [next(stream) for _ in range(len(stream))]
-    ids = [ids for batch in batches for ids in (batch.source, batch.target[:, 1:])]
-    padding = sum((side == PAD_ID).sum() for side in ids)
-    share = padding / sum(side.size for side in ids)
-    assert share < 0.05
+@given(SIDES, st.integers(8, 60))
+def test_the_largest_batches_are_found(sides, max_tokens):
+    options = max_tokens, 256, 1
+    stream = BatchStream(corpus_of(sides), settings(*options))
+    found, every = stream.largest_batches(), batches_of_epoch(stream.corpus, *options)
+    assert 1 <= len(found) <= 3
+    for size in (
+        lambda b: b.source.size,
+        lambda b: b.target[:, 1:].size,
+        lambda b: b.source.size * (b.target.shape[1] - 1),
+    ):
+        assert max(map(size, found)) == max(map(size, every))
 
 
 def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length():
@@ -134,8 +131,7 @@ def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length(
     source = rng.geometric(1 / 28, 60_000) + 1
     target = np.rint(source * rng.normal(1.05, 0.1, len(source)) + 1).astype(int)
     corpus = ParallelCorpus(ragged(source), ragged(target))
-    stream = BatchStream(corpus, settings(25_000, 256, 1))
-    batches = [next(stream) for _ in range(len(stream))]
+    batches = batches_of_epoch(corpus, 25_000, 256, 1)
     for side in ("source", "target"):
         tokens, spreads = [], []
         for batch in batches:
@@ -146,20 +142,6 @@ def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length(
         assert np.median(tokens) == pytest.approx(25_000, rel=0.1)
         assert max(tokens) < 31_250
         assert np.mean(spreads) < 0.2 * source.std()
-
-
-def test_the_largest_batches_are_found():
-    rng = np.random.default_rng(3)
-    corpus = ParallelCorpus(*(ragged(rng.integers(1, 40, 900)) for _ in range(2)))
-    stream = BatchStream(corpus, settings(300, 256, 1))
-    found, every = stream.largest_batches(), [next(stream) for _ in range(len(stream))]
-    assert 1 <= len(found) <= 3
-    for size in (
-        lambda b: b.source.size,
-        lambda b: b.target[:, 1:].size,
-        lambda b: b.source.size * (b.target.shape[1] - 1),
-    ):
-        assert max(map(size, found)) == max(map(size, every))
 
 
 def test_long_pairs_are_left_out():
