@@ -3,12 +3,12 @@
     python documentation.py msdocs data/docs
     python documentation.py msdocs data/docs --machine 100000
 
-The first folder has sentences.en.gz, sentences.de.gz and meta.tsv.gz, whose columns name
-the source, the page, and who translated it. Whole pages are kept for validation and for
-test. The second folder becomes what `minitransformer split` writes, with pairs that
-people translated or that say nothing of it, and machine translations of other pages as
-training text. Each kind of validation and test text also has files of its own, such as
-test-human.en.gz.
+The first folder has sentences.en.gz, sentences.de.gz and meta.tsv.gz, whose columns
+name the source, the page, and who translated it. Whole pages are kept for validation
+and for test. The second folder becomes what `minitransformer split` writes. Its
+training text has the pairs that people translated or that say nothing of it, and some
+that machines translated. Each kind of validation and test text also has files of its
+own, such as test-human.en.gz.
 """
 
 from __future__ import annotations
