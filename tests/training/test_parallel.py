@@ -60,12 +60,13 @@ def test_the_same_number_of_processes_repeats_bit_for_bit(monkeypatch):
 
 @forks
 def test_several_processes_keep_one_copy_of_the_parameters():
-    """In memory that they share: the vector that they were in is freed."""
-    model = small_model()
+    """In memory that they share, as numbers of the same type: the old ones are freed."""
+    model = small_model(dtype="float32")
     parameters = ParameterBuffer(model)
     old = weakref.ref(parameters.data)
     computed = CpuModel(model, parameters, 2)
     assert old() is None
+    assert parameters.data.dtype == parameters.grad.dtype == np.float32
     computed.close()
 
 
