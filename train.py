@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -245,6 +245,7 @@ def open_run(
             settings, text["train"], args.cache, cores
         )
     starting_point.remember_text(start, text)
+    settings = replace(settings, model=start.model.config)
 
     # Every rank has the parameters of rank 0, on its own device.
     run = TrainingRun(directory, settings, ranks, start, cores, copied=copied)
@@ -286,8 +287,21 @@ def describe(
     )
     targets = [target for _, target in data.samples]
     tokenizer = run.settings.training.bleu_tokenizer
-    notes = quality.looks_tokenised(targets, tokenizer)
+    notes = quality.looks_tokenised(targets, tokenizer, translations=targets)
     summary += [f"BLEU        {note}" for note in notes]
+
+    # A trained model shows in which direction some of the pairs go.
+    pairs = data.batches.pairs
+    pairs = pairs[:: len(pairs) // 32 + 1]
+    if run.settings.start and not run.state.step:
+        corpus = data.corpora["train"]
+        ahead, back = evaluation.exchanged_loss(model.model, corpus, pairs)
+        if back < ahead:
+            summary.append(
+                f"exchanged   {run.settings.start} predicts the sources from the "
+                f"targets (loss {back:.2f}) better than the targets from the sources "
+                f"({ahead:.2f}): are both sides exchanged?"
+            )
     workers = model.num_processes * run.ranks.size
     run.describe(device.description, workers, summary)
 

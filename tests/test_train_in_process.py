@@ -130,7 +130,7 @@ def steps(run):
 
 def logged(out, word):
     """The step of each line of a log that has this word after its step."""
-    left = r"\d+%, \d:\d\d:\d\d left  "
+    left = r"\d+%(?: of \S+ minutes)?, \d:\d\d:\d\d left  "
     found = re.findall(rf"^step +([\d,]+)/[\d,]+  (?:{left})?{word}", out, re.MULTILINE)
     return [int(number.replace(",", "")) for number in found]
 
@@ -299,6 +299,33 @@ def test_the_checkpoints_that_are_kept_suffice_for_the_average(start):
     assert steps("kept") == [3, 4, 5]
     start("--steps", 5, "--save-every", 1, "--keep-last", 1, "--run", "two")
     assert steps("two") == [4, 5]
+
+
+@pytest.mark.parametrize(("rate", "is_worse"), [(1e-3, False), (0.9, True)])
+def test_the_model_that_a_run_begins_from_may_be_the_best(start, whole, rate, is_worse):
+    shutil.copytree(whole[0], "first")
+    fine = "--from", "first", "--learning-rate", rate, "--average-by", "validation"
+    out = start(*fine, "--steps", 8, "--run", "tuned")
+    losses = values("tuned", "validation_loss")
+    assert list(losses) == [0, 2, 4, 6, 8]
+    assert (min(losses, key=losses.get) == 0) == is_worse
+    said = out.splitlines()[-1].startswith("worse       no update improved")
+    assert said == is_worse
+
+    # Its parameters, and so its loss, are those of that model.
+    tuned = load_file(RunDirectory(Path("tuned")).preferred_checkpoint())
+    first = load_file("first/averaged.safetensors")
+    equal = [np.array_equal(tuned[x], first[x]) for x in first if "." in x]
+    assert all(equal) == is_worse
+
+
+def test_sides_that_are_exchanged_for_a_trained_model_are_named(start, whole):
+    for source, target in (("en", "de"), ("de", "en")):
+        text = ["--data", start.text[1], "--source", source, "--target", target]
+        flags = [*text, *start.text[-2:], "--dry-run", "--from", whole[0]]
+        code, out, _ = run_main(train.main, *flags)
+        said = re.findall("^exchanged .* are both sides exchanged", out, re.MULTILINE)
+        assert (code, len(said)) == (0, source == "de")
 
 
 def test_a_run_begins_from_another_and_is_resumed(start, whole):
@@ -521,7 +548,8 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
         again = start("--resume", run, "--steps", 91)
         for said in (out, again):
             ended = f"ended       after step {step}: {' '.join(map(str, flags[-2:]))}"
-            assert f"\n{ended} used up\n" in said
+            more_of_it = f"--resume {run} with more of it goes on"
+            assert f"\n{ended} used up; {more_of_it}\n" in said
         assert steps(run)[-1] == step
         assert [x | {"seconds": 0} for x in records(run)] == [
             x | {"seconds": 0} for x in metrics

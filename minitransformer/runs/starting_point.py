@@ -41,7 +41,6 @@ from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.cache import cached_tokenizer
 from minitransformer.text.find import find_text
 from minitransformer.text.grammar.corpus import built_in_corpus
-from minitransformer.text.lines import read_lines
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
@@ -78,7 +77,7 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
             args.config or ("finetune" if args.start else "tiny")
         )
     else:
-        lines = read_lines(text["train"].source)
+        lines = text["train"].lines()
         name, preset = preset_for(sum(1 for _ in itertools.islice(lines, MANY_PAIRS)))
 
     # The shape of the model; the word pieces of a file decide their number.
@@ -175,21 +174,35 @@ def first_checkpoint(
 ) -> tuple[Checkpoint, str]:
     """Choose the vocabulary (5.1) and draw the parameters: the state at step 0.
 
-    With --from, the parameters are copied from that model. Also returns a line for the
-    log that says what was copied, or "".
+    With --from, the parameters are copied from that model, which is validated before
+    the first update. Also returns a line for the log about the vocabulary, or "".
 
     Raises: as `load` and `first_tokenizer`.
     """
+    # The model has a row of the embedding for each piece that there is.
     other = load(find_checkpoint(Path(settings.start))) if settings.start else None
     tokenizer = first_tokenizer(settings, other, train, cache, cores)
-    model = Transformer(settings.model, settings.training.seed)
+    size = tokenizer.vocab_size
+    config = replace(settings.model, vocab_size=size)
+    model = Transformer(config, settings.training.seed)
     line = ""
+    if size < settings.model.vocab_size:
+        asked = f"not {settings.model.vocab_size:,}"
+        line = f"vocabulary  {size:,} word pieces, {asked}: the text supports no more"
+
+    # The weights of another model.
     if other is not None:
         count = copy_weights(other, model, tokenizer)
-        copied = f"{count:,} of {tokenizer.vocab_size:,} word pieces"
+        copied = f"{count:,} of {size:,} word pieces"
         line = f"from        {settings.start}, with the embeddings of {copied}"
+
+    # The state before the first update.
     parameters = ParameterBuffer(model)
-    state = RunState(decoding=settings.decoding, origin=crc32(parameters.data))
+    state = RunState(
+        decoding=settings.decoding,
+        origin=crc32(parameters.data),
+        pending_validations=int(other is not None),
+    )
     return Checkpoint(model, tokenizer, parameters, state), line
 
 

@@ -34,7 +34,8 @@ class RunState:
     training text. `origin` is the CRC-32 of the parameters before the first update, 0
     if unknown. The next batch is number `position` of `epoch`; a
     validation of this step is pending if the state was saved before it. `best_loss` and
-    `best_bleu` belong to the best model so far; a BLEU that was not measured is -1.
+    `best_bleu` belong to the best model so far, after `best_step` updates; a BLEU that
+    was not measured is -1.
     `loss_scale` is fp16's factor with its number of finite steps. `workers` is how many
     processes of all ranks divide a batch, 0 if unknown. `median_sentences` is the
     median number of sentences in a line of the training text. `log_prob_quantiles` are
@@ -53,6 +54,7 @@ class RunState:
     seconds: float = 0.0
     best_loss: float = math.inf
     best_bleu: float = -1.0
+    best_step: int = 0
     validations_since_best: int = 0
     pending_validations: int = 0
     skipped: int = 0
@@ -102,11 +104,15 @@ class RunState:
 
         Patience may end it sooner.
         """
-        share = self.step / training.steps
-        if training.minutes:
-            share = max(share, self.seconds / (60 * training.minutes))
+        # The share of the limit that is reached first.
+        minutes = training.minutes or math.inf
+        share, limit = max(
+            (self.step / training.steps, ""),
+            (self.seconds / (60 * minutes), f" of {minutes:g} minutes"),
+        )
         left = timedelta(seconds=round(max(self.seconds * (1 / share - 1), 0)))
-        return f"step {self.step:>6,}/{training.steps:,}  {share:.0%}, {left} left"
+        done = f"{share:.0%}{limit}, {left} left"
+        return f"step {self.step:>6,}/{training.steps:,}  {done}"
 
     def validated(self, loss: float, bleu: float, best_by: str | None) -> RunState:
         """Return the state after a validation, which may be the best (--best-by)."""
@@ -117,7 +123,11 @@ class RunState:
         )
         if (-bleu if best_by == "bleu" else loss) < self.best_cost(best_by):
             state = replace(
-                state, best_loss=loss, best_bleu=bleu, validations_since_best=0
+                state,
+                best_loss=loss,
+                best_bleu=bleu,
+                best_step=self.step,
+                validations_since_best=0,
             )
         return state
 

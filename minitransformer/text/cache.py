@@ -19,7 +19,6 @@ import numpy as np
 from minitransformer.system.announce import announce
 from minitransformer.system.files import build_once
 from minitransformer.text.batches import ParallelCorpus
-from minitransformer.text.grammar import are_built_in
 from minitransformer.text.ids import Ragged
 from minitransformer.text.masking import Mask, symbols_for
 from minitransformer.text.pairs import TextPair, file_digest
@@ -47,6 +46,8 @@ def cached_tokenizer(
 ) -> Tokenizer:
     """Learn the joint vocabulary of both sides, or read it from the cache.
 
+    It has at most `vocab_size` word pieces: as many as the text supports.
+
     Raises: ValueError if the text changes while it is read, or as `Tokenizer.train`,
     `TextPair.lines`.
     """
@@ -64,15 +65,13 @@ def cached_tokenizer(
                     user_defined_symbols=symbols,
                 )
         except VocabularyError as error:
-            built_in = are_built_in([text.source])
-            hint = "; --data or --train-source names other text" * built_in
-            raise ValueError(f"{text}: {error}{hint}") from error
+            raise ValueError(f"{text}: {error}") from error
         _expect_unchanged(text, digest)
         partial.write_bytes(learned.model)
 
     digest = text.digest()
     path = cache / f"{digest}-{vocab_size}{CLEANED}.model"
-    return build_once(path, build, lambda path: Tokenizer.read(path, vocab_size))
+    return build_once(path, build, Tokenizer.read)
 
 
 def encoded_corpus(
@@ -195,7 +194,9 @@ def _encode(
     sides = [_Side(folder / name, tokenizer.vocab_size) for name in SIDES]
     sample = list[str]()
     target_characters = Counter[str]()
+    pairs = 0
     blank = 0
+    equal = 0
 
     # Symbols stand for text that both sides of a pair have, and the model learns them.
     mask = Mask(tokenizer)
@@ -209,21 +210,29 @@ def _encode(
         # Encode both sides, and leave out pairs with a blank one.
         encoded = (tokenizer.encode(side, num_threads) for side in (sources, targets))
         kept = [ids for ids in zip(*encoded, strict=True) if all(ids)]
+        pairs += len(kept)
         blank += len(chunk) - len(kept)
+        equal += sum(source == target for source, target in kept)
         for column, side in enumerate(sides):
             side.add([ids[column] for ids in kept])
-    if not sides[0].counts.any():
+    if not pairs:
         none = f"{blank:,} with a blank line each" if blank else "none"
         raise ValueError(f"{text}: expected sentence pairs, found {none}")
 
     # The header has the median of the sentences in a line, and notes for the log.
     no_text = [i for i, piece in enumerate(tokenizer.written()) if not piece]
     unknown = [side.counts[no_text].sum() / side.counts.sum() for side in sides]
+    notes = _notes(unknown, target_characters, tokenizer)
+    if equal > pairs // 100:
+        notes.append(
+            f"equal       {equal:,} of {pairs:,} pairs have the same text on both "
+            "sides: the model learns to copy it"
+        )
     return {
         "dtype": sides[0].dtype,
         "dropped_blank": blank,
         "sentences": median_sentences(sample),
-        "notes": _notes(unknown, target_characters, tokenizer),
+        "notes": notes,
     }
 
 

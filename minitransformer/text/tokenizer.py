@@ -36,7 +36,7 @@ MAX_SENTENCE = 1 << 15
 
 
 class VocabularyError(ValueError):
-    """No vocabulary of this size can be learned from this text."""
+    """No vocabulary can be learned from this text."""
 
 
 class Tokenizer:
@@ -99,12 +99,11 @@ class Tokenizer:
         num_threads: int = 1,
         **options: Any,
     ) -> Tokenizer:
-        """Learn a vocabulary of exactly `vocab_size` pieces, bytes (if any) among them.
+        """Learn a vocabulary of `vocab_size` pieces, or as many as the text supports.
 
-        `options` are those of SentencePiece's trainer.
+        Bytes (if any) are among them. `options` are those of SentencePiece's trainer.
 
-        Raises: VocabularyError saying which size is possible if this one is not, or
-        what `lines` raises.
+        Raises: VocabularyError if the text has more characters, or what `lines` raises
         """
         model = io.BytesIO()
         failures = list[Exception]()
@@ -122,6 +121,7 @@ class Tokenizer:
             "model_type": "bpe",
             "character_coverage": 1.0,
             "normalization_rule_name": "identity",
+            "hard_vocab_limit": False,
             **options,
         }
         try:
@@ -246,19 +246,10 @@ def _surrogate_error(lines: Sequence[str]) -> ValueError:
 
 def _explain(message: str, vocab_size: int) -> str:
     """Put SentencePiece's error in terms of our settings."""
-    # Vocabularies around BYTES_FROM_SIZE gain or lose the 256 bytes.
-    if match := re.search(r"value <= (\d+)", message):
-        limit = int(match[1])
-        if vocab_size >= BYTES_FROM_SIZE > limit:
-            limit -= 256
-        return (
-            f"vocab_size: expected at most {limit} word pieces, which is what this "
-            f"text supports, got {vocab_size}"
-        )
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         least = int(match[1])
         if vocab_size < BYTES_FROM_SIZE <= least:
-            least += 256
+            least += 256  # a vocabulary of this size has the bytes, too
         return (
             f"vocab_size: expected at least {least} word pieces, one for each "
             f"character of this text and each special symbol, got {vocab_size}; "

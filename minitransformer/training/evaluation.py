@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from minitransformer.engine.backend import Array, array_module
+from minitransformer.engine.backend import array_module
 from minitransformer.model.transformer import Transformer, token_log_probs
-from minitransformer.settings.config import PAD_ID, TrainingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.system.announce import announce
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, ParallelCorpus
@@ -56,19 +57,28 @@ class TokenStatistics(NamedTuple):
         return self.correct / self.tokens
 
 
-def token_statistics(
-    model: Transformer, source: Array, target: Array
-) -> TokenStatistics:
-    """Return the statistics of a batch, without dropout or label smoothing.
-
-    Shapes: source [B, S], target [B, T + 1]
-    """
+def token_statistics(model: Transformer, batch: Batch) -> TokenStatistics:
+    """Return the statistics of a batch, without dropout or label smoothing."""
+    xp = array_module(model.embedding.table.data)
+    source = xp.asarray(batch.source)
+    target = xp.asarray(batch.target)
     log_probs, best = token_log_probs(model, source, target)
     return TokenStatistics(
         nll=-float(log_probs.sum(dtype="float64")),
         correct=int(best.sum()),
-        tokens=int((target[:, 1:] != PAD_ID).sum()),
+        tokens=batch.target_tokens,
     )
+
+
+def exchanged_loss(
+    model: Transformer, corpus: ParallelCorpus, pairs: np.ndarray
+) -> tuple[float, float]:
+    """Return the loss on some pairs, and on the same with their sides exchanged."""
+    exchanged = ParallelCorpus(corpus.target, corpus.source)
+    ahead, back = (
+        token_statistics(model, x.batch(pairs)).loss for x in (corpus, exchanged)
+    )
+    return ahead, back
 
 
 def validate(
@@ -89,13 +99,7 @@ def validate(
     announce(f"validating on {len(pairs):,} pairs", len(pairs) > 99 and not ranks.rank)
 
     # Its processes divide them.
-    xp = array_module(parallel.parameters.data)
-
-    def work(batch: Batch) -> TokenStatistics:
-        source = xp.asarray(batch.source)
-        target = xp.asarray(batch.target)
-        return token_statistics(parallel.model, source, target)
-
+    work = partial(token_statistics, parallel.model)
     sums = np.zeros(3)
     with parallel_map(work, parallel.num_processes) as mapped:
         for statistics in mapped(mine):

@@ -211,7 +211,8 @@ class TrainingRun:
         # Patience or the clock may end a run before its last step.
         step = self.state.step
         if not self.stopped_by and step < training.steps:
-            self.log(f"ended       after step {step:,}: {self.used_up} used up")
+            more = f"--resume {self.directory.path} with more of it goes on"
+            self.log(f"ended       after step {step:,}: {self.used_up} used up; {more}")
 
     def count(self, update: Update, stream: Batches) -> None:
         """Count an update, and check whether a rank was asked to stop."""
@@ -330,10 +331,18 @@ class TrainingRun:
             command += itertools.islice(short, 1)
         self.log(f"translate   {shlex.join(command)}")
 
+        # A fine-tuned model may be worse than the one that it began with.
+        if self.settings.start and "val" in text and not self.state.best_step:
+            self.log(
+                f"worse       no update improved {self.settings.start}, by the "
+                f"validation {self.settings.training.best_by or 'loss'}: try a lower "
+                "--learning-rate, or other text"
+            )
+
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""
         if not math.isnan(cost):
             by_bleu = self.settings.training.best_by == "bleu"
             best = {"best_bleu": -cost} if by_bleu else {"best_loss": cost}
-            self.progress.change(**best)
+            self.progress.change(**best, best_step=self.state.step)
         self.save_as(self.directory.averaged, self.state)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
 from minitransformer.text.clean import clean
@@ -73,12 +75,26 @@ def bleu_metric(references: Sequence[str], tokenizer: str | None) -> Any:
     return bleu
 
 
-def looks_tokenised(references: Sequence[str], tokenizer: str | None) -> list[str]:
-    """Return advice if most full stops at ends of lines come after a space."""
-    stops = [line[-2:] for line in references if line.endswith(".")]
-    if tokenizer == "none" or 2 * stops.count(" .") <= len(stops):
+def _stops_apart(lines: Sequence[str]) -> bool:
+    """Whether most full stops at ends of lines come after a space."""
+    stops = [line[-2:] for line in lines if line.endswith(".")]
+    return 2 * stops.count(" .") > len(stops)
+
+
+def looks_tokenised(
+    references: Sequence[str], tokenizer: str | None, translations: Sequence[str]
+) -> list[str]:
+    """Return advice if the references look tokenised, and what helps.
+
+    It depends on whether the translations look tokenised, too.
+    """
+    alike = _stops_apart(translations)
+    if not _stops_apart(references) or (alike and tokenizer == "none"):
         return []
-    return ["references look tokenised: --bleu-tokenizer none counts their words"]
+    helps = "--bleu-tokenizer none counts their words"
+    if not alike:
+        helps = "translations do not: detokenise them (sacremoses detokenize)"
+    return [f"references look tokenised, {helps}"]
 
 
 def translation_quality(
@@ -95,6 +111,7 @@ def translation_quality(
     """
     from sacrebleu.metrics import CHRF
 
+    # One reference for each translation.
     if len(translations) != len(references) or not references:
         raise ValueError(
             f"expected as many references as translations and at least one, got "
@@ -136,6 +153,8 @@ def report(
 
     Raises: as `translation_quality`.
     """
+    from sacrebleu.metrics import CHRF
+
     quality = translation_quality(translations, references, tokenizer)
     if other is not None and len(other) != len(references):
         raise ValueError(
@@ -145,38 +164,57 @@ def report(
     # Where the lines are not too many, add intervals and the comparison.
     lines = str(quality).splitlines()
     if (samples := min(1000, MOST_RESAMPLED // len(references))) >= 100:
-        systems = [x for x in (other, translations) if x is not None]
-        resampled = _resample(systems, references, tokenizer, samples)
-        for i, (name, (*others, ours)) in enumerate(resampled.items()):
-            interval = f"({ours.mean - ours.ci:.2f} to {ours.mean + ours.ci:.2f})"
-            lines[i] = lines[i].replace("  ", f" {interval}  ", 1)
-            for theirs in others:
-                gain = f"{ours.score - theirs.score:+.2f}, p = {ours.p_value:.3f}"
-                lines.append(f"{name} of --compare {theirs.score:.2f}: {gain}")
+        ours, targets = map(_counted, (translations, references))
+        metrics = [bleu_metric(targets, tokenizer), CHRF()]
+        for i, metric in enumerate(metrics):
+            low, high = _interval(metric, ours, targets, samples)
+            lines[i] = lines[i].replace("  ", f" ({low:.2f} to {high:.2f})  ", 1)
+        if other is not None:
+            lines += _comparison(metrics, ours, _counted(other), targets, samples)
     if language is not None:
         bleu = compound_split_bleu(translations, references, language)
         lines.append(f"BLEU {bleu:.2f}  tokenised, compounds split")
-    lines += looks_tokenised(references, tokenizer)
+    lines += looks_tokenised(references, tokenizer, translations)
     return "\n".join(lines)
 
 
-def _resample(
-    systems: Sequence[Sequence[str]],
+def _interval(
+    metric: Any, translations: Sequence[str], references: Sequence[str], samples: int
+) -> tuple[float, float]:
+    """Return the 2.5th and 97.5th percentile of sacreBLEU's bootstrap samples.
+
+    Differs: sacreBLEU prints half of their difference on both sides of the mean, which
+    may reach beyond 100.
+    """
+    from sacrebleu.significance import _bootstrap_resample
+
+    statistics = metric._extract_corpus_statistics(translations, [references])
+    _, resampled = _bootstrap_resample(statistics, metric, samples)
+    low, high = np.percentile([x.score for x in resampled], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _comparison(
+    metrics: Sequence[Any],
+    ours: Sequence[str],
+    other: Sequence[str],
     references: Sequence[str],
-    tokenizer: str | None,
     samples: int,
-) -> dict[str, list[Any]]:
-    """Return the results of sacreBLEU's bootstrap for each system, of BLEU and chrF."""
-    from sacrebleu.metrics import CHRF
+) -> list[str]:
+    """Return a line for each metric: the score of others, our gain, and its p."""
     from sacrebleu.significance import PairedTest
 
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)
-    # The first system is the baseline of the comparison.
-    *counted, targets = map(_counted, (*systems, references))
-    named: list[tuple[str, Sequence[str]]] = list(zip("ab", counted, strict=False))
-    metrics = {"BLEU": bleu_metric(targets, tokenizer), "chrF": CHRF()}
-    _, results = PairedTest(named, metrics, [targets], "bs", samples)()
-    return {"BLEU": results["BLEU"], "chrF": results["chrF2"]}
+    systems = [("baseline", other), ("ours", ours)]
+    named = dict(zip(("BLEU", "chrF"), metrics, strict=True))
+    results: Any
+    _, results = PairedTest(systems, named, [references], "bs", samples)()
+    lines = []
+    for name, key in (("BLEU", "BLEU"), ("chrF", "chrF2")):
+        baseline, result = results[key]
+        gain = f"{result.score - baseline.score:+.2f}, p = {result.p_value:.3f}"
+        lines.append(f"{name} of --compare {baseline.score:.2f}: {gain}")
+    return lines
 
 
 def compound_split_bleu(

@@ -8,6 +8,7 @@ import pytest
 from minitransformer.engine import ops
 from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import PAD_ID
+from minitransformer.text.batches import Batch
 from minitransformer.training.evaluation import token_statistics
 from support.closeness import assert_close
 from support.models import tiny_config
@@ -36,7 +37,7 @@ def test_statistics_are_those_of_the_softmax(monkeypatch):
         nll -= log_probs[b, t, word]
         correct += int(logits[b, t].argmax() == word)
         tokens += 1
-    total = token_statistics(model, source, target)
+    total = token_statistics(model, Batch(source, target))
     assert_close(total.nll, nll)
     assert (total.correct, total.tokens) == (correct, tokens)
     assert total.perplexity == pytest.approx(math.e ** (nll / tokens))

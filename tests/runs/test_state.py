@@ -84,9 +84,9 @@ def test_a_run_ends_at_its_first_limit():
     [
         (50, 100.0, None, "step     50/8,000  1%, 4:25:00 left"),  # 100 * 159 s
         (4000, 600.0, 60.0, "step  4,000/8,000  50%, 0:10:00 left"),
-        (50, 100.0, 5.0, "step     50/8,000  33%, 0:03:20 left"),  # 100 of 300 s
+        (50, 100.0, 5.0, "step     50/8,000  33% of 5 minutes, 0:03:20 left"),
         (8000, 9.0, None, "step  8,000/8,000  100%, 0:00:00 left"),
-        (20, 301.0, 5.0, "step     20/8,000  100%, 0:00:00 left"),
+        (20, 301.0, 5.0, "step     20/8,000  100% of 5 minutes, 0:00:00 left"),
     ],
 )
 def test_the_time_that_is_left_is_that_of_the_sooner_limit(

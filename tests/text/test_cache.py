@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
-from minitransformer.text.grammar.corpus import built_in_corpus
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 
@@ -37,14 +36,6 @@ def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
     assert cached_tokenizer(pair, 50, cache, num_threads=1).vocab_size == 50
     monkeypatch.setattr(Tokenizer, "train", None)  # a second time would fail
     assert learn(pair, cache).model == first.model
-
-
-@pytest.mark.slow
-def test_a_vocabulary_too_large_for_the_built_in_corpus_names_the_flags(tmp_path):
-    """Who forgets to say what to learn from does not know the files of this corpus."""
-    text = built_in_corpus(tmp_path)["test"]
-    with pytest.raises(ValueError, match=r"at most .* --data or --train-source"):
-        learn(text, tmp_path, 37_000)
 
 
 def test_a_vocabulary_that_was_cut_short_is_made_again(pair, cache, capsys):
@@ -111,15 +102,6 @@ def test_a_cache_that_says_something_else_is_made_again(pair, cache, capsys, dam
     assert f"{folder}: a damaged cache (its " in capsys.readouterr().err
 
 
-def test_a_vocabulary_of_another_size_is_made_again(pair, cache, capsys):
-    first = learn(pair, cache).model
-    [path] = cache.glob("*.model")
-    path.write_bytes(Tokenizer.train(LINES, 50).model)
-    assert learn(pair, cache).model == path.read_bytes() == first
-    told = f"{path}: expected 60 word pieces, got 50; it is made again\n"
-    assert capsys.readouterr().err == told
-
-
 def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
     whole = encoded(pair, cache / "whole").tolist()
     monkeypatch.setattr("minitransformer.text.cache.CHUNK", 500)
@@ -176,14 +158,31 @@ def test_a_corpus_says_which_characters_of_its_targets_a_model_cannot_write(
     pair, cache, rule, line, told
 ):
     """There are two such lines; of 100 others, the vocabulary knows the characters."""
-    for path, more in ((pair.source, LINES[0]), (pair.target, line)):
-        path.write_text("\n".join([*LINES, more, more]), encoding="utf-8")
+    for path, lines, more in (
+        (pair.source, LINES[::-1], LINES[0]),
+        (pair.target, LINES, line),
+    ):
+        path.write_text("\n".join([*lines, more, more]), encoding="utf-8")
     learned = [*LINES, "m \xb2 \u201c\xe9\u201d \u200c . , TC 56 1/2 \u2044"]
     tokenizer = Tokenizer.train(learned, 60, normalization_rule_name=rule)
     for _ in range(2):  # encoded, and read from the cache
         notes = encoded_corpus(pair, tokenizer, cache).notes
         assert len(notes) == len(told)
         assert all(map(re.match, told, notes)), notes
+
+
+@pytest.mark.parametrize("equal", [1, 2, 100])
+def test_a_corpus_says_how_many_pairs_have_the_same_text_on_both_sides(
+    pair, cache, equal
+):
+    """If they are more than one in a hundred; a line of a number may well be."""
+    other = [*LINES[:equal], *(f"die Katze {i}" for i in range(equal, 100))]
+    pair.target.write_text("".join(f"{line}\n" for line in other))
+    tokenizer = Tokenizer.train([*LINES, *other], 60)
+    notes = encoded_corpus(pair, tokenizer, cache).notes
+    told = [f"equal       {equal} of 100 pairs have the same text"] * (equal > 1)
+    assert len(notes) == len(told)
+    assert all(map(str.startswith, notes, told))
 
 
 @pytest.mark.parametrize(

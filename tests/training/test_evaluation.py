@@ -36,7 +36,7 @@ def test_validation_is_the_sum_over_sentences_that_are_short_enough():
     computed = CpuModel(model, ParameterBuffer(model), 2)
     total = validate(computed, corpus, TrainingConfig(max_tokens=30, max_length=9))
     alone = [corpus.batch(np.array([i])) for i in range(20)]
-    each = [token_statistics(model, batch.source, batch.target) for batch in alone]
+    each = [token_statistics(model, batch) for batch in alone]
     assert_close(total.nll, sum(part.nll for part in each))
     assert total.correct == sum(part.correct for part in each)
     assert total.tokens == corpus.target.lengths[:20].sum() + 20  # EOS counted
@@ -50,9 +50,9 @@ def test_a_process_takes_no_more_at_once_in_validation_than_in_training(monkeypa
     corpus = ParallelCorpus(*(Ragged.from_lists(rows) for _ in range(2)))
     plain = evaluation.token_statistics
 
-    def measured(model, source, target):
-        sizes.append(source.size)
-        return plain(model, source, target)
+    def measured(model, batch):
+        sizes.append(batch.source.size)
+        return plain(model, batch)
 
     monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * 12)
     monkeypatch.setattr(evaluation, "token_statistics", measured)

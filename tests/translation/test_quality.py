@@ -80,8 +80,20 @@ def test_tokenised_references_are_named_once_in_our_words(
     """Of five sentences; sacreBLEU would warn of a hundred lines, in three others."""
     lines = ["Ein Hund lief ."] * apart + ["Ein Hund lief."] * (5 - apart) + ["Ja ?"]
     found = report(lines * 100, lines * 100, None, tokenizer)
-    assert found.count("look tokenised") == told
+    assert found.count("look tokenised, --bleu-tokenizer none") == told
     assert not caplog.records
+
+
+@pytest.mark.parametrize("tokenizer", [None, "none"])
+def test_the_advice_for_tokenised_references_makes_the_number_right(tokenizer):
+    """The translations are detokenised text, which no flag makes tokenised."""
+    translations = ["Er sagt, er mag Hunde (und Katzen)."] * 9
+    tokenised = ["Er sagt , er mag Hunde ( und Katzen ) ."] * 9
+    found = report(translations, tokenised, None, tokenizer).splitlines()[-1]
+    moses = pytest.importorskip("sacremoses").MosesDetokenizer("de")
+    assert "detokenise them (sacremoses detokenize)" in found
+    references = [moses.detokenize(line.split()) for line in tokenised]
+    assert translation_quality(translations, references).bleu == pytest.approx(100)
 
 
 def test_the_papers_bleu_is_that_of_words_split_by_hand():
@@ -122,39 +134,49 @@ def test_the_papers_bleu_knows_the_abbreviations_of_the_language():
     assert_close(compound_split_bleu(outputs, references, "de"), expected)
 
 
-def test_intervals_and_p_are_those_of_sacrebleus_command(tmp_path):
-    rng = np.random.default_rng(1)
-    words = [list(f"w{i} x y. z{i % 7} a b c".split()) for i in range(200)]
-    references = [" ".join(line) for line in words]
-    systems = []
-    for errors in (0.10, 0.13):
-        noise = rng.random((200, 7)) < errors
-        systems.append(
-            [
-                " ".join("?" if bad else w for w, bad in zip(line, row, strict=True))
-                for line, row in zip(words, noise, strict=True)
-            ]
-        )
+def noisy(references, share, seed):
+    """The references, with as large a share of their words replaced."""
+    rng = np.random.default_rng(seed)
+    lines = [line.split() for line in references]
+    return [" ".join("?" if rng.random() < share else x for x in y) for y in lines]
+
+
+def test_an_interval_has_the_middle_95_of_100_resampled_scores():
+    """Nearly all lines are right: around the mean it would reach beyond 100."""
+    references = [f"Das ist der {n}. Satz von neun langen Sätzen." for n in range(9)]
+    outputs = [*references[1:], "Etwas ganz anderes steht hier."]
+    references.append(references.pop(0))
+    rows = np.random.default_rng(12345).choice(9, (1000, 9))
+    lines = re.findall(r"\((\S+) to (\S+)\)", report(outputs, references))
+    for metric, found in zip((BLEU(), CHRF()), lines, strict=True):
+        scores = [
+            metric.corpus_score(
+                [outputs[i] for i in row], [[references[i] for i in row]]
+            )
+            for row in rows
+        ]
+        expected = np.percentile([x.score for x in scores], [2.5, 97.5])
+        assert [*map(float, found)] == pytest.approx(expected, abs=0.006)
+        assert float(found[1]) <= 100
+
+
+def test_p_is_that_of_sacrebleus_command(tmp_path):
+    references = [f"w{i} x y. z{i % 7} a b c" for i in range(200)]
+    systems = noisy(references, 0.10, 1), noisy(references, 0.13, 2)
     paths = [tmp_path / name for name in ("reference", "ours", "other")]
     for path, lines in zip(paths, (references, *systems), strict=True):
         path.write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-m", "sacrebleu", paths[0], "-i", paths[2], paths[1]]
     command += ["-m", "bleu", "chrf", "--paired-bs", "--format", "text", "-w", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    row = r"(\d+\.\d+) \((\d+\.\d+) ± (\d+\.\d+)\)"
-    other_bleu, other_chrf, *ours = re.findall(row, done.stdout)
+    *others, ours, chrf = map(float, re.findall(r"(\d+\.\d+) \(\d", done.stdout))
     p_values = re.findall(r"p = (\d\.\d+)", done.stdout)
-    found = report(systems[0], references, other=systems[1]).split("\n")
-    for i, other in enumerate((other_bleu, other_chrf)):
-        score, mean, half = map(float, ours[i])
-        name, *numbers = re.match(
-            r"(\w+) (\S+) \((\S+) to (\S+)\)  ", found[i]
-        ).groups()
-        expected = [score, mean - half, mean + half]
-        assert [*map(float, numbers)] == pytest.approx(expected, abs=0.006)
-        gain = score - float(other[0])
-        assert found[3 + i].startswith(f"{name} of --compare {float(other[0]):.2f}: ")
-        assert found[3 + i].endswith(f"{gain:+.2f}, p = {float(p_values[i]):.3f}")
+    found = report(systems[0], references, other=systems[1]).split("\n")[-2:]
+    for i, (name, score) in enumerate((("BLEU", ours), ("chrF", chrf))):
+        assert found[i].startswith(f"{name} of --compare {others[i]:.2f}: ")
+        assert found[i].endswith(
+            f"{score - others[i]:+.2f}, p = {float(p_values[i]):.3f}"
+        )
 
 
 def test_intervals_compare_text_in_one_form():
